@@ -1,0 +1,35 @@
+# Two commands do everything on a machine that has Python 3.11+ and make:
+#   make demo   train a blocked HMM on a built-in corpus, evaluate it, query it, draw it
+#   make test   run the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow lint clean
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) "torch" setuptools wheel
+	$(INSTALL) --no-build-isolation -e ".[plot]"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(INSTALL) --no-build-isolation -e ".[plot,test]"
+	touch $@
+
+demo: $(VENV)/.core
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
+
+test: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m "slow"
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache

@@ -1,0 +1,27 @@
+"""Fixtures shared by the whole suite."""
+
+import os
+from pathlib import Path
+
+import pyro
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Every test starts from the same seed and an empty parameter store; torch.empty is filled with NaN."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    pyro.clear_param_store()
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real corpora (PPLSEQ_DATA, else ../shared/data beside the repository)."""
+    folder = Path(os.environ.get("PPLSEQ_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"real corpora not found at {folder}; set PPLSEQ_DATA to their folder")
+    return folder
