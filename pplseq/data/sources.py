@@ -1,0 +1,166 @@
+"""Where lines of words come from: files, folders of files, standard input, Hugging Face datasets."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+SPLIT_PATTERNS = {
+    "train": re.compile(r"train"),
+    "valid": re.compile(r"valid|(?<![a-z])(dev|val)(?![a-z])"),
+    "test": re.compile(r"(?<![a-z])test"),  # not "latest"
+}
+DATASETS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
+
+
+def existing_path(path: str | Path) -> Path:
+    """The path, or a FileNotFoundError that suggests the closest name beside it."""
+    path = Path(path).expanduser()
+    if path.exists():
+        return path
+    folder = path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{path}: no such file (there is no folder {str(folder)!r}); check the path")
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    close = difflib.get_close_matches(path.name, names, n=1)
+    found = f"did you mean {str(folder / close[0])!r}?" if close else f"{str(folder)!r} holds: {listing(names)}"
+    raise FileNotFoundError(f"{path}: no such file or folder; {found}")
+
+
+def listing(names: list[str], limit: int = 10) -> str:
+    """Names for an error message, cut after `limit`."""
+    shown = ", ".join(names[:limit]) if names else "nothing"
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def read_lines(path: str | Path, *, lower: bool = False) -> Iterator[list[str]]:
+    """Read a text file line by line, each line split at white space.
+
+    Args:
+        path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
+        lower: lower-case the text.
+
+    Yields:
+        The words of each line; [] for a blank line.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a folder, a binary file (a NUL byte), or bytes that are not UTF-8, with the byte's offset.
+    """
+    if str(path) == "-":
+        yield from decode_lines(sys.stdin.buffer, "<stdin>", lower=lower)
+        return
+    path = existing_path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: expected a text file, got a folder; name one of the files in it")
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as stream:
+            yield from decode_lines(stream, str(path), lower=lower)
+    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
+
+
+def decode_lines(stream: BinaryIO, name: str, *, lower: bool = False) -> Iterator[list[str]]:
+    """Decode a stream of bytes into lines of words; errors name the byte's offset in the (unpacked) stream."""
+    offset = 0
+    for number, raw in enumerate(stream, start=1):
+        if b"\0" in raw:
+            raise ValueError(
+                f"{name}: byte {offset + raw.index(0)} (line {number}) is NUL, so this is not a UTF-8 text file; "
+                "convert it to plain UTF-8 text"
+            )
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}: byte {offset + error.start} (line {number}) is 0x{raw[error.start]:02x}, which is not UTF-8 "
+                "text; convert the file to UTF-8 (for example with iconv)"
+            ) from error
+        if number == 1:
+            line = line.removeprefix("\ufeff")  # the byte order mark some editors write
+        yield (line.lower() if lower else line).split()
+        offset += len(raw)
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """The training, validation and test file of a folder, by name.
+
+    Returns:
+        "train", and "valid" and "test" where they exist: files whose name contains train; valid, dev or val; test.
+
+    Raises:
+        ValueError: no training file, or two files for one split; lists what was found.
+    """
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    found = {}
+    for split, pattern in SPLIT_PATTERNS.items():
+        matches = [file for file in files if pattern.search(file.name.lower())]
+        if len(matches) > 1:
+            names = listing([file.name for file in matches])
+            raise ValueError(
+                f"{folder}: {len(matches)} files could be the {split} text ({names}); leave one, or name a single file"
+            )
+        if matches:
+            found[split] = matches[0]
+    if "train" not in found:
+        raise ValueError(
+            f"{folder}: no file whose name contains 'train'; found {listing([file.name for file in files])}. "
+            "Expected *train*, *valid* (or dev, val) and *test* text files; or name a single file"
+        )
+    return found
+
+
+def datasets_lines(source: str, *, lower: bool = False) -> dict[str, Iterator[list[str]]]:
+    """Lines of a Hugging Face dataset, by split.
+
+    Args:
+        source: NAME, NAME/CONFIG, OWNER/NAME or OWNER/NAME/CONFIG (two parts are tried in this order).
+
+    Raises:
+        ImportError: the package `datasets` is absent.
+        ValueError: no training split or no text column.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(f'hf:{source} needs the package `datasets`: pip install "pplseq[datasets]"') from error
+    parts = source.split("/")
+    if not 1 <= len(parts) <= 3 or not all(parts):
+        raise ValueError(f"hf:{source}: expected hf:NAME, hf:NAME/CONFIG or hf:OWNER/NAME/CONFIG")
+    if len(parts) == 3:
+        loaded = datasets.load_dataset("/".join(parts[:2]), parts[2])
+    elif len(parts) == 2:
+        try:
+            loaded = datasets.load_dataset(parts[0], parts[1])
+        except (FileNotFoundError, ValueError):  # no such dataset or no such configuration: the name has an owner
+            loaded = datasets.load_dataset(source)
+    else:
+        loaded = datasets.load_dataset(source)
+    found = {}
+    for split, names in DATASETS_SPLITS.items():
+        name = next((name for name in names if name in loaded), None)
+        if name is not None:
+            found[split] = _column_lines(loaded[name], f"hf:{source}", lower)
+    if "train" not in found:
+        raise ValueError(f"hf:{source}: no training split; found {listing([str(name) for name in loaded])}")
+    return found
+
+
+def _column_lines(rows, source: str, lower: bool) -> Iterator[list[str]]:
+    column = next((name for name in ("text", "sentence") if name in rows.column_names), None)
+    if column is None:
+        raise ValueError(
+            f"{source}: no column 'text' or 'sentence'; found {listing(list(rows.column_names))}. "
+            "Write the column you want to a text file and give its path"
+        )
+    return (
+        (line.lower() if lower else line).split() for row in rows for line in row[column].removesuffix("\n").split("\n")
+    )

@@ -1,0 +1,199 @@
+"""Encoded text: corpora split into training, validation and test text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from pplseq.data import builtin
+from pplseq.data.coding import CodedLines
+from pplseq.data.sources import datasets_lines, existing_path, find_splits, read_lines
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Encoded lines.
+
+    Args:
+        tokens: (N,) int32 word ids; where the vocabulary has `eos`, every line ends in it, blank lines too.
+        line_starts: (num_lines + 1,) int64; line i is tokens[line_starts[i] : line_starts[i + 1]].
+        article_starts: (num_articles + 1,) int64; article a is lines article_starts[a] : article_starts[a + 1].
+        vocabulary: what the ids mean.
+        name: for messages and reports.
+    """
+
+    tokens: np.ndarray
+    line_starts: np.ndarray
+    article_starts: np.ndarray
+    vocabulary: Vocabulary
+    name: str = "text"
+
+    @classmethod
+    def from_lines(
+        cls,
+        lines: Iterable[Sequence[str]],
+        vocabulary: Vocabulary | None = None,
+        *,
+        name: str = "text",
+        article_starts: Sequence[int] | None = None,
+    ) -> Text:
+        """Encode lines of words held in memory.
+
+        Args:
+            lines: lists of words, without `<eos>`.
+            vocabulary: default: all words of `lines` and `<eos>`.
+            name: for messages and reports.
+            article_starts: (num_articles + 1,) line numbers; default: found by WikiText's headings (blank line,
+                `= Title =`, blank line); without headings every line is an article.
+
+        Raises:
+            ValueError: no words, `<eos>` in the lines, or an unknown word where the vocabulary has no `<unk>`.
+        """
+        coded = CodedLines(lines, name, article_starts)
+        return cls._from_coded(coded, coded.vocabulary() if vocabulary is None else vocabulary, name)
+
+    @classmethod
+    def _from_coded(cls, coded: CodedLines, vocabulary: Vocabulary, name: str) -> Text:
+        tokens, line_starts = coded.encode(vocabulary)
+        return cls(tokens, line_starts, coded.article_starts, vocabulary, name)
+
+    @property
+    def num_tokens(self) -> int:
+        """N, `<eos>` counted."""
+        return len(self.tokens)
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.line_starts) - 1
+
+    @property
+    def num_articles(self) -> int:
+        return len(self.article_starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(num_lines,) tokens of each line, `<eos>` counted."""
+        return np.diff(self.line_starts)
+
+    @property
+    def num_unknown(self) -> int:
+        """Tokens that are the unknown word."""
+        unknown_id = self.vocabulary.unknown_id
+        return 0 if unknown_id is None else int(np.count_nonzero(self.tokens == unknown_id))
+
+    def lines(self) -> Iterator[np.ndarray]:
+        """The ids of each line, views into `tokens`."""
+        for start, stop in zip(self.line_starts[:-1], self.line_starts[1:], strict=True):
+            yield self.tokens[start:stop]
+
+    def __repr__(self) -> str:
+        return f"Text({self.name!r}, num_tokens={self.num_tokens}, num_lines={self.num_lines})"
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A vocabulary and the texts it encodes; `valid` and `test` are None where the source has none."""
+
+    name: str
+    vocabulary: Vocabulary
+    train: Text
+    valid: Text | None = None
+    test: Text | None = None
+
+
+def read_text(
+    path: str | Path, vocabulary: Vocabulary | None = None, *, name: str | None = None, lower: bool = False
+) -> Text:
+    """Read and encode one text file, for example to evaluate on it.
+
+    Args:
+        path: UTF-8 text, a sentence or paragraph a line, words between white space; "-" reads standard input.
+        vocabulary: the training vocabulary; default: all words of the file.
+        name: default: the file's name.
+        lower: lower-case the text.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: an empty or binary file, or an unknown word where the vocabulary has no `<unk>`.
+    """
+    coded = CodedLines(read_lines(path, lower=lower), "<stdin>" if str(path) == "-" else str(path))
+    vocabulary = coded.vocabulary() if vocabulary is None else vocabulary
+    return Text._from_coded(coded, vocabulary, name or Path(coded.source).name)
+
+
+def load_corpus(
+    source: str | Path,
+    *,
+    vocabulary: Vocabulary | None = None,
+    min_count: int = 1,
+    max_vocabulary: int | None = None,
+    lower: bool = False,
+    unknown_word: str = UNKNOWN,
+    valid_fraction: float = 0.05,
+    test_fraction: float = 0.05,
+    seed: int = 0,
+) -> Corpus:
+    """Load a corpus; its vocabulary comes from the training text only.
+
+    Args:
+        source: one of
+            "builtin:python": CPython's reference text, on every machine that has Python (here min_count is at least 2);
+            "builtin:generated": sentences of a small hidden Markov model whose parameters are known;
+            "hf:NAME", "hf:NAME/CONFIG", "hf:OWNER/NAME/CONFIG": a Hugging Face dataset (extra `datasets`);
+            a folder with files named *train*, and *valid* (or dev, val) and *test* where it has them;
+            one text file, split by `valid_fraction` and `test_fraction`; "-" reads it from standard input.
+        vocabulary: use this one instead of building it.
+        min_count: training words seen less often become `unknown_word`.
+        max_vocabulary: keep at most this many words, `<eos>` and `unknown_word` included.
+        lower: lower-case the text.
+        unknown_word: the word for unknown words.
+        valid_fraction, test_fraction: shares of the tokens where the source is not split already. Whole articles, or
+            lines where the text has no headings, are drawn by `seed` and stay in their order.
+        seed: of that draw, and of the generated language.
+
+    Returns:
+        The corpus. Blank lines are kept as a lone `<eos>`.
+
+    Raises:
+        FileNotFoundError: no such path.
+        ImportError: "hf:" without the package `datasets`.
+        ValueError: nothing to train on, binary file, folder without a training file, or an unknown word where the
+            vocabulary has no `<unk>`.
+    """
+    name, parts, whole = str(source), {}, None
+    if name == "builtin:python":
+        min_count = max(min_count, 2)
+        topics = builtin.python_reference_topics(lower=lower)
+        starts = np.cumsum([0, *(len(lines) for lines in topics.values())])
+        whole = CodedLines(chain.from_iterable(topics.values()), name, starts)
+    elif name == "builtin:generated":
+        lines, truth = builtin.generated_language(seed)
+        whole = CodedLines(lines, name)
+        # The numbering of the true emission matrix, so that the two can be compared cell by cell.
+        vocabulary = Vocabulary(tuple(truth["words"].tolist())) if vocabulary is None else vocabulary
+    elif name.startswith("builtin:"):
+        raise ValueError(f"source: unknown corpus {name!r}; expected builtin:python or builtin:generated")
+    elif name.startswith("hf:"):
+        splits = datasets_lines(name.removeprefix("hf:"), lower=lower)
+        parts = {split: CodedLines(lines, f"{name} {split}") for split, lines in splits.items()}
+    elif name != "-" and existing_path(source).is_dir():
+        folder = existing_path(source)
+        splits = find_splits(folder)
+        parts = {split: CodedLines(read_lines(path, lower=lower), str(path)) for split, path in splits.items()}
+        name = folder.resolve().name
+    else:
+        whole = CodedLines(read_lines(source, lower=lower), "<stdin>" if name == "-" else name)
+        name = Path(whole.source).name
+    if whole is not None:
+        whole.check_trainable()
+        parts = whole.split(valid_fraction, test_fraction, seed)
+    parts["train"].check_trainable()
+    if vocabulary is None:
+        vocabulary = parts["train"].vocabulary(min_count=min_count, max_size=max_vocabulary, unknown=unknown_word)
+    texts = {split: Text._from_coded(coded, vocabulary, f"{name} {split}") for split, coded in parts.items()}
+    return Corpus(name, vocabulary, **texts)

@@ -1,0 +1,218 @@
+"""The words of a language and their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An immutable two-way map between words and ids 0..V-1.
+
+    Args:
+        words: the V words; a word's id is its place.
+        unknown: the word that stands for words outside the vocabulary. Where it is not one of `words`
+            (then `unknown_id` is None), encoding such a word is an error.
+        eos: the word that ends every line. Where it is not one of `words` (`eos_id` None), lines carry no end.
+
+    Raises:
+        ValueError: a word is empty, holds white space or stands twice.
+    """
+
+    words: tuple[str, ...]
+    unknown: str | None = UNKNOWN
+    eos: str = EOS
+    index: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        if isinstance(self.words, str):
+            raise TypeError("words: expected a sequence of words, got one string; split it into words first")
+        words = tuple(self.words)
+        index = {word: number for number, word in enumerate(words)}
+        for number, word in enumerate(words):
+            if not word or len(word.split()) != 1 or word.strip() != word:
+                raise ValueError(f"words: word {number} is {word!r}; a word is not empty and holds no white space")
+            if index[word] != number:
+                raise ValueError(f"words: {word!r} stands twice (ids {number} and {index[word]}); list each word once")
+        object.__setattr__(self, "words", words)
+        object.__setattr__(self, "index", index)
+
+    @classmethod
+    def build(
+        cls,
+        lines: Iterable[Sequence[str]],
+        *,
+        min_count: int = 1,
+        max_size: int | None = None,
+        add_eos: bool = True,
+        unknown: str = UNKNOWN,
+        eos: str = EOS,
+    ) -> Vocabulary:
+        """Collect the vocabulary of training lines, most frequent words first.
+
+        Args:
+            lines: sequences of words, without `eos`.
+            min_count: words seen less often are dropped.
+            max_size: keep at most this many words, `eos` and `unknown` included; None for no limit.
+            add_eos: include `eos`, counted once a line.
+            unknown: word for dropped words; it is added as soon as a word is dropped, or if it stands in the text.
+            eos: word that ends a line.
+
+        Raises:
+            ValueError: no words, `eos` stands in the text itself, or `max_size` leaves no room.
+        """
+        counts: Counter[str] = Counter()
+        num_lines = 0
+        for line in lines:
+            counts.update(line)
+            num_lines += 1
+        return cls.from_counts(
+            counts,
+            num_lines=num_lines if add_eos else None,
+            min_count=min_count,
+            max_size=max_size,
+            unknown=unknown,
+            eos=eos,
+        )
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        num_lines: int | None,
+        min_count: int = 1,
+        max_size: int | None = None,
+        unknown: str = UNKNOWN,
+        eos: str = EOS,
+    ) -> Vocabulary:
+        """Make the vocabulary of counted words: by falling count, equal counts in the order of `counts`.
+
+        Args:
+            counts: word -> occurrences, `eos` left out.
+            num_lines: occurrences of `eos`; None leaves it out of the vocabulary.
+            min_count, max_size, unknown, eos: as in `build`.
+        """
+        if min_count < 1:
+            raise ValueError(f"min_count: expected at least 1, got {min_count}")
+        if not counts:
+            raise ValueError("lines: found no words; a vocabulary needs at least one")
+        special = {} if num_lines is None else {eos: num_lines}
+        if num_lines is not None and eos in counts:
+            raise ValueError(
+                f"lines: the text holds the end-of-line word {eos!r} itself; remove it there (one is added at the end "
+                "of every line), or choose another word for eos"
+            )
+        # The unknown word's own occurrences never fall under the cut.
+        kept = {word: count for word, count in counts.items() if count >= min_count or word == unknown}
+        room = None if max_size is None else max_size - len(special)
+        if len(kept) < len(counts) or unknown in counts or (room is not None and len(kept) > room):
+            special[unknown] = counts.get(unknown, 0)
+            kept.pop(unknown, None)
+            room = None if room is None else room - 1
+        if room is not None and room < 1:
+            raise ValueError(f"max_size: {max_size} leaves no room beside {' and '.join(special)}; raise it")
+        ranked = sorted(kept.items(), key=lambda item: -item[1])[:room]
+        if unknown in special:
+            special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)
+        ranked = sorted([*special.items(), *ranked], key=lambda item: -item[1])
+        return cls(tuple(word for word, _ in ranked), unknown=unknown, eos=eos)
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the end-of-line word, None if the vocabulary has none."""
+        return self.index.get(self.eos)
+
+    @property
+    def unknown_id(self) -> int | None:
+        """Id of the word that stands for unknown words, None if the vocabulary has none."""
+        return None if self.unknown is None else self.index.get(self.unknown)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.index
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.words)
+
+    def encode(self, words: Sequence[str]) -> np.ndarray:
+        """Ids of words.
+
+        Args:
+            words: (N,) words.
+
+        Returns:
+            (N,) int64; a word outside the vocabulary gives `unknown_id`.
+
+        Raises:
+            TypeError: `words` is one string.
+            ValueError: a word is unknown and the vocabulary has no word for unknown words.
+        """
+        if isinstance(words, str):
+            raise TypeError(f"words: expected a list of words, got the string {words!r}; split it first")
+        unknown_id = -1 if self.unknown_id is None else self.unknown_id
+        ids = np.fromiter((self.index.get(word, unknown_id) for word in words), dtype=np.int64, count=len(words))
+        if self.unknown_id is None and ids.size and ids.min() < 0:
+            raise ValueError(self.unknown_word_message(words[int(np.argmin(ids))]))
+        return ids
+
+    def unknown_word_message(self, word: str, place: str = "words") -> str:
+        """The error text for a word that cannot be encoded: where it stands and what to do."""
+        return (
+            f"{place}: the word {word!r} is not in the vocabulary ({len(self)} words), which has no word for unknown "
+            f"words ({self.unknown!r}); train with min_count=2 or more, so that rare words become {self.unknown!r}, "
+            "or correct the text"
+        )
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Words of ids.
+
+        Raises:
+            ValueError: an id outside 0..V-1.
+        """
+        numbers = [int(number) for number in ids]
+        for number in numbers:
+            if not 0 <= number < len(self.words):
+                raise ValueError(f"ids: expected 0..{len(self.words) - 1}, got {number}")
+        return [self.words[number] for number in numbers]
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) of the words in order: equal exactly for vocabularies that encode alike."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write the words, one a line in the order of their ids."""
+        Path(path).write_bytes("".join(f"{word}\n" for word in self.words).encode())
+
+    @classmethod
+    def load(cls, path: str | Path, *, unknown: str | None = UNKNOWN, eos: str = EOS) -> Vocabulary:
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not UTF-8 text with one word a line.
+        """
+        try:
+            lines = Path(path).read_bytes().decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not a vocabulary: byte {error.start} is not UTF-8 text") from error
+        words = [line.removesuffix("\r") for line in lines]
+        if words[-1] == "":
+            words.pop()
+        if not words:
+            raise ValueError(f"{path}: the vocabulary is empty; expected a word per line")
+        try:
+            return cls(tuple(words), unknown=unknown, eos=eos)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a vocabulary, a word per line: {error}") from error
