@@ -1,0 +1,125 @@
+"""Vocabulary: numbering, cuts, unknown words, files."""
+
+import numpy as np
+import pytest
+
+from pplseq.data import Vocabulary
+
+LINES = [["b", "a", "b"], [], ["c", "b", "a"]]
+
+
+def test_ids_follow_frequency_then_first_appearance():
+    vocabulary = Vocabulary.build(LINES)
+    assert vocabulary.words == ("<eos>", "b", "a", "c")  # <eos> counts once a line, blank lines too
+    assert vocabulary.eos_id == 0
+    assert vocabulary.unknown_id is None
+    assert list(vocabulary) == list(vocabulary.words)
+    assert "a" in vocabulary and "z" not in vocabulary and len(vocabulary) == 4
+
+
+def test_without_eos():
+    vocabulary = Vocabulary.build(LINES, add_eos=False)
+    assert vocabulary.words == ("b", "a", "c")
+    assert vocabulary.eos_id is None
+
+
+def test_rare_words_become_unknown():
+    vocabulary = Vocabulary.build(LINES, min_count=2)
+    assert vocabulary.words == ("<eos>", "b", "a", "<unk>")
+    assert vocabulary.encode(["a", "c", "never seen"]).tolist() == [2, 3, 3]
+
+
+def test_unknown_word_in_the_text_survives_the_cut():
+    vocabulary = Vocabulary.build([["a", "a", "<unk>"]], min_count=2)
+    assert set(vocabulary) == {"a", "<eos>", "<unk>"}
+    assert Vocabulary.build([["a", "<unk>"]]).unknown_id is not None
+
+
+@pytest.mark.parametrize("max_size", [3, 4, 5, 6])
+def test_max_size_counts_everything(max_size):
+    lines = [["a"] * 5 + ["b"] * 4 + ["c"] * 3 + ["d"]]
+    vocabulary = Vocabulary.build(lines, max_size=max_size)
+    assert len(vocabulary) == min(max_size, 5)
+    assert (vocabulary.unknown_id is None) == (max_size >= 5)
+    assert "a" in vocabulary
+
+
+def test_max_size_without_room():
+    with pytest.raises(ValueError, match="max_size: 2 leaves no room beside <eos> and <unk>"):
+        Vocabulary.build([["a", "b", "c"]], max_size=2)
+
+
+def test_encode_and_decode_are_inverse():
+    vocabulary = Vocabulary.build(LINES)
+    ids = vocabulary.encode(["c", "a", "<eos>"])
+    assert ids.dtype == np.int64
+    assert vocabulary.decode(ids) == ["c", "a", "<eos>"]
+    assert vocabulary.encode([]).shape == (0,)
+
+
+def test_unknown_word_without_a_word_for_it():
+    with pytest.raises(ValueError, match="the word 'zebra' is not in the vocabulary.*min_count=2"):
+        Vocabulary.build(LINES).encode(["a", "zebra"])
+
+
+def test_a_string_is_not_a_list_of_words():
+    with pytest.raises(TypeError, match="expected a list of words"):
+        Vocabulary.build(LINES).encode("a b")
+    with pytest.raises(TypeError, match="expected a sequence of words"):
+        Vocabulary("abc")
+
+
+@pytest.mark.parametrize("ids", [[4], [-1]])
+def test_decode_refuses_foreign_ids(ids):
+    with pytest.raises(ValueError, match=r"expected 0\.\.3"):
+        Vocabulary.build(LINES).decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(("a", "a"), "stands twice"), (("a b",), "white space"), (("",), "white space")]
+)
+def test_words_are_checked(words, message):
+    with pytest.raises(ValueError, match=message):
+        Vocabulary(words)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ([], {}, "found no words"),
+        ([["a"]], {"min_count": 0}, "min_count: expected at least 1, got 0"),
+        ([["a", "<eos>"]], {}, "end-of-line word '<eos>' itself"),
+    ],
+)
+def test_build_refuses(lines, options, message):
+    with pytest.raises(ValueError, match=message):
+        Vocabulary.build(lines, **options)
+
+
+def test_file_round_trip(tmp_path):
+    vocabulary = Vocabulary.build([["naïve", "東京", "a"]], min_count=1)
+    vocabulary.save(tmp_path / "vocab.txt")
+    loaded = Vocabulary.load(tmp_path / "vocab.txt")
+    assert loaded == vocabulary
+    assert loaded.fingerprint() == vocabulary.fingerprint()
+    assert (tmp_path / "vocab.txt").read_text(encoding="utf-8") == "".join(f"{word}\n" for word in vocabulary)
+
+
+def test_fingerprint_depends_on_order():
+    assert Vocabulary(("a", "b")).fingerprint() != Vocabulary(("b", "a")).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"a\n\nb\n", "a word per line"),
+        (b"a\na\n", "stands twice"),
+        (b"a\xff\n", "byte 1 is not UTF-8"),
+    ],
+)
+def test_load_refuses(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Vocabulary.load(path)
