@@ -1,9 +1,10 @@
-"""Time, memory and mutual information of Brown clustering, beside the C++ program (Liang's wcluster) and the paper's files.
+"""Time, memory and mutual information of Brown clustering, beside the C++ program (Liang's wcluster).
 
     python scripts/bench/clustering.py [--wikitext2] [--output results/bench/clustering.json]
 
-Each case runs in a fresh process on one thread. The text is read from the folder PPLSEQ_DATA, else ../shared/data beside
-the repository. The figures of the C++ program were measured once, on another machine; they are cited, not run again.
+Each case runs in a fresh process on one thread. The text is read from the folder PPLSEQ_DATA, else ../shared/data
+beside the repository. The figures of the C++ program were measured once, on another machine: they are cited, not run
+again. Where published clusters of the text are at hand, their mutual information is given too.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXTS = {"ptb": "ptb/ptb.train.txt", "wikitext2": "wikitext2/wiki.train.tokens"}
 CPP = "wcluster (C++), another machine"
-# Name -> text, whether <eos> ends each line, options of brown_clusters, the figures promised and those of the C++ program.
+# Name -> text, whether <eos> ends each line, options of brown_clusters, figures promised, figures of the C++ program.
 CASES = {
     "ptb, 128 blocks": {
         "text": "ptb", "eos": False, "options": {"num_clusters": 128},
@@ -161,7 +162,7 @@ def main() -> int:
         "core, peak resident memory of the whole process",
         "machine": machine(),
         "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no", "pplseq/data", "scripts/bench")),
+        "uncommitted_changes": bool(git("status", "--porcelain", "pplseq/data", __file__)),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "results": results,
     }
