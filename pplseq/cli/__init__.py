@@ -1,0 +1,83 @@
+"""The `pplseq` command: parse, call a function, print.
+
+This file imports nothing heavier than click: `pplseq --help` reads the table below, and a command's module is imported
+when that command is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+# name -> (module that defines a click command of the same name, one line for --help)
+COMMANDS = {
+    "train": ("pplseq.cli.train", "Train a model on a text."),
+    "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
+    "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
+    "cluster": ("pplseq.cli.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
+    "info": ("pplseq.cli.info", "Sizes of a text, and what a model of a given size will cost on it."),
+    "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called, and turns the library's errors into one line on stderr."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(COMMANDS[name][0]), name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise click.UsageError(f"no command {name!r}.{nearest(name, COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, TypeError, ImportError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            failure, code = error, 2
+        except KeyboardInterrupt:
+            # What a shell expects of a command that Ctrl-C ended; click would say 1.
+            click.echo("Interrupted", err=True)
+            ctx.exit(130)
+        except (RuntimeError, ArithmeticError, MemoryError, OSError) as error:
+            # Some of click's exceptions are RuntimeErrors, with codes of their own; a broken pipe is for click too.
+            if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
+                raise
+            failure, code = error, 1
+        if ctx.params.get("debug"):
+            raise failure
+        failed = click.ClickException(str(failure) or type(failure).__name__)
+        failed.exit_code = code
+        raise failed
+
+
+def nearest(word: str, words: Any) -> str:
+    """` Did you mean 'x'?`, or the list of what there is."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(words)}"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="pplseq", prog_name="pplseq")
+def main(debug: bool) -> None:
+    """Sequence models as Pyro programs, with exact inference at very large state spaces.
+
+    A first run: `pplseq train vlhmm builtin:python --states 1024 --max-time 60s --out runs/first`, then
+    `pplseq evaluate runs/first` and `echo "the value of the _ is" | pplseq query runs/first infill`.
+    """

@@ -1,0 +1,65 @@
+"""SIGINT and SIGTERM as a request that a long loop answers when its numbers are consistent."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopped(BaseException):
+    """A signal asked the loop to stop (no Exception, so that nothing on the way swallows it)."""
+
+
+class StopSignals:
+    """While entered, a first SIGINT or SIGTERM is only noted; the loop calls `check` between two steps.
+
+    A second one raises KeyboardInterrupt at once. Handlers are put back on exit.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.may_raise = False
+
+    def __enter__(self) -> StopSignals:
+        self.previous = {}
+        # Python delivers signals to the main thread only; elsewhere they are not ours to handle.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.received is not None:
+            # Asked twice: do not wait for the step. The checkpoint on disk is whole anyway.
+            raise KeyboardInterrupt
+        self.received = number
+        if self.may_raise:
+            raise Stopped
+
+    def check(self) -> None:
+        """Raise Stopped if a signal came."""
+        if self.received is not None:
+            raise Stopped
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """A stretch that may be cut short anywhere: a signal raises Stopped there and then."""
+        self.check()
+        self.may_raise = True
+        try:
+            yield
+        finally:
+            self.may_raise = False
+
+    def reraise(self) -> None:
+        """Act as the signal would have without this class."""
+        if self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.received == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
