@@ -1,0 +1,27 @@
+"""The words a program is written in. Names are imported on first use."""
+
+from pplseq._lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "MISSING": "state",
+        "Belief": "state",
+        "StateVar": "state",
+        "StateCategorical": "state",
+        "StateEmission": "state",
+        "Transition": "dense",
+        "Emission": "dense",
+        "DenseTransition": "dense",
+        "StepTransition": "dense",
+        "CategoricalEmission": "dense",
+        "GaussianEmission": "dense",
+        "BlockLayout": "blocks",
+        "WordGroups": "blocks",
+        "BlockTransition": "block",
+        "EmbeddingTransition": "block",
+        "TableTransition": "block",
+        "BlockEmission": "block",
+        "BlockHMM": "block_hmm",
+    },
+)

@@ -1,0 +1,25 @@
+"""Models: one generative program a file. Names are imported on first use."""
+
+import importlib
+
+from pplseq._lazy import lazy_names
+
+REGISTRY = {"vlhmm": ("vlhmm", "VLHMM"), "hmm": ("hmm", "HMM")}
+
+
+def model_class(name: str):
+    """The class of a registered model.
+
+    Raises:
+        ValueError: for an unknown name; lists the known ones.
+    """
+    if name not in REGISTRY:
+        raise ValueError(f"unknown model {name!r}; known: {', '.join(REGISTRY)}")
+    module, attribute = REGISTRY[name]
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {"VLHMM": "vlhmm", "HMM": "hmm", "SequenceModel": "base", "load_model": "storage", "save_model": "storage"},
+)

@@ -1,0 +1,349 @@
+"""Block-sparse transitions and emissions: a word opens only the states of its block, so nothing is ever Z x Z."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pplseq.distributions.blocks import BlockLayout
+from pplseq.distributions.dense import Emission, Transition
+from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.kernels.log_norm import streamed_log_norm
+from pplseq.infer.kernels.log_semiring import log_matmul
+
+WIDE_CELLS = 1 << 24  # cells of one tile of transition rows when a missing token opens all states
+
+
+class BlockTransition(Transition):
+    """p(z' | z) = softmax over all kept z' of score(z, z'), normalised by streaming over tiles.
+
+    Subclasses say where scores come from (:class:`EmbeddingTransition`, :class:`TableTransition`).
+
+    Args:
+        layout: states by block.
+        initial: (N,) log p(z_1) over kept states.
+        reset_id: word after which the next state is drawn from ``initial`` again; None for never. Programs then pass
+            ``inputs``, the previous word of each row (``MISSING`` if unknown, any other id for a normal step).
+        emission: the emission of the same model; a missing word may have been the reset word, with p(reset word | z).
+    """
+
+    def __init__(
+        self, layout: BlockLayout, initial: Tensor, reset_id: int | None = None, emission: BlockEmission | None = None
+    ):
+        if reset_id is not None and emission is None:
+            raise ValueError("emission: a transition with a reset_id needs the model's BlockEmission, got None")
+        self.layout, self.initial = layout, initial
+        self.reset_id, self.emission = reset_id, emission
+        self.num_states, self.device = layout.num_states, initial.device
+        self._log_norm: Tensor | None = None
+        self._rows_done: Tensor | None = None
+
+    # ---- what a subclass provides
+    def scores(self, previous: Tensor, following: Tensor) -> Tensor:
+        """(..., P, Q) unnormalised scores between local numbers (..., P) and (..., Q)."""
+        raise NotImplementedError
+
+    def scores_from_all(self, following: Tensor) -> Tensor:
+        """(N, Q) scores from all kept states into local numbers (Q,)."""
+        raise NotImplementedError
+
+    def row_log_norm(self, rows: Tensor) -> Tensor:
+        """(R,) log normalisers of the rows with local numbers (R,)."""
+        raise NotImplementedError
+
+    def outside_rows(self, ids: Tensor, following: Tensor) -> Tensor:
+        """(R, P, Q) normalised log p(following | ids) from global ids (R, P) that need not be kept, to local (R, Q)."""
+        raise NotImplementedError
+
+    # ---- normalisers
+    def log_norm(self, blocks: Tensor | None = None) -> Tensor:
+        """(N,) row normalisers, nats; valid at least for the rows of ``blocks`` (all if None). Computed once per object."""
+        if blocks is None or len(blocks) * 5 >= self.layout.num_blocks * 4:
+            wanted = torch.ones(self.layout.num_blocks, dtype=torch.bool, device=self.device)
+        else:
+            wanted = torch.zeros(self.layout.num_blocks, dtype=torch.bool, device=self.device)
+            wanted[blocks] = True
+        if self._log_norm is not None and not bool((wanted & ~self._rows_done).any()):
+            return self._log_norm
+        if bool(wanted.all()):
+            norm = self.row_log_norm(torch.arange(self.layout.num_kept, device=self.device))
+        else:
+            rows = wanted[self.layout.block_of_kept].nonzero().squeeze(-1)
+            norm = self.initial.new_zeros(self.layout.num_kept).index_copy(0, rows, self.row_log_norm(rows))
+        self._log_norm, self._rows_done = norm, wanted
+        return norm
+
+    # ---- block pairs: the fast path
+    def initial_log_prob(self) -> Tensor:
+        """(N,) log p(z_1) over kept states."""
+        return self.initial
+
+    def initial_of(self, block: Tensor) -> Tensor:
+        """(..., K) log p(z_1) of the states of a block (...)."""
+        return self.initial[self.layout.slots[block]]
+
+    def pairs(self, previous_block: Tensor, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
+        """(..., K, K) log p(z_t | z_{t-1}) between the states of two blocks (...); padded rows and columns are meaningless.
+
+        Args:
+            previous_word: (...) the word at t-1, needed where the model resets.
+        """
+        previous, following = self.layout.slots[previous_block], self.layout.slots[block]
+        log_norm = self.log_norm(previous_block.unique())
+        pair = self.scores(previous, following) - log_norm[previous].unsqueeze(-1)
+        return self._after(previous_word, pair, previous, self.initial[following])
+
+    def _after(self, word: Tensor | None, rows: Tensor, previous: Tensor, initial: Tensor) -> Tensor:
+        """Rows (..., P, Q) out of states ``previous`` (..., P), given the word (...) seen there.
+
+        After the reset word every row is ``initial`` (..., Q). An unseen word may have been the reset word: the row is
+        then the mixture of a reset and a normal step, weighted by p(reset word | z).
+        """
+        if self.reset_id is None or word is None:
+            return rows
+        word, initial = word[..., None, None], initial.unsqueeze(-2)
+        missing = word == MISSING
+        if bool(missing.any()):
+            reset = self.emission.log_prob_of(self.reset_id)[previous].unsqueeze(-1)
+            rows = torch.where(missing, torch.logaddexp(rows + log1mexp(reset), reset + initial), rows)
+        return torch.where(word == self.reset_id, initial, rows)
+
+    def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
+        """(B, K) log p(z_1 in block | belief one step earlier).
+
+        Source: Chiu and Rush (2020); under dropout the rows lead from the last segment's kept states to this one's.
+        """
+        following = self.layout.slots[block]
+        word = belief.last_observation if previous_word is None else previous_word
+        if belief.ids is None:
+            step = self._step_from_all(belief.log_probs, following)
+        else:
+            rows = self.outside_rows(belief.ids, following)
+            if self.layout.complete:
+                rows = self._after(word, rows, belief.ids, self.initial[following])
+            step = torch.logsumexp(belief.log_probs.unsqueeze(-1) + rows, -2)
+        if self.reset_id is None or word is None:
+            return step
+        return torch.where((word == self.reset_id).unsqueeze(-1), self.initial[following], step)
+
+    def _step_from_all(self, message: Tensor, following: Tensor) -> Tensor:
+        """(B, Q) log p(z_t = following) from log-probabilities (B, Z) over all states, whose word was not seen."""
+        if not self.layout.complete:
+            ids = torch.arange(self.num_states, device=self.device).expand(len(following), -1)
+            return torch.logsumexp(message.unsqueeze(-1) + self.outside_rows(ids, following), -2)
+        step = max(1, WIDE_CELLS // (self.layout.num_kept * following.shape[-1]))
+        parts = []
+        for some, to in zip(message.split(step), following.split(step), strict=True):
+            columns = self.columns(to.reshape(-1)).view(-1, *to.shape).movedim(0, 1)  # (b, N, Q)
+            parts.append(log_matmul(some.unsqueeze(-2), columns).squeeze(-2))
+        return torch.cat(parts)
+
+    # ---- wide steps: a missing token opens all states
+    def wide_rows(self, previous: Tensor, previous_word: Tensor | None = None) -> Tensor:
+        """(R, P, N) log p(z_t | z_{t-1} = previous), local numbers (R, P), over all kept states."""
+        every = torch.arange(self.layout.num_kept, device=self.device)
+        rows = self.scores(previous, every.expand(*previous.shape[:-1], -1)) - self.log_norm()[previous].unsqueeze(-1)
+        return self._after(previous_word, rows, previous, self.initial)
+
+    def columns(self, following: Tensor) -> Tensor:
+        """(N, Q) log p(z_t = following | z_{t-1}) from all kept states, whose word was not seen."""
+        columns = self.scores_from_all(following) - self.log_norm().unsqueeze(-1)
+        if self.reset_id is None:
+            return columns
+        every = torch.arange(self.layout.num_kept, device=self.device)
+        return self._after(torch.tensor(MISSING, device=self.device), columns, every, self.initial[following])
+
+    def column_tiles(self):
+        """Tiles of local numbers such that ``columns`` of one tile stays below ``WIDE_CELLS`` cells."""
+        size = max(1, WIDE_CELLS // self.layout.num_kept)
+        return torch.arange(self.layout.num_kept, device=self.device).split(size)
+
+    def wide_forward(self, message: Tensor) -> Tensor:
+        """(R, N) log sum_i exp(message_i) A_ij from all states to all states, by tiles: never N x N at once."""
+        return torch.cat([log_matmul(message, self.columns(tile)) for tile in self.column_tiles()], -1)
+
+    def wide_backward(self, message: Tensor) -> Tensor:
+        """(R, N) log sum_j A_ij exp(message_j), by tiles."""
+        parts = [log_matmul(message[:, tile], self.columns(tile).T) for tile in self.column_tiles()]
+        return torch.logsumexp(torch.stack(parts), 0)
+
+    # ---- the generic path
+    def rows(self, previous, inputs=None):
+        if previous is None:
+            return self.layout.scatter(self.initial, -math.inf)
+        every = torch.arange(self.layout.num_kept, device=self.device)
+        if self.layout.complete:
+            local = previous
+        else:
+            # under dropout a state that is not kept is never entered: give it any row
+            local = self.layout.local_numbers()[previous].clamp_min(0)
+        matrix = torch.log_softmax(self.scores(every, every), -1)
+        rows = matrix[local]
+        if self.reset_id is not None and inputs is not None:
+            batch = torch.broadcast_shapes(local.shape, inputs.shape)
+            rows = rows.expand(*batch, -1).unsqueeze(-2)
+            local, inputs = local.expand(batch).unsqueeze(-1), inputs.expand(batch)
+            rows = self._after(inputs, rows, local, self.initial).squeeze(-2)
+        return self.layout.scatter(rows, -math.inf)
+
+    def log_matrix(self) -> Tensor:
+        """(N, N) the whole matrix: for one block, or sizes at which it is small."""
+        every = torch.arange(self.layout.num_kept, device=self.device)
+        return self.scores(every, every) - self.log_norm().unsqueeze(-1)
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - exp(x)) for x <= 0, accurate at both ends; -inf at 0."""
+    below = x < 0
+    x = torch.where(below, x, -1.0)
+    small = x > -math.log(2)
+    near = torch.log(-torch.expm1(torch.where(small, x, -0.5)))
+    far = torch.log1p(-torch.exp(torch.where(small, -1.0, x)))
+    return torch.where(below, torch.where(small, near, far), -math.inf)
+
+
+class EmbeddingTransition(BlockTransition):
+    """score(z, z') = out_z . into_z'.
+
+    Args:
+        out, into: (N, D) features of leaving and entering the kept states.
+        out_of: function of global ids (R,) -> (R, D) leaving features, for beliefs over states that are not kept.
+        product_dtype: type of the normaliser's products (bfloat16 for speed in training on a GPU).
+
+    Source: Chiu and Rush (2020), equation 4.
+    """
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        initial: Tensor,
+        out: Tensor,
+        into: Tensor,
+        *,
+        out_of: Callable[[Tensor], Tensor] | None = None,
+        product_dtype: torch.dtype | None = None,
+        reset_id: int | None = None,
+        emission: BlockEmission | None = None,
+    ):
+        super().__init__(layout, initial, reset_id, emission)
+        self.out, self.into, self.out_of, self.product_dtype = out, into, out_of, product_dtype
+
+    def scores(self, previous, following):
+        return self.out[previous] @ self.into[following].transpose(-1, -2)
+
+    def scores_from_all(self, following):
+        return self.out @ self.into[following].T
+
+    def row_log_norm(self, rows):
+        out = self.out if len(rows) == len(self.out) else self.out[rows]
+        return streamed_log_norm(out, self.into, self.product_dtype)
+
+    def outside_rows(self, ids, following):
+        if self.layout.complete:
+            out, log_norm = self.out[ids], self.log_norm()[ids]
+        else:
+            out = self.out_of(ids.reshape(-1))
+            log_norm = streamed_log_norm(out, self.into, self.product_dtype).view(ids.shape)
+            out = out.view(*ids.shape, -1)
+        return out @ self.into[following].transpose(-1, -2) - log_norm.unsqueeze(-1)
+
+
+class TableTransition(BlockTransition):
+    """score(z, z') = table[z, z'], a free Z x Z parameter (the paper's scalar parameterisation).
+
+    Args:
+        table: (Z, Z) scores between global ids, [from, to].
+    """
+
+    def __init__(self, layout, initial, table, *, reset_id=None, emission=None):
+        super().__init__(layout, initial, reset_id, emission)
+        self.table = table
+
+    def scores(self, previous, following):
+        ids = self.layout.kept_ids
+        return self.table[ids[previous].unsqueeze(-1), ids[following].unsqueeze(-2)]
+
+    def scores_from_all(self, following):
+        ids = self.layout.kept_ids
+        return self.table[ids.unsqueeze(-1), ids[following]]
+
+    def _kept_columns(self, ids):
+        rows = self.table[ids]
+        return rows if self.layout.complete else rows[..., self.layout.kept_ids]
+
+    def row_log_norm(self, rows):
+        ids = self.layout.kept_ids[rows]
+        if not torch.is_grad_enabled():
+            return torch.cat([self._kept_columns(part).logsumexp(-1) for part in ids.split(1024)])
+        return self._kept_columns(ids).logsumexp(-1)
+
+    def outside_rows(self, ids, following):
+        log_norm = self._kept_columns(ids).logsumexp(-1)
+        target = self.layout.kept_ids[following]
+        return self.table[ids.unsqueeze(-1), target.unsqueeze(-2)] - log_norm.unsqueeze(-1)
+
+
+class BlockEmission(Emission):
+    """p(x | z) over the words of z's block only.
+
+    Args:
+        layout: states by block.
+        block_of_word: (V,).
+        word_log_probs: (V, K) log p(word | slot of its block); see :meth:`WordGroups.log_softmax`.
+    """
+
+    def __init__(self, layout: BlockLayout, block_of_word: Tensor, word_log_probs: Tensor):
+        self.layout, self.block_of_word = layout, block_of_word
+        if layout.filled is not None:  # a padded slot is no state
+            word_log_probs = word_log_probs.masked_fill(~layout.filled[block_of_word], -math.inf)
+        self.word_log_probs = word_log_probs
+        self.num_states, self.num_words = layout.num_states, len(block_of_word)
+        self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
+
+    def support(self, obs: Tensor) -> Tensor:
+        """(...) the block that a word opens."""
+        return self.block_of_word[obs]
+
+    def log_prob_at(self, obs: Tensor) -> Tensor:
+        """(..., K) log p(obs | each state of its block)."""
+        return self.word_log_probs[obs]
+
+    def log_prob_of(self, word: int) -> Tensor:
+        """(N,) log p(word | z) for every kept state."""
+        block = self.block_of_word[word]
+        full = self.word_log_probs.new_full((self.layout.num_kept,), -math.inf)
+        slots = self.layout.slots[block]
+        if self.layout.filled is not None:
+            filled = self.layout.filled[block]
+            return full.index_copy(0, slots[filled], self.word_log_probs[word][filled])
+        return full.index_copy(0, slots, self.word_log_probs[word])
+
+    def word_log_prob(self, state_log_prob: Tensor) -> Tensor:
+        """(B, V) log p(x) for states (B, N) distributed as given: log sum_z p(z) p(x | z), block by block."""
+        prior = state_log_prob[:, self.layout.slots]  # (B, M, K)
+        parts = []
+        for row in prior:  # a (V, K) table per row, not (B, V, K)
+            parts.append(torch.logsumexp(row[self.block_of_word] + self.word_log_probs, -1))
+        return torch.stack(parts)
+
+    def log_likelihood(self, obs):
+        block = self.support(obs)
+        full = self.word_log_probs.new_full((*obs.shape, self.layout.num_kept), -math.inf)
+        slots = self.layout.slots[block]
+        if self.layout.filled is None:
+            full = full.scatter(-1, slots, self.log_prob_at(obs))
+        else:
+            full = full.scatter_reduce(-1, slots, self.log_prob_at(obs), "amax")
+        return self.layout.scatter(full, -math.inf)
+
+    def distribution(self, state):
+        # log p(x | z), [z, x], over all words; small Z only
+        words = torch.arange(self.num_words, device=state.device)
+        table = self.log_likelihood(words).T
+        table = torch.where(torch.isinf(table).all(-1, keepdim=True), 0.0, table)  # a dropped state: any distribution
+        return dist.Categorical(logits=table[state], validate_args=False)

@@ -1,0 +1,145 @@
+"""Which states belong to which block, in rectangular form: the index arithmetic of block-sparse chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class BlockLayout:
+    """States arranged in blocks, as (M, K) tables padded where blocks are uneven.
+
+    Two numberings: a state's global id 0..Z-1 (what users see), and its local number 0..N-1 among the states kept here
+    (N < Z under state dropout). Without dropout the two agree.
+
+    Attributes:
+        num_blocks: M. width: K, the states of the largest block. num_states: Z. num_kept: N.
+        state_ids: (M, K) global ids; a padded slot repeats the block's first id.
+        slots: (M, K) local numbers, padded likewise. filled: (M, K) False at padded slots; None if there is none.
+        kept_ids: (N,) global ids by local number. block_of_kept: (N,).
+    """
+
+    def __init__(self, state_ids: Tensor, filled: Tensor | None, num_states: int):
+        self.state_ids, self.num_states = state_ids, num_states
+        self.filled = None if filled is None or bool(filled.all()) else filled
+        self.num_blocks, self.width = state_ids.shape
+        device = state_ids.device
+        if self.filled is None:
+            self.kept_ids = state_ids.reshape(-1)
+            self.slots = torch.arange(state_ids.numel(), device=device).view_as(state_ids)
+            self.block_of_kept = torch.arange(self.num_blocks, device=device).repeat_interleave(self.width)
+        else:
+            self.kept_ids = state_ids[self.filled]
+            numbers = self.filled.reshape(-1).cumsum(0).sub_(1).view_as(state_ids)
+            self.slots = torch.where(self.filled, numbers, numbers[:, :1])
+            self.block_of_kept = self.filled.nonzero()[:, 0]
+        self.num_kept = len(self.kept_ids)
+
+    @classmethod
+    def from_sizes(cls, sizes: Sequence[int] | Tensor, device=None) -> BlockLayout:
+        """Blocks of the given sizes over consecutive states."""
+        sizes = torch.as_tensor(sizes, device=device)
+        if sizes.dim() != 1 or len(sizes) == 0 or int(sizes.min()) < 1:
+            raise ValueError(f"states_per_block must be a list of positive counts, got {sizes.tolist()}")
+        width, first = int(sizes.max()), sizes.cumsum(0) - sizes
+        slot = torch.arange(width, device=device)
+        filled = slot < sizes.unsqueeze(-1)
+        return cls(torch.where(filled, first.unsqueeze(-1) + slot, first.unsqueeze(-1)), filled, int(sizes.sum()))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every state is kept (no dropout)."""
+        return self.num_kept == self.num_states
+
+    @property
+    def first_kept(self) -> Tensor:
+        """(M,) local number of each block's first kept state."""
+        return self.slots[:, 0]
+
+    def dropped(self, rate: float) -> BlockLayout:
+        """Keep exactly (1 - rate) K states of each block (at least one), drawn without replacement; the same in every row.
+
+        Source: Chiu and Rush (2020), section 4, state dropout.
+        """
+        if not 0 <= rate < 1:
+            raise ValueError(f"state_dropout must be in [0, 1), got {rate}")
+        if rate == 0:
+            return self
+        device = self.state_ids.device
+        filled = self.filled if self.filled is not None else torch.ones_like(self.state_ids, dtype=torch.bool)
+        sizes = filled.sum(-1)
+        keep = ((1 - rate) * sizes).round().clamp_min(1).to(sizes.dtype)
+        score = torch.rand(self.state_ids.shape, device=device).masked_fill_(~filled, 2.0)
+        width = int(keep.max())
+        order = score.argsort(-1)[:, :width]
+        slot = torch.arange(width, device=device)
+        kept = slot < keep.unsqueeze(-1)
+        # kept states in rising order, padding behind them
+        order = torch.where(kept, order, self.width).sort(-1).values
+        order = torch.where(kept, order, order[:, :1])
+        return BlockLayout(self.state_ids.gather(-1, order), kept, self.num_states)
+
+    def local_numbers(self) -> Tensor:
+        """(Z,) local number by global id; -1 for a dropped state."""
+        numbers = torch.full((self.num_states,), -1, device=self.state_ids.device)
+        numbers[self.kept_ids] = torch.arange(self.num_kept, device=self.state_ids.device)
+        return numbers
+
+    def block_of_state(self) -> Tensor:
+        """(Z,) block by global id; -1 for a dropped state."""
+        blocks = torch.full((self.num_states,), -1, device=self.state_ids.device)
+        blocks[self.kept_ids] = self.block_of_kept
+        return blocks
+
+    def scatter(self, values: Tensor, fill: float) -> Tensor:
+        """(..., N) values of kept states -> (..., Z), ``fill`` at dropped ones."""
+        if self.complete:
+            return values
+        full = values.new_full((*values.shape[:-1], self.num_states), fill)
+        return full.index_copy(-1, self.kept_ids, values)
+
+
+class WordGroups:
+    """Words by block in a few padded rectangles, blocks of similar size together: (m, W) tables, at most 2x padding.
+
+    Args:
+        block_of_word: (V,).
+        num_blocks: M.
+    """
+
+    def __init__(self, block_of_word: Tensor, num_blocks: int):
+        block_of_word = block_of_word.cpu()
+        sizes = torch.bincount(block_of_word, minlength=num_blocks)
+        order = block_of_word.argsort(stable=True)
+        first = sizes.cumsum(0) - sizes
+        self.groups: list[tuple[Tensor, Tensor, Tensor]] = []
+        ceiling = sizes.clamp_min(16).to(torch.float64).log2().ceil()
+        for level in ceiling.unique():
+            blocks = ((ceiling == level) & (sizes > 0)).nonzero().squeeze(-1)
+            if len(blocks) == 0:
+                continue
+            slot = torch.arange(int(sizes[blocks].max()))
+            filled = slot < sizes[blocks].unsqueeze(-1)
+            words = order[torch.where(filled, first[blocks].unsqueeze(-1) + slot, first[blocks].unsqueeze(-1))]
+            self.groups.append((blocks, words, filled))
+
+    def to(self, device) -> WordGroups:
+        self.groups = [tuple(part.to(device) for part in group) for group in self.groups]
+        return self
+
+    def log_softmax(self, scores_of, num_words: int, width: int) -> Tensor:
+        """(V, K) log p(word | slot of its block): each slot's scores normalised over the words of its block.
+
+        Args:
+            scores_of: function (blocks (m,), words (m, W)) -> (m, K, W) scores.
+        """
+        parts, positions = [], []
+        for blocks, words, filled in self.groups:
+            scores = scores_of(blocks, words).masked_fill(~filled.unsqueeze(1), -float("inf"))
+            table = torch.log_softmax(scores, -1).transpose(1, 2)  # (m, W, K)
+            parts.append(table[filled])
+            positions.append(words[filled])
+        order = torch.cat(positions).argsort()
+        return torch.cat(parts).index_select(0, order)

@@ -1,0 +1,201 @@
+"""Transitions and emissions of small state spaces: full matrices, one for all steps or one a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pplseq.distributions.state import StateCategorical, StateEmission, take_rows
+
+
+class Transition:
+    """What every transition offers. Calling it gives a lazy distribution for ``pyro.sample``.
+
+    Attributes:
+        num_states: Z.
+        batch_shape: shape of a batch of parameter sets (outer enumeration, a plate of parameters); () for one set.
+        input_dims: trailing dimensions of ``inputs`` that belong to one step (0 for a word, 1 for a feature vector).
+    """
+
+    num_states: int
+    batch_shape: torch.Size = torch.Size()
+    input_dims: int = 0
+    device: torch.device
+
+    def __call__(self, previous=None, inputs: Tensor | None = None) -> StateCategorical:
+        """p(z_t | z_{t-1} = previous[, inputs]); the start distribution for None, one step on for a Belief."""
+        return StateCategorical(self, previous, inputs)
+
+    def initial_log_prob(self) -> Tensor:
+        """(*b, Z) log p(z_1)."""
+        raise NotImplementedError
+
+    def rows(self, previous: Tensor | None, inputs: Tensor | None = None) -> Tensor:
+        """(*B, Z) log p(z_t | z_{t-1} = previous), the generic path: meant for small Z."""
+        raise NotImplementedError
+
+
+class Emission:
+    """What every emission offers: ``emission(z)`` for ``pyro.sample`` and likelihoods of observations under all states."""
+
+    num_states: int
+    batch_shape: torch.Size = torch.Size()
+    event_shape: torch.Size = torch.Size()
+    support_constraint: constraints.Constraint = constraints.real
+
+    def __call__(self, state) -> StateEmission:
+        return StateEmission(self, state)
+
+    def log_likelihood(self, obs: Tensor) -> Tensor:
+        """(*B, Z) log p(obs | z) for every z, nats."""
+        raise NotImplementedError
+
+    def distribution(self, state: Tensor) -> dist.TorchDistribution:
+        """p(x | z = state) as an ordinary distribution of batch shape (*B,)."""
+        raise NotImplementedError
+
+
+def _check_states(name: str, value: Tensor, shape: str, sizes: tuple[int, ...]) -> None:
+    if value.dim() < len(sizes) or tuple(value.shape[-len(sizes) :]) != sizes:
+        raise ValueError(f"{name} must have shape (..., {shape}) = (..., {sizes}), got {tuple(value.shape)}")
+
+
+class DenseTransition(Transition):
+    """One matrix for all steps: p(z_1) = initial, p(z_t | z_{t-1}) = matrix[z_{t-1}].
+
+    Args:
+        initial: (*b, Z) log-probabilities of the first state.
+        matrix: (*b, Z, Z) log transition probabilities, [from, to]; -inf forbids a transition.
+    """
+
+    def __init__(self, initial: Tensor, matrix: Tensor):
+        if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2]:
+            raise ValueError(f"matrix must be square, (..., Z, Z), got {tuple(matrix.shape)}")
+        _check_states("initial", initial, "Z", matrix.shape[-1:])
+        self.initial, self.matrix = initial, matrix
+        self.num_states, self.device = matrix.shape[-1], matrix.device
+        self.batch_shape = torch.broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
+
+    @classmethod
+    def from_probs(cls, initial: Tensor, matrix: Tensor) -> DenseTransition:
+        """The same from probabilities; zeros are allowed."""
+        return cls(initial.log(), matrix.log())
+
+    def initial_log_prob(self):
+        return self.initial
+
+    def rows(self, previous, inputs=None):
+        return self.initial if previous is None else take_rows(self.matrix, previous)
+
+
+class StepTransition(Transition):
+    """A matrix a step, given that step's inputs: p(z_t | z_{t-1}, u_t) = matrix_of(u_t)[z_{t-1}].
+
+    Args:
+        initial: (*b, Z) log p(z_1), or a function of the first inputs (*B, U) -> (*B, Z).
+        matrix_of: inputs (*B, U) -> (*B, Z, Z) log transition probabilities.
+        num_states: Z.
+        input_dims: trailing dimensions of one step's inputs (1 for a feature vector, 0 for a symbol).
+    """
+
+    def __init__(
+        self,
+        initial: Tensor | Callable[[Tensor], Tensor],
+        matrix_of: Callable[[Tensor], Tensor],
+        num_states: int,
+        input_dims: int = 1,
+        device: torch.device | str = "cpu",
+    ):
+        self.initial, self.matrix_of = initial, matrix_of
+        self.num_states, self.input_dims, self.device = num_states, input_dims, torch.device(device)
+
+    def initial_log_prob(self, inputs: Tensor | None = None):
+        return self.initial(inputs) if callable(self.initial) else self.initial
+
+    def matrices(self, inputs: Tensor) -> Tensor:
+        """(T-1, *B, Z, Z) for inputs (T-1, *B, U) of steps 2..T."""
+        if inputs is None:
+            raise ValueError("inputs: a StepTransition needs transition(z, inputs=u[:, t]) at every step, got None")
+        return self.matrix_of(inputs)
+
+    def rows(self, previous, inputs=None):
+        if previous is None:
+            return self.initial_log_prob(inputs)
+        return take_rows(self.matrices(inputs), previous)
+
+
+class CategoricalEmission(Emission):
+    """p(x | z) = logits[z] normalised; a table of words or symbols.
+
+    Args:
+        log_probs: (*b, Z, V) log-probabilities, rows summing to one; -inf forbids.
+    """
+
+    def __init__(self, log_probs: Tensor):
+        if log_probs.dim() < 2:
+            raise ValueError(f"log_probs must have shape (..., Z, V), got {tuple(log_probs.shape)}")
+        self.log_probs = log_probs
+        self.num_states, self.num_words = log_probs.shape[-2:]
+        self.batch_shape = log_probs.shape[:-2]
+        self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor) -> CategoricalEmission:
+        """The same from probabilities; zeros are allowed."""
+        return cls(probs.log())
+
+    def log_likelihood(self, obs):
+        if self.log_probs.dim() == 2:
+            return self.log_probs.T[obs]
+        batch = torch.broadcast_shapes(self.batch_shape, obs.shape)
+        index = obs.expand(batch)[..., None, None].expand(*batch, self.num_states, 1)
+        return self.log_probs.expand(*batch, *self.log_probs.shape[-2:]).gather(-1, index).squeeze(-1)
+
+    def word_log_prob(self, state_log_prob: Tensor) -> Tensor:
+        """(*B, V) log p(x) for states (*B, Z) distributed as given: log sum_z p(z) p(x | z)."""
+        return torch.logsumexp(state_log_prob.unsqueeze(-1) + self.log_probs, -2)
+
+    def distribution(self, state):
+        return dist.Categorical(logits=take_rows(self.log_probs, state), validate_args=False)
+
+
+class GaussianEmission(Emission):
+    """p(x | z) = Normal(loc[z], covariance[z]) over (D,) vectors.
+
+    Args:
+        loc: (*b, Z, D).
+        scale: (*b, Z, D) standard deviations of a diagonal covariance, or None.
+        scale_tril: (*b, Z, D, D) Cholesky factors of full covariances, or None. Exactly one of the two.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor | None = None, scale_tril: Tensor | None = None):
+        if (scale is None) == (scale_tril is None):
+            raise ValueError("scale, scale_tril: give exactly one of them")
+        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
+        self.num_states, size = loc.shape[-2:]
+        self.event_shape = torch.Size([size])
+        spread = scale.shape[:-2] if scale is not None else scale_tril.shape[:-3]
+        self.batch_shape = torch.broadcast_shapes(loc.shape[:-2], spread)
+        self.support_constraint = constraints.real_vector
+
+    def _all(self):
+        if self.scale is not None:
+            return dist.Normal(self.loc, self.scale, validate_args=False).to_event(1)
+        return dist.MultivariateNormal(self.loc, scale_tril=self.scale_tril, validate_args=False)
+
+    def log_likelihood(self, obs):
+        if obs.shape[-1:] != self.event_shape:
+            raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")
+        return self._all().log_prob(obs.unsqueeze(-2))
+
+    def distribution(self, state):
+        loc = take_rows(self.loc, state)
+        if self.scale is not None:
+            return dist.Normal(loc, take_rows(self.scale, state), validate_args=False).to_event(1)
+        size = self.event_shape[0]
+        tril = take_rows(self.scale_tril.flatten(-2), state)
+        return dist.MultivariateNormal(loc, scale_tril=tril.reshape(*tril.shape[:-1], size, size), validate_args=False)

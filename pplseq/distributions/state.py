@@ -1,0 +1,206 @@
+"""The words a program is written in: symbolic states, carried beliefs and lazy conditional distributions."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+MISSING = -1  # the word id that stands for a missing token
+
+
+class StateVar:
+    """The value of a discrete state site under ``BlockedEnum``: it knows which step of which chain it is, and no number.
+
+    Pass it to a transition or an emission. Anything that would need its value raises TypeError.
+    """
+
+    __slots__ = ("chain", "index", "shape")
+
+    def __init__(self, chain, index: int, shape: torch.Size):
+        self.chain, self.index, self.shape = chain, index, torch.Size(shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def __repr__(self) -> str:
+        return f"StateVar(site={self.chain.name!r}, step={self.index}, shape={tuple(self.shape)})"
+
+    def _refuse(self, operation: str):
+        raise TypeError(
+            f"a hidden state under BlockedEnum has no value, so it cannot be used {operation}; pass it to a transition "
+            "or an emission, or mark its site infer={'support': ids} to have its values enumerated as a tensor"
+        )
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        state = next(a for a in _flatten((args, kwargs or {})) if isinstance(a, StateVar))
+        state._refuse(f"in tensor code ({getattr(func, '__name__', func)})")
+
+    __hash__ = object.__hash__
+
+
+def _flatten(value):
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _flatten(item)
+    else:
+        yield value
+
+
+def _refusing(name: str):
+    def method(self, *args, **kwargs):
+        self._refuse(f"as a number ({name})")
+
+    return method
+
+
+# without these `z == 3` would be False and `if z:` True, silently
+_NUMBER_METHODS = """eq ne lt le gt ge bool int float complex index len iter contains getitem setitem add radd sub rsub mul
+rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs invert and rand or ror xor rxor matmul rmatmul
+array""".split()
+for _name in _NUMBER_METHODS:
+    setattr(StateVar, f"__{_name}__", _refusing(f"__{_name}__"))
+
+
+class Belief(NamedTuple):
+    """The filtered state at the end of a segment: what the next segment starts from.
+
+    ids: (*B, K) the states it covers, or None for all Z states in their order. log_probs: (*B, K or Z) log p(z | x so far).
+    last_observation: (*B,) the last word, where a transition depends on it (``MISSING`` if it was missing).
+    """
+
+    ids: Tensor | None
+    log_probs: Tensor
+    last_observation: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.log_probs.shape[:-1]
+
+    def detach(self) -> Belief:
+        """The same belief without its history of gradients."""
+        return self._replace(log_probs=self.log_probs.detach())
+
+    def to(self, *args, **kwargs) -> Belief:
+        """The belief on another device."""
+        return Belief(*(None if value is None else value.to(*args, **kwargs) for value in self))
+
+    def dense(self, num_states: int) -> Tensor:
+        """(*B, Z) log-probabilities over all states."""
+        if self.ids is None:
+            return self.log_probs
+        full = self.log_probs.new_full((*self.shape, num_states), -math.inf)
+        # amax, since padded slots repeat a real id with log-probability -inf
+        return full.scatter_reduce(-1, self.ids, self.log_probs, "amax")
+
+
+def take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """table[..., index, :]: rows of a (*b, N, M) table for a (*B,) index, with b and B broadcast against each other."""
+    if table.dim() == 2:
+        return table[index]
+    batch = torch.broadcast_shapes(table.shape[:-2], index.shape)
+    index = index.expand(batch)[..., None, None].expand(*batch, 1, table.shape[-1])
+    return table.expand(*batch, *table.shape[-2:]).gather(-2, index).squeeze(-2)
+
+
+def gather_last(rows: Tensor, value: Tensor) -> Tensor:
+    """rows[..., value] with batch shapes broadcast."""
+    shape = torch.broadcast_shapes(rows.shape[:-1], value.shape)
+    return rows.expand(*shape, rows.shape[-1]).gather(-1, value.expand(shape).unsqueeze(-1)).squeeze(-1)
+
+
+class StateCategorical(TorchDistribution):
+    """p(z_t | z_{t-1}[, inputs_t]) as (transition, previous state): nothing is computed until somebody asks.
+
+    ``BlockedEnum`` asks the transition for a whole chain at once. Pyro's own machinery (forward sampling, parallel
+    enumeration) asks for full rows, which is meant for small state spaces.
+    """
+
+    has_enumerate_support = True
+    arg_constraints: dict = {}
+
+    def __init__(self, transition, previous=None, inputs: Tensor | None = None, batch_shape=None):
+        self.transition, self.previous, self.inputs = transition, previous, inputs
+        if batch_shape is None:
+            parts = [transition.batch_shape]
+            if previous is not None:
+                parts.append(torch.Size(previous.shape))
+            if inputs is not None:
+                parts.append(inputs.shape[: inputs.dim() - transition.input_dims])
+            batch_shape = torch.broadcast_shapes(*parts)
+        super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
+
+    @property
+    def support(self):
+        return constraints.integer_interval(0, self.transition.num_states - 1)
+
+    def expand(self, batch_shape, _instance=None):
+        shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        return StateCategorical(self.transition, self.previous, self.inputs, shape)
+
+    def enumerate_support(self, expand=True):
+        values = torch.arange(self.transition.num_states, device=self.transition.device)
+        values = values.reshape((-1,) + (1,) * len(self.batch_shape))
+        return values.expand((-1, *self.batch_shape)) if expand else values
+
+    def rows(self) -> Tensor:
+        """(*batch_shape, Z) log-probabilities of the next state."""
+        if isinstance(self.previous, Belief):
+            belief, num_states = self.previous, self.transition.num_states
+            ids = belief.ids
+            if ids is None:
+                ids = torch.arange(num_states, device=belief.log_probs.device).expand(belief.log_probs.shape)
+            inputs = self.inputs
+            if inputs is not None:
+                inputs = inputs.unsqueeze(-1 - self.transition.input_dims)
+            rows = self.transition.rows(ids, inputs)
+            rows = torch.logsumexp(belief.log_probs.unsqueeze(-1) + rows, -2)
+        else:
+            rows = self.transition.rows(self.previous, self.inputs)
+        return rows.expand(*torch.broadcast_shapes(self.batch_shape, rows.shape[:-1]), rows.shape[-1])
+
+    def sample(self, sample_shape=()):
+        return torch.distributions.Categorical(logits=self.rows(), validate_args=False).sample(torch.Size(sample_shape))
+
+    def log_prob(self, value):
+        return gather_last(self.rows(), value)
+
+
+class StateEmission(TorchDistribution):
+    """p(x_t | z_t) as (emission, state); see :class:`StateCategorical`."""
+
+    arg_constraints: dict = {}
+
+    def __init__(self, emission, state, batch_shape=None):
+        self.emission, self.state = emission, state
+        if batch_shape is None:
+            batch_shape = torch.broadcast_shapes(torch.Size(state.shape), emission.batch_shape)
+        super().__init__(torch.Size(batch_shape), emission.event_shape, validate_args=False)
+
+    @property
+    def support(self):
+        return self.emission.support_constraint
+
+    def expand(self, batch_shape, _instance=None):
+        shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        return StateEmission(self.emission, self.state, shape)
+
+    def _distribution(self):
+        base = self.emission.distribution(self.state)
+        return base.expand(torch.broadcast_shapes(base.batch_shape, self.batch_shape))
+
+    def sample(self, sample_shape=()):
+        return self._distribution().sample(torch.Size(sample_shape))
+
+    def log_prob(self, value):
+        return self._distribution().log_prob(value)

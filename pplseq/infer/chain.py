@@ -1,0 +1,346 @@
+"""The chain: the one intermediate form that every front end lowers to, and every posterior query on it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
+from pplseq.distributions.state import Belief
+from pplseq.infer.kernels import scan
+from pplseq.infer.kernels.log_semiring import log_matmul
+
+
+class Factors(NamedTuple):
+    """A chain in numbers; see :mod:`pplseq.infer.kernels.scan` for init, pair, emit, valid, restart."""
+
+    init: Tensor
+    pair: Tensor
+    emit: Tensor
+    valid: Tensor | None
+    shared: bool = False
+    restart: Tensor | None = None
+    restart_to: Tensor | None = None
+
+
+class StateMarginals(NamedTuple):
+    """p(z_t | x). ids: (T, *B, K) which states, None for all. probs: (T, *B, K), 0 at padded steps.
+
+    In block-sparse chains a missing token opens all states: its row of ``probs`` is 0 and its distribution stands in
+    wide_probs (R, Z), at step and row wide_steps (R, 2).
+    """
+
+    ids: Tensor | None
+    probs: Tensor
+    wide_steps: Tensor | None = None
+    wide_probs: Tensor | None = None
+
+    def dense(self, num_states: int) -> Tensor:
+        """(T, *B, Z) over all states: for small Z."""
+        if self.ids is None:
+            return self.probs
+        full = self.probs.new_zeros(*self.probs.shape[:-1], num_states).scatter_add(-1, self.ids, self.probs)
+        if self.wide_steps is not None:
+            full[self.wide_steps[:, 0], self.wide_steps[:, 1]] = self.wide_probs
+        return full
+
+
+class PairMarginals(NamedTuple):
+    """p(z_t, z_{t+1} | x), (T-1, *B, K, K), [from, to], 0 at padded steps; ids as in :class:`StateMarginals`."""
+
+    ids: Tensor | None
+    probs: Tensor
+
+
+class ExpectedCounts(NamedTuple):
+    """Expected sufficient statistics given x, summed over rows.
+
+    start: (Z,). transition: (Z, Z) for dense chains, (P, K, K) for block-sparse ones, between the P pairs of blocks that
+    occur. block_pairs: (P, 2) or None. occupancy: (Z,) expected visits. marginals: what emission statistics need.
+    """
+
+    start: Tensor
+    transition: Tensor
+    block_pairs: Tensor | None
+    occupancy: Tensor
+    marginals: StateMarginals
+
+
+class NextDistribution(NamedTuple):
+    """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats."""
+
+    state_log_probs: Tensor
+    word_log_probs: Tensor | None
+
+
+class Chain:
+    """p(z, x) of a batch of sequences, and its posterior. Build one with :func:`build_chain`.
+
+    Args:
+        transition, emission: the specs.
+        obs: (T, *B[, D]) observations, time first.
+        valid: (T, *B) False at padded steps (a prefix of each row is valid), or None.
+        seen: (T, *B) False at missing observations, or None.
+        states: (T, *B) observed states, negative where unknown, or None.
+        start: the belief one step before the first, or None for the start distribution.
+        inputs: (T, *B[, U]) what transitions depend on besides the state, or None.
+        check: raise for an impossible row (costs a synchronisation on a GPU).
+
+    All results are in nats, time first. Padded steps have state -1 in paths and 0 elsewhere.
+    """
+
+    def __init__(
+        self,
+        transition: Transition,
+        emission: Emission,
+        obs: Tensor,
+        *,
+        valid: Tensor | None = None,
+        seen: Tensor | None = None,
+        states: Tensor | None = None,
+        start: Belief | None = None,
+        inputs: Tensor | None = None,
+        check: bool = True,
+    ):
+        if obs.shape[0] == 0:
+            raise ValueError("obs: a chain needs at least one step, got T = 0")
+        self.transition, self.emission, self.obs = transition, emission, obs
+        self.start, self.inputs, self.states, self.check = start, inputs, states, check
+        self.batch_shape = obs.shape[1 : obs.dim() - len(emission.event_shape)]
+        # masks that say nothing cost nothing afterwards
+        self.valid = None if valid is None or bool(valid.all()) else valid
+        if self.valid is not None and bool((~self.valid[:-1] & self.valid[1:]).any()):
+            raise ValueError("valid: padding must come behind each row (a mask of a prefix of its steps); for a missing "
+                             "observation mask the observation site only")  # fmt: skip
+        if seen is not None and self.valid is not None:
+            seen = seen | ~self.valid
+        self.seen = None if seen is None or bool(seen.all()) else seen
+
+    @property
+    def num_steps(self) -> int:
+        return self.obs.shape[0]
+
+    # ---------------------------------------------------------------- lowering, once
+    def _lower(self) -> Factors:
+        raise NotImplementedError
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The chain in numbers, computed once."""
+        return self._lower()
+
+    @cached_property
+    def _forward(self) -> scan.Forward:
+        return scan.chain_log_prob(*self.factors)
+
+    @cached_property
+    def _matrices(self) -> scan.StepMatrices:
+        f = self.factors
+        restart_to = None if f.restart_to is None else f.restart_to.detach()
+        return scan.StepMatrices(f.pair.detach(), f.shared, f.restart, restart_to)
+
+    @cached_property
+    def _beta(self) -> Tensor:
+        return scan.backward_pass(self._matrices, self.factors.emit.detach(), self.factors.valid)
+
+    def _possible(self) -> scan.Forward:
+        forward = self._forward
+        if self.check:
+            impossible = torch.isneginf(forward.log_prob)
+            # where parameters come in a batch (outer enumeration), a row is impossible if it is so under all of them
+            extra = impossible.dim() - len(self.batch_shape)
+            if bool((impossible.flatten(0, extra - 1).all(0) if extra > 0 else impossible).any()):
+                self._raise_impossible(forward.step_log_prob)
+        return forward
+
+    def _original_step(self, step: int, row: tuple[int, ...]) -> int:
+        return step
+
+    def _raise_impossible(self, steps: Tensor):
+        step, *row = (int(i) for i in torch.isneginf(steps).nonzero()[0])
+        row = tuple(row[len(row) - len(self.batch_shape) :])
+        step = self._original_step(step, row)
+        what = self.obs[(step, *row)].tolist()
+        raise ValueError(
+            f"obs: row {row[0] if len(row) == 1 else row}, step {step}: observation {what} is impossible (probability zero) "
+            "given the steps before it; check the observed states and the zeros of the transition and emission tables, or "
+            "smooth them"
+        )
+
+    # ---------------------------------------------------------------- likelihood and filtering
+    def log_prob(self) -> Tensor:
+        """(*B,) log p(x), differentiable.
+
+        Raises:
+            ValueError: if a row is impossible; names the row and the step.
+        """
+        return self._possible().log_prob
+
+    def token_log_probs(self) -> Tensor:
+        """(T, *B) log p(x_t | x_<t); 0 at padded and missing steps."""
+        return self._possible().step_log_prob
+
+    def filtered(self) -> Belief:
+        """The belief after the last step, to start the next segment from; gradients do not flow into it."""
+        log_probs = self._possible().filtered[-1]
+        if self.valid is not None:
+            log_probs = self._keep_start(log_probs, ~self.valid[0])
+        return Belief(None, log_probs.detach())
+
+    def _keep_start(self, log_probs: Tensor, empty: Tensor) -> Tensor:
+        """Rows without any step end where they started."""
+        if not bool(empty.any()):
+            return log_probs
+        if self.start is None:
+            raise ValueError("valid: a row without any step has no filtered belief; give it a start or leave it out")
+        return torch.where(empty.unsqueeze(-1), self.start.dense(self.transition.num_states), log_probs)
+
+    # ---------------------------------------------------------------- smoothing
+    @torch.no_grad()
+    def marginals(self) -> StateMarginals:
+        """p(z_t | x), (T, *B, K)."""
+        return StateMarginals(None, scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid))
+
+    @torch.no_grad()
+    def pair_marginals(self) -> PairMarginals:
+        """p(z_t, z_{t+1} | x), (T-1, *B, K, K)."""
+        forward, f = self._possible(), self.factors
+        # one matrix a step, so that nothing is summed over steps
+        steps = range(1, self.num_steps)
+        shape = (*f.emit.shape[1:], f.emit.shape[-1])
+        log = torch.stack([self._matrices.at(t).expand(shape) for t in steps]) if steps else f.emit.new_zeros(0, *shape)
+        matrices = scan.StepMatrices(log, shared=False)
+        return PairMarginals(None, scan.pair_posterior(matrices, f.emit, forward, self._beta, f.valid, None))
+
+    @torch.no_grad()
+    def expected_counts(self) -> ExpectedCounts:
+        """Expected starts, transitions and visits given x, summed over rows: the E-step of EM."""
+        f, forward, marginals = self.factors, self._possible(), self.marginals()
+        transition = scan.pair_posterior(self._matrices, f.emit, forward, self._beta, f.valid, None)
+        num_states = f.emit.shape[-1]
+        start = marginals.probs[0] if self.start is None else torch.zeros_like(marginals.probs[0])
+        return ExpectedCounts(
+            start.reshape(-1, num_states).sum(0),
+            transition.reshape(-1, num_states, num_states).sum(0) if not f.shared else transition,
+            None,
+            marginals.probs.reshape(-1, num_states).sum(0),
+            marginals,
+        )
+
+    @torch.no_grad()
+    def entropy(self) -> Tensor:
+        """(*B,) entropy of p(z_1..z_T | x), nats: H(z_1) + sum_t H(z_t | z_{t-1}), from single and pair marginals."""
+        single, pair = self.marginals().probs, self.pair_marginals().probs
+        joint = -torch.special.entr(pair).flatten(-2).sum(-1).sum(0)  # sum p log p
+        inner = -torch.special.entr(pair.sum(-1)).sum(-1).sum(0)
+        return torch.special.entr(single[0]).sum(-1) - joint + inner
+
+    # ---------------------------------------------------------------- paths
+    def _paths(self, position: Tensor) -> Tensor:
+        """Positions (..., T, *B) -> state ids, -1 at padded steps."""
+        return position if self.valid is None else position.masked_fill(~self.valid, -1)
+
+    @torch.no_grad()
+    def viterbi(self) -> tuple[Tensor, Tensor]:
+        """The most probable path: ids (T, *B) and log p(path, x) (*B,)."""
+        self._possible()
+        f = self.factors
+        position, log_prob = scan.viterbi_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid)
+        return self._paths(position), log_prob
+
+    @torch.no_grad()
+    def k_best(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable paths: ids (k, T, *B), log p(path, x) (k, *B), -inf where there are fewer than k."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        self._possible()
+        f = self.factors
+        position, log_prob = scan.k_best_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid, k)
+        return self._paths(position), log_prob
+
+    @torch.no_grad()
+    def sample(self, num_samples: int = 1) -> Tensor:
+        """(S, T, *B) exact posterior paths, by filtering forward and sampling backward."""
+        filtered = self._possible().filtered
+        return self._paths(scan.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
+
+    # ---------------------------------------------------------------- prediction
+    @torch.no_grad()
+    def next(self, inputs: Tensor | None = None) -> NextDistribution:
+        """The distribution of the step behind the last one.
+
+        Args:
+            inputs: (*B, U) inputs of that step, where transitions depend on inputs.
+        """
+        states = self._predict(self.filtered(), inputs)
+        words = self.emission.word_log_prob(states) if hasattr(self.emission, "word_log_prob") else None
+        return NextDistribution(states, words)
+
+    def _predict(self, belief: Belief, inputs: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class DenseChain(Chain):
+    """Full matrices: one for all steps, or one a step."""
+
+    def _matrix(self, inputs: Tensor | None) -> Tensor:
+        if isinstance(self.transition, StepTransition):
+            return self.transition.matrices(inputs)
+        return self.transition.matrix
+
+    def _predict(self, belief, inputs):
+        return log_matmul(belief.dense(self.transition.num_states).unsqueeze(-2), self._matrix(inputs)).squeeze(-2)
+
+    def _emit(self) -> Tensor:
+        obs = self.obs
+        if self.seen is not None:  # a NaN under the mask must not reach the gradient
+            event = (...,) + (None,) * len(self.emission.event_shape)
+            obs = torch.where(self.seen[event], obs, torch.zeros_like(obs))
+        emit = self.emission.log_likelihood(obs)
+        if self.seen is not None:
+            emit = torch.where(self.seen.unsqueeze(-1), emit, 0.0)
+        if self.states is not None:
+            numbers = torch.arange(emit.shape[-1], device=emit.device)
+            forbidden = (self.states.unsqueeze(-1) >= 0) & (self.states.unsqueeze(-1) != numbers)
+            emit = emit.masked_fill(forbidden, -torch.inf)
+        return emit
+
+    def _lower(self):
+        transition, emit = self.transition, self._emit()
+        inputs = self.inputs
+        per_step = isinstance(transition, StepTransition)
+        first = None if inputs is None else inputs[0]
+        if self.start is not None:
+            init = self._predict(self.start, first)
+        elif per_step:
+            init = transition.initial_log_prob(first)
+        else:
+            init = transition.initial_log_prob()
+        batch = torch.broadcast_shapes(emit.shape[1:-1], transition.batch_shape, init.shape[:-1])
+        num_states = transition.num_states
+        emit = emit.expand(emit.shape[0], *batch, num_states)
+        valid = None if self.valid is None else self.valid.expand(self.num_steps, *batch)
+        if not per_step:
+            return Factors(init, transition.matrix, emit, valid, shared=True)
+        if self.num_steps == 1:
+            pair = emit.new_zeros(0, *batch, num_states, num_states)
+        else:
+            pair = transition.matrices(inputs[1:]).expand(self.num_steps - 1, *batch, num_states, num_states)
+        return Factors(init, pair, emit, valid)
+
+
+def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
+    """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`."""
+    from pplseq.distributions.block import BlockTransition
+    from pplseq.infer.block_chain import BlockChain
+
+    if isinstance(transition, BlockTransition):
+        return BlockChain(transition, emission, obs, **options)
+    if isinstance(transition, (DenseTransition, StepTransition)):
+        return DenseChain(transition, emission, obs, **options)
+    raise TypeError(
+        f"transition must be a DenseTransition, StepTransition or BlockTransition, got {type(transition).__name__}"
+    )

@@ -1,0 +1,31 @@
+"""Trace_ELBO with hidden states summed out by ``BlockedEnum``."""
+
+from __future__ import annotations
+
+from pyro.infer import Trace_ELBO
+
+from pplseq.infer.blocked_enum import BlockedEnum
+
+
+class TraceBlockedEnum_ELBO(Trace_ELBO):
+    """``Trace_ELBO`` whose model runs under :class:`BlockedEnum`; guides for the other (continuous) sites work as usual.
+
+    Use it with ``pyro.infer.SVI``, or as ``TraceBlockedEnum_ELBO()(model, guide)`` (an ``ELBOModule``) with one
+    ``torch.optim`` optimizer. For a further discrete site to be enumerated outside the chains, use Pyro's
+    ``TraceEnum_ELBO`` on ``BlockedEnum()(model)`` instead.
+
+    Args:
+        vectorize: let ``pplseq.markov`` run loop bodies once for all steps.
+        **options: those of ``pyro.infer.Trace_ELBO``.
+    """
+
+    def __init__(self, *, vectorize: bool = True, **options):
+        super().__init__(**options)
+        self.vectorize = vectorize
+
+    def _get_trace(self, model, guide, args, kwargs):
+        return super()._get_trace(BlockedEnum(vectorize=self.vectorize)(model), guide, args, kwargs)
+
+
+def no_guide(*args, **kwargs) -> None:
+    """The guide of a model whose only latent sites are hidden states."""

@@ -1,0 +1,337 @@
+"""The scans over time: forward, backward, max and backward sampling over one chain of factors.
+
+Every function here takes the same factors, time first and rows after it:
+
+    init   (*B, K)              log p(z_1)                          (or the carried belief, one step on)
+    pair   (T-1, *B, K, K)      log p(z_t | z_{t-1}), [from, to]    per step and row, or
+           (*b, K, K)           one matrix shared by all steps      (``shared=True``; b broadcasts to B)
+    emit   (T, *B, K)           log p(x_t | z_t), 0 for a missing token, -inf for a forbidden state
+    valid  (T, *B) or None      False at padded steps (the message is carried over unchanged)
+
+and, only beside a shared matrix, steps at which the state is drawn afresh:
+
+    restart     (T, *B) or None     True where p(z_t | z_{t-1}) = exp(restart_to)
+    restart_to  (*b, K)
+
+Messages are normalised at every step, so float32 keeps its precision on chains of any length, and the normaliser of
+step t is log p(x_t | x_<t).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
+    """score - logsumexp(score) over the last axis, and that logsumexp (-inf where nothing is possible, never NaN)."""
+    total = torch.logsumexp(score, -1)
+    return score - total.clamp_min(torch.finfo(score.dtype).min).unsqueeze(-1), total
+
+
+class StepMatrices:
+    """The transition factors of a chain as linear maps between messages in log space.
+
+    A product ``log(exp(a) @ A)`` is done on probabilities scaled by row maxima: one exponential per matrix entry in all,
+    and then matrix products. Where every entry of a row lies within ``reach`` of its row's maximum, each result is at
+    least exp(-reach) and all that underflows is below its rounding error; otherwise each product is checked, and redone
+    entry by entry in log space if any result came out smaller than that.
+    """
+
+    def __init__(self, log: Tensor, shared: bool, restart: Tensor | None = None, restart_to: Tensor | None = None):
+        self.log, self.shared, self.restart, self.restart_to = log, shared, restart, restart_to
+        self.reach = 500.0 if log.dtype == torch.float64 else 60.0
+        row_max = log.amax(-1, keepdim=True).clamp_min(torch.finfo(log.dtype).min)
+        shifted = log - row_max
+        self.safe = log.numel() > 0 and bool(shifted.amin() > -self.reach)
+        self.scaled = shifted.exp_()
+        self.row_max = row_max.squeeze(-1)
+
+    def at(self, t: int) -> Tensor:
+        """The log matrix that leads into step t (t >= 1)."""
+        log = self._log_at(t)
+        if self.restart is None or not bool(self.restart[t].any()):
+            return log
+        return torch.where(self.restart[t][..., None, None], self.restart_to.unsqueeze(-2), log)
+
+    def _log_at(self, t: int) -> Tensor:
+        return self.log if self.shared else self.log[t - 1]
+
+    def _scaled_at(self, t: int) -> tuple[Tensor, Tensor]:
+        return (self.scaled, self.row_max) if self.shared else (self.scaled[t - 1], self.row_max[t - 1])
+
+    def forward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_i exp(message_i) A_ij, (*B, K), for a normalised message."""
+        result = self._forward(t, message)
+        if self.restart is None:
+            return result
+        return torch.where(self.restart[t].unsqueeze(-1), self.restart_to, result)
+
+    def _forward(self, t: int, message: Tensor) -> Tensor:
+        scaled, row_max = self._scaled_at(t)
+        score = message + row_max
+        top = score.amax(-1, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
+        product = vector_times((score - top).exp_(), scaled)
+        if not self.safe and bool((product < math.exp(-self.reach)).any()):
+            return torch.logsumexp(message.unsqueeze(-1) + self._log_at(t), -2)
+        return product.log_().add_(top)
+
+    def backward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_j A_ij exp(message_j) up to a constant, (*B, K)."""
+        result = self._backward(t, message)
+        if self.restart is None:
+            return result
+        return result.masked_fill(self.restart[t].unsqueeze(-1), 0.0)
+
+    def _backward(self, t: int, message: Tensor) -> Tensor:
+        scaled, row_max = self._scaled_at(t)
+        top = message.amax(-1, keepdim=True).clamp_min(torch.finfo(message.dtype).min)
+        product = vector_times((message - top).exp_(), scaled.transpose(-1, -2))
+        if not self.safe and bool((product < math.exp(-self.reach)).any()):
+            return torch.logsumexp(self._log_at(t) + message.unsqueeze(-2), -1)
+        return product.log_().add_(top).add_(row_max)
+
+
+def vector_times(vector: Tensor, matrix: Tensor) -> Tensor:
+    """vector @ matrix over the last axes: one product for a shared matrix, a batched one otherwise."""
+    if matrix.dim() == 2:
+        return torch.matmul(vector, matrix)
+    return torch.matmul(vector.unsqueeze(-2), matrix).squeeze(-2)
+
+
+class Forward(NamedTuple):
+    """What one pass forward in time leaves behind."""
+
+    log_prob: Tensor  # (*B,) log p(x)
+    filtered: Tensor  # (T, *B, K) log p(z_t | x_<=t)
+    step_log_prob: Tensor  # (T, *B) log p(x_t | x_<t), 0 at padded steps
+
+
+def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+    """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
+    message, step = log_normalise(init + emit[0])
+    if valid is not None:
+        step = step.where(valid[0], 0.0)
+    messages, steps = [message], [step]
+    for t in range(1, emit.shape[0]):
+        new, step = log_normalise(matrices.forward(t, message) + emit[t])
+        if valid is not None:
+            new, step = torch.where(valid[t].unsqueeze(-1), new, message), step.where(valid[t], 0.0)
+        message = new
+        messages.append(message)
+        steps.append(step)
+    steps = torch.stack(steps)
+    return Forward(steps.sum(0, dtype=torch.float64).to(emit.dtype), torch.stack(messages), steps)
+
+
+def backward_pass(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
+    """log p(x_>t | z_t) up to a constant per step, (T, *B, K)."""
+    message = torch.zeros_like(emit[0])
+    messages = [message]
+    for t in range(emit.shape[0] - 1, 0, -1):
+        new = log_normalise(matrices.backward(t, emit[t] + message))[0]
+        message = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, message)
+        messages.append(message)
+    return torch.stack(messages[::-1])
+
+
+def state_posterior(filtered: Tensor, beta: Tensor, valid: Tensor | None) -> Tensor:
+    """p(z_t | x), (T, *B, K); zero at padded steps."""
+    posterior = log_normalise(filtered + beta)[0].exp_()
+    return posterior if valid is None else posterior.mul_(valid.unsqueeze(-1))
+
+
+def _pair_sides(matrices: StepMatrices, emit: Tensor, forward: Forward, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log left side (message at t-1), log right side (t) and log weight of p(z_{t-1}, z_t | x)."""
+    left, right = forward.filtered[:-1], emit[1:] + beta[1:]
+    # the sum over both states of left + A + right, without forming the pairs
+    total = forward.step_log_prob[1:] + torch.logsumexp(forward.filtered[1:] + beta[1:], -1)
+    return left, right, -total.clamp_min(torch.finfo(emit.dtype).min)
+
+
+def pair_posterior(
+    matrices: StepMatrices, emit: Tensor, forward: Forward, beta: Tensor, valid: Tensor | None, weight: Tensor | None
+) -> Tensor:
+    """weight * p(z_{t-1}, z_t | x): (T-1, *B, K, K); where the matrix is shared, summed over time and rows to its shape.
+
+    ``weight`` (*B,) multiplies each row (the incoming gradient); None stands for one.
+    """
+    left, right, log_weight = _pair_sides(matrices, emit, forward, beta)
+    scale = torch.ones_like(log_weight) if weight is None else weight.expand_as(log_weight)
+    if valid is not None:
+        scale = scale * valid[1:]
+    if matrices.restart is not None:  # those pairs do not pass through the matrix
+        scale = scale * ~matrices.restart[1:]
+    if not matrices.shared:
+        pair = matrices.log + (left + log_weight.unsqueeze(-1)).unsqueeze(-1)
+        return pair.add_(right.unsqueeze(-2)).exp_().mul_(scale[..., None, None])
+    shape = matrices.log.shape
+    if not matrices.safe:
+        total = torch.zeros_like(matrices.log)
+        for t in range(left.shape[0]):
+            pair = matrices.log + (left[t] + log_weight[t].unsqueeze(-1)).unsqueeze(-1) + right[t].unsqueeze(-2)
+            total += pair.exp_().mul_(scale[t][..., None, None]).sum_to_size(shape)
+        return total
+    left = left + matrices.row_max
+    left_top, right_top = left.amax(-1, keepdim=True), right.amax(-1, keepdim=True)
+    floor = torch.finfo(emit.dtype).min
+    left_top, right_top = left_top.clamp_min(floor), right_top.clamp_min(floor)
+    scale = (scale * (left_top + right_top).squeeze(-1).add(log_weight).exp()).unsqueeze(-1)
+    left, right = (left - left_top).exp_().mul_(scale), (right - right_top).exp_()
+    if len(shape) == 2:
+        num_states = shape[-1]
+        return matrices.scaled * (left.reshape(-1, num_states).T @ right.reshape(-1, num_states))
+    return (matrices.scaled * torch.einsum("t...i,t...j->...ij", left, right)).sum_to_size(shape)
+
+
+class ChainLogProb(torch.autograd.Function):
+    """log sum over paths of a chain; the backward is forward-backward (Fisher's identity), no graph over time.
+
+    Returns log p(x) (*B,), and not differentiable: filtered messages (T, *B, K) and step log-probabilities (T, *B).
+    """
+
+    @staticmethod
+    def forward(ctx, init, pair, emit, valid, shared, restart, restart_to):
+        matrices = StepMatrices(pair, shared, restart, restart_to)
+        result = forward_pass(init, matrices, emit, valid)
+        ctx.save_for_backward(emit, valid, *result)
+        ctx.matrices = matrices
+        ctx.mark_non_differentiable(result.filtered, result.step_log_prob)
+        return tuple(result)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, weight, _filtered, _steps):
+        emit, valid, *result = ctx.saved_tensors
+        forward, matrices = Forward(*result), ctx.matrices
+        beta = backward_pass(matrices, emit, valid)
+        single = state_posterior(forward.filtered, beta, valid).mul_(weight.unsqueeze(-1))
+        pair = restart_to = None
+        if ctx.needs_input_grad[1]:
+            pair = pair_posterior(matrices, emit, forward, beta, valid, weight)
+        if ctx.needs_input_grad[6]:
+            drawn = (single[1:] * matrices.restart[1:].unsqueeze(-1)).sum(0)
+            restart_to = drawn.sum_to_size(matrices.restart_to.shape)
+        return single[0], pair, single, None, None, None, restart_to
+
+
+def chain_log_prob(
+    init: Tensor,
+    pair: Tensor,
+    emit: Tensor,
+    valid: Tensor | None = None,
+    shared: bool = False,
+    restart: Tensor | None = None,
+    restart_to: Tensor | None = None,
+) -> Forward:
+    """log p(x) of each row, differentiable; see the module's head for the factors.
+
+    Returns:
+        Forward, of which only ``log_prob`` carries a gradient.
+    """
+    init = init.expand(emit.shape[1:])
+    return Forward(*ChainLogProb.apply(init, pair, emit, valid, shared, restart, restart_to))
+
+
+# ------------------------------------------------------------------------------------------------ max and samples
+MAX_CELLS = 1 << 26  # cells of the largest temporary in a max step
+
+
+def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """max_i (message_i + A_ij) and the arg max, (*B, K); by tiles of target states where B K K is large."""
+    num_to = matrix.shape[-1]
+    tile = max(1, MAX_CELLS // max(1, message.numel()))
+    if tile >= num_to:
+        best = (message.unsqueeze(-1) + matrix).max(-2)
+        return best.values, best.indices
+    parts = [(message.unsqueeze(-1) + part).max(-2) for part in matrix.split(tile, -1)]
+    return torch.cat([p.values for p in parts], -1), torch.cat([p.indices for p in parts], -1)
+
+
+def viterbi_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
+    message = init + emit[0]
+    if valid is not None:
+        message = message.where(valid[0].unsqueeze(-1), 0.0)
+    pointers = []
+    identity = torch.arange(emit.shape[-1], device=emit.device)
+    for t in range(1, emit.shape[0]):
+        best, pointer = max_forward(message, matrices.at(t))
+        best = best + emit[t]
+        if valid is not None:
+            keep = valid[t].unsqueeze(-1)
+            best, pointer = torch.where(keep, best, message), torch.where(keep, pointer, identity)
+        message = best
+        pointers.append(pointer)
+    log_prob, position = message.max(-1)
+    path = [position]
+    for pointer in reversed(pointers):
+        position = pointer.gather(-1, position.unsqueeze(-1)).squeeze(-1)
+        path.append(position)
+    return torch.stack(path[::-1]), log_prob
+
+
+def k_best_pass(
+    init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k most probable distinct paths: positions (k, T, *B) and log-probabilities (k, *B), -inf where there are fewer.
+
+    List Viterbi: k hypotheses a state; cost k times Viterbi's.
+    """
+    batch, num_states = emit.shape[1:-1], emit.shape[-1]
+    message = emit.new_full((*batch, num_states, k), -math.inf)
+    first = init + emit[0]
+    if valid is not None:
+        first = first.where(valid[0].unsqueeze(-1), 0.0)
+    message[..., 0] = first
+    identity = torch.arange(num_states * k, device=emit.device).view(num_states, k)
+    pointers = []
+    for t in range(1, emit.shape[0]):
+        # (*B, from, k, to) -> (*B, to, from * k)
+        score = message.unsqueeze(-1) + matrices.at(t).unsqueeze(-2)
+        score = score.reshape(*batch, num_states * k, num_states).transpose(-1, -2)
+        best = score.topk(k, dim=-1)
+        values, pointer = best.values + emit[t].unsqueeze(-1), best.indices
+        if valid is not None:
+            keep = valid[t][..., None, None]
+            values, pointer = torch.where(keep, values, message), torch.where(keep, pointer, identity)
+        message = values
+        pointers.append(pointer)
+    log_prob, position = message.flatten(-2).topk(k, dim=-1)  # (*B, k) positions in state * k + rank
+    path = [position // k]
+    for pointer in reversed(pointers):
+        position = pointer.flatten(-2).gather(-1, position)
+        path.append(position // k)
+    return torch.stack(path[::-1]).movedim(-1, 0), log_prob.movedim(-1, 0)
+
+
+def sample_pass(matrices: StepMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
+    """Exact posterior paths by backward sampling from the filtered messages: positions (S, T, *B)."""
+    position = sample_log(filtered[-1].expand(num_samples, *filtered.shape[1:]))
+    path = [position]
+    for t in range(filtered.shape[0] - 1, 0, -1):
+        column = take_columns(matrices.at(t), position)
+        new = sample_log(filtered[t - 1] + column)
+        position = new if valid is None else torch.where(valid[t], new, position)
+        path.append(position)
+    return torch.stack(path[::-1], 1)
+
+
+def take_columns(matrix: Tensor, position: Tensor) -> Tensor:
+    """matrix[..., :, position]: (*S, *B, K)."""
+    if matrix.dim() == 2:
+        return matrix.T[position]
+    transposed = matrix.transpose(-1, -2)
+    batch = torch.broadcast_shapes(transposed.shape[:-2], position.shape)
+    transposed = transposed.expand(*batch, *transposed.shape[-2:])
+    index = position.expand(batch)[..., None, None].expand(*batch, 1, transposed.shape[-1])
+    return transposed.gather(-2, index).squeeze(-2)
+
+
+def sample_log(log_weight: Tensor) -> Tensor:
+    """One index per row of unnormalised log weights (Gumbel-max, so that -inf is never drawn if anything is finite)."""
+    noise = torch.empty_like(log_weight).exponential_().log_()
+    return (log_weight - noise).argmax(-1)

@@ -1,0 +1,100 @@
+"""What all models share: the program run under ``BlockedEnum``, posteriors, folders on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.blocked_enum import BlockedEnum
+from pplseq.infer.chain import Chain
+
+
+class SequenceModel(PyroModule):
+    """A generative program over sequences.
+
+    Subclasses write :meth:`model`, the program, and :attr:`config`, what rebuilds the object. Calling the object runs the
+    program under :class:`BlockedEnum`, so it can be given to ``SVI`` or an ``ELBOModule`` as it is; the program itself,
+    ``self.model``, can be given to any of Pyro's own handlers.
+    """
+
+    name: ClassVar[str]
+    vectorize: bool = True
+
+    def model(self, x=None, lengths=None, start=None):
+        """The generative program."""
+        raise NotImplementedError
+
+    @property
+    def config(self) -> dict:
+        """Arguments that rebuild the model, JSON-able; tensors come from the state dict."""
+        raise NotImplementedError
+
+    def forward(self, *args, **kwargs):
+        # the handler is entered inside the module's call: see BlockedEnum.__call__
+        handler = BlockedEnum(vectorize=self.vectorize)
+        with handler:
+            result = self.model(*args, **kwargs)
+        self.__dict__["_chains"] = handler.chains
+        return result
+
+    @property
+    def chain(self) -> Chain:
+        """The chain of the last call."""
+        chains = self.__dict__.get("_chains")
+        if not chains:
+            raise RuntimeError("no chain yet: call the model (or posterior) on observations first")
+        return next(iter(chains.values()))
+
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
+        """The chain of observations under the model at test: no dropout, no gradients.
+
+        Args:
+            x: (B, T[, D]) observations; ``MISSING`` (-1) for a missing word.
+            lengths: (B,) valid steps of each row, or None.
+            start: the belief at the end of the previous segment, or None.
+        """
+        training = self.training
+        self.eval()
+        try:
+            with torch.no_grad(), poutine.block():
+                self(x, lengths, start, **options)
+        finally:
+            self.train(training)
+        return self.__dict__.pop("_chains").popitem()[1]
+
+    def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None) -> Tensor:
+        """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""
+        return self.posterior(x, lengths, start).log_prob()
+
+    def save(self, folder, *, vocabulary=None, clusters=None) -> Path:
+        """Writes the model as a folder; see :func:`pplseq.models.storage.save_model`."""
+        from pplseq.models.storage import save_model
+
+        return save_model(self, folder, vocabulary=vocabulary, clusters=clusters)
+
+
+def check_words(x: Tensor, num_words: int) -> None:
+    """Raises unless x is (B, T) word ids in [0, V) or ``MISSING``."""
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
+        what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x must be an integer tensor (B, T) of word ids, got {what}; encode text with the vocabulary")
+    low, high = (int(v) for v in x.aminmax()) if x.numel() else (0, 0)
+    if low < MISSING or high >= num_words:
+        raise ValueError(f"x must hold ids 0..{num_words - 1}, or {MISSING} for a missing word; got {low}..{high}")
+
+
+def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
+    """Raises unless lengths is None or (B,) integers in 0..T."""
+    if lengths is None:
+        return
+    if not isinstance(lengths, Tensor) or lengths.shape != x.shape[:1]:
+        what = tuple(lengths.shape) if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise ValueError(f"lengths must be a tensor of shape (B,) = ({x.shape[0]},), got {what}")
+    if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
+        raise ValueError(f"lengths must lie in 0..{x.shape[1]} (the steps of x), got {lengths.tolist()}")

@@ -1,0 +1,123 @@
+"""Models as folders: config.json, model.safetensors, vocab.txt, clusters.paths. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+FORMAT, VERSION = "pplseq", 1
+
+
+def save_model(model, folder, *, vocabulary=None, clusters=None) -> Path:
+    """Writes a model as a folder, whole or not at all: an existing folder stays as it was until the new one is complete.
+
+    Args:
+        model: a :class:`~pplseq.models.base.SequenceModel`.
+        folder: where to. vocabulary, clusters: written beside it where given.
+
+    Raises:
+        OSError: if the disk does not take it; the old folder, if any, is still there.
+    """
+    from pplseq.data.clustering import write_paths
+
+    folder = Path(folder)
+    tensors = {name: value.detach().contiguous().cpu().clone() for name, value in model.state_dict().items()}
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model.name,
+        "config": model.config,
+        "shapes": {name: list(value.shape) for name, value in tensors.items()},
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir()
+        (new / "config.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+        save_file(tensors, str(new / "model.safetensors"))
+        if vocabulary is not None:
+            vocabulary.save(new / "vocab.txt")
+        if clusters is not None:
+            if vocabulary is None:
+                raise ValueError("clusters: they are written by word, so give the vocabulary too")
+            write_paths(new / "clusters.paths", clusters, vocabulary)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+    os.replace(new, folder)
+    shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def load_model(folder, device: str | torch.device = "cpu"):
+    """Reads a model folder.
+
+    Returns:
+        (model, vocabulary or None, clusters or None), the model in evaluation mode.
+
+    Raises:
+        FileNotFoundError: if there is no model in the folder.
+        ValueError: if it is truncated, of another format or version, or of other shapes than it says.
+    """
+    from pplseq.data.clustering import read_paths
+    from pplseq.data.vocabulary import Vocabulary
+    from pplseq.models import REGISTRY, model_class
+
+    folder = Path(folder)
+    if not folder.exists() and folder.with_name(f".{folder.name}.old").exists():
+        folder = folder.with_name(f".{folder.name}.old")  # interrupted between the two renames of a save
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no model at {folder}: expected a folder with config.json and model.safetensors")
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder was not written by pplseq')
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; use the pplseq that "
+            "wrote it, or train again"
+        )
+    if header.get("model") not in REGISTRY:
+        raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(REGISTRY)}")
+    tensors = read_tensors(folder / "model.safetensors")
+    shapes = {name: list(value.shape) for name, value in tensors.items()}
+    if shapes != header.get("shapes"):
+        wrong = sorted(n for n in {*shapes, *header["shapes"]} if shapes.get(n) != header["shapes"].get(n))
+        raise ValueError(
+            f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
+            "different models"
+        )
+    try:
+        model = model_class(header["model"]).from_config(header["config"], tensors)
+        model.load_state_dict(tensors)
+    except (TypeError, RuntimeError, KeyError) as error:
+        raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error
+    model = model.to(device).eval()
+    vocabulary = Vocabulary.load(folder / "vocab.txt") if (folder / "vocab.txt").is_file() else None
+    clusters = None
+    if vocabulary is not None and (folder / "clusters.paths").is_file():
+        clusters = read_paths(folder / "clusters.paths", vocabulary)
+    return model, vocabulary, clusters
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; ValueError if it is truncated or something else."""
+    try:
+        return load_file(str(path))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: missing; the folder is incomplete") from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); it is truncated or of another format") from None

@@ -1,0 +1,327 @@
+"""The very large hidden Markov language model.
+
+Source: J. Chiu and A. M. Rush (2020), Scaling Hidden Markov Language Models, EMNLP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
+from pplseq.distributions.blocks import BlockLayout, WordGroups
+from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.time_index import markov
+from pplseq.models.base import SequenceModel, check_lengths, check_words
+
+PARAMETERIZATIONS = ("independent", "factored", "scalar")
+INITIALIZATIONS = ("normal", "xavier")
+ROLES = ("start", "out", "into", "emit")
+PRODUCT_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+class ResidualLayer(nn.Module):
+    """LayerNorm(relu(W2 u) + u), u = relu(W1 x); (..., D) -> (..., D)."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(size, size), nn.Linear(size, size), nn.LayerNorm(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = torch.relu(self.first(x))
+        return self.norm(torch.relu(self.second(u)) + u)
+
+
+class VLHMM(SequenceModel):
+    """An HMM over words whose Z states are split in M blocks; a word is emitted by the states of its own block only.
+
+        z_1 ~ start,  z_t | z_{t-1} ~ softmax_z'(Res(E_z) . E_z' / temperature),  x_t | z_t ~ softmax over the block's words
+
+    Args:
+        num_words: V.
+        num_states: Z.
+        blocks: (V,) block of each word, 0..M-1, or None for one block (no constraint).
+        hidden_size: width h of state embeddings.
+        parameterization: "independent" (an embedding a state), "factored" (half from its block) or "scalar" (free tables).
+        tied: one embedding table for start, out, into and emit, or four.
+        state_dropout: share of each block's states left out of a training step.
+        reset_id: word (the id of ``<eos>``) after which the next state is drawn from the start distribution, in training
+            and evaluation alike; None: the state runs on.
+        initialization: "normal" (embeddings N(0, init_scale^2)) or "xavier".
+        temperature: divides transition scores; sqrt(h) keeps bfloat16 honest.
+        states_per_block: M sizes that sum to Z, for uneven blocks; None: Z / M each.
+        normalizer_dtype: type of the products inside the training normaliser; evaluation is always exact.
+
+    Raises:
+        ValueError: for options that do not fit together; TypeError for wrong types.
+    """
+
+    name = "vlhmm"
+
+    def __init__(
+        self,
+        num_words: int,
+        num_states: int,
+        blocks: Tensor | Sequence[int] | None = None,
+        *,
+        hidden_size: int = 256,
+        parameterization: str = "independent",
+        tied: bool = True,
+        state_dropout: float = 0.0,
+        reset_id: int | None = None,
+        initialization: str = "normal",
+        init_scale: float = 0.1,
+        temperature: float = 1.0,
+        states_per_block: Sequence[int] | None = None,
+        normalizer_dtype: str = "float32",
+    ):
+        super().__init__()
+        blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else torch.as_tensor(blocks).long()
+        sizes = _block_sizes(num_words, num_states, blocks, states_per_block)
+        _check_choice("parameterization", parameterization, PARAMETERIZATIONS)
+        _check_choice("initialization", initialization, INITIALIZATIONS)
+        _check_choice("normalizer_dtype", normalizer_dtype, tuple(PRODUCT_DTYPES))
+        if not 0 <= state_dropout < 1:
+            raise ValueError(f"state_dropout must be in [0, 1), got {state_dropout}")
+        if reset_id is not None and not 0 <= reset_id < num_words:
+            raise ValueError(f"reset_id must be a word id in 0..{num_words - 1} or None, got {reset_id}")
+        if hidden_size < 2 or hidden_size % 2:
+            raise ValueError(f"hidden_size must be an even number of at least 2, got {hidden_size}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self._config = dict(
+            num_words=num_words,
+            num_states=num_states,
+            hidden_size=hidden_size,
+            parameterization=parameterization,
+            tied=tied,
+            state_dropout=state_dropout,
+            reset_id=reset_id,
+            initialization=initialization,
+            init_scale=init_scale,
+            temperature=temperature,
+            states_per_block=None if states_per_block is None else [int(size) for size in states_per_block],
+            normalizer_dtype=normalizer_dtype,
+        )
+        self.num_words, self.num_states, self.hidden_size = num_words, num_states, hidden_size
+        self.state_dropout, self.reset_id = state_dropout, reset_id
+        self.register_buffer("block_of_word", blocks)
+        self._sizes = sizes
+        self._indices: dict[torch.device, tuple[BlockLayout, WordGroups]] = {}
+        self._cached_specs: tuple | None = None
+        if parameterization == "scalar":
+            self._make_tables(int(sizes.max()))
+        else:
+            self._make_embeddings(len(sizes))
+
+    # ---------------------------------------------------------------- parameters
+    def _make_embeddings(self, num_blocks: int) -> None:
+        config, size = self._config, self.hidden_size
+        roles = ("all",) if config["tied"] else ROLES
+        factored = config["parameterization"] == "factored"
+        width = size // 2 if factored else size
+        self.states = PyroModule[nn.ModuleDict]()
+        self.states.update({role: nn.Embedding(self.num_states, width) for role in roles})
+        tables = [table.weight for table in self.states.values()]
+        if factored:
+            self.block_states = PyroModule[nn.ModuleDict]()
+            self.block_states.update({role: nn.Embedding(num_blocks, size - width) for role in roles})
+            tables += [table.weight for table in self.block_states.values()]
+        for table in tables:
+            if config["initialization"] == "normal":
+                nn.init.normal_(table, std=config["init_scale"])
+            else:
+                nn.init.xavier_uniform_(table)
+        self.start_layer, self.out_layer, self.emit_layer = (ResidualLayer(size) for _ in range(3))
+        self.start_score = nn.Linear(size, 1)
+        self.word_score = nn.Linear(size, self.num_words)
+
+    def _make_tables(self, width: int) -> None:
+        scale = self._config["init_scale"] if self._config["initialization"] == "normal" else 1 / math.sqrt(self.num_states)
+        self.start_table = nn.Parameter(torch.randn(self.num_states) * scale)
+        self.transition_table = nn.Parameter(torch.randn(self.num_states, self.num_states) * scale)
+        self.word_table = nn.Parameter(torch.randn(self.num_words, width) * scale)
+
+    def _embed(self, role: str, ids: Tensor | None, layout: BlockLayout) -> Tensor:
+        """(R, h) state embeddings of the given global ids; of all kept states for None."""
+        role = "all" if self._config["tied"] else role
+        if ids is None and not layout.complete:
+            ids = layout.kept_ids
+        rows = self.states[role].weight if ids is None else self.states[role](ids)
+        if self._config["parameterization"] != "factored":
+            return rows
+        block = self._index()[0].block_of_state() if ids is None else self._index()[0].block_of_state()[ids]
+        return torch.cat([self.block_states[role](block), rows], -1)
+
+    # ---------------------------------------------------------------- the two conditional distributions
+    def _index(self) -> tuple[BlockLayout, WordGroups]:
+        device = self.block_of_word.device
+        if device not in self._indices:
+            layout = BlockLayout.from_sizes(self._sizes, device=device)
+            self._indices[device] = layout, WordGroups(self.block_of_word, layout.num_blocks).to(device)
+        return self._indices[device]
+
+    def specs(self) -> tuple[BlockTransition, BlockEmission]:
+        """Transition and emission with the current parameters, over the states kept in this step."""
+        layout, words = self._index()
+        if self.training or torch.is_grad_enabled():
+            self._cached_specs = None
+            return self._build_specs(layout.dropped(self.state_dropout if self.training else 0.0), words)
+        # at test the row normalisers, Z numbers, are computed once for given parameters
+        version = tuple((p.data_ptr(), p._version) for p in self.parameters())
+        if self._cached_specs is None or self._cached_specs[0] != version:
+            self._cached_specs = version, self._build_specs(layout, words)
+        return self._cached_specs[1]
+
+    def _build_specs(self, layout: BlockLayout, words: WordGroups) -> tuple[BlockTransition, BlockEmission]:
+        scalar = self._config["parameterization"] == "scalar"
+        if scalar:
+            initial = torch.log_softmax(self.start_table[layout.kept_ids], -1)
+            slot_of = layout.state_ids - self._index()[0].state_ids[:, :1]  # which columns of the word table are kept
+            table = words.log_softmax(self._table_scores(slot_of), self.num_words, layout.width)
+        else:
+            start = self.start_score(self.start_layer(self._embed("start", None, layout))).squeeze(-1)
+            initial = torch.log_softmax(start, -1)
+            emit = self.emit_layer(self._embed("emit", None, layout))
+            table = words.log_softmax(self._word_scores(emit, layout), self.num_words, layout.width)
+        emission = BlockEmission(layout, self.block_of_word, table)
+        options = dict(reset_id=self.reset_id, emission=emission)
+        if scalar:
+            return TableTransition(layout, initial, self.transition_table / self._config["temperature"], **options), emission
+        out, into = self._out(self._embed("out", None, layout)), self._embed("into", None, layout)
+        product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None
+        transition = EmbeddingTransition(
+            layout,
+            initial,
+            out,
+            into,
+            out_of=lambda ids: self._out(self._embed("out", ids, layout)),
+            product_dtype=product_dtype,
+            **options,
+        )
+        return transition, emission
+
+    def _out(self, embedding: Tensor) -> Tensor:
+        out = self.out_layer(embedding)
+        return out if self._config["temperature"] == 1 else out / self._config["temperature"]
+
+    def _word_scores(self, emit: Tensor, layout: BlockLayout):
+        weight, bias = self.word_score.weight, self.word_score.bias
+
+        def scores(blocks, words):
+            return emit[layout.slots[blocks]] @ weight[words].transpose(1, 2) + bias[words].unsqueeze(1)
+
+        return scores
+
+    def _table_scores(self, slot_of: Tensor):
+        def scores(blocks, words):
+            index = slot_of[blocks].unsqueeze(1).expand(-1, words.shape[1], -1)
+            return self.word_table[words].gather(-1, index).transpose(1, 2)
+
+        return scores
+
+    # ---------------------------------------------------------------- the program
+    def model(self, x=None, lengths=None, start: Belief | None = None, *, states=None, num_sequences=1, num_steps=None):
+        """The generative program.
+
+        Args:
+            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate (num_sequences, num_steps).
+            lengths: (B,) valid steps, or None for all.
+            start: the belief that the previous segment ended with.
+            states: (B, T) observed states, negative where unknown.
+        """
+        if x is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many words to generate when x is None")
+            shape, device = (num_sequences, num_steps), self.block_of_word.device
+        else:
+            check_words(x, self.num_words)
+            check_lengths(lengths, x)
+            shape, device = x.shape, x.device
+            observed = x >= 0
+            all_observed = bool(observed.all())
+            words = x if all_observed else x.clamp_min(0)
+        transition, emission = self.specs()
+        resets = self.reset_id is not None
+        before = _word_before(start, shape[0], device) if resets else None  # MISSING-free: a start needs no reset
+        if x is not None and resets:
+            previous = torch.cat([before.unsqueeze(1), x[:, :-1]], 1)
+        z = start
+        with pyro.plate("sequences", shape[0], dim=-1):
+            for t in markov(range(shape[1])):
+                if resets and x is not None:
+                    before = previous[:, t]
+                with poutine.mask(mask=True if lengths is None else t < lengths):
+                    given = None if states is None else states[:, t]
+                    z = pyro.sample(f"z_{t}", transition(z, inputs=before), obs=given)
+                    if x is None:
+                        before = word = pyro.sample(f"x_{t}", emission(z))
+                        before = word if resets else None
+                        continue
+                    with poutine.mask(mask=True if all_observed else observed[:, t]):
+                        pyro.sample(f"x_{t}", emission(z), obs=words[:, t])
+        return x
+
+    @property
+    def config(self):
+        return dict(self._config)
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> VLHMM:
+        """The model of a saved folder, before its parameters are loaded."""
+        if "block_of_word" not in tensors:
+            raise ValueError("model.safetensors: no block_of_word in it, so this is not a vlhmm; was it saved by pplseq?")
+        return cls(blocks=tensors["block_of_word"], **config)
+
+
+def _word_before(start: Belief | None, num_rows: int, device) -> Tensor:
+    """(B,) the word before the first one; an id that never resets where there is none."""
+    if start is None or start.last_observation is None:
+        return torch.full((num_rows,), MISSING - 1, device=device)
+    return start.last_observation
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _block_sizes(num_words: int, num_states: int, blocks: Tensor, states_per_block) -> Tensor:
+    """(M,) states of each block, checked against the words."""
+    if num_words < 1 or num_states < 1:
+        raise ValueError(f"num_words and num_states must be positive, got {num_words} and {num_states}")
+    if blocks.shape != (num_words,):
+        raise ValueError(
+            f"blocks must cover the vocabulary: expected one block for each of {num_words} words, got shape "
+            f"{tuple(blocks.shape)}"
+        )
+    if int(blocks.min()) < 0:
+        raise ValueError(f"blocks must be numbered from 0, got {int(blocks.min())} for word {int(blocks.argmin())}")
+    num_blocks = int(blocks.max()) + 1
+    if num_blocks > num_words:
+        raise ValueError(f"blocks: more blocks ({num_blocks}) than words ({num_words})")
+    empty = (torch.bincount(blocks, minlength=num_blocks) == 0).nonzero().flatten()
+    if len(empty):
+        raise ValueError(f"blocks: no word in block {empty[:5].tolist()}; number the blocks without holes")
+    if states_per_block is None:
+        if num_states % num_blocks:
+            down, up = num_states // num_blocks * num_blocks, -(-num_states // num_blocks) * num_blocks
+            near = f"{up}" if down == 0 else f"{down} or {up}"
+            raise ValueError(
+                f"num_states must be a multiple of the number of blocks ({num_blocks}), got {num_states}; use {near}, or "
+                "give states_per_block"
+            )
+        return torch.full((num_blocks,), num_states // num_blocks)
+    sizes = torch.as_tensor(states_per_block)
+    if sizes.shape != (num_blocks,) or int(sizes.min()) < 1 or int(sizes.sum()) != num_states:
+        raise ValueError(
+            f"states_per_block must be {num_blocks} positive counts that sum to num_states = {num_states}, got "
+            f"{len(sizes)} that sum to {int(sizes.sum())}"
+        )
+    return sizes
