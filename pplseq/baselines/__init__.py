@@ -7,18 +7,11 @@ Every baseline has the same small face, on texts of `pplseq.data`:
     next_word(context) -> (V,)        nats of every word after the words of a line so far
 """
 
-from importlib import import_module
+from pplseq._lazy import lazy_names
 
-_HOME = {"KneserNey": "kneser_ney"}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__():
-    return sorted([*globals(), *_HOME])
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "KneserNey": "kneser_ney",
+    },
+)
