@@ -45,7 +45,7 @@ class Bigrams:
     """
 
     def __init__(self, first: np.ndarray, second: np.ndarray, num_words: int):
-        keys, counts = np.unique(first.astype(np.int64) * num_words + second, return_counts=True)
+        keys, counts = np.unique(first * num_words + second, return_counts=True)
         self.num_words, self.total = num_words, float(len(first))
         self.first, self.second = np.divmod(keys, num_words)
         self.counts = counts.astype(np.float64)

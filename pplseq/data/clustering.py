@@ -152,6 +152,7 @@ def average_mutual_information(
         )
     if block_of_word.size and block_of_word.min() < 0:
         raise ValueError(f"block_of_word: expected block numbers from 0, got {block_of_word.min()}")
+    block_of_word = block_of_word.astype(np.int64, copy=False)
     first, second = _neighbours(_token_array(tokens, len(block_of_word)), line_starts, eos_id)
     return Bigrams(block_of_word[first], block_of_word[second], int(block_of_word.max()) + 1).mutual_information()
 
@@ -216,7 +217,7 @@ def _token_array(tokens, num_words: int) -> np.ndarray:
             f"tokens: expected word ids in 0..{num_words - 1}, got {tokens[position]} at position {position}; "
             "num_words must be the size of the vocabulary that encoded the text"
         )
-    return tokens
+    return tokens.astype(np.int64, copy=False)
 
 
 def _whole_number(name: str, value) -> int:

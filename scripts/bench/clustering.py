@@ -20,6 +20,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXTS = {"ptb": "ptb/ptb.train.txt", "wikitext2": "wikitext2/wiki.train.tokens"}
+MEASURED = [f"pplseq/data/{name}.py" for name in ("brown", "clusters", "clustering", "exchange")] + [__file__]
 CPP = "wcluster (C++), another machine"
 # Name -> text, whether <eos> ends each line, options of brown_clusters, figures promised, figures of the C++ program.
 CASES = {
@@ -162,7 +163,7 @@ def main() -> int:
         "core, peak resident memory of the whole process",
         "machine": machine(),
         "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "pplseq/data", __file__)),
+        "uncommitted_changes": bool(git("status", "--porcelain", *MEASURED)),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "results": results,
     }

@@ -311,6 +311,15 @@ def test_repr_and_sizes():
     assert clusters.block_of_word.tolist() == [0, 1, 2, 1]
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "uint64"])
+def test_any_whole_numbers_will_do(kind):
+    tokens = random_text()
+    clusters = brown_clusters(tokens, 30, 5)
+    assert brown_clusters(tokens.astype(kind), 30, 5).paths == clusters.paths
+    blocks = clusters.block_of_word.astype(kind)
+    assert average_mutual_information(tokens.astype(kind), blocks) == clusters.mutual_information
+
+
 def test_progress_bar(capsys):
     brown_clusters(random_text(), 30, 4, exchange_passes=1, progress=True)
     assert "60/60" in capsys.readouterr().err
