@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from tqdm import tqdm
@@ -118,8 +119,9 @@ def brown_clusters(
     between = bigrams.between_blocks(block, num_clusters)[np.ix_(open_blocks, open_blocks)]
     names = join_paths(merge_blocks(between, bigrams.tolerance), len(own_blocks))
     path = dict(zip([*open_blocks.tolist(), *own_blocks.tolist()], names, strict=True))
-    information = Bigrams(block[first], block[second], num_clusters).mutual_information()
-    return Clusters(tuple(path[number] for number in block.tolist()), counts, information)
+    clusters = Clusters(tuple(path[number] for number in block.tolist()), counts)
+    first, second = clusters.block_of_word[first], clusters.block_of_word[second]
+    return replace(clusters, mutual_information=Bigrams(first, second, num_clusters).mutual_information())
 
 
 def average_mutual_information(
