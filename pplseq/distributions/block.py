@@ -48,6 +48,10 @@ class BlockTransition(Transition):
         """(..., P, Q) unnormalised scores between local numbers (..., P) and (..., Q)."""
         raise NotImplementedError
 
+    def block_scores(self, previous_block: Tensor, block: Tensor) -> Tensor:
+        """(..., K, K) unnormalised scores between the states of two blocks (...)."""
+        return self.scores(self.layout.slots[previous_block], self.layout.slots[block])
+
     def scores_from_all(self, following: Tensor) -> Tensor:
         """(N, Q) scores from all kept states into local numbers (Q,)."""
         raise NotImplementedError
@@ -85,7 +89,7 @@ class BlockTransition(Transition):
 
     def initial_of(self, block: Tensor) -> Tensor:
         """(..., K) log p(z_1) of the states of a block (...)."""
-        return self.initial[self.layout.slots[block]]
+        return self.layout.of_blocks(self.initial, block)
 
     def pairs(self, previous_block: Tensor, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
         """(..., K, K) log p(z_t | z_{t-1}) between the states of two blocks (...); padded rows and columns are meaningless.
@@ -93,10 +97,11 @@ class BlockTransition(Transition):
         Args:
             previous_word: (...) the word at t-1, needed where the model resets.
         """
-        previous, following = self.layout.slots[previous_block], self.layout.slots[block]
-        log_norm = self.log_norm(previous_block.unique())
-        pair = self.scores(previous, following) - log_norm[previous].unsqueeze(-1)
-        return self._after(previous_word, pair, previous, self.initial[following])
+        log_norm = self.layout.of_blocks(self.log_norm(previous_block.unique()), previous_block)
+        pair = self.block_scores(previous_block, block) - log_norm.unsqueeze(-1)
+        if self.reset_id is None or previous_word is None:
+            return pair
+        return self._after(previous_word, pair, self.layout.slots[previous_block], self.initial_of(block))
 
     def _after(self, word: Tensor | None, rows: Tensor, previous: Tensor, initial: Tensor) -> Tensor:
         """Rows (..., P, Q) out of states ``previous`` (..., P), given the word (...) seen there.
@@ -236,6 +241,10 @@ class EmbeddingTransition(BlockTransition):
     def scores(self, previous, following):
         return self.out[previous] @ self.into[following].transpose(-1, -2)
 
+    def block_scores(self, previous_block, block):
+        out = self.layout.of_blocks(self.out, previous_block)
+        return out @ self.layout.of_blocks(self.into, block).transpose(-1, -2)
+
     def scores_from_all(self, following):
         return self.out @ self.into[following].T
 
@@ -311,7 +320,7 @@ class BlockEmission(Emission):
 
     def log_prob_at(self, obs: Tensor) -> Tensor:
         """(..., K) log p(obs | each state of its block)."""
-        return self.word_log_probs[obs]
+        return self.word_log_probs.index_select(0, obs.reshape(-1)).view(*obs.shape, -1)
 
     def log_prob_of(self, word: int) -> Tensor:
         """(N,) log p(word | z) for every kept state."""

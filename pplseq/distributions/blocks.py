@@ -93,6 +93,15 @@ class BlockLayout:
         blocks[self.kept_ids] = self.block_of_kept
         return blocks
 
+    def of_blocks(self, values: Tensor, blocks: Tensor) -> Tensor:
+        """(..., K, *F) values of the states of blocks (...), from (N, *F) by local number."""
+        if self.filled is not None:
+            slots = self.slots[blocks].reshape(-1)
+            return values.index_select(0, slots).view(*blocks.shape, self.width, *values.shape[1:])
+        # whole blocks at once: far fewer, longer rows to gather, and to add up in the backward
+        by_block = values.reshape(self.num_blocks, -1)
+        return by_block.index_select(0, blocks.reshape(-1)).view(*blocks.shape, self.width, *values.shape[1:])
+
     def scatter(self, values: Tensor, fill: float) -> Tensor:
         """(..., N) values of kept states -> (..., Z), ``fill`` at dropped ones."""
         if self.complete:
@@ -102,7 +111,7 @@ class BlockLayout:
 
 
 class WordGroups:
-    """Words by block in a few padded rectangles, blocks of similar size together: (m, W) tables, at most 2x padding.
+    """Words by block in a few padded rectangles, blocks of similar size together, at most 2x padding.
 
     Args:
         block_of_word: (V,).
@@ -110,36 +119,53 @@ class WordGroups:
     """
 
     def __init__(self, block_of_word: Tensor, num_blocks: int):
-        block_of_word = block_of_word.cpu()
+        device, block_of_word = block_of_word.device, block_of_word.cpu()
         sizes = torch.bincount(block_of_word, minlength=num_blocks)
         order = block_of_word.argsort(stable=True)
         first = sizes.cumsum(0) - sizes
-        self.groups: list[tuple[Tensor, Tensor, Tensor]] = []
         ceiling = sizes.clamp_min(16).to(torch.float64).log2().ceil()
+        blocks, words, filled, self._shapes = [], [], [], []
         for level in ceiling.unique():
-            blocks = ((ceiling == level) & (sizes > 0)).nonzero().squeeze(-1)
-            if len(blocks) == 0:
+            some = ((ceiling == level) & (sizes > 0)).nonzero().squeeze(-1)
+            if len(some) == 0:
                 continue
-            slot = torch.arange(int(sizes[blocks].max()))
-            filled = slot < sizes[blocks].unsqueeze(-1)
-            words = order[torch.where(filled, first[blocks].unsqueeze(-1) + slot, first[blocks].unsqueeze(-1))]
-            self.groups.append((blocks, words, filled))
+            slot = torch.arange(int(sizes[some].max()))
+            inside = slot < sizes[some].unsqueeze(-1)
+            start = first[some].unsqueeze(-1)
+            blocks.append(some)
+            words.append(order[torch.where(inside, start + slot, start)].reshape(-1))
+            filled.append(inside)
+            self._shapes.append(inside.shape)
+        self.blocks, self.words = torch.cat(blocks).to(device), torch.cat(words).to(device)
+        self._padding = [(~inside).unsqueeze(-1).to(device) for inside in filled]
+        cells = torch.cat([inside.reshape(-1) for inside in filled]).nonzero().squeeze(-1)
+        self._cell_of_word = torch.empty_like(cells)
+        self._cell_of_word[torch.cat(words)[cells]] = cells
+        self._cell_of_word = self._cell_of_word.to(device)
 
-    def to(self, device) -> WordGroups:
-        self.groups = [tuple(part.to(device) for part in group) for group in self.groups]
-        return self
+    def products(self, states: Tensor, words: Tensor, bias: Tensor) -> list[Tensor]:
+        """Scores [(m, W, K)] = words . states + bias from (M, K, D) states, (V, D) words and (V,) biases."""
+        # one gather for all groups: the backward of a gather fills a gradient of the whole table
+        states = states.index_select(0, self.blocks)
+        words, bias = words.index_select(0, self.words), bias.index_select(0, self.words)
+        groups = zip(self._split(states, 0), self._split(words, 1), self._split(bias, 1), strict=True)
+        scores = []
+        for (count, width), (of_states, of_words, of_bias) in zip(self._shapes, groups, strict=True):
+            of_words = of_words.view(count, width, -1)
+            scores.append(torch.baddbmm(of_bias.view(count, width, 1), of_words, of_states.transpose(1, 2)))
+        return scores
 
-    def log_softmax(self, scores_of, num_words: int, width: int) -> Tensor:
-        """(V, K) log p(word | slot of its block): each slot's scores normalised over the words of its block.
+    def rows(self, table: Tensor) -> list[Tensor]:
+        """[(m, W, K)] from a (V, K) table of scores."""
+        parts = self._split(table.index_select(0, self.words), 1)
+        return [part.view(*shape, -1) for part, shape in zip(parts, self._shapes, strict=True)]
 
-        Args:
-            scores_of: function (blocks (m,), words (m, W)) -> (m, K, W) scores.
-        """
-        parts, positions = [], []
-        for blocks, words, filled in self.groups:
-            scores = scores_of(blocks, words).masked_fill(~filled.unsqueeze(1), -float("inf"))
-            table = torch.log_softmax(scores, -1).transpose(1, 2)  # (m, W, K)
-            parts.append(table[filled])
-            positions.append(words[filled])
-        order = torch.cat(positions).argsort()
-        return torch.cat(parts).index_select(0, order)
+    def _split(self, value: Tensor, by_word: int):
+        return value.split([count * (width if by_word else 1) for count, width in self._shapes])
+
+    def log_softmax(self, scores: list[Tensor]) -> Tensor:
+        """(V, K) log p(word | slot of its block): each slot's scores normalised over the words of its block."""
+        parts = []
+        for score, padding in zip(scores, self._padding, strict=True):
+            parts.append(torch.log_softmax(score.masked_fill(padding, -float("inf")), 1).flatten(0, 1))
+        return torch.cat(parts).index_select(0, self._cell_of_word)

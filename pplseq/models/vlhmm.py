@@ -164,7 +164,7 @@ class VLHMM(SequenceModel):
         device = self.block_of_word.device
         if device not in self._indices:
             layout = BlockLayout.from_sizes(self._sizes, device=device)
-            self._indices[device] = layout, WordGroups(self.block_of_word, layout.num_blocks).to(device)
+            self._indices[device] = layout, WordGroups(self.block_of_word, layout.num_blocks)
         return self._indices[device]
 
     def specs(self) -> tuple[BlockTransition, BlockEmission]:
@@ -184,12 +184,15 @@ class VLHMM(SequenceModel):
         if scalar:
             initial = torch.log_softmax(self.start_table[layout.kept_ids], -1)
             slot_of = layout.state_ids - self._index()[0].state_ids[:, :1]  # which columns of the word table are kept
-            table = words.log_softmax(self._table_scores(slot_of), self.num_words, layout.width)
+            index = slot_of[self.block_of_word]
+            table = words.log_softmax(words.rows(self.word_table.gather(-1, index)))
         else:
             start = self.start_score(self.start_layer(self._embed("start", None, layout))).squeeze(-1)
             initial = torch.log_softmax(start, -1)
             emit = self.emit_layer(self._embed("emit", None, layout))
-            table = words.log_softmax(self._word_scores(emit, layout), self.num_words, layout.width)
+            every = torch.arange(layout.num_blocks, device=emit.device)
+            scores = words.products(layout.of_blocks(emit, every), self.word_score.weight, self.word_score.bias)
+            table = words.log_softmax(scores)
         emission = BlockEmission(layout, self.block_of_word, table)
         options = dict(reset_id=self.reset_id, emission=emission)
         if scalar:
@@ -210,21 +213,6 @@ class VLHMM(SequenceModel):
     def _out(self, embedding: Tensor) -> Tensor:
         out = self.out_layer(embedding)
         return out if self._config["temperature"] == 1 else out / self._config["temperature"]
-
-    def _word_scores(self, emit: Tensor, layout: BlockLayout):
-        weight, bias = self.word_score.weight, self.word_score.bias
-
-        def scores(blocks, words):
-            return emit[layout.slots[blocks]] @ weight[words].transpose(1, 2) + bias[words].unsqueeze(1)
-
-        return scores
-
-    def _table_scores(self, slot_of: Tensor):
-        def scores(blocks, words):
-            index = slot_of[blocks].unsqueeze(1).expand(-1, words.shape[1], -1)
-            return self.word_table[words].gather(-1, index).transpose(1, 2)
-
-        return scores
 
     # ---------------------------------------------------------------- the program
     def model(self, x=None, lengths=None, start: Belief | None = None, *, states=None, num_sequences=1, num_steps=None):
