@@ -62,7 +62,10 @@ class RunConfig:
     )
     init: str = _setting("normal", "Initialisation of the embeddings.", choices=("normal", "xavier"))
     init_scale: float = _setting(0.1, "Standard deviation of the normal initialisation.")
-    temperature: float = _setting(1.0, "Factor on the transition logits.")
+    temperature: float = _setting(1.0, "Divides the transition scores; sqrt(hidden) keeps bfloat16 honest.")
+    normalizer_dtype: str = _setting(
+        "float32", "Products in the training normaliser; evaluation is exact.", choices=("float32", "bfloat16")
+    )
     method: str = _setting("em", "How to fit `hmm`; vlhmm is always trained by gradient (sgd).", choices=("em", "sgd"))
 
     protocol: str = _setting(
@@ -118,6 +121,12 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+        # The run's folder keeps the path, and --resume may be called from anywhere.
+        for name in ("data", "blocks"):
+            path = getattr(self, name)
+            if path and Path(path).exists():
+                setattr(self, name, str(Path(path).resolve()))
 
     @property
     def num_states(self) -> int:

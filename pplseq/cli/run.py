@@ -133,12 +133,10 @@ def make_clusters(
 
 def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.Clusters | None) -> torch.nn.Module:
     """A fresh model; the caller has set the seed."""
-    from pplseq.models import REGISTRY, VLHMM
+    from pplseq.models import VLHMM, model_class
 
-    if config.model not in REGISTRY:
-        raise ValueError(f"unknown model {config.model!r}.{nearest(config.model, REGISTRY)}")
     if config.model == "hmm":
-        return REGISTRY["hmm"](config.num_states, num_words=len(vocabulary))
+        return model_class("hmm")(config.num_states, num_words=len(vocabulary))
     if clusters is not None:
         check_divisible(config.num_states, clusters.num_blocks)
     return VLHMM(
@@ -153,6 +151,7 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
         initialization=config.init,
         init_scale=config.init_scale,
         temperature=config.temperature,
+        normalizer_dtype=config.normalizer_dtype,
     )
 
 

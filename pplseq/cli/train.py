@@ -33,10 +33,7 @@ def train(
     A flag wins over the TOML file, the file wins over the defaults. The run's folder gets config.toml, metrics.jsonl,
     clusters.paths, and the checkpoints best/ and last/. Ctrl-C and SIGTERM save before they stop.
     """
-    given = {
-        **given_flags(parameters, ctx),
-        **{name: parameters[name] for name in ("model", "data") if parameters[name]},
-    }
+    given = given_flags(parameters, ctx)
     if resume is not None:
         config = _resumed(resume, given, out, config_file)
     else:

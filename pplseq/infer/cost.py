@@ -70,7 +70,7 @@ def vlhmm_cost(
     width = kept / num_blocks
     rows = kept * blocks_present
     h = hidden_size
-    num_weights = (1 if tied else 4) * num_states * h + 3 * (2 * h * h + 2 * h) + num_words * (h + 1) + h + 1
+    num_weights = (1 if tied else 4) * num_states * h + 3 * (2 * h * h + 4 * h) + num_words * (h + 1) + h + 1
     pairs = min(num_tokens, num_blocks**2)
     # float32 numbers at the peak: residual activations, emission tables, the chain's pairs, tiles of the normaliser.
     working = 24 * kept * h + 5 * width * num_words + 3 * pairs * width**2 + 3 * min(kept, 2048) * kept

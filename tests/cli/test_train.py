@@ -1,0 +1,340 @@
+"""`pplseq train` with the real model: settings, exact resumption, interruptions, failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from pplseq.cli import main
+from pplseq.infer import training
+from pplseq.infer.metrics import read_metrics
+
+SMALL = "--states 48 --num-blocks 12 --hidden 8 --batch-size 4 --segment-length 12 --epochs 1 --log-interval 7"
+SMALL = [*SMALL.split(), "--max-vocabulary", "100", "--threads", "1", "--device", "cpu"]
+
+
+def pplseq(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A few hundred lines with structure, as a single file."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    nouns, verbs, ends = "cat dog bird fish".split(), "sees likes finds".split(), "here now today".split()
+    lines = []
+    for i in range(240):
+        words = ["the", nouns[i % 4], verbs[(i * i) % 3], "a", nouns[(i // 3) % 4]]
+        lines.append(" ".join(words + ([ends[i % 3]] if i % 2 else [])))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """An uninterrupted run."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    pplseq("train", "vlhmm", text, *SMALL, "--out", run)
+    return run
+
+
+def numbers(run):
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "tokens_per_second")}
+        for record in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+def test_a_run_has_everything(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names == {"best", "last", "clusters.paths", "config.toml", "data.json", "metrics.jsonl"}
+    config = tomllib.loads((finished / "config.toml").read_text())
+    assert config["states"] == 48 and config["lr"] == 0.003 and config["init_scale"] == 0.1 and config["clip"] == 5.0
+    kinds = [record["kind"] for record in numbers(finished)]
+    assert kinds.count("validation") == 4 and kinds.count("train") >= 3
+    assert not list(finished.rglob("*.pt")) and not list(finished.rglob("*.pkl"))
+
+
+def test_summary_is_one_json_line(text, tmp_path):
+    result = pplseq("train", "vlhmm", text, *SMALL, "--out", tmp_path / "run")
+    summary = json.loads(result.stdout)
+    assert summary["stop_reason"] == "epochs" and summary["protocol"] == "carried"
+    assert summary["perplexity"] == pytest.approx(torch.tensor(summary["nats_per_token"]).exp().item(), rel=1e-5)
+
+
+def test_same_settings_same_numbers(text, finished, tmp_path):
+    pplseq("train", "--config", finished / "config.toml", "--out", tmp_path / "again")
+    assert numbers(tmp_path / "again") == numbers(finished)
+
+
+@pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("stop_at", [3, 10])
+def test_resume_is_exact_to_the_bit(text, finished, tmp_path, monkeypatch, number, code, stop_at):
+    run = tmp_path / "run"
+    step = training._Loop._step
+
+    def interrupted(self, batch):
+        step(self, batch)
+        if self.progress.step == stop_at:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Loop, "_step", interrupted)
+        result = pplseq("train", "vlhmm", text, *SMALL, "--out", run, code=code)
+    assert f"--resume {run}" in result.stderr
+    pplseq("train", "--resume", run)
+    assert numbers(run) == numbers(finished)
+    for name in ("best/model.safetensors", "last/model.safetensors", "last/training.safetensors"):
+        one, two = load_file(run / name), load_file(finished / name)
+        assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one), name
+
+
+def test_sigterm_to_the_real_process(text, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", "from pplseq.cli import main; main()", "train", "vlhmm", str(text), *SMALL]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--epochs", "500", "--out", str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    deadline = time.monotonic() + 60
+    while len(read_metrics(run / "metrics.jsonl")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors.decode()
+    assert b"Traceback" not in errors
+    state = json.loads((run / "last" / "training.json").read_text())["state"]
+    assert state["progress"]["step"] >= 2
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(f'model = "vlhmm"\ndata = "{text}"\nlr = 0.5\nhidden = 6\nmax-time = "90s"\nclip = "none"\n')
+    run = tmp_path / "run"
+    pplseq("train", "--config", config, *SMALL, "--lr", "0.01", "--out", run)
+    saved = tomllib.loads((run / "config.toml").read_text())
+    assert (saved["lr"], saved["max_time"], saved["clip"], saved["hidden"]) == (0.01, 90.0, "none", 8)
+    assert saved["weight_decay"] == 0.0 and saved["states"] == 48
+
+
+@pytest.mark.parametrize(
+    "line,message",
+    [
+        ("staets = 48", "unknown key 'staets'. Did you mean 'states'?"),
+        ("state_dropout = 0.5", "Did you mean 'dropout'?"),
+        ("states = 48.5", "states must be a whole number or none, got 48.5"),
+        ("states = true", "states must be a whole number or none, got True"),
+        ('lr = "fast"', "lr must be a number, got 'fast'"),
+        ("tied = 1", "tied must be true or false, got 1"),
+        ("[model]\nstates = 1", "model must be a string"),
+        ('parameterization = "scalr"', "parameterization must be one of independent, factored, scalar"),
+        ("dropout = 1.0", "dropout must be at least 0 and below 1"),
+        ("states 48", "is not TOML"),
+        ('max_time = "soon"', "like 90s, 10m, 2h; got 'soon'"),
+    ],
+)
+def test_config_errors(text, tmp_path, line, message):
+    config = tmp_path / "config.toml"
+    config.write_text(line + "\n")
+    result = pplseq("train", "vlhmm", text, "--config", config, "--out", tmp_path / "run", code=2)
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--states", "50"], "states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
+        (["--num-blocks", "80", "--states", "80"], "num_blocks = 80 is more than the"),
+        (["--blocks", "bronw"], "blocks must be brown, uniform, none or an existing paths file, got 'bronw'"),
+        (["--hidden", "0"], "hidden must be positive"),
+        (["--clip", "lots"], "'lots' is not a number or none"),
+        (["--device", "tpu"], "device must be auto, cpu, cuda"),
+        (["--lr", "-1"], "lr must be positive"),
+    ],
+)
+def test_bad_sizes(text, tmp_path, arguments, message):
+    result = pplseq("train", "vlhmm", text, *SMALL, *arguments, "--out", tmp_path / "run", code=2)
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_unknown_model(text, tmp_path):
+    result = pplseq("train", "vlhm", text, "--out", tmp_path / "run", code=2)
+    assert "unknown model 'vlhm'. Did you mean 'vlhmm'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        (b"", "empty"),
+        (b"\n\n\n", "empty"),
+        (b"word\n", "one word"),
+        (b"a b c\nd \xff\xfe e\n", "byte 8"),
+        (b"a b\x00c\n", "NUL"),
+    ],
+)
+def test_bad_text(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    result = pplseq("train", "vlhmm", path, *SMALL, "--out", tmp_path / "run", code=2)
+    assert result.stderr.startswith("Error: ") and message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_text(tmp_path):
+    result = pplseq("train", "vlhmm", tmp_path / "nowhere.txt", *SMALL, "--out", tmp_path / "run", code=2)
+    assert "no such file" in result.stderr
+
+
+def test_blocks_from_a_file_that_does_not_cover_the_vocabulary(text, tmp_path):
+    paths = tmp_path / "some.paths"
+    paths.write_text("0\tthe\t10\n1\tcat\t3\n")
+    result = pplseq("train", "vlhmm", text, *SMALL, "--blocks", paths, "--out", tmp_path / "run", code=2)
+    assert "words of the vocabulary are not in the file" in result.stderr
+
+
+def test_blocks_from_a_cluster_file(text, tmp_path):
+    pplseq("cluster", text, "--num-clusters", "6", "--out", tmp_path / "c.paths")
+    pplseq("train", "vlhmm", text, *SMALL, "--blocks", tmp_path / "c.paths", "--out", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "best" / "config.json").read_text())
+    assert config["config"]["num_states"] == 48
+    assert (tmp_path / "run" / "clusters.paths").read_text() == (tmp_path / "c.paths").read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--blocks", "uniform"],
+        ["--blocks", "none"],
+        ["--parameterization", "factored"],
+        ["--parameterization", "scalar"],
+        ["--untied"],
+        ["--no-reset", "--no-eos-block"],
+        ["--init", "xavier", "--dropout", "0"],
+        ["--protocol", "sentence", "--batch-tokens", "64"],
+    ],
+    ids=" ".join,
+)
+def test_every_ablation_is_a_flag(text, tmp_path, options):
+    result = pplseq("train", "vlhmm", text, *SMALL, *options, "--out", tmp_path / "run")
+    assert json.loads(result.stdout)["perplexity"] < 30
+
+
+def test_nan_loss_keeps_the_last_good_checkpoint(text, tmp_path, monkeypatch):
+    step = training._Loop._step
+
+    def poisoned(self, batch):
+        if self.progress.step == 9:
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        step(self, batch)
+
+    monkeypatch.setattr(training._Loop, "_step", poisoned)
+    result = pplseq("train", "vlhmm", text, *SMALL, "--out", tmp_path / "run", code=1)
+    assert "the loss is nan at step 10" in result.stderr
+    weights = load_file(tmp_path / "run" / "last" / "model.safetensors")
+    assert all(torch.isfinite(value).all() for value in weights.values() if value.is_floating_point())
+
+
+def test_full_disk(text, tmp_path):
+    """The kernel refuses to write more than a few kilobytes to a file: the second checkpoint does not fit."""
+    run = tmp_path / "run"
+    script = f"""
+import resource, sys
+from pplseq.cli import main
+from pplseq.infer import training
+save = training._Loop.save
+def limited(self, name):
+    if self.progress.step:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    save(self, name)
+training._Loop.save = limited
+sys.argv = ["pplseq", "train", "vlhmm", {str(text)!r}, *{SMALL!r}, "--out", {str(run)!r}]
+main()
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1, result.stderr
+    assert "could not save" in result.stderr and "Traceback" not in result.stderr
+    assert json.loads((run / "last" / "training.json").read_text())["state"]["progress"]["step"] == 0
+    pplseq("train", "--resume", run)
+
+
+def test_resume_refuses_other_settings(finished):
+    result = pplseq("train", "--resume", finished, "--lr", "0.1", code=2)
+    assert "lr cannot change" in result.stderr and "max_time" in result.stderr
+
+
+def test_resume_of_nothing(tmp_path):
+    assert "not a run" in pplseq("train", "--resume", tmp_path, code=2).stderr
+
+
+def test_resume_with_other_data(text, tmp_path):
+    data = tmp_path / "text.txt"
+    data.write_text(text.read_text())
+    pplseq("train", "vlhmm", data, *SMALL, "--out", tmp_path / "run")
+    data.write_text(text.read_text().replace("bird", "bear"))
+    result = pplseq("train", "--resume", tmp_path / "run", "--epochs", "2", code=2)
+    assert "the vocabulary of text.txt is no longer the one" in result.stderr
+
+
+def test_a_run_is_not_overwritten(text, finished):
+    before = numbers(finished)
+    result = pplseq("train", "vlhmm", text, *SMALL, "--out", finished, code=2)
+    assert "already holds a run" in result.stderr
+    assert numbers(finished) == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+def test_resume_from_a_bad_checkpoint(text, finished, tmp_path, damage):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    path = run / "last" / "training.safetensors"
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        (run / "last" / "training.json").write_text('{"format": "another"}')
+    result = pplseq("train", "--resume", run, "--epochs", "2", code=2)
+    assert {"truncated": "is cut short", "foreign": "written by another program"}[damage] in result.stderr
+
+
+def test_max_time(text, tmp_path):
+    result = pplseq("train", "vlhmm", text, *SMALL, "--epochs", "10000", "--max-time", "1s", "--out", tmp_path / "run")
+    assert json.loads(result.stdout)["stop_reason"] == "max_time"
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["scheduled"] is False
+
+
+def test_tensorboard_is_an_extra(text, tmp_path):
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        result = pplseq("train", "vlhmm", text, *SMALL, "--tensorboard", "--out", tmp_path / "run", code=2)
+        assert 'pip install "pplseq[tensorboard]"' in result.stderr
+    else:
+        pplseq("train", "vlhmm", text, *SMALL, "--tensorboard", "--out", tmp_path / "run")
+        assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_a_word_too_rare_to_know_becomes_unknown(tmp_path):
+    """Held-out words that training never saw make <unk>, without asking for it."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"the w{i} is w{i + 1}\n" for i in range(200)))
+    pplseq("train", "vlhmm", path, *SMALL, "--num-blocks", "3", "--out", tmp_path / "run")
+    assert "<unk>" in Path(tmp_path / "run" / "best" / "vocab.txt").read_text().split()
