@@ -14,8 +14,10 @@ from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import Emission, Transition
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.kernels.log_norm import streamed_log_norm
-from pplseq.infer.kernels.log_semiring import log_matmul
+from pplseq.infer.kernels.log_semiring import log_matmul, logsumexp
 
+CACHED_WIDTH = 64  # from this many states a block, evaluation keeps the transition blocks it has computed
+PAIR_CACHE_BYTES = 5 << 28  # 1.25 GiB of them at most
 WIDE_CELLS = 1 << 24  # cells of one tile of transition rows when a missing token opens all states
 
 
@@ -42,6 +44,7 @@ class BlockTransition(Transition):
         self.num_states, self.device = layout.num_states, initial.device
         self._log_norm: Tensor | None = None
         self._rows_done: Tensor | None = None
+        self._pairs: dict[int, Tensor] = {}
 
     # ---- what a subclass provides
     def scores(self, previous: Tensor, following: Tensor) -> Tensor:
@@ -97,11 +100,30 @@ class BlockTransition(Transition):
         Args:
             previous_word: (...) the word at t-1, needed where the model resets.
         """
-        log_norm = self.layout.of_blocks(self.log_norm(previous_block.unique()), previous_block)
-        pair = self.block_scores(previous_block, block) - log_norm.unsqueeze(-1)
+        if not torch.is_grad_enabled() and self.layout.width >= CACHED_WIDTH:
+            pair = self._cached_pairs(previous_block, block)
+        else:
+            pair = self._plain_pairs(previous_block, block)
         if self.reset_id is None or previous_word is None:
             return pair
         return self._after(previous_word, pair, self.layout.slots[previous_block], self.initial_of(block))
+
+    def _plain_pairs(self, previous_block: Tensor, block: Tensor) -> Tensor:
+        log_norm = self.layout.of_blocks(self.log_norm(previous_block.unique()), previous_block)
+        return self.block_scores(previous_block, block).sub_(log_norm.unsqueeze(-1))
+
+    def _cached_pairs(self, previous_block: Tensor, block: Tensor) -> Tensor:
+        """The same at test: text uses few of the M^2 pairs of blocks (PTB's test set half of them), and those often."""
+        keys = (previous_block * self.layout.num_blocks + block).reshape(-1)
+        new = torch.tensor([k for k in keys.unique().tolist() if k not in self._pairs], device=keys.device)
+        fresh = {}
+        if len(new):
+            made = self._plain_pairs(new // self.layout.num_blocks, new % self.layout.num_blocks)
+            fresh = dict(zip(new.tolist(), made, strict=True))
+            room = PAIR_CACHE_BYTES // (made[0].numel() * made.element_size()) - len(self._pairs)
+            self._pairs.update((key, fresh[key].clone()) for key in list(fresh)[: max(0, room)])
+        every = [self._pairs[key] if key in self._pairs else fresh[key] for key in keys.tolist()]
+        return torch.stack(every).view(*block.shape, self.layout.width, self.layout.width)
 
     def _after(self, word: Tensor | None, rows: Tensor, previous: Tensor, initial: Tensor) -> Tensor:
         """Rows (..., P, Q) out of states ``previous`` (..., P), given the word (...) seen there.
@@ -126,26 +148,29 @@ class BlockTransition(Transition):
         following = self.layout.slots[block]
         word = belief.last_observation if previous_word is None else previous_word
         if belief.ids is None:
-            step = self._step_from_all(belief.log_probs, following)
+            step = self._step_from_all(belief.log_probs, following, word)
         else:
             rows = self.outside_rows(belief.ids, following)
             if self.layout.complete:
                 rows = self._after(word, rows, belief.ids, self.initial[following])
-            step = torch.logsumexp(belief.log_probs.unsqueeze(-1) + rows, -2)
+            step = logsumexp(belief.log_probs.unsqueeze(-1) + rows, -2)
         if self.reset_id is None or word is None:
             return step
         return torch.where((word == self.reset_id).unsqueeze(-1), self.initial[following], step)
 
-    def _step_from_all(self, message: Tensor, following: Tensor) -> Tensor:
-        """(B, Q) log p(z_t = following) from log-probabilities (B, Z) over all states, whose word was not seen."""
+    def _step_from_all(self, message: Tensor, following: Tensor, word: Tensor | None) -> Tensor:
+        """(B, Q) log p(z_t = following) from log-probabilities (B, Z) over all states, given the words (B,) seen there."""
+        every = torch.arange(self.num_states, device=self.device)
         if not self.layout.complete:
-            ids = torch.arange(self.num_states, device=self.device).expand(len(following), -1)
-            return torch.logsumexp(message.unsqueeze(-1) + self.outside_rows(ids, following), -2)
+            rows = self.outside_rows(every.expand(len(following), -1), following)
+            return logsumexp(message.unsqueeze(-1) + rows, -2)
         step = max(1, WIDE_CELLS // (self.layout.num_kept * following.shape[-1]))
         parts = []
-        for some, to in zip(message.split(step), following.split(step), strict=True):
-            columns = self.columns(to.reshape(-1)).view(-1, *to.shape).movedim(0, 1)  # (b, N, Q)
-            parts.append(log_matmul(some.unsqueeze(-2), columns).squeeze(-2))
+        for some in torch.arange(len(following), device=self.device).split(step):
+            to = following[some]
+            columns = self.columns(to.reshape(-1), unseen=False).view(-1, *to.shape).movedim(0, 1)  # (b, N, Q)
+            columns = self._after(None if word is None else word[some], columns, every, self.initial[to])
+            parts.append(log_matmul(message[some].unsqueeze(-2), columns).squeeze(-2))
         return torch.cat(parts)
 
     # ---- wide steps: a missing token opens all states
@@ -155,10 +180,10 @@ class BlockTransition(Transition):
         rows = self.scores(previous, every.expand(*previous.shape[:-1], -1)) - self.log_norm()[previous].unsqueeze(-1)
         return self._after(previous_word, rows, previous, self.initial)
 
-    def columns(self, following: Tensor) -> Tensor:
-        """(N, Q) log p(z_t = following | z_{t-1}) from all kept states, whose word was not seen."""
+    def columns(self, following: Tensor, unseen: bool = True) -> Tensor:
+        """(N, Q) log p(z_t = following | z_{t-1}) from all kept states, whose word was not seen (and may have reset)."""
         columns = self.scores_from_all(following) - self.log_norm().unsqueeze(-1)
-        if self.reset_id is None:
+        if self.reset_id is None or not unseen:
             return columns
         every = torch.arange(self.layout.num_kept, device=self.device)
         return self._after(torch.tensor(MISSING, device=self.device), columns, every, self.initial[following])
@@ -168,9 +193,9 @@ class BlockTransition(Transition):
         size = max(1, WIDE_CELLS // self.layout.num_kept)
         return torch.arange(self.layout.num_kept, device=self.device).split(size)
 
-    def wide_forward(self, message: Tensor) -> Tensor:
+    def wide_forward(self, message: Tensor, unseen: bool = True) -> Tensor:
         """(R, N) log sum_i exp(message_i) A_ij from all states to all states, by tiles: never N x N at once."""
-        return torch.cat([log_matmul(message, self.columns(tile)) for tile in self.column_tiles()], -1)
+        return torch.cat([log_matmul(message, self.columns(tile, unseen)) for tile in self.column_tiles()], -1)
 
     def wide_backward(self, message: Tensor) -> Tensor:
         """(R, N) log sum_j A_ij exp(message_j), by tiles."""
