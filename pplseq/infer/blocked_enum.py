@@ -25,7 +25,7 @@ class _Step:
     state: StateCategorical
     mask: Tensor | bool | None
     value: Tensor | None  # an observed state
-    span: int  # 1, or the number of steps a vectorised body stands for
+    span: int | None  # the number of steps a vectorised body stands for, None for one step run by itself
     emission: StateEmission | None = None
     obs: Tensor | None = None
     obs_mask: Tensor | bool | None = None
@@ -142,7 +142,7 @@ class BlockedEnum(Messenger):
             frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
             recording = _Recording(msg["name"], fn.previous, frames, msg["scale"])
             self._recordings.append(recording)
-        span = 1 if self.time_index is None else len(self.time_index)
+        span = None if self.time_index is None else len(self.time_index)
         value = msg["value"] if msg["is_observed"] else None
         recording.steps.append(_Step(msg["name"], fn, msg["mask"], value, span))
         msg["value"] = StateVar(recording, len(recording.steps) - 1, fn.batch_shape)
@@ -251,7 +251,7 @@ def _stack(steps: list[_Step], batch: torch.Size, part, event=(), like: Tensor |
         if value is None:
             fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
             value = fill.expand(*batch, *event)
-        has_time = step.span > 1 and value.dim() > len(batch) + len(event)
+        has_time = step.span is not None and value.dim() > len(batch) + len(event)
         lead = value.shape[: value.dim() - len(event)]
         own = torch.broadcast_shapes(lead[1:] if has_time else lead, batch)
         values.append((value, has_time, own, step.span))
@@ -261,9 +261,7 @@ def _stack(steps: list[_Step], batch: torch.Size, part, event=(), like: Tensor |
         if has_time:
             time, *rest = value.shape[: value.dim() - len(event)]
             value = value.reshape(time, *(1,) * (len(shape) - len(rest)), *rest, *event)
-            full.append(value.expand(span, *shape, *event))
-        else:
-            full.append(value.expand(span, *shape, *event))
+        full.append(value.expand(span or 1, *shape, *event))
     return full[0] if len(full) == 1 else torch.cat(full)
 
 
