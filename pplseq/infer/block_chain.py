@@ -406,7 +406,7 @@ class BlockChain(Chain):
         matrices = scan.StepMatrices(f.pair, f.shared)
         position, log_prob = scan.viterbi_pass(f.init, matrices, f.emit, f.valid)
         path = self._fill_paths(self._paths(position).unsqueeze(0), maximum=True).squeeze(0)
-        for row in (self.gaps.count == 0).nonzero().squeeze(-1).split(1):
+        for row in (self.gaps.count == 0).nonzero():
             log_prob[row] = self._prior_log_prob(path[:, row], row)
         return path, log_prob
 
@@ -457,6 +457,10 @@ class BlockChain(Chain):
         word = belief.last_observation if previous_word is None else previous_word
         if belief.ids is None and self.layout.complete:
             step = transition.wide_forward(belief.log_probs)
+            if transition.reset_id is not None and (word is None or bool((word != MISSING).any())):
+                # a belief over all states whose word was seen: an ordinary step, no perhaps-reset
+                seen = transition.wide_forward(belief.log_probs, unseen=False)
+                step = seen if word is None else torch.where((word == MISSING).unsqueeze(-1), step, seen)
         else:
             ids = belief.ids
             if ids is None:

@@ -11,6 +11,13 @@ REPAIR_CELLS = 1 << 22
 MAX_CELLS = 1 << 26
 
 
+def logsumexp(score: Tensor, dim: int) -> Tensor:
+    """torch.logsumexp with gradient zero instead of NaN where everything is -inf."""
+    possible = score.detach().amax(dim, keepdim=True) > -math.inf
+    total = torch.logsumexp(torch.where(possible, score, 0.0), dim)
+    return torch.where(possible.squeeze(dim), total, -math.inf)
+
+
 def log_matmul(a: Tensor, b: Tensor) -> Tensor:
     """log sum_n exp(a_pn + b_nq): (..., P, N) x (..., N, Q) -> (..., P, Q), differentiable.
 
@@ -30,7 +37,7 @@ def log_matmul(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]).transpose(-1, -2)
     step = max(1, REPAIR_CELLS // a.shape[-1])
     exact = [
-        torch.logsumexp(a[(*lead, p)] + b[(*lead, q)], -1)
+        logsumexp(a[(*lead, p)] + b[(*lead, q)], -1)
         for *lead, p, q in zip(*(index.split(step) for index in where), strict=True)
     ]
     return result.index_put(where, torch.cat(exact))
