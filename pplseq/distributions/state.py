@@ -10,6 +10,15 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """torch.broadcast_shapes, fast where all shapes are equal or empty (which it is a hundred times per batch)."""
+    longest = max(shapes, key=len)
+    if all(shape == longest or not shape for shape in shapes):
+        return longest
+    return torch.broadcast_shapes(*shapes)
+
+
 MISSING = -1  # the word id that stands for a missing token
 
 
@@ -108,14 +117,14 @@ def take_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[..., index, :]: rows of a (*b, N, M) table for a (*B,) index, with b and B broadcast against each other."""
     if table.dim() == 2:
         return table[index]
-    batch = torch.broadcast_shapes(table.shape[:-2], index.shape)
+    batch = broadcast_shapes(table.shape[:-2], index.shape)
     index = index.expand(batch)[..., None, None].expand(*batch, 1, table.shape[-1])
     return table.expand(*batch, *table.shape[-2:]).gather(-2, index).squeeze(-2)
 
 
 def gather_last(rows: Tensor, value: Tensor) -> Tensor:
     """rows[..., value] with batch shapes broadcast."""
-    shape = torch.broadcast_shapes(rows.shape[:-1], value.shape)
+    shape = broadcast_shapes(rows.shape[:-1], value.shape)
     return rows.expand(*shape, rows.shape[-1]).gather(-1, value.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
@@ -137,7 +146,7 @@ class StateCategorical(TorchDistribution):
                 parts.append(torch.Size(previous.shape))
             if inputs is not None:
                 parts.append(inputs.shape[: inputs.dim() - transition.input_dims])
-            batch_shape = torch.broadcast_shapes(*parts)
+            batch_shape = broadcast_shapes(*parts)
         super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
 
     @property
@@ -145,7 +154,7 @@ class StateCategorical(TorchDistribution):
         return constraints.integer_interval(0, self.transition.num_states - 1)
 
     def expand(self, batch_shape, _instance=None):
-        shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        shape = broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
         return StateCategorical(self.transition, self.previous, self.inputs, shape)
 
     def enumerate_support(self, expand=True):
@@ -167,7 +176,7 @@ class StateCategorical(TorchDistribution):
             rows = torch.logsumexp(belief.log_probs.unsqueeze(-1) + rows, -2)
         else:
             rows = self.transition.rows(self.previous, self.inputs)
-        return rows.expand(*torch.broadcast_shapes(self.batch_shape, rows.shape[:-1]), rows.shape[-1])
+        return rows.expand(*broadcast_shapes(self.batch_shape, rows.shape[:-1]), rows.shape[-1])
 
     def sample(self, sample_shape=()):
         return torch.distributions.Categorical(logits=self.rows(), validate_args=False).sample(torch.Size(sample_shape))
@@ -184,7 +193,7 @@ class StateEmission(TorchDistribution):
     def __init__(self, emission, state, batch_shape=None):
         self.emission, self.state = emission, state
         if batch_shape is None:
-            batch_shape = torch.broadcast_shapes(torch.Size(state.shape), emission.batch_shape)
+            batch_shape = broadcast_shapes(torch.Size(state.shape), emission.batch_shape)
         super().__init__(torch.Size(batch_shape), emission.event_shape, validate_args=False)
 
     @property
@@ -192,12 +201,12 @@ class StateEmission(TorchDistribution):
         return self.emission.support_constraint
 
     def expand(self, batch_shape, _instance=None):
-        shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        shape = broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
         return StateEmission(self.emission, self.state, shape)
 
     def _distribution(self):
         base = self.emission.distribution(self.state)
-        return base.expand(torch.broadcast_shapes(base.batch_shape, self.batch_shape))
+        return base.expand(broadcast_shapes(base.batch_shape, self.batch_shape))
 
     def sample(self, sample_shape=()):
         return self._distribution().sample(torch.Size(sample_shape))

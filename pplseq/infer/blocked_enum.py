@@ -12,7 +12,7 @@ from pyro.nn import PyroModule
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar
+from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
 from pplseq.infer.chain import Chain, build_chain
 from pplseq.infer.eager_chain import EagerChain
 
@@ -194,7 +194,7 @@ class BlockedEnum(Messenger):
                 f"chain {recording.name!r}: its steps use different transition or emission objects; make them once before "
                 "the loop and call them in it"
             )
-        batch = torch.broadcast_shapes(steps[0].state.batch_shape, emissions[0].batch_shape)
+        batch = broadcast_shapes(steps[0].state.batch_shape, emissions[0].batch_shape)
         plates = _plate_shape(recording.frames, batch)
         stack = functools.partial(_stack, steps, plates)
         like = next((step.obs for step in steps if step.obs is not None), None)
@@ -253,9 +253,9 @@ def _stack(steps: list[_Step], batch: torch.Size, part, event=(), like: Tensor |
             value = fill.expand(*batch, *event)
         has_time = step.span is not None and value.dim() > len(batch) + len(event)
         lead = value.shape[: value.dim() - len(event)]
-        own = torch.broadcast_shapes(lead[1:] if has_time else lead, batch)
+        own = broadcast_shapes(lead[1:] if has_time else lead, batch)
         values.append((value, has_time, own, step.span))
-    shape = torch.broadcast_shapes(*(own for _, _, own, _ in values))
+    shape = broadcast_shapes(*(own for _, _, own, _ in values))
     full = []
     for value, has_time, _, span in values:
         if has_time:
