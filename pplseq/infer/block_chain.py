@@ -378,21 +378,24 @@ class BlockChain(Chain):
         transition = self.transition
         local = self.layout.local_numbers()
         for step, row, length, trailing in self._gap_groups():
-            first = gaps_first(self.gaps, step, row, trailing)
-            for path in paths:
-                enter = self._first_predicted(row).clone()
-                inner = step > 0
-                if bool(inner.any()):
-                    at, rows = step[inner] - 1, row[inner]
-                    state = local[path[self.gaps.time[at, rows], rows]].unsqueeze(-1)
-                    enter[inner] = transition.wide_rows(state, self._word_after(at, rows)).squeeze(-2)
+            first, inner = gaps_first(self.gaps, step, row, trailing), step > 0
+            at, rows = step[inner] - 1, row[inner]
+            word = self._word_after(at, rows)
+            for some in paths.split(max(1, self._rows_at_once // len(row))):  # views: filled in place
+                samples = len(some)
+                enter = self._first_predicted(row).expand(samples, -1, -1).clone()
+                if len(at):
+                    state = local[some[:, self.gaps.time[at, rows], rows]].reshape(-1, 1)
+                    words = None if word is None else word.repeat(samples)
+                    enter[:, inner] = transition.wide_rows(state, words).view(samples, len(at), -1)
+                enter = enter.flatten(0, 1)
                 leave = torch.zeros_like(enter)
                 if not trailing:
-                    leave = transition.columns(local[path[first + length, row]]).T
-                run = gap.Run(row, first, length, enter, leave)
+                    leave = transition.columns(local[some[:, first + length, row]].reshape(-1)).T
+                run = gap.Run(row.repeat(samples), first, length, enter, leave)
                 inside = self.layout.kept_ids[gap.run_paths(transition, run, maximum)]
                 time = first + torch.arange(length, device=paths.device).unsqueeze(-1)
-                path[time, row.expand_as(time)] = inside
+                some[:, time, row.expand_as(time)] = inside.view(length, samples, -1).movedim(1, 0)
         return paths
 
     @torch.no_grad()
