@@ -76,6 +76,18 @@ class NextDistribution(NamedTuple):
     word_log_probs: Tensor | None
 
 
+class MissingWords(NamedTuple):
+    """log p(x_t | everything seen) of missing words: (R, V) nats, at step and row steps (R, 2)."""
+
+    steps: Tensor
+    log_probs: Tensor
+
+    def in_order(self) -> MissingWords:
+        """Sorted by row, then step."""
+        order = (self.steps[:, 1] * (int(self.steps[:, 0].max()) + 1) + self.steps[:, 0]).argsort()
+        return MissingWords(self.steps[order], self.log_probs[order])
+
+
 class Chain:
     """p(z, x) of a batch of sequences, and its posterior. Build one with :func:`build_chain`.
 
@@ -282,6 +294,37 @@ class Chain:
     def _predict(self, belief: Belief, inputs: Tensor | None) -> Tensor:
         raise NotImplementedError
 
+    # ---------------------------------------------------------------- missing words
+    def _missing_steps(self) -> Tensor:
+        """(R, 2) step and row of missing observations, by row."""
+        if self.seen is None:
+            raise ValueError("missing_words: no observation is missing in this chain")
+        row, step = (~self.seen).T.nonzero(as_tuple=True)
+        return torch.stack([step, row], -1)
+
+    @torch.no_grad()
+    def missing_words(self) -> MissingWords:
+        """The exact distribution of each missing word given everything that was seen.
+
+        Raises:
+            ValueError: if no word is missing.
+        """
+        steps = self._missing_steps()
+        states = self.marginals().dense(self.transition.num_states)[steps[:, 0], steps[:, 1]].log()
+        return MissingWords(steps, self.emission.word_log_prob(states))
+
+    def _word_given_path(self, paths: Tensor, steps: Tensor) -> Tensor:
+        """(S, R, V) log p(x_t | path) up to a constant, at missing steps."""
+        return self.emission.log_probs[paths[:, steps[:, 0], steps[:, 1]]]
+
+    @torch.no_grad()
+    def sample_words(self, num_samples: int = 1) -> Tensor:
+        """(S, T, B) the observations, with missing words drawn jointly from their exact posterior."""
+        paths, steps = self.sample(num_samples), self._missing_steps()
+        words = self.obs.expand(num_samples, *self.obs.shape).clone()
+        words[:, steps[:, 0], steps[:, 1]] = scan.sample_log(self._word_given_path(paths, steps))
+        return words
+
 
 class DenseChain(Chain):
     """Full matrices: one for all steps, or one a step."""
@@ -328,7 +371,7 @@ class DenseChain(Chain):
         if self.num_steps == 1:
             pair = emit.new_zeros(0, *batch, num_states, num_states)
         else:
-            pair = transition.matrices(inputs[1:]).expand(self.num_steps - 1, *batch, num_states, num_states)
+            pair = transition.matrices(None if inputs is None else inputs[1:]).expand(self.num_steps - 1, *batch, num_states, num_states)
         return Factors(init, pair, emit, valid)
 
 

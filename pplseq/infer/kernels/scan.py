@@ -285,7 +285,9 @@ def k_best_pass(
     message = emit.new_full((*batch, num_states, k), -math.inf)
     first = init + emit[0]
     if valid is not None:
-        first = first.where(valid[0].unsqueeze(-1), 0.0)
+        # a row without steps has one path
+        nothing = torch.zeros_like(first).index_fill_(-1, torch.arange(1, num_states, device=emit.device), -math.inf)
+        first = first.where(valid[0].unsqueeze(-1), nothing)
     message[..., 0] = first
     identity = torch.arange(num_states * k, device=emit.device).view(num_states, k)
     pointers = []
