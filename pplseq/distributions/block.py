@@ -180,6 +180,11 @@ class BlockTransition(Transition):
         rows = self.scores(previous, every.expand(*previous.shape[:-1], -1)) - self.log_norm()[previous].unsqueeze(-1)
         return self._after(previous_word, rows, previous, self.initial)
 
+    def rows_between(self, previous: Tensor, following: Tensor) -> Tensor:
+        """(...) log p(z_t = following | z_{t-1} = previous) of a normal step, local numbers (...)."""
+        pair = self.scores(previous.unsqueeze(-1), following.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+        return pair - self.log_norm()[previous]
+
     def columns(self, following: Tensor, unseen: bool = True) -> Tensor:
         """(N, Q) log p(z_t = following | z_{t-1}) from all kept states, whose word was not seen (and may have reset)."""
         columns = self.scores_from_all(following) - self.log_norm().unsqueeze(-1)
@@ -357,6 +362,12 @@ class BlockEmission(Emission):
             return full.index_copy(0, slots[filled], self.word_log_probs[word][filled])
         return full.index_copy(0, slots, self.word_log_probs[word])
 
+    def word_rows(self, state: Tensor) -> Tensor:
+        """(..., V) log p(x | z) over all words for kept states with local numbers (...)."""
+        block = self.layout.block_of_kept[state]
+        slot = state - self.layout.first_kept[block]
+        return self.word_log_probs.T[slot].masked_fill(self.block_of_word != block.unsqueeze(-1), -math.inf)
+
     def word_log_prob(self, state_log_prob: Tensor) -> Tensor:
         """(B, V) log p(x) for states (B, N) distributed as given: log sum_z p(z) p(x | z), block by block."""
         prior = state_log_prob[:, self.layout.slots]  # (B, M, K)
@@ -376,8 +387,7 @@ class BlockEmission(Emission):
         return self.layout.scatter(full, -math.inf)
 
     def distribution(self, state):
-        # log p(x | z), [z, x], over all words; small Z only
-        words = torch.arange(self.num_words, device=state.device)
-        table = self.log_likelihood(words).T
-        table = torch.where(torch.isinf(table).all(-1, keepdim=True), 0.0, table)  # a dropped state: any distribution
-        return dist.Categorical(logits=table[state], validate_args=False)
+        local = self.layout.local_numbers()[state]
+        rows = self.word_rows(local.clamp_min(0))
+        # a dropped state is never entered: any distribution will do
+        return dist.Categorical(logits=torch.where((local < 0).unsqueeze(-1), 0.0, rows), validate_args=False)

@@ -11,8 +11,9 @@ from pplseq.distributions.block import BlockTransition
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer import gaps as gap
-from pplseq.infer.chain import Chain, DenseChain, ExpectedCounts, Factors, PairMarginals, StateMarginals
+from pplseq.infer.chain import Chain, DenseChain, ExpectedCounts, Factors, MissingWords, PairMarginals, StateMarginals
 from pplseq.infer.kernels import scan
+from pplseq.infer.kernels.log_semiring import logsumexp
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
 
@@ -255,12 +256,13 @@ class BlockChain(Chain):
                 at, rows = step[inner] - 1, row[inner]
                 wide = transition.wide_rows(self.layout.slots[block[at, rows]], self._word_after(at, rows))
                 enter[inner] = torch.logsumexp(filtered[at, rows].unsqueeze(-1) + wide, -2)
-            leave = torch.zeros_like(enter)
+            leave, leave_reset = torch.zeros_like(enter), torch.zeros_like(enter[:, 0])
             if not trailing:
                 slots = self.layout.slots[block[step, row]]
                 columns = transition.columns(slots.reshape(-1)).view(-1, *slots.shape).movedim(1, 0)
                 leave = torch.logsumexp(columns + behind[step, row].unsqueeze(1), -1)
-            yield gap.Run(row, gaps_first(gaps, step, row, trailing), length, enter, leave)
+                leave_reset = torch.logsumexp(transition.initial_of(block[step, row]) + behind[step, row], -1)
+            yield gap.Run(row, gaps_first(gaps, step, row, trailing), length, enter, leave, leave_reset)
 
     def _word_after(self, step: Tensor, row: Tensor) -> Tensor | None:
         """The input of the step behind the given seen steps."""
@@ -304,6 +306,38 @@ class BlockChain(Chain):
         if len(self.full_batch) != 1:
             raise ValueError("marginals with missing tokens need one batch dimension; flatten the plates")
         return StateMarginals(self._ids(), full, torch.cat(steps), torch.cat(wide))
+
+    @torch.no_grad()
+    def missing_words(self):
+        if self.states is not None:
+            raise ValueError("missing_words: not offered beside observed states; leave the states out")
+        if self.gaps is None:
+            return super().missing_words()
+        self._possible()
+        steps, words = [], []
+        for run in self._runs():
+            inside = gap.run_words(self.transition, self.emission, run)
+            time = run.first + torch.arange(run.length, device=inside.device).unsqueeze(-1)
+            steps.append(torch.stack([time, run.row.expand_as(time)], -1).reshape(-1, 2))
+            words.append(inside.reshape(-1, inside.shape[-1]))
+        return MissingWords(torch.cat(steps), torch.cat(words)).in_order()
+
+    def _word_given_path(self, paths, steps):
+        time, row = steps.T
+        local = self.layout.local_numbers()
+        state = local[paths[:, time, row]]
+        words = self.emission.word_rows(state)  # (S, R, V)
+        reset_id = self.transition.reset_id
+        if reset_id is None:
+            return words
+        # the state behind tells whether the word was the reset word
+        last = time + 1 >= (self.num_steps if self.valid is None else self.valid.sum(0)[row])
+        following = local[paths[:, (time + 1).clamp(max=self.num_steps - 1), row].clamp_min(0)]
+        normal = self.transition.rows_between(state, following)
+        reset = self.transition.initial_log_prob()[following]
+        shift = torch.where(last, 0.0, normal).unsqueeze(-1).expand_as(words).clone()
+        shift[..., reset_id] = torch.where(last, 0.0, reset)
+        return words + shift
 
     def _dense_twin(self, query: str) -> DenseChain:
         """The same chain over all states, for queries that need pairs of states around missing tokens."""
@@ -476,7 +510,7 @@ class BlockChain(Chain):
                     wide = transition.wide_rows(ids[rows], None if word is None else word[rows])
                 else:
                     wide = transition.outside_rows(ids[rows], every.expand(len(rows), -1))
-                parts.append(torch.logsumexp(belief.log_probs[rows].unsqueeze(-1) + wide, -2))
+                parts.append(logsumexp(belief.log_probs[rows].unsqueeze(-1) + wide, -2))
             step = torch.cat(parts)
         if transition.reset_id is None or word is None:
             return step

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pplseq.distributions.block import BlockTransition
+from pplseq.distributions.block import BlockTransition, log1mexp
 from pplseq.infer.kernels.log_semiring import log_matmul, max_matmul
 from pplseq.infer.kernels.scan import sample_log
 
@@ -106,7 +106,8 @@ class Run(NamedTuple):
     """One batch of gaps of equal length, with the messages at their ends.
 
     row: (R,) sequence. first: (R,) first missing step. length: steps. enter: (R, N) log message into the first missing
-    step. leave: (R, N) log message from behind the last one (0 where nothing follows).
+    step. leave: (R, N) log message from behind the last one (0 where nothing follows). leave_reset: (R,) the same if the
+    last missing word is the reset word.
     """
 
     row: Tensor
@@ -114,15 +115,47 @@ class Run(NamedTuple):
     length: int
     enter: Tensor
     leave: Tensor
+    leave_reset: Tensor | None = None
 
 
-def run_marginals(transition: BlockTransition, run: Run) -> Tensor:
-    """(length, R, N) p(z_t | x) inside the run."""
+def _messages(transition: BlockTransition, run: Run) -> tuple[list[Tensor], list[Tensor]]:
+    """Log messages (R, N) from before and from behind at every step of the run."""
     forward, backward = [run.enter], [run.leave]
     for _ in range(run.length - 1):
         forward.append(transition.wide_forward(forward[-1]))
         backward.append(transition.wide_backward(backward[-1]))
-    return torch.softmax(torch.stack(forward) + torch.stack(backward[::-1]), -1)
+    return forward, backward[::-1]
+
+
+def run_marginals(transition: BlockTransition, run: Run) -> Tensor:
+    """(length, R, N) p(z_t | x) inside the run."""
+    forward, backward = _messages(transition, run)
+    return torch.softmax(torch.stack(forward) + torch.stack(backward), -1)
+
+
+def run_words(transition: BlockTransition, emission, run: Run) -> Tensor:
+    """(length, R, V) log p(x_t | all seen words) inside the run.
+
+    Where the model resets, a missing word says something about the next state: p(reset word | z, behind) is weighed by
+    what follows a reset and what follows a normal step.
+    """
+    forward, backward = _messages(transition, run)
+    words = []
+    for t in range(run.length):
+        state = torch.log_softmax(forward[t] + backward[t], -1)
+        if transition.reset_id is None:
+            words.append(emission.word_log_prob(state))
+            continue
+        behind = run.leave_reset
+        if t + 1 < run.length:
+            behind = torch.logsumexp(transition.initial_log_prob() + backward[t + 1], -1)
+        prior = emission.log_prob_of(transition.reset_id)
+        reset = (prior + behind.unsqueeze(-1) - backward[t]).clamp(max=0.0)  # log p(reset word | z_t, what follows)
+        other = torch.where(prior < 0, state + log1mexp(reset) - log1mexp(prior), -torch.inf)
+        word = emission.word_log_prob(other)
+        word[:, transition.reset_id] = torch.logsumexp(state + reset, -1)
+        words.append(word)
+    return torch.log_softmax(torch.stack(words), -1)
 
 
 def run_paths(transition: BlockTransition, run: Run, maximum: bool) -> Tensor:
