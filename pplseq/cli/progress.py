@@ -11,23 +11,23 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+LOG_SECONDS = 15.0
+
 
 class TrainingBar:
     """A tqdm bar over steps with nats per token, perplexity and tokens a second, and a line per validation.
 
+    Where stderr is no terminal, lines stand in for the bar: one a validation, and one about every 15 seconds.
+
     Args:
-        num_steps: steps of the whole run.
-        batches_per_epoch: for the epoch shown.
+        num_steps: steps of the whole run; None where a time limit is likely to come first.
     """
 
-    def __init__(self, num_steps: int, batches_per_epoch: int, start: int = 0) -> None:
-        # In a log file every refresh is a line of its own: be sparing.
-        interval = 0.5 if sys.stderr.isatty() else 15.0
-        self.bar = tqdm(
-            total=num_steps, initial=start, unit="step", mininterval=interval, dynamic_ncols=True, file=sys.stderr
-        )
-        self.batches_per_epoch = batches_per_epoch
-        self.tokens, self.since, self.shown = 0, time.monotonic(), {}
+    def __init__(self, num_steps: int | None) -> None:
+        terminal = sys.stderr.isatty()
+        self.bar = tqdm(total=num_steps, unit="step", mininterval=0.5, dynamic_ncols=True, disable=not terminal)
+        self.terminal, self.tokens, self.since, self.logged = terminal, 0, time.monotonic(), time.monotonic()
+        self.shown: dict[str, str] = {}
 
     def step(self, progress: Any, num_tokens: int) -> None:
         """After every training step."""
@@ -41,18 +41,26 @@ class TrainingBar:
                 self.shown |= {"nats/token": f"{nats:.3f}", "ppl": f"{math.exp(min(nats, 700)):,.1f}"}
             self.bar.set_description(f"epoch {progress.epoch + 1}", refresh=False)
             self.bar.set_postfix(self.shown, refresh=False)
+        if self.terminal and self.bar.n == 0:
+            self.bar.initial = self.bar.n = progress.step - 1  # a resumed run
         self.bar.update()
 
     def record(self, record: dict[str, Any]) -> None:
         """For every record of metrics.jsonl; validations are printed above the bar."""
+        text = (
+            f"step {record['step']:>7,}  epoch {record['epoch']:>3}  {record['seconds']:>7.0f} s  {record['kind']:<10}"
+        )
+        text += f"  {record['nats_per_token']:.4f} nats/token  perplexity {record['perplexity']:>9,.2f}"
         if record["kind"] == "validation":
-            mark = "  * best" if record["best"] else ""
-            text = f"step {record['step']:>7,}  epoch {record['epoch']:>3}  {record['seconds']:>7.0f} s"
-            score = f"valid {record['nats_per_token']:.4f} nats/token  perplexity {record['perplexity']:,.2f}"
-            score += f" ({record['protocol']})"
-            self.bar.write(f"{text}  {score}  lr {record['lr']:.2g}{mark}", file=sys.stderr)
+            self._write(f"{text}  lr {record['lr']:.2g}{'  * best' if record['best'] else ''}")
             # Time spent in validation is no training time.
             self.tokens, self.since = 0, time.monotonic()
+        elif not self.terminal and time.monotonic() - self.logged > LOG_SECONDS:
+            self._write(f"{text}  {record['tokens_per_second']:,.0f} tok/s")
+
+    def _write(self, line: str) -> None:
+        tqdm.write(line, file=sys.stderr)
+        self.logged = time.monotonic()
 
     def close(self) -> None:
         self.bar.close()

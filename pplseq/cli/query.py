@@ -127,7 +127,7 @@ def for_people(answer: dict[str, Any]) -> str:
         lines.append(f"  {word:<20}" + "  ".join(f"{entry['state']} ({entry['prob']:.1%})" for entry in states))
     for path in answer.get("paths", []):
         lines.append(
-            f"  {path['prob']:.2%} of the posterior: "
+            f"  posterior probability {path['prob']:.2g}: "
             + " ".join(f"{w}/{z}" for w, z in zip(words, path["states"], strict=True))
         )
     if "next" in answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def make_clusters(
             num_blocks,
             own_block=own_block,
             exchange_passes=exchange_passes,
-            progress=True,
+            progress=sys.stderr.isatty(),
         )
     if not Path(blocks).exists():
         raise ValueError(

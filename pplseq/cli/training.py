@@ -70,7 +70,7 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path,
     settings = TrainSettings(
         **{name: getattr(config, name) for name in TrainSettings.__dataclass_fields__ if hasattr(config, name)}
     )
-    bar = TrainingBar(config.epochs * len(batches), len(batches))
+    bar = TrainingBar(config.epochs * len(batches) if config.max_time is None else None)
     watchers = [bar, *([TensorBoard(folder / "tensorboard")] if config.tensorboard else [])]
 
     def on_record(record: dict[str, Any]) -> None:

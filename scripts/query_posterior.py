@@ -1,0 +1,56 @@
+#!/usr/bin/env python
+"""Ask a trained model about a sentence: exact posteriors over 2^10 or 2^15 states, in a few lines.
+
+    python scripts/query_posterior.py runs/example/best "the value of the _ is an object ."
+
+`_` stands for a word that was not seen. The command `pplseq query` answers the same questions for files of lines.
+"""
+
+import sys
+
+import torch
+
+from pplseq import MISSING, load_model
+
+
+def main(folder: str, sentence: str) -> None:
+    model, vocabulary, clusters = load_model(folder)
+    words = [*sentence.split(), vocabulary.eos]
+    ids = [MISSING if word == "_" else int(vocabulary.encode([word])[0]) for word in words]
+    x = torch.tensor([ids])  # (B, T): one row
+
+    # One exact forward-backward pass answers everything below.
+    chain = model.posterior(x)
+    print(f"log p(words) = {chain.log_prob().item():.3f} nats")
+    print(f"entropy of the state path = {chain.entropy().item():.2f} nats")
+
+    # p(z_t | all words): the three most probable states at each word.
+    smoothed = chain.marginals().dense(model.num_states)[:, 0]  # (T, Z)
+    for word, probs in zip(words, smoothed, strict=True):
+        top = probs.topk(3)
+        print(f"  {word:<16}", *(f"state {z} ({p:.1%})" for p, z in zip(top.values, top.indices.tolist(), strict=True)))
+
+    # The most probable path, and paths drawn from the posterior.
+    path, log_prob = chain.viterbi()
+    print("most probable path:", path[:, 0].tolist(), f"with log p(path, words) = {log_prob.item():.3f}")
+    for sample in chain.sample(3)[..., 0].tolist():
+        print("a draw:            ", sample)
+
+    # p(x_t | the other words) at the gaps: mix each word's emission over the states' posterior.
+    for t in (t for t, word in enumerate(words) if word == "_"):
+        word_probs = chain.emission.word_log_prob(smoothed[t].log()[None])[0].exp()
+        top = word_probs.topk(5)
+        guesses = zip(vocabulary.decode(top.indices.tolist()), top.values, strict=True)
+        print(f"word {t + 1} could be:", ", ".join(f"{word} ({p:.1%})" for word, p in guesses))
+
+    # The words of the same block as the first one: what the clustering found alike.
+    if clusters is not None and ids[0] != MISSING:
+        block = clusters.block_of_word[ids[0]]
+        alike = (clusters.block_of_word == block).nonzero()[0]
+        print(f"in one block with {words[0]!r}:", " ".join(vocabulary.decode(alike[:12])))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,71 @@
+#!/usr/bin/env python
+"""Train a very large HMM on a text, from corpus to model folder, in Python.
+
+    python scripts/train_vlhmm.py runs/example --data builtin:python --states 1024 --blocks 64 --minutes 1
+
+The command `pplseq train` does the same with more options; this is what it comes down to.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import pyro
+import torch
+
+from pplseq.data.batches import StreamBatches
+from pplseq.data.clustering import brown_clusters
+from pplseq.data.text import load_corpus
+from pplseq.infer.evaluation import score_text
+from pplseq.infer.training import TrainSettings, train
+from pplseq.models import VLHMM, load_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the new run")
+    parser.add_argument("--data", default="builtin:python", help="built-in corpus, folder or text file")
+    parser.add_argument("--states", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    options = parser.parse_args()
+
+    # A text, its vocabulary, and blocks of words with similar neighbours; <eos> has a block of its own.
+    corpus = load_corpus(options.data)
+    vocabulary = corpus.vocabulary
+    clusters = brown_clusters(
+        corpus.train.tokens, len(vocabulary), options.blocks, own_block=[vocabulary.eos_id], progress=True
+    )
+
+    # A Pyro program. Word w is emitted only by the Z / M states of its block, so the exact likelihood is cheap.
+    pyro.set_rng_seed(0)
+    model = VLHMM(
+        len(vocabulary),
+        options.states,
+        torch.from_numpy(clusters.block_of_word),
+        hidden_size=options.hidden,
+        state_dropout=0.5,
+        reset_id=vocabulary.eos_id,
+    )
+
+    # 16 streams of 32 tokens a step; the filtered belief is carried from one segment to the next.
+    history = train(
+        model,
+        StreamBatches(corpus.train, batch_size=16, segment_length=32, shuffle="line"),
+        evaluate=lambda: score_text(model, corpus.valid, "carried").summary(),
+        settings=TrainSettings(max_time=60 * options.minutes),
+        folder=options.folder,
+        save=partial(model.save, vocabulary=vocabulary, clusters=clusters),
+        on_record=lambda record: print(f"step {record['step']:5d}  {record['kind']:<10}  {record['perplexity']:9.2f}"),
+    )
+    print(f"stopped by {history.stop_reason} after {history.progress.step} steps")
+
+    best, _, _ = load_model(options.folder / "best")
+    for protocol in ("carried", "sentence"):
+        score = score_text(best, corpus.test, protocol)
+        print(f"test perplexity, {protocol}: {score.perplexity:.2f} over {score.num_tokens:,} tokens")
+
+
+if __name__ == "__main__":
+    main()
