@@ -1,0 +1,22 @@
+"""The README's Python blocks run, and its commands exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_block(number, capsys):
+    exec(compile(BLOCKS[number], f"README block {number}", "exec"), {"__name__": "readme"})
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_commands_exist():
+    from pplseq.cli import main
+
+    commands = set(re.findall(r"pplseq ([a-z]+) ", "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))))
+    assert commands and commands <= set(main.list_commands(None))
