@@ -112,6 +112,7 @@ class StepTransition(Transition):
     ):
         self.initial, self.matrix_of = initial, matrix_of
         self.num_states, self.input_dims, self.device = num_states, input_dims, torch.device(device)
+        self.batch_shape = torch.Size() if callable(initial) else initial.shape[:-1]
 
     def initial_log_prob(self, inputs: Tensor | None = None):
         return self.initial(inputs) if callable(self.initial) else self.initial

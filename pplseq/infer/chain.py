@@ -253,7 +253,8 @@ class Chain:
     # ---------------------------------------------------------------- paths
     def _paths(self, position: Tensor) -> Tensor:
         """Positions (..., T, *B) -> state ids, -1 at padded steps."""
-        return position if self.valid is None else position.masked_fill(~self.valid, -1)
+        valid = self.factors.valid
+        return position if valid is None else position.masked_fill(~valid, -1)
 
     @torch.no_grad()
     def viterbi(self) -> tuple[Tensor, Tensor]:
@@ -329,6 +330,11 @@ class Chain:
 class DenseChain(Chain):
     """Full matrices: one for all steps, or one a step."""
 
+    def _aligned(self, value: Tensor | None) -> Tensor | None:
+        """(T, *B, ...) with room between T and B for a batch of parameter sets."""
+        dims = max(len(self.transition.batch_shape), len(self.emission.batch_shape)) - len(self.batch_shape)
+        return value if value is None or dims <= 0 else value.reshape(len(value), *(1,) * dims, *value.shape[1:])
+
     def _matrix(self, inputs: Tensor | None) -> Tensor:
         if isinstance(self.transition, StepTransition):
             return self.transition.matrices(inputs)
@@ -338,22 +344,22 @@ class DenseChain(Chain):
         return log_matmul(belief.dense(self.transition.num_states).unsqueeze(-2), self._matrix(inputs)).squeeze(-2)
 
     def _emit(self) -> Tensor:
-        obs = self.obs
-        if self.seen is not None:  # a NaN under the mask must not reach the gradient
+        obs, seen, states = self._aligned(self.obs), self._aligned(self.seen), self._aligned(self.states)
+        if seen is not None:  # a NaN under the mask must not reach the gradient
             event = (...,) + (None,) * len(self.emission.event_shape)
-            obs = torch.where(self.seen[event], obs, torch.zeros_like(obs))
+            obs = torch.where(seen[event], obs, torch.zeros_like(obs))
         emit = self.emission.log_likelihood(obs)
-        if self.seen is not None:
-            emit = torch.where(self.seen.unsqueeze(-1), emit, 0.0)
-        if self.states is not None:
+        if seen is not None:
+            emit = torch.where(seen.unsqueeze(-1), emit, 0.0)
+        if states is not None:
             numbers = torch.arange(emit.shape[-1], device=emit.device)
-            forbidden = (self.states.unsqueeze(-1) >= 0) & (self.states.unsqueeze(-1) != numbers)
+            forbidden = (states.unsqueeze(-1) >= 0) & (states.unsqueeze(-1) != numbers)
             emit = emit.masked_fill(forbidden, -torch.inf)
         return emit
 
     def _lower(self):
         transition, emit = self.transition, self._emit()
-        inputs = self.inputs
+        inputs, valid = self._aligned(self.inputs), self._aligned(self.valid)
         per_step = isinstance(transition, StepTransition)
         first = None if inputs is None else inputs[0]
         if self.start is not None:
@@ -365,13 +371,14 @@ class DenseChain(Chain):
         batch = torch.broadcast_shapes(emit.shape[1:-1], transition.batch_shape, init.shape[:-1])
         num_states = transition.num_states
         emit = emit.expand(emit.shape[0], *batch, num_states)
-        valid = None if self.valid is None else self.valid.expand(self.num_steps, *batch)
+        valid = None if valid is None else valid.expand(self.num_steps, *batch)
         if not per_step:
             return Factors(init, transition.matrix, emit, valid, shared=True)
         if self.num_steps == 1:
             pair = emit.new_zeros(0, *batch, num_states, num_states)
         else:
-            pair = transition.matrices(None if inputs is None else inputs[1:]).expand(self.num_steps - 1, *batch, num_states, num_states)
+            pair = transition.matrices(None if inputs is None else inputs[1:])
+            pair = pair.expand(self.num_steps - 1, *batch, num_states, num_states)
         return Factors(init, pair, emit, valid)
 
 
