@@ -386,9 +386,11 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`."""
     from pplseq.distributions.block import BlockTransition
     from pplseq.infer.block_chain import BlockChain
+    from pplseq.infer.gap_chain import GapChain
 
     if isinstance(transition, BlockTransition):
-        return BlockChain(transition, emission, obs, **options)
+        chain = BlockChain(transition, emission, obs, **options)
+        return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)
     raise TypeError(

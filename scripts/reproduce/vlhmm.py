@@ -1,0 +1,132 @@
+"""Perplexities of very large HMMs on Penn Treebank and WikiText-2, with the paper's ablations as variants.
+
+    python scripts/reproduce/vlhmm.py ptb --states 4096                          # two CPU cores: hours
+    python scripts/reproduce/vlhmm.py ptb --states 32768 --device cuda           # the paper's size
+    python scripts/reproduce/vlhmm.py wikitext2 --states 32768 --device cuda
+    python scripts/reproduce/vlhmm.py ptb --states 4096 --variant no-reset       # one of VARIANTS below
+
+A run that was stopped goes on where it was when the command is given again. At its end the best weights are evaluated on
+validation and test, under both protocols, and the figures go to results/, beside those of the Kneser-Ney baseline. Corpora
+are found through PPLSEQ_DATA. Further options behind `--` go to `pplseq train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+from record import ROOT, data_folder, record  # noqa: E402
+
+# rows of the paper's tables 2 and 3, and what this library adds
+VARIANTS = {
+    "base": [],
+    "no-reset": ["--no-reset"],
+    "no-dropout": ["--dropout", "0"],
+    "factored": ["--parameterization", "factored"],
+    "scalar": ["--parameterization", "scalar"],
+    "uniform-blocks": ["--blocks", "uniform"],
+    "no-blocks": ["--blocks", "none", "--dropout", "0"],
+    "4-blocks": ["--num-blocks", "4", "--dropout", "0"],
+    "8-blocks": ["--num-blocks", "8", "--dropout", "0"],
+    "32-blocks": ["--num-blocks", "32"],
+    "64-blocks": ["--num-blocks", "64"],
+    "untied": ["--untied"],
+    "xavier": ["--init", "xavier"],
+    "better-clusters": ["--exchange-passes", "3"],
+    "authors": ["--parameterization", "factored", "--no-eos-block", "--init-scale", "1", "--lr", "0.01"],
+}
+
+
+def train(options, run: Path) -> list[str]:
+    """Trains or resumes; returns the command of a fresh start."""
+    source = str(data_folder() / options.corpus)
+    flags = ["--states", str(options.states), *VARIANTS[options.variant], *options.train]
+    if options.corpus == "wikitext2":
+        flags = ["--shuffle", "article", *flags]
+    flags += ["--device", options.device]
+    fresh = ["pplseq", "train", "vlhmm", source, *flags, "--out", str(run)]
+    program = [sys.executable, "-c", "from pplseq.cli import main; main()"]
+    if not options.evaluate_only:
+        arguments = ["train", "--resume", str(run)] if (run / "last").is_dir() else fresh[1:]
+        code = subprocess.run([*program, *arguments]).returncode
+        if code:
+            sys.exit(code)
+    return ["pplseq", "train", "vlhmm", f"$PPLSEQ_DATA/{options.corpus}", *flags, "--out", f"runs/{run.name}"]
+
+
+def evaluate(options, run: Path) -> dict:
+    """Perplexities of the best weights; with the end-of-sentence reset switched at evaluation too."""
+    import torch
+
+    from pplseq.data.text import load_corpus
+    from pplseq.infer.evaluation import score_text
+    from pplseq.models import load_model
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model, vocabulary, _ = load_model(run / "best", device=options.device)
+    corpus = load_corpus(data_folder() / options.corpus, vocabulary=vocabulary)
+    figures: dict = {}
+    for name in ("valid", "test"):
+        text = getattr(corpus, name)
+        if text is None:
+            continue
+        for protocol in ("carried", "sentence"):
+            figures[f"{name}_{protocol}"] = round(score_text(model, text, protocol).perplexity, 3)
+        print(name, figures, flush=True)
+    trained_with = model.reset_id
+    model.reset_id = vocabulary.eos_id if trained_with is None else None
+    model._cached_specs = None
+    key = f"valid_carried_evaluated_{'without' if trained_with is not None else 'with'}_reset"
+    figures[key] = round(score_text(model, corpus.valid, "carried").perplexity, 3)
+    return figures
+
+
+def history(run: Path) -> list[dict]:
+    """Validation perplexity by epoch and time."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keep = ("step", "epoch", "seconds", "lr")
+    return [
+        {**{k: row[k] for k in keep}, "perplexity": round(row["perplexity"], 3)} for row in rows if row["kind"] == "validation"
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", choices=["ptb", "wikitext2"])
+    parser.add_argument("--states", type=int, default=1 << 15)
+    parser.add_argument("--variant", choices=VARIANTS, default="base")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--run", type=Path, help="folder of the run (default: runs/<corpus>_<states>_<variant>)")
+    parser.add_argument("--evaluate-only", action="store_true", help="the run is there; only evaluate it")
+    arguments, rest = sys.argv[1:], []
+    if "--" in arguments:
+        cut = arguments.index("--")
+        arguments, rest = arguments[:cut], arguments[cut + 1 :]
+    options = parser.parse_args(arguments)
+    options.train = rest
+    name = f"{options.corpus}_{options.states}_{options.variant.replace('-', '_')}"
+    run = options.run or ROOT / "runs" / name
+    command = train(options, run)
+    figures = evaluate(options, run)
+    rows = history(run)
+    baselines = json.loads((ROOT / "results" / "kneser_ney.json").read_text())["results"]
+    five_gram = [row for row in baselines if row["corpus"] == options.corpus and row["order"] == 5]
+    record(
+        f"vlhmm_{name}",
+        figures,
+        folder=".",
+        train_command=shlex.join(command),
+        training={"last": rows[-1], "validations": rows},
+        kneser_ney=five_gram,
+    )
+
+
+if __name__ == "__main__":
+    main()
