@@ -1,0 +1,372 @@
+"""Every query of every family of chains against enumeration of all paths."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from tiny_chains import FAMILIES, SITUATIONS, Case, case, cases, dense_pairs
+
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, GaussianEmission, StepTransition
+from pplseq.distributions.state import Belief
+from pplseq.infer.chain import build_chain
+from pplseq.infer.oracle import forward_loop
+
+every_case = pytest.mark.parametrize("family, situation", list(cases()))
+close = torch.testing.assert_close
+
+
+def by_row(c, query):
+    return [query(truth) for truth in c.truths]
+
+
+@every_case
+def test_log_prob_and_its_gradient(family, situation):
+    c = case(family, situation)
+    result, expected = c.chain().log_prob(), torch.stack(by_row(c, lambda t: t.log_prob))
+    close(result, expected)
+    weight = torch.linspace(0.5, 2.0, len(expected), dtype=expected.dtype)
+    parameters = c.family.parameters
+    if not expected.requires_grad:
+        return
+    wanted = torch.autograd.grad((expected * weight).sum(), parameters, allow_unused=True, retain_graph=True)
+    got = torch.autograd.grad((result * weight).sum(), parameters, allow_unused=True)
+    for parameter, a, b in zip(parameters, got, wanted, strict=True):
+        zero = torch.zeros_like(parameter)
+        close(zero if a is None else a, zero if b is None else b)
+
+
+@every_case
+def test_token_log_probs(family, situation):
+    c = case(family, situation)
+    result = c.chain().token_log_probs()
+    expected = torch.zeros_like(result)
+    for row, truth in enumerate(c.truths):
+        expected[: truth.num_steps, row] = truth.token_log_probs()
+    if c.states is None:
+        close(result, expected)
+    close(result.sum(0), expected.sum(0))
+
+
+@every_case
+def test_marginals(family, situation):
+    c = case(family, situation)
+    result = c.chain().marginals().dense(c.family.num_states)
+    for row, truth in enumerate(c.truths):
+        close(result[: truth.num_steps, row], truth.marginals())
+        assert (result[truth.num_steps :, row] == 0).all()
+
+
+@every_case
+def test_pair_marginals(family, situation):
+    c = case(family, situation)
+    result = dense_pairs(c, c.chain().pair_marginals())
+    for row, truth in enumerate(c.truths):
+        last = max(0, truth.num_steps - 1)
+        close(result[:last, row], truth.pair_marginals())
+        assert (result[last:, row] == 0).all()
+
+
+@every_case
+def test_viterbi(family, situation):
+    c = case(family, situation)
+    paths, log_prob = c.chain().viterbi()
+    for row, truth in enumerate(c.truths):
+        close(log_prob[row], truth.scores.max().detach())
+        close(truth.score_of(paths[: truth.num_steps, row]), truth.scores.max().detach())
+        assert (paths[truth.num_steps :, row] == -1).all()
+
+
+@every_case
+@pytest.mark.parametrize("k", [3, 100])
+def test_k_best(family, situation, k):
+    c = case(family, situation)
+    paths, log_probs = c.chain().k_best(k)
+    assert paths.shape == (k, *c.seen.shape) and log_probs.shape == (k, c.seen.shape[1])
+    for row, truth in enumerate(c.truths):
+        expected = truth.scores.detach().sort(descending=True).values[:k]
+        expected = torch.cat([expected, expected.new_full((k - len(expected),), -math.inf)])
+        close(log_probs[:, row], expected)
+        possible = torch.isfinite(expected)
+        found = [tuple(path) for path in paths[possible, : truth.num_steps, row].tolist()]
+        assert len(set(found)) == len(found), "the same path twice"
+        for path, log_prob in zip(found, expected, strict=False):
+            close(truth.score_of(path), log_prob)
+        assert (paths[:, truth.num_steps :, row] == -1).all()
+
+
+@every_case
+def test_sample(family, situation):
+    c = case(family, situation)
+    torch.manual_seed(1)
+    num_samples = 1000
+    samples = c.chain().sample(num_samples)
+    assert samples.shape == (num_samples, *c.seen.shape)
+    for row, truth in enumerate(c.truths):
+        assert (samples[:, truth.num_steps :, row] == -1).all()
+        z, steps = truth.num_states, truth.num_steps
+        assert torch.isfinite(torch.stack([truth.score_of(path) for path in samples[:20, :steps, row]])).all()
+        agree(torch.nn.functional.one_hot(samples[:, :steps, row], z).to(truth.probs), truth.marginals())
+        if steps > 1:
+            pairs = samples[:, : steps - 1, row] * z + samples[:, 1:steps, row]
+            agree(torch.nn.functional.one_hot(pairs, z * z).to(truth.probs), truth.pair_marginals().flatten(-2))
+
+
+def agree(drawn, probs):
+    """Frequencies (S, ...) within 5 standard errors (and one draw) of their probabilities; impossible ones are zero."""
+    frequency, error = drawn.mean(0), (probs * (1 - probs) / len(drawn)).clamp_min(0).sqrt()
+    assert (frequency[probs == 0] == 0).all(), "an impossible path was drawn"
+    assert ((frequency - probs).abs() <= 5 * error + 1 / len(drawn)).all()
+
+
+@every_case
+def test_filtered(family, situation):
+    c = case(family, situation)
+    if c.start is None and bool((c.lengths == 0).any()):
+        return
+    result = c.chain().filtered().dense(c.family.num_states)
+    for row, truth in enumerate(c.truths):
+        expected = truth.filtered() if truth.num_steps else c.start.dense(c.family.num_states)[row]
+        close(result[row], expected)
+
+
+@every_case
+def test_expected_counts(family, situation):
+    c = case(family, situation)
+    counts, z = c.chain().expected_counts(), c.family.num_states
+    marginals = [truth.marginals() for truth in c.truths]
+    start = sum(m[0] for m in marginals if len(m)) if c.start is None else torch.zeros(z)
+    close(counts.start, torch.as_tensor(start, dtype=counts.start.dtype))
+    close(counts.occupancy, sum(m.sum(0) for m in marginals))
+    expected = sum((truth.pair_marginals().sum(0) for truth in c.truths), counts.occupancy.new_zeros(z, z))
+    transition = counts.transition
+    if counts.block_pairs is not None:
+        ids = c.family.layout.state_ids
+        index = ids[counts.block_pairs[:, 0]].unsqueeze(-1) * z + ids[counts.block_pairs[:, 1]].unsqueeze(-2)
+        transition = expected.new_zeros(z * z).index_add(0, index.reshape(-1), transition.reshape(-1)).view(z, z)
+    close(transition, expected)
+
+
+@every_case
+def test_entropy(family, situation):
+    c = case(family, situation)
+    close(c.chain().entropy(), torch.stack(by_row(c, lambda t: t.entropy())))
+
+
+@every_case
+def test_next(family, situation):
+    c = case(family, situation)
+    if c.start is None and bool((c.lengths == 0).any()):
+        return
+    chain = c.chain()
+    inputs = None
+    if c.family.input_dims == 1:
+        inputs = c.inputs.cos()[0]
+    if c.family.reset_id is not None:
+        inputs = chain.filtered().last_observation
+    result = chain.next() if c.family.input_dims == 0 else chain.next(inputs)
+    _, _, emission = c.family.tables()
+    for row, truth in enumerate(c.truths):
+        now = truth.filtered() if truth.num_steps else c.start.dense(c.family.num_states)[row]
+        states = (now.exp() @ c.family.matrix(None if inputs is None else inputs[row]).exp()).log().detach()
+        close(result.state_log_probs[row], states)
+        if result.word_log_probs is not None:
+            words = emission(torch.arange(c.family.num_words)).exp() @ states.exp()
+            close(result.word_log_probs[row].exp(), words.detach())
+    assert (result.word_log_probs is None) == (family == "Gaussian")
+
+
+def segmentations(steps):
+    for cuts in itertools.product([False, True], repeat=steps - 1):
+        edges = [0, *(t + 1 for t, cut in enumerate(cuts) if cut), steps]
+        yield list(itertools.pairwise(edges))
+
+
+@every_case
+def test_continuing_from_a_belief_is_one_chain(family, situation):
+    c = case(family, situation)
+    if c.start is None and bool((c.lengths == 0).any()):
+        return
+    specs = c.family.specs()
+    whole = c.chain()
+    log_prob, last = whole.log_prob().detach(), whole.filtered().dense(c.family.num_states)
+    for segments in segmentations(len(c.seen)):
+        belief, total = c.start, 0.0
+        for begin, end in segments:
+            part = slice(begin, end)
+            states = None if c.states is None else c.states[part]
+            inputs = c.family.inputs(c.obs[part], c.seen[part], belief)
+            if c.family.input_dims == 1:
+                inputs = c.inputs[part]
+            chain = build_chain(
+                *specs, c.obs[part], valid=c.valid[part], seen=c.seen[part], states=states, start=belief, inputs=inputs
+            )
+            total = total + chain.log_prob().detach()
+            belief = chain.filtered()
+        close(total, log_prob, msg=lambda m, s=segments: f"{s}: {m}")
+        close(belief.dense(c.family.num_states), last)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_changes_nothing(family):
+    c = case(family, "ragged")
+    chain = c.chain()
+    for row, length in enumerate(c.lengths.tolist()):
+        part = (slice(0, length), slice(row, row + 1))
+        inputs = None if c.inputs is None else c.inputs[part]
+        alone = build_chain(*c.family.specs(), c.obs[part], inputs=inputs)
+        close(chain.log_prob()[row], alone.log_prob()[0])
+        close(chain.viterbi()[0][:length, row], alone.viterbi()[0][:, 0])
+        close(chain.entropy()[row], alone.entropy()[0])
+        close(chain.filtered().dense(c.family.num_states)[row], alone.filtered().dense(c.family.num_states)[0])
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"Gaussian", "Forbidden", "ForbiddenBlocks"}))
+@pytest.mark.parametrize("situation", ["plain", "missing and ragged", "hidden words", "start"])
+def test_extreme_logits_in_float32(family, situation):
+    kind = FAMILIES[family]
+    start = situation == "start"
+    exact = Case(kind(seed=3, scale=50.0), SITUATIONS[situation], start)
+    rough = Case(kind(seed=3, scale=50.0, dtype=torch.float32), SITUATIONS[situation], start)
+    rough.obs = exact.obs
+    if exact.states is not None:
+        rough.states = exact.states
+    rough.inputs = rough.family.inputs(rough.obs, rough.seen, rough.start)
+    chain, expected = rough.chain(), torch.stack([t.log_prob for t in exact.truths])
+    assert chain.log_prob().dtype == torch.float32
+    close(chain.log_prob(), expected.float(), rtol=1e-5, atol=1e-3)
+    close(chain.viterbi()[1], torch.stack([t.scores.max() for t in exact.truths]).float(), rtol=1e-5, atol=1e-3)
+    marginals = chain.marginals().dense(kind().num_states)
+    got = torch.autograd.grad(chain.log_prob().sum(), rough.family.parameters, allow_unused=True)
+    wanted = torch.autograd.grad(expected.sum(), exact.family.parameters, allow_unused=True)
+    for a, b in zip(got, wanted, strict=True):
+        if a is not None or b is not None:
+            close(a, b.float(), rtol=1e-3, atol=1e-2)
+    for row, truth in enumerate(exact.truths):
+        close(marginals[: truth.num_steps, row], truth.marginals().float(), rtol=1e-3, atol=1e-3)
+
+
+def test_long_chains_in_float32_keep_their_precision():
+    generator = torch.Generator().manual_seed(0)
+    start, table, emit = (torch.randn(*s, generator=generator, dtype=torch.float64).log_softmax(-1)
+                          for s in ((4,), (4, 4), (4, 6)))  # fmt: skip
+    x = torch.randint(6, (2000, 1), generator=generator)
+    chain = build_chain(DenseTransition(start.float(), table.float()), CategoricalEmission(emit.float()), x)
+    exact = forward_loop(start, table.expand(1999, 4, 4), emit.T[x[:, 0]])
+    close(chain.log_prob()[0].double(), exact, rtol=1e-6, atol=1e-3)
+
+
+def test_an_impossible_row_is_named():
+    transition = DenseTransition.from_probs(torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    emission = CategoricalEmission.from_probs(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    x = torch.tensor([[0, 1, 0], [0, 1, 1]]).T
+    with pytest.raises(ValueError, match=r"row 1, step 2: observation 1 is impossible"):
+        build_chain(transition, emission, x).log_prob()
+    unchecked = build_chain(transition, emission, x, check=False)
+    close(unchecked.log_prob(), torch.tensor([0.0, -math.inf]))
+
+
+def test_an_impossible_row_leaves_the_gradients_of_others_alone():
+    tables = [torch.tensor([0.3, 0.7]), torch.tensor([[0.2, 0.8], [0.6, 0.4]]), torch.tensor([[1.0, 0.0], [0.5, 0.5]])]
+    for x in (torch.tensor([[0, 1], [1, 1]]).T, torch.tensor([[0, 1]]).T):
+        start, table, emit = (t.clone().requires_grad_() for t in tables)
+        states = torch.tensor([[-1, 1], [0, 0]]).T[:, : x.shape[1]]
+        emission = CategoricalEmission(emit.clamp_min(1e-30).log())
+        chain = build_chain(DenseTransition(start.log(), table.log()), emission, x, states=states, check=False)
+        chain.log_prob()[0].backward()
+        assert all(torch.isfinite(value.grad).all() for value in (start, table, emit))
+
+
+def test_parameters_in_a_batch():
+    generator = torch.Generator().manual_seed(0)
+    start, table, emit = (torch.randn(3, 1, *s, generator=generator, dtype=torch.float64).log_softmax(-1)
+                          for s in ((4,), (4, 4), (4, 5)))  # fmt: skip
+    x = torch.randint(5, (3, 2), generator=generator)
+    valid = torch.tensor([[True, True, True], [True, True, False]]).T
+    chain = build_chain(DenseTransition(start, table), CategoricalEmission(emit), x, valid=valid)
+    assert chain.log_prob().shape == (3, 2)
+    for c in range(3):
+        one = build_chain(DenseTransition(start[c, 0], table[c, 0]), CategoricalEmission(emit[c, 0]), x, valid=valid)
+        close(chain.log_prob()[c], one.log_prob())
+        close(chain.marginals().probs[:, c], one.marginals().probs)
+        close(chain.viterbi()[0][:, c], one.viterbi()[0])
+        close(chain.entropy()[c], one.entropy())
+        close(chain.filtered().log_probs[c], one.filtered().log_probs)
+        close(chain.k_best(2)[1][:, c], one.k_best(2)[1])
+        close(chain.next().word_log_probs[c], one.next().word_log_probs)
+    assert chain.sample(2).shape == (2, 3, 3, 2)
+
+
+def test_full_covariances():
+    generator = torch.Generator().manual_seed(0)
+    loc, tril = torch.randn(3, 2, generator=generator), torch.randn(3, 2, 2, generator=generator).tril()
+    tril.diagonal(dim1=-2, dim2=-1).abs_().add_(0.5)
+    obs = torch.randn(4, 5, 2, generator=generator)
+    result = GaussianEmission(loc, scale_tril=tril).log_likelihood(obs)
+    for z in range(3):
+        expected = torch.distributions.MultivariateNormal(loc[z], scale_tril=tril[z]).log_prob(obs)
+        close(result[..., z], expected)
+
+
+def test_missing_observations_may_be_nan():
+    loc = torch.randn(3, 2, requires_grad=True)
+    start, table = torch.zeros(3).log_softmax(-1), torch.zeros(3, 3).log_softmax(-1)
+    obs = torch.randn(4, 2, 2)
+    obs[1, 0] = float("nan")
+    seen = ~obs.isnan().any(-1)
+    chain = build_chain(DenseTransition(start, table), GaussianEmission(loc, torch.ones(3, 2)), obs, seen=seen)
+    chain.log_prob().sum().backward()
+    assert torch.isfinite(chain.log_prob()).all() and torch.isfinite(loc.grad).all()
+
+
+def simple():
+    return DenseTransition(torch.zeros(2).log_softmax(-1), torch.zeros(2, 2).log_softmax(-1)), CategoricalEmission(
+        torch.zeros(2, 3).log_softmax(-1)
+    )
+
+
+def test_wrong_arguments_are_refused():
+    transition, emission = simple()
+    x = torch.zeros(3, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="at least one step"):
+        build_chain(transition, emission, x[:0])
+    with pytest.raises(ValueError, match="padding must come behind"):
+        build_chain(transition, emission, x, valid=torch.tensor([[True, False, True]]).T)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        build_chain(transition, emission, x).k_best(0)
+    with pytest.raises(ValueError, match="row without any step"):
+        build_chain(transition, emission, x, valid=torch.zeros(3, 1, dtype=torch.bool)).filtered()
+    with pytest.raises(TypeError, match="DenseTransition, StepTransition or BlockTransition"):
+        build_chain(object(), emission, x)
+    with pytest.raises(ValueError, match="D = 2"):
+        build_chain(transition, GaussianEmission(torch.zeros(2, 2), torch.ones(2, 2)), torch.zeros(3, 1, 3)).log_prob()
+    step = StepTransition(torch.zeros(2), lambda u: torch.zeros(*u.shape[:-1], 2, 2), 2)
+    with pytest.raises((ValueError, TypeError), match="inputs"):
+        build_chain(step, emission, x).log_prob()
+
+
+def test_all_true_masks_cost_nothing():
+    transition, emission = simple()
+    x = torch.zeros(3, 2, dtype=torch.long)
+    ones = torch.ones(3, 2, dtype=torch.bool)
+    chain = build_chain(transition, emission, x, valid=ones, seen=ones)
+    assert chain.valid is None and chain.seen is None
+
+
+def test_no_gradient_flows_into_a_filtered_belief():
+    c = case("Dense", "plain")
+    belief = c.chain().filtered()
+    assert isinstance(belief, Belief) and not belief.log_probs.requires_grad
+
+
+def test_an_emission_needs_only_two_methods():
+    class Poisson(Emission):
+        num_states = 2
+
+        def log_likelihood(self, obs):
+            return torch.distributions.Poisson(torch.tensor([1.0, 4.0])).log_prob(obs.unsqueeze(-1))
+
+    transition, _ = simple()
+    chain = build_chain(transition, Poisson(), torch.tensor([[0.0], [3.0]]))
+    assert chain.next().word_log_probs is None
+    assert chain.viterbi()[0][:, 0].tolist() == [0, 1]
