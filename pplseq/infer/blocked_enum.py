@@ -163,8 +163,17 @@ class BlockedEnum(Messenger):
     # ---------------------------------------------------------------- elimination
     def __exit__(self, exc_type, exc, traceback):
         super().__exit__(exc_type, exc, traceback)
-        if exc_type is not None:
-            return None
+        try:
+            if exc_type is None:
+                self._eliminate()
+        finally:
+            for recording in self._recordings:
+                # states refer to their recording and its steps to states: left as it is, the cycle would keep a whole
+                # step's graph alive until the garbage collector comes by
+                recording.steps.clear()
+            self._recordings, self._eager = [], None
+
+    def _eliminate(self) -> None:
         for recording in self._recordings:
             with _module_context(recording):
                 chain = self.chains[recording.name] = self._lower(recording)
@@ -175,8 +184,6 @@ class BlockedEnum(Messenger):
             chain = self.chains[self._eager.name] = self._eager.lower(self.check)
             self.state_names[self._eager.name] = self._eager.state_names
             self._emit(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
-        self._recordings, self._eager = [], None
-        return None
 
     def _emit(self, name: str, frames: tuple, scale, log_prob: Tensor) -> None:
         with _Frames(frames, scale):
