@@ -95,7 +95,7 @@ def _table(facts: dict[str, Any]) -> str:
             f"  memory, evaluation {e['evaluation_gigabytes']:>14.2f} GB",
             f"  a training step    {e['step_gigaflops']:>14,.1f} GFLOP, {e['step_seconds']:.3g} s",
             f"  an epoch           {e['steps_per_epoch']:>14,} steps, {_duration(e['epoch_seconds'])}",
-            f"  exact evaluation   {_duration(e['evaluation_seconds']):>14} for the row normalisers, once",
+            f"  exact evaluation   {_duration(e['evaluation_seconds']):>14} for 100,000 tokens",
         ]
     return "\n".join(lines)
 

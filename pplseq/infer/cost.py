@@ -19,6 +19,7 @@ class Cost:
         num_weights: parameters.
         normaliser_flops, numerator_flops, residual_flops, emission_flops: of a step, forward and backward.
         evaluation_flops: of the row normalisers of all states, once per evaluation.
+        token_flops: of the transitions that one more token of an evaluation takes.
         weight_bytes: weights, gradients and AdamW's two moments, float32.
         working_bytes: what a step holds on top of that at its peak, roughly.
         evaluation_bytes: the same at test, with all states.
@@ -30,6 +31,7 @@ class Cost:
     residual_flops: float
     emission_flops: float
     evaluation_flops: float
+    token_flops: float
     weight_bytes: int
     working_bytes: int
     evaluation_bytes: int
@@ -73,7 +75,7 @@ def vlhmm_cost(
     num_weights = (1 if tied else 4) * num_states * h + 3 * (2 * h * h + 4 * h) + num_words * (h + 1) + h + 1
     pairs = min(num_tokens, num_blocks**2)
     # float32 numbers at the peak: residual activations, emission tables, the chain's pairs, tiles of the normaliser.
-    working = 24 * kept * h + 5 * width * num_words + 3 * pairs * width**2 + 3 * min(kept, 2048) * kept
+    working = 30 * kept * h + 6 * width * num_words + 4 * pairs * width**2 + 4 * min(kept, 2048) * kept
     return Cost(
         num_weights=num_weights,
         normaliser_flops=8 * rows * kept * h,
@@ -81,6 +83,7 @@ def vlhmm_cost(
         residual_flops=36 * kept * h * h,
         emission_flops=6 * width * num_words * h,
         evaluation_flops=2.0 * num_states**2 * h,
+        token_flops=2.0 * (num_states / num_blocks) ** 2 * h,
         weight_bytes=16 * num_weights,
         working_bytes=int(4 * working),
         evaluation_bytes=int(4 * (6 * num_states * h + 3 * num_states / num_blocks * num_words)),
@@ -95,11 +98,14 @@ class Speed:
     normaliser_test: float
     product: float
 
-    def seconds(self, cost: Cost) -> tuple[float, float]:
-        """(a training step, the normalisers of an evaluation) in seconds."""
+    def training_step(self, cost: Cost) -> float:
+        """Seconds of a training step."""
         rest = cost.numerator_flops + cost.residual_flops + cost.emission_flops
-        step = cost.normaliser_flops / self.normaliser_training + rest / self.product
-        return step, cost.evaluation_flops / self.normaliser_test
+        return cost.normaliser_flops / self.normaliser_training + rest / self.product
+
+    def evaluation(self, cost: Cost, num_tokens: int) -> float:
+        """Seconds of an evaluation."""
+        return cost.evaluation_flops / self.normaliser_test + num_tokens * cost.token_flops / self.product
 
 
 def measure_speed(hidden_size: int = 256, size: int = 2048, device: torch.device | str = "cpu") -> Speed:
@@ -137,7 +143,8 @@ def estimate(num_train_tokens: int, num_tokens: int, device: torch.device, **siz
         sizes: arguments of `vlhmm_cost`.
     """
     cost = vlhmm_cost(num_tokens=num_tokens, **sizes)
-    step, evaluation = measure_speed(sizes["hidden_size"], device=device).seconds(cost)
+    speed = measure_speed(sizes["hidden_size"], device=device)
+    step = speed.training_step(cost)
     steps = -(-num_train_tokens // num_tokens)
     return {
         "num_states": sizes["num_states"],
@@ -150,7 +157,7 @@ def estimate(num_train_tokens: int, num_tokens: int, device: torch.device, **siz
         "step_seconds": step,
         "steps_per_epoch": steps,
         "epoch_seconds": steps * step,
-        "evaluation_seconds": evaluation,
+        "evaluation_seconds": speed.evaluation(cost, 100_000),
     }
 
 
