@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from tiny_chains import FAMILIES, SITUATIONS, Case, case, cases, dense_pairs
+from tiny_chains import SITUATIONS, Case, case, cases, dense_pairs
+from tiny_families import FAMILIES
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief
