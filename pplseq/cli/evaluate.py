@@ -28,17 +28,15 @@ import click
 @click.option("--streams", default="16", show_default=True, help="Streams of the carried protocol; several as 16,1.")
 @click.option(
     "--segment-length",
-    default=32,
-    show_default=True,
+    default=None,
     type=click.IntRange(1),
-    help="Tokens of a stream taken at once: speed and memory only.",
+    help="Tokens of a stream taken at once: speed and memory only (default: by the model's size).",
 )
 @click.option(
     "--batch-tokens",
-    default=512,
-    show_default=True,
+    default=None,
     type=click.IntRange(1),
-    help="Tokens of sentences taken at once: speed and memory only.",
+    help="Tokens of sentences taken at once: speed and memory only (default: by the model's size).",
 )
 @click.option(
     "--per-token",

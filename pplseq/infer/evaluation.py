@@ -65,7 +65,15 @@ class TextScore:
         }
 
 
-def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_length: int = 32) -> TextScore:
+CELLS_AT_ONCE = 1 << 23  # transition cells held at once: 32 MB in float32
+
+
+def _tokens_at_once(model: Any) -> int:
+    """How many tokens to take at once: 512, or fewer where each costs many transition cells."""
+    return max(1, min(512, CELLS_AT_ONCE // getattr(model, "cells_per_token", 1)))
+
+
+def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_length: int | None = None) -> TextScore:
     """Score a text as contiguous streams with the belief carried over.
 
     Args:
@@ -74,12 +82,14 @@ def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_leng
         num_streams: B; each stream but the first starts in the middle of the text from the start distribution, so
             fewer streams score a little better and run longer. 16 is the literature's number; a text of fewer tokens
             gives fewer.
-        segment_length: T, tokens taken at once; it changes speed and memory, not the result.
+        segment_length: T, tokens taken at once; it changes speed and memory, not the result. Default: what suits the
+            model's size.
     """
     check_vocabulary(model, text)
     device = model_device(model)
     # Batches of places in the text instead of words: they say where each log-probability belongs.
     places = replace(text, tokens=np.arange(text.num_tokens))
+    segment_length = segment_length or max(2, _tokens_at_once(model) // num_streams)
     batches = StreamBatches(places, num_streams, segment_length, shuffle=None, drop_remainder=False)
     scores = np.full(text.num_tokens, np.nan)
     belief = None
@@ -92,20 +102,21 @@ def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_leng
     return _score("carried", batches.batch_size, text, scores)
 
 
-def score_sentences(model: Any, text: Text, *, batch_tokens: int = 512) -> TextScore:
+def score_sentences(model: Any, text: Text, *, batch_tokens: int | None = None) -> TextScore:
     """Score a text line by line, each from the start distribution.
 
     Args:
         model: a `SequenceModel`.
         text: what to score, encoded with the model's vocabulary.
-        batch_tokens: tokens taken at once; it changes speed and memory, not the result.
+        batch_tokens: tokens taken at once; it changes speed and memory, not the result. Default: what suits the model's
+            size.
     """
     check_vocabulary(model, text)
     device = model_device(model)
     places = replace(text, tokens=np.arange(text.num_tokens))
     scores = np.full(text.num_tokens, np.nan)
     with torch.no_grad():
-        for batch in SentenceBatches(places, batch_tokens):
+        for batch in SentenceBatches(places, batch_tokens or _tokens_at_once(model)):
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=batch.lengths.to(device))
             _put(scores, batch, chain.token_log_probs())

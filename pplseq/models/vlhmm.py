@@ -257,6 +257,11 @@ class VLHMM(SequenceModel):
         return x
 
     @property
+    def cells_per_token(self) -> int:
+        """K^2, the transition cells that one seen word costs."""
+        return int(self._sizes.max()) ** 2
+
+    @property
     def config(self):
         return dict(self._config)
 
