@@ -25,6 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq.infer.kernels import shared_matrix
+
 
 def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
     """score - logsumexp(score) over the last axis, and that logsumexp (-inf where nothing is possible, never NaN)."""
@@ -110,8 +112,31 @@ class Forward(NamedTuple):
     step_log_prob: Tensor  # (T, *B) log p(x_t | x_<t), 0 at padded steps
 
 
+def _is_shared(matrices: StepMatrices, emit: Tensor) -> bool:
+    return matrices.shared and matrices.restart is None and shared_matrix.applies(matrices.log, emit)
+
+
+def _rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(T, N, K) and (T, N): all batch dimensions as one."""
+    num_steps, *_, num_states = emit.shape
+    return emit.reshape(num_steps, -1, num_states), None if valid is None else valid.reshape(num_steps, -1)
+
+
 def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
     """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
+    if not _is_shared(matrices, emit):
+        return forward_in_log_space(init, matrices, emit, valid)
+    shape, (emit, valid), init = emit.shape, _rows(emit, valid), init.reshape(-1, emit.shape[-1])
+    filtered, steps, redo = shared_matrix.forward_pass(init, matrices.log, emit, valid)
+    if bool(redo.any()):
+        part = None if valid is None else valid[:, redo]
+        _, filtered[:, redo], steps[:, redo] = forward_in_log_space(init[redo], matrices, emit[:, redo], part)
+    log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
+    return Forward(log_prob.reshape(shape[1:-1]), filtered.reshape(shape), steps.reshape(shape[:-1]))
+
+
+def forward_in_log_space(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+    """:func:`forward_pass` for any matrices."""
     message, step = log_normalise(init + emit[0])
     if valid is not None:
         step = step.where(valid[0], 0.0)
@@ -129,6 +154,18 @@ def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tens
 
 def backward_pass(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
     """log p(x_>t | z_t) up to a constant per step, (T, *B, K)."""
+    if not _is_shared(matrices, emit):
+        return backward_in_log_space(matrices, emit, valid)
+    shape, (emit, valid) = emit.shape, _rows(emit, valid)
+    beta, redo = shared_matrix.backward_pass(matrices.log, emit, valid)
+    if bool(redo.any()):
+        part = None if valid is None else valid[:, redo]
+        beta[:, redo] = backward_in_log_space(matrices, emit[:, redo], part)
+    return beta.reshape(shape)
+
+
+def backward_in_log_space(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
+    """:func:`backward_pass` for any matrices."""
     message = torch.zeros_like(emit[0])
     messages = [message]
     for t in range(emit.shape[0] - 1, 0, -1):
@@ -140,7 +177,7 @@ def backward_pass(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) ->
 
 def state_posterior(filtered: Tensor, beta: Tensor, valid: Tensor | None) -> Tensor:
     """p(z_t | x), (T, *B, K); zero at padded steps."""
-    posterior = log_normalise(filtered + beta)[0].exp_()
+    posterior = torch.softmax(filtered + beta, -1).nan_to_num_(0.0)  # NaN where nothing is possible
     return posterior if valid is None else posterior.mul_(valid.unsqueeze(-1))
 
 
@@ -160,11 +197,12 @@ def pair_posterior(
     ``weight`` (*B,) multiplies each row (the incoming gradient); None stands for one.
     """
     left, right, log_weight = _pair_sides(matrices, emit, forward, beta)
-    scale = torch.ones_like(log_weight) if weight is None else weight.expand_as(log_weight)
+    # exp(-inf), not a product with 0: the other terms mean nothing there and may overflow
     if valid is not None:
-        scale = scale * valid[1:]
+        log_weight = log_weight.masked_fill(~valid[1:], -math.inf)
     if matrices.restart is not None:  # those pairs do not pass through the matrix
-        scale = scale * ~matrices.restart[1:]
+        log_weight = log_weight.masked_fill(matrices.restart[1:], -math.inf)
+    scale = torch.ones_like(log_weight) if weight is None else weight.expand_as(log_weight)
     if not matrices.shared:
         pair = matrices.log + (left + log_weight.unsqueeze(-1)).unsqueeze(-1)
         return pair.add_(right.unsqueeze(-2)).exp_().mul_(scale[..., None, None])
@@ -253,6 +291,10 @@ def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def viterbi_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
+    if _is_shared(matrices, emit):
+        batch, (emit, valid) = emit.shape[1:-1], _rows(emit, valid)
+        path, log_prob = shared_matrix.viterbi_pass(init.reshape(emit.shape[1:]), matrices.log, emit, valid)
+        return path.reshape(-1, *batch), log_prob.reshape(batch)
     message = init + emit[0]
     if valid is not None:
         message = message.where(valid[0].unsqueeze(-1), 0.0)
