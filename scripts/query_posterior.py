@@ -22,7 +22,6 @@ def main(folder: str, sentence: str) -> None:
     # One exact forward-backward pass answers everything below.
     chain = model.posterior(x)
     print(f"log p(words) = {chain.log_prob().item():.3f} nats")
-    print(f"entropy of the state path = {chain.entropy().item():.2f} nats")
 
     # p(z_t | all words): the three most probable states at each word.
     smoothed = chain.marginals().dense(model.num_states)[:, 0]  # (T, Z)
@@ -36,12 +35,13 @@ def main(folder: str, sentence: str) -> None:
     for sample in chain.sample(3)[..., 0].tolist():
         print("a draw:            ", sample)
 
-    # p(x_t | the other words) at the gaps: mix each word's emission over the states' posterior.
-    for t in (t for t, word in enumerate(words) if word == "_"):
-        word_probs = chain.emission.word_log_prob(smoothed[t].log()[None])[0].exp()
-        top = word_probs.topk(5)
-        guesses = zip(vocabulary.decode(top.indices.tolist()), top.values, strict=True)
-        print(f"word {t + 1} could be:", ", ".join(f"{word} ({p:.1%})" for word, p in guesses))
+    # p(x_t | the other words) at the gaps.
+    if "_" in words:
+        gaps = chain.missing_words()
+        for (t, _), log_probs in zip(gaps.steps.tolist(), gaps.log_probs, strict=True):
+            top = log_probs.exp().topk(5)
+            guesses = zip(vocabulary.decode(top.indices.tolist()), top.values, strict=True)
+            print(f"word {t + 1} could be:", ", ".join(f"{word} ({p:.1%})" for word, p in guesses))
 
     # The words of the same block as the first one: what the clustering found alike.
     if clusters is not None and ids[0] != MISSING:

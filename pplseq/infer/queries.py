@@ -17,10 +17,11 @@ from torch import Tensor
 
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import MISSING
-from pplseq.infer.chain import StateMarginals
+from pplseq.infer.chain import Chain, StateMarginals
 from pplseq.infer.training import model_device
 
 Words = Sequence[str | None]
+REJECTION_ROUNDS = 100
 
 
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
@@ -44,17 +45,19 @@ def filter_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
 
 
 def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:
-    """p(z_t | x_1..x_T) for every t: the `top` most probable states."""
+    """p(z_t | x_1..x_T) for every t: the `top` most probable states; and, without gaps, the path's entropy in nats."""
     x, answer = _observe(model, vocabulary, words)
     chain = model.posterior(x)
     marginals = chain.marginals()
-    if marginals.wide_steps is not None:  # a gap opens all states
+    if marginals.wide_steps is None:
+        answer["entropy"] = float(chain.entropy()[0])
+    else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
         marginals = StateMarginals(None, marginals.dense(model.num_states))
     steps = [
         _top_states(model, None if marginals.ids is None else marginals.ids[t], marginals.probs[t], top)
         for t in range(x.shape[1])
     ]
-    return answer | {"states": steps, "entropy": float(chain.entropy()[0])}
+    return answer | {"states": steps}
 
 
 def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths: int = 1) -> dict[str, Any]:
@@ -118,8 +121,7 @@ def infill(
     if not gaps:
         raise ValueError("words must have a gap to fill: write _ in text, null in JSON")
     chain = model.posterior(x)
-    state_log_probs = chain.marginals().dense(model.num_states)[gaps, 0].log()
-    word_log_probs = _without_unknown(chain.emission.word_log_prob(state_log_probs), vocabulary, allow_unknown)
+    word_log_probs = _without_unknown(chain.missing_words().log_probs, vocabulary, allow_unknown)
     proposals = [_top_words(vocabulary, row, top) for row in word_log_probs]
     filled = list(answer["words"])
     for gap, proposal in zip(gaps, proposals, strict=True):
@@ -127,15 +129,20 @@ def infill(
     answer |= {"gaps": [{"position": g, "words": p} for g, p in zip(gaps, proposals, strict=True)], "filled": filled}
     if num_samples:
         with _seeded(x.device, seed):
-            states = chain.sample(num_samples)[:, gaps, 0].reshape(-1)
-            certain = torch.full(
-                (len(states), model.num_states), -math.inf, device=x.device, dtype=word_log_probs.dtype
-            )
-            certain.scatter_(1, states.unsqueeze(1), 0.0)
-            emitted = _without_unknown(chain.emission.word_log_prob(certain), vocabulary, allow_unknown)
-            drawn = torch.multinomial(emitted.exp(), 1).view(num_samples, len(gaps))
+            drawn = _draw_gaps(chain, gaps, num_samples, None if allow_unknown else vocabulary.unknown_id)
         answer["samples"] = [vocabulary.decode(row) for row in drawn.tolist()]
     return answer
+
+
+def _draw_gaps(chain: Chain, gaps: list[int], num_samples: int, refused: int | None) -> Tensor:
+    """(num_samples, gaps) words from their joint posterior, given that none is the refused one (by rejection)."""
+    kept: list[Tensor] = []
+    for _ in range(REJECTION_ROUNDS):
+        drawn = chain.sample_words(num_samples)[:, gaps, 0]
+        kept.append(drawn if refused is None else drawn[(drawn != refused).all(1)])
+        if sum(map(len, kept)) >= num_samples:
+            return torch.cat(kept)[:num_samples]
+    raise ValueError("the gaps can hardly be filled without the unknown word; allow it, or ask for fewer gaps")
 
 
 def continue_text(
