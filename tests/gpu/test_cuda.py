@@ -1,0 +1,72 @@
+"""The same numbers on a GPU as on the CPU: run with ``pytest -m gpu`` on a machine that has one."""
+
+import pytest
+import torch
+
+from pplseq.infer import TraceBlockedEnum_ELBO
+from pplseq.infer.elbo import no_guide
+from pplseq.infer.kernels.log_norm import log_norm_reference, streamed_log_norm
+from pplseq.models import VLHMM
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def make(device, **options):
+    torch.manual_seed(0)
+    model = VLHMM(60, 48, torch.arange(60) % 6, hidden_size=16, init_scale=1.0, reset_id=3, **options).double()
+    return model.to(device)
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    x = torch.randint(0, 60, (5, 11))
+    x[0, 3] = x[1, 4:7] = x[2, 10] = -1
+    return x
+
+
+LENGTHS = torch.tensor([11, 9, 11, 1, 6])
+
+
+@pytest.mark.parametrize("options", [{}, {"parameterization": "factored"}, {"parameterization": "scalar"}, {"tied": False}])
+def test_likelihood_and_gradients(options, x):
+    results = []
+    for device in ("cpu", "cuda"):
+        model = make(device, **options)
+        loss = TraceBlockedEnum_ELBO()(model, no_guide)(x.to(device), LENGTHS.to(device))
+        loss.backward()
+        results.append((loss.detach().cpu(), [p.grad.cpu() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_queries(x):
+    results = []
+    for device in ("cpu", "cuda"):
+        chain = make(device).posterior(x.to(device), LENGTHS.to(device))
+        answers = [chain.viterbi()[0], chain.marginals().dense(48), chain.missing_words().log_probs]
+        belief = chain.filtered()
+        answers += [belief.dense(48), chain.next().word_log_probs]
+        results.append([answer.cpu() for answer in answers])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_training_step_under_dropout(x):
+    model = make("cuda", state_dropout=0.5).train()
+    elbo, start = TraceBlockedEnum_ELBO()(model, no_guide), None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(20):
+        loss = elbo(x.clamp_min(0).cuda(), None, start)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        start = model.chain.filtered().detach()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+def test_streamed_normaliser():
+    out, into = torch.randn(300, 32, device="cuda"), torch.randn(500, 32, device="cuda")
+    torch.testing.assert_close(streamed_log_norm(out, into), log_norm_reference(out, into), rtol=1e-4, atol=1e-4)
+    rough = streamed_log_norm(out, into, torch.bfloat16)
+    torch.testing.assert_close(rough, log_norm_reference(out, into), rtol=2e-2, atol=2e-1)
