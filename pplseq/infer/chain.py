@@ -214,7 +214,8 @@ class Chain:
     @torch.no_grad()
     def marginals(self) -> StateMarginals:
         """p(z_t | x), (T, *B, K)."""
-        return StateMarginals(None, scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid))
+        f, forward = self.factors, self._possible()
+        return StateMarginals(None, scan.smooth(self._matrices, f.emit, forward, f.valid, pairs=False)[0])
 
     @torch.no_grad()
     def pair_marginals(self) -> PairMarginals:
@@ -230,16 +231,16 @@ class Chain:
     @torch.no_grad()
     def expected_counts(self) -> ExpectedCounts:
         """Expected starts, transitions and visits given x, summed over rows: the E-step of EM."""
-        f, forward, marginals = self.factors, self._possible(), self.marginals()
-        transition = scan.pair_posterior(self._matrices, f.emit, forward, self._beta, f.valid, None)
+        f, forward = self.factors, self._possible()
+        probs, transition = scan.smooth(self._matrices, f.emit, forward, f.valid)
         num_states = f.emit.shape[-1]
-        start = marginals.probs[0] if self.start is None else torch.zeros_like(marginals.probs[0])
+        start = probs[0] if self.start is None else torch.zeros_like(probs[0])
         return ExpectedCounts(
             start.reshape(-1, num_states).sum(0),
             transition.reshape(-1, num_states, num_states).sum(0) if not f.shared else transition,
             None,
-            marginals.probs.reshape(-1, num_states).sum(0),
-            marginals,
+            probs.reshape(-1, num_states).sum(0),
+            StateMarginals(None, probs),
         )
 
     @torch.no_grad()

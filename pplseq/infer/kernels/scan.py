@@ -177,7 +177,7 @@ def backward_in_log_space(matrices: StepMatrices, emit: Tensor, valid: Tensor | 
 
 def state_posterior(filtered: Tensor, beta: Tensor, valid: Tensor | None) -> Tensor:
     """p(z_t | x), (T, *B, K); zero at padded steps."""
-    posterior = torch.softmax(filtered + beta, -1).nan_to_num_(0.0)  # NaN where nothing is possible
+    posterior = log_normalise(filtered + beta)[0].exp_()
     return posterior if valid is None else posterior.mul_(valid.unsqueeze(-1))
 
 
@@ -225,6 +225,33 @@ def pair_posterior(
     return (matrices.scaled * torch.einsum("t...i,t...j->...ij", left, right)).sum_to_size(shape)
 
 
+def smooth(
+    matrices: StepMatrices,
+    emit: Tensor,
+    forward: Forward,
+    valid: Tensor | None,
+    weight: Tensor | None = None,
+    pairs: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Both posteriors at once: p(z_t | x) (T, *B, K), and (unless ``pairs`` is False) what pair_posterior returns."""
+    if not _is_shared(matrices, emit):
+        beta = backward_pass(matrices, emit, valid)
+        single = state_posterior(forward.filtered, beta, valid)
+        return single, pair_posterior(matrices, emit, forward, beta, valid, weight) if pairs else None
+    shape, (emit, valid) = emit.shape, _rows(emit, valid)
+    filtered, steps = forward.filtered.reshape(emit.shape), forward.step_log_prob.reshape(emit.shape[:-1])
+    weight = None if weight is None else weight.reshape(-1)
+    single, pair, redo = shared_matrix.smooth(filtered, steps, matrices.log, emit, valid, weight, pairs)
+    if bool(redo.any()):
+        part = None if valid is None else valid[:, redo]
+        emit, forward = emit[:, redo], Forward(forward.log_prob.reshape(-1)[redo], filtered[:, redo], steps[:, redo])
+        beta = backward_in_log_space(matrices, emit, part)
+        single[:, redo] = state_posterior(forward.filtered, beta, part)
+        if pairs:
+            pair += pair_posterior(matrices, emit, forward, beta, part, None if weight is None else weight[redo])
+    return single.reshape(shape), pair
+
+
 class ChainLogProb(torch.autograd.Function):
     """log sum over paths of a chain; the backward is forward-backward (Fisher's identity), no graph over time.
 
@@ -245,11 +272,8 @@ class ChainLogProb(torch.autograd.Function):
     def backward(ctx, weight, _filtered, _steps):
         emit, valid, *result = ctx.saved_tensors
         forward, matrices = Forward(*result), ctx.matrices
-        beta = backward_pass(matrices, emit, valid)
-        single = state_posterior(forward.filtered, beta, valid).mul_(weight.unsqueeze(-1))
-        pair = restart_to = None
-        if ctx.needs_input_grad[1]:
-            pair = pair_posterior(matrices, emit, forward, beta, valid, weight)
+        single, pair = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
+        single, restart_to = single.mul_(weight.unsqueeze(-1)), None
         if ctx.needs_input_grad[6]:
             drawn = (single[1:] * matrices.restart[1:].unsqueeze(-1)).sum(0)
             restart_to = drawn.sum_to_size(matrices.restart_to.shape)

@@ -96,12 +96,10 @@ def _lost_forward(messages, total, init, log_matrix, emit, valid) -> Tensor:
     return low.any(-1).any(0) | gone
 
 
-def backward_pass(log_matrix: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """log p(x_>t | z_t) up to a constant per step and row (T, N, K), and the rows (N,) to be redone in log space."""
-    every = RESCALE_EVERY[emit.dtype]
-    matrix, _ = _relative(log_matrix, (-2, -1))
-    transposed = matrix.T.contiguous()
-    relative, _ = _relative_emit(emit, valid)
+def _backward_messages(log_matrix, relative, valid) -> Tensor:
+    """p(x_>t | z_t) up to a factor per step and row, (T, N, K)."""
+    every = RESCALE_EVERY[relative.dtype]
+    transposed = _relative(log_matrix, (-2, -1))[0].T.contiguous()
     messages = torch.empty_like(relative)
     out, weights = messages.unbind(), relative.unbind()
     padded = None if valid is None else (~valid).unsqueeze(-1).unbind()
@@ -113,8 +111,7 @@ def backward_pass(log_matrix: Tensor, emit: Tensor, valid: Tensor | None) -> tup
         message = torch.mm(evidence, transposed, out=out[t - 1])
         if padded is not None:
             message.masked_fill_(padded[t], 1.0)
-    redo = _lost_backward(messages, log_matrix, emit, valid)
-    return messages.log_(), redo
+    return messages
 
 
 def _lost_backward(messages, log_matrix, emit, valid) -> Tensor:
@@ -126,6 +123,69 @@ def _lost_backward(messages, log_matrix, emit, valid) -> Tensor:
     positive = (messages[1:] > 0) & ~torch.isneginf(emit[1:])
     low[:-1] &= _reaches(positive, log_matrix.T) | messages[:-1].isnan()
     return low.any(-1).any(0)
+
+
+def backward_pass(log_matrix: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """log p(x_>t | z_t) up to a constant per step and row (T, N, K), and the rows (N,) to be redone in log space."""
+    messages = _backward_messages(log_matrix, _relative_emit(emit, valid)[0], valid)
+    redo = _lost_backward(messages, log_matrix, emit, valid)
+    return messages.log_(), redo
+
+
+def smooth(
+    filtered: Tensor,
+    steps: Tensor,
+    log_matrix: Tensor,
+    emit: Tensor,
+    valid: Tensor | None,
+    weight: Tensor | None = None,
+    pairs: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Single and pair marginals from the results of the forward pass, without a logarithm.
+
+    Args:
+        filtered, steps: log p(z_t | x_<=t) (T, N, K) and log p(x_t | x_<t) (T, N).
+        weight: (N,) multiplies each row of the pairs; None stands for one.
+        pairs: False to leave out the pairs.
+
+    Returns:
+        p(z_t | x) (T, N, K), 0 at padded steps; sum over t and rows of weight * p(z_t, z_{t+1} | x) (K, K); and the rows
+        (N,) to be redone in log space, which are left out of the pairs.
+    """
+    lowest = LOWEST[emit.dtype]
+    matrix, matrix_top = _relative(log_matrix, (-2, -1))
+    relative, emit_top = _relative_emit(emit, valid)
+    backward = _backward_messages(log_matrix, relative, valid)
+    redo = _lost_backward(backward, log_matrix, emit, valid)
+    forward = filtered.exp()
+    low = ~(forward >= lowest)
+    if bool(low.any()):
+        low &= ~torch.isneginf(filtered)
+        redo |= (low if valid is None else low & valid.unsqueeze(-1)).any(-1).any(0)
+
+    # the evidence of a step relative to what the messages have in common
+    scale = (steps - emit_top.squeeze(-1) - matrix_top.squeeze()).exp_()
+    evidence = relative.mul_(backward)[1:] if pairs else None
+    posterior = backward.mul_(forward)
+    total = posterior.sum(-1, keepdim=True)
+    scale = scale[1:] * total[1:].squeeze(-1)
+    faint = ~(torch.minimum(scale, total[1:].squeeze(-1)) >= lowest)
+    if valid is not None:
+        faint &= valid[1:]
+        posterior *= valid.unsqueeze(-1)
+    redo |= faint.any(0) | ~(total[0].squeeze(-1) >= lowest)
+    posterior /= total
+    if not pairs:
+        return posterior, None, redo
+
+    share = (1.0 if weight is None else weight) / scale
+    share = share.masked_fill(redo if valid is None else redo | ~valid[1:], 0.0)
+    forward = forward[:-1].mul_(share.unsqueeze(-1))
+    if bool(redo.any()):  # 0 times what overflowed there is no 0
+        forward[:, redo], evidence[:, redo] = 0.0, 0.0
+    num_states = emit.shape[-1]
+    summed = forward.reshape(-1, num_states).T @ evidence.reshape(-1, num_states)
+    return posterior, summed.mul_(matrix), redo
 
 
 def viterbi_pass(init: Tensor, log_matrix: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
