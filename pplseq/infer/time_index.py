@@ -6,6 +6,7 @@ import operator
 
 import pyro
 import torch
+from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
@@ -54,7 +55,8 @@ class TimeIndex:
 
     def _compare(self, name: str, other):
         if isinstance(other, Tensor):
-            return _COMPARISONS[name](self.steps(other.dim(), other.device), other)
+            dims = max(other.dim(), _plate_depth())
+            return mark_time_first(_COMPARISONS[name](self.steps(dims, other.device), other))
         raise TypeError(
             f"a TimeIndex stands for many steps and cannot be compared with {other!r} in Python; compare with a tensor, "
             "use torch.where, or write pplseq.markov(..., vectorize=False)"
@@ -83,6 +85,18 @@ for _name in _COMPARISONS:
     setattr(TimeIndex, f"__{_name}__", lambda self, other, _name=_name: self._compare(_name, other))
 
 
+def _plate_depth() -> int:
+    """How many dimensions the plates around this point take."""
+    plates = (m for m in _PYRO_STACK if isinstance(m, IndepMessenger) and m.dim is not None)
+    return max((-plate.dim for plate in plates), default=0)
+
+
+def mark_time_first(value: Tensor) -> Tensor:
+    """Notes on a tensor that its first dimension is time: one that all rows share has no dimension for them."""
+    value.time_first = True
+    return value
+
+
 def _index(tensor: Tensor, index) -> Tensor:
     """tensor[..., t, ...] with the time axis moved to the front."""
     index = index if isinstance(index, tuple) else (index,)
@@ -98,7 +112,8 @@ def _index(tensor: Tensor, index) -> Tensor:
             f"time {time.start}:{time.stop} is out of range for dimension {position} of a tensor of shape "
             f"{tuple(tensor.shape)}"
         )
-    return tensor.narrow(position, time.start, len(time)).movedim(position, 0)
+    steps = tuple(slice(i.start, i.stop) if i is time else i for i in index)
+    return mark_time_first(tensor[steps].movedim(position, 0))
 
 
 def markov(iterable, history: int = 1, *, vectorize: bool = True):
