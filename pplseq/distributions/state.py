@@ -145,7 +145,9 @@ class StateCategorical(TorchDistribution):
             if previous is not None:
                 parts.append(torch.Size(previous.shape))
             if inputs is not None:
-                parts.append(inputs.shape[: inputs.dim() - transition.input_dims])
+                # a time dimension (see TimeIndex) lies left of all plates: the sequences' own shape is what is behind it
+                time = int(getattr(inputs, "time_first", False))
+                parts.append(inputs.shape[time : inputs.dim() - transition.input_dims])
             batch_shape = broadcast_shapes(*parts)
         super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
 
