@@ -150,6 +150,13 @@ class BlockedEnum(Messenger):
     def _record_emission(self, msg):
         fn: StateEmission = msg["fn"]
         step = fn.state.chain.steps[fn.state.index]
+        if step.span is not None and (self.time_index is None or len(self.time_index) != step.span):
+            raise ValueError(
+                f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
+                "pplseq.markov(..., vectorize=False)"
+            )
+        if msg["scale"] is not fn.state.chain.scale and bool(torch.as_tensor(msg["scale"] != fn.state.chain.scale).any()):
+            raise ValueError(f"site {msg['name']!r}: all sites of a chain must have the same poutine.scale")
         if not msg["is_observed"]:  # summed out: its factor is one
             msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long)
             step.emission = step.emission or fn
@@ -258,7 +265,9 @@ def _stack(steps: list[_Step], batch: torch.Size, part, event=(), like: Tensor |
         if value is None:
             fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
             value = fill.expand(*batch, *event)
-        has_time = step.span is not None and value.dim() > len(batch) + len(event)
+        has_time = step.span is not None and (
+            getattr(value, "time_first", False) or value.dim() > len(batch) + len(event)
+        )
         lead = value.shape[: value.dim() - len(event)]
         own = broadcast_shapes(lead[1:] if has_time else lead, batch)
         values.append((value, has_time, own, step.span))
