@@ -133,6 +133,7 @@ class BlockedEnum(Messenger):
         fn: StateCategorical = msg["fn"]
         if isinstance(fn.previous, StateVar):
             recording = fn.previous.chain
+            _check_place(msg, recording)
             if fn.previous.index != len(recording.steps) - 1:
                 raise ValueError(
                     f"site {msg['name']!r} does not follow the last state of its chain; chains must be first-order Markov "
@@ -155,8 +156,7 @@ class BlockedEnum(Messenger):
                 f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
                 "pplseq.markov(..., vectorize=False)"
             )
-        if msg["scale"] is not fn.state.chain.scale and bool(torch.as_tensor(msg["scale"] != fn.state.chain.scale).any()):
-            raise ValueError(f"site {msg['name']!r}: all sites of a chain must have the same poutine.scale")
+        _check_place(msg, fn.state.chain)
         if not msg["is_observed"]:  # summed out: its factor is one
             msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long)
             step.emission = step.emission or fn
@@ -238,6 +238,21 @@ class BlockedEnum(Messenger):
         if any(step.state.inputs is None for step in steps[1:]):
             raise ValueError(f"chain {recording.name!r}: inputs are given at some steps and not at others")
         return _stack(steps, batch, lambda s: s.state.inputs, event=event, like=like)
+
+
+def _check_place(msg: dict, recording: _Recording) -> None:
+    """Raises unless a site has the plates and the scale of its chain."""
+    if sum(frame.vectorized for frame in msg["cond_indep_stack"]) != len(recording.frames):
+        raise ValueError(
+            f"site {msg['name']!r} must lie in the same plates as the first site of its chain, {recording.name!r}; for "
+            "several observations a step, give one emission over a vector of them"
+        )
+    scale = msg["scale"]
+    if scale is not recording.scale and bool(torch.as_tensor(scale != recording.scale).any()):
+        raise ValueError(
+            f"site {msg['name']!r} must have the scale of its chain, {recording.scale}, got {scale}; put poutine.scale "
+            "around the whole loop"
+        )
 
 
 def _plate_shape(frames: tuple, batch: torch.Size) -> torch.Size:
