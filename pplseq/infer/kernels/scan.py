@@ -207,22 +207,39 @@ def pair_posterior(
         pair = matrices.log + (left + log_weight.unsqueeze(-1)).unsqueeze(-1)
         return pair.add_(right.unsqueeze(-2)).exp_().mul_(scale[..., None, None])
     shape = matrices.log.shape
-    if not matrices.safe:
-        total = torch.zeros_like(matrices.log)
-        for t in range(left.shape[0]):
-            pair = matrices.log + (left[t] + log_weight[t].unsqueeze(-1)).unsqueeze(-1) + right[t].unsqueeze(-2)
-            total += pair.exp_().mul_(scale[t][..., None, None]).sum_to_size(shape)
-        return total
     left = left + matrices.row_max
-    left_top, right_top = left.amax(-1, keepdim=True), right.amax(-1, keepdim=True)
     floor = torch.finfo(emit.dtype).min
-    left_top, right_top = left_top.clamp_min(floor), right_top.clamp_min(floor)
-    scale = (scale * (left_top + right_top).squeeze(-1).add(log_weight).exp()).unsqueeze(-1)
-    left, right = (left - left_top).exp_().mul_(scale), (right - right_top).exp_()
+    left_top, right_top = (side.amax(-1, keepdim=True).clamp_min(floor) for side in (left, right))
+    common = (left_top + right_top).squeeze(-1) + log_weight
+    left, right = left - left_top, right - right_top
+    # where both sides peak at states between which there is (almost) no way, what underflows in the product may be all
+    far = common > matrices.reach / 2
+    any_far = bool(far.any())
+    total = _far_pairs(matrices, left, right, common, scale, far) if any_far else 0.0
+    scale = (scale * (common.masked_fill(far, -math.inf) if any_far else common).exp()).unsqueeze(-1)
+    left, right = left.exp_().mul_(scale), right.exp_()
     if len(shape) == 2:
         num_states = shape[-1]
-        return matrices.scaled * (left.reshape(-1, num_states).T @ right.reshape(-1, num_states))
-    return (matrices.scaled * torch.einsum("t...i,t...j->...ij", left, right)).sum_to_size(shape)
+        return (matrices.scaled * (left.reshape(-1, num_states).T @ right.reshape(-1, num_states))).add_(total)
+    return (matrices.scaled * torch.einsum("t...i,t...j->...ij", left, right)).sum_to_size(shape).add_(total)
+
+
+PAIR_CELLS = 1 << 22
+
+
+def _far_pairs(matrices, left, right, common, scale, far) -> Tensor:
+    """The part of a shared matrix's pair posterior at the steps and rows where ``far``, pair by pair in log space."""
+    shape = matrices.log.shape
+    log = matrices.log - matrices.row_max.unsqueeze(-1)
+    log = log.expand(*far.shape[1:], *shape[-2:])
+    total = log.new_zeros(shape if len(shape) == 2 else log.shape)
+    for where in far.nonzero().split(max(1, PAIR_CELLS // shape[-1] ** 2)):
+        step, row = where[:, 0], tuple(where[:, 1:].T)
+        index = (step, *row)
+        pair = log[row] + (left[index] + common[index].unsqueeze(-1)).unsqueeze(-1) + right[index].unsqueeze(-2)
+        pair = pair.exp_().mul_(scale[index][:, None, None])
+        total = total + pair.sum(0) if len(shape) == 2 else total.index_put_(row, pair, accumulate=True)
+    return total.sum_to_size(shape)
 
 
 def smooth(
