@@ -274,8 +274,12 @@ class _Loop:
         self._read()
         before = self._clock()
         # Validation changes nothing, so a signal may cut it short; the checkpoint then says that it is still due.
-        with self.signals.immediate():
-            metrics = dict(self.evaluate()) if self.evaluate is not None else {}
+        try:
+            with self.signals.immediate():
+                metrics = dict(self.evaluate()) if self.evaluate is not None else {}
+        except Exception:
+            self.save("last")  # the weights are sound; what they cost is not lost to a failed evaluation
+            raise
         p.validation_due = False
         p.window_seconds += self._clock() - before
         self.model.train()

@@ -199,6 +199,19 @@ def test_signal_during_validation_validates_again_on_resume(text, tmp_path):
     assert numbers(tmp_path / "whole" / "metrics.jsonl") == numbers(tmp_path / "parts" / "metrics.jsonl")
 
 
+def test_failed_evaluation_loses_nothing(text, tmp_path):
+    whole, _ = run(text, tmp_path / "whole")
+
+    def failing():
+        raise ArithmeticError("no perplexity today")
+
+    with pytest.raises(ArithmeticError, match="today"):
+        run(text, tmp_path / "parts", evaluate=failing)
+    assert load_training(tmp_path / "parts" / "last")[1]["progress"]["step"] > 0
+    parts, _ = run(text, tmp_path / "parts", resume=True)
+    assert same_weights(whole, parts)
+
+
 def test_signal_handlers_are_put_back(text, tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit):
