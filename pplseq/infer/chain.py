@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
-from pplseq.infer.kernels import scan
+from pplseq.infer.kernels import path_scan, scan
 from pplseq.infer.kernels.log_semiring import log_matmul
 
 
@@ -262,7 +262,7 @@ class Chain:
         """The most probable path: ids (T, *B) and log p(path, x) (*B,)."""
         self._possible()
         f = self.factors
-        position, log_prob = scan.viterbi_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid)
+        position, log_prob = path_scan.viterbi_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid)
         return self._paths(position), log_prob
 
     @torch.no_grad()
@@ -272,14 +272,14 @@ class Chain:
             raise ValueError(f"k must be at least 1, got {k}")
         self._possible()
         f = self.factors
-        position, log_prob = scan.k_best_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid, k)
+        position, log_prob = path_scan.k_best_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid, k)
         return self._paths(position), log_prob
 
     @torch.no_grad()
     def sample(self, num_samples: int = 1) -> Tensor:
         """(S, T, *B) exact posterior paths, by filtering forward and sampling backward."""
         filtered = self._possible().filtered
-        return self._paths(scan.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
+        return self._paths(path_scan.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
 
     # ---------------------------------------------------------------- prediction
     @torch.no_grad()
@@ -324,7 +324,7 @@ class Chain:
         """(S, T, B) the observations, with missing words drawn jointly from their exact posterior."""
         paths, steps = self.sample(num_samples), self._missing_steps()
         words = self.obs.expand(num_samples, *self.obs.shape).clone()
-        words[:, steps[:, 0], steps[:, 1]] = scan.sample_log(self._word_given_path(paths, steps))
+        words[:, steps[:, 0], steps[:, 1]] = path_scan.sample_log(self._word_given_path(paths, steps))
         return words
 
 

@@ -17,7 +17,7 @@ from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer import gaps as gap
 from pplseq.infer.block_chain import BlockChain
 from pplseq.infer.chain import DenseChain, Factors, MissingWords, StateMarginals
-from pplseq.infer.kernels import scan
+from pplseq.infer.kernels import path_scan, scan
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
 
@@ -247,7 +247,7 @@ class GapChain(BlockChain):
         self._possible()
         f = self._lower(maximum=True)
         f = f._replace(emit=self._with_best_continuation(f.emit))
-        position, log_prob = scan.viterbi_pass(f.init, scan.StepMatrices(f.pair, f.shared), f.emit, f.valid)
+        position, log_prob = path_scan.viterbi_pass(f.init, scan.StepMatrices(f.pair, f.shared), f.emit, f.valid)
         path = self._fill_paths(self._paths(position).unsqueeze(0), maximum=True).squeeze(0)
         for row in (self.gaps.count == 0).nonzero():
             log_prob[row] = self._prior_log_prob(path[:, row], row)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pplseq.distributions.block import BlockTransition, log1mexp
 from pplseq.infer.kernels.log_semiring import log_matmul, max_matmul
-from pplseq.infer.kernels.scan import sample_log
+from pplseq.infer.kernels.path_scan import sample_log
 
 GAP_CELLS = 1 << 26  # cells of K x N rows held at once
 

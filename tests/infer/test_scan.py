@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pplseq.infer.kernels import scan
+from pplseq.infer.kernels import path_scan, scan
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -174,13 +174,13 @@ PATH_KINDS = ["a matrix a step, ragged", "shared", "shared by row, ragged", "res
 
 
 @pytest.mark.parametrize("kind", PATH_KINDS)
-@pytest.mark.parametrize("max_cells", [scan.MAX_CELLS, 2 * B * K, 1])
+@pytest.mark.parametrize("max_cells", [path_scan.MAX_CELLS, 2 * B * K, 1])
 def test_best_paths(kind, max_cells, monkeypatch):
-    monkeypatch.setattr(scan, "MAX_CELLS", max_cells)
+    monkeypatch.setattr(path_scan, "MAX_CELLS", max_cells)
     f = make(kind, 1.0)
     valid = f.get("valid")
-    path, log_prob = scan.viterbi_pass(f["init"], matrices_of(f), f["emit"], valid)
-    paths, log_probs = scan.k_best_pass(f["init"], matrices_of(f), f["emit"], valid, 3)
+    path, log_prob = path_scan.viterbi_pass(f["init"], matrices_of(f), f["emit"], valid)
+    paths, log_probs = path_scan.k_best_pass(f["init"], matrices_of(f), f["emit"], valid, 3)
     for row in range(B):
         scores = all_scores(f, row)
         best = sorted(scores, key=scores.get, reverse=True)[:3]
@@ -197,7 +197,7 @@ def test_samples(kind):
     f = make(kind, 1.0)
     valid = f.get("valid")
     forward = scan.forward_pass(f["init"], matrices_of(f), f["emit"], valid)
-    samples = scan.sample_pass(matrices_of(f), forward.filtered, valid, 2000)
+    samples = path_scan.sample_pass(matrices_of(f), forward.filtered, valid, 2000)
     for row in range(B):
         scores = all_scores(f, row)
         total = torch.logsumexp(torch.tensor(list(scores.values())), 0)
@@ -211,8 +211,8 @@ def test_samples(kind):
 
 def test_a_state_of_probability_zero_is_never_drawn():
     log_weight = torch.tensor([-math.inf, 0.0, -math.inf, -800.0]).expand(1000, 4)
-    assert set(scan.sample_log(log_weight).tolist()) == {1}
-    assert set(scan.sample_log(torch.tensor([-1e30, -1e30, -math.inf]).expand(1000, 3)).tolist()) <= {0, 1}
+    assert set(path_scan.sample_log(log_weight).tolist()) == {1}
+    assert set(path_scan.sample_log(torch.tensor([-1e30, -1e30, -math.inf]).expand(1000, 3)).tolist()) <= {0, 1}
 
 
 def test_log_normalise():

@@ -44,9 +44,7 @@ def _reaches(positive: Tensor, log_matrix: Tensor) -> Tensor:
     return positive.to(dtype) @ (~torch.isneginf(log_matrix)).to(dtype) > 0
 
 
-def forward_pass(
-    init: Tensor, log_matrix: Tensor, emit: Tensor, valid: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward_pass(init: Tensor, log_matrix: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Filtering.
 
     Returns:
