@@ -25,7 +25,8 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
         mode: "viterbi" or "sample".
 
     Returns:
-        A function of the same arguments; trace it to read the states at their sites (padded steps: -1).
+        A function of the same arguments; trace it to read the states at their sites (padded steps: -1). Handlers that set
+        other sites (``poutine.condition``, ``poutine.replay``) belong around the model, inside ``infer_states``.
 
     Raises:
         ValueError: for another mode.
@@ -36,9 +37,12 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
 
     def with_states(*args, **kwargs):
         handler = BlockedEnum(vectorize=False)
-        with torch.no_grad(), poutine.block(), handler:
+        # other latent sites (parameters, subsampled rows) keep the values that the states were inferred from
+        with torch.no_grad(), poutine.block(), poutine.trace() as first, handler:
             program(*args, **kwargs)
-        states = poutine.Trace()
+        states = first.trace
+        for site in [name for name, node in states.nodes.items() if node["type"] != "sample" or node["is_observed"]]:
+            states.remove_node(site)
         for name, chain in handler.chains.items():
             path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]
             for site, value in zip(handler.state_names[name], path, strict=True):
