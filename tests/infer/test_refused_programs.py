@@ -6,7 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from tiny_programs import Tables, program, traced_log_prob, words
+from tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.blocked_enum import BlockedEnum
