@@ -88,6 +88,15 @@ class MissingWords(NamedTuple):
         return MissingWords(self.steps[order], self.log_probs[order])
 
 
+def check_padding(valid: Tensor) -> None:
+    """Raises unless the valid steps of each row, (T, *B), come first."""
+    if bool((~valid[:-1] & valid[1:]).any()):
+        raise ValueError(
+            "valid: padding must come behind each row (a mask of a prefix of its steps); for a missing observation mask the "
+            "observation site only"
+        )
+
+
 class Chain:
     """p(z, x) of a batch of sequences, and its posterior. Build one with :func:`build_chain`.
 
@@ -124,9 +133,8 @@ class Chain:
         self.batch_shape = obs.shape[1 : obs.dim() - len(emission.event_shape)]
         # masks that say nothing cost nothing afterwards
         self.valid = None if valid is None or bool(valid.all()) else valid
-        if self.valid is not None and bool((~self.valid[:-1] & self.valid[1:]).any()):
-            raise ValueError("valid: padding must come behind each row (a mask of a prefix of its steps); for a missing "
-                             "observation mask the observation site only")  # fmt: skip
+        if self.valid is not None:
+            check_padding(self.valid)
         if seen is not None and self.valid is not None:
             seen = seen | ~self.valid
         self.seen = None if seen is None or bool(seen.all()) else seen
