@@ -120,10 +120,15 @@ class BlockedEnum(Messenger):
         elif isinstance(fn, StateEmission) and isinstance(fn.state, StateVar):
             self._record_emission(msg)
         elif "support" in msg["infer"] and not msg["is_observed"]:
+            if self.time_index is not None:
+                raise ValueError(
+                    f"site {msg['name']!r}: states in tensor code need the loop run step by step; write "
+                    "pplseq.markov(..., vectorize=False) or pyro.markov"
+                )
             if self._eager is None:
                 self._eager = EagerChain(msg)
             self._eager.enumerate_state(msg)
-        elif self._eager is not None and msg["is_observed"] and self._eager.depends(msg):
+        elif self._eager is not None and self._eager.depends(msg):
             self._eager.add_observation(msg)
         else:
             return
