@@ -369,12 +369,12 @@ class BlockEmission(Emission):
         return self.word_log_probs.T[slot].masked_fill(self.block_of_word != block.unsqueeze(-1), -math.inf)
 
     def word_log_prob(self, state_log_prob: Tensor) -> Tensor:
-        """(B, V) log p(x) for states (B, N) distributed as given: log sum_z p(z) p(x | z), block by block."""
-        prior = state_log_prob[:, self.layout.slots]  # (B, M, K)
+        """(*B, V) log p(x) for states (*B, Z) distributed as given: log sum_z p(z) p(x | z), block by block."""
+        prior = state_log_prob[..., self.layout.state_ids]  # (*B, M, K)
         parts = []
-        for row in prior:  # a (V, K) table per row, not (B, V, K)
+        for row in prior.flatten(0, -3) if prior.dim() > 2 else [prior]:  # a (V, K) table per row, not (B, V, K)
             parts.append(torch.logsumexp(row[self.block_of_word] + self.word_log_probs, -1))
-        return torch.stack(parts)
+        return torch.stack(parts).view(*state_log_prob.shape[:-1], -1)
 
     def log_likelihood(self, obs):
         block = self.support(obs)
