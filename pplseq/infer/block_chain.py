@@ -38,7 +38,7 @@ class BlockChain(Chain):
         """The batch dimension ``dim`` back to its full shape."""
         if len(self.full_batch) == 1:
             return value
-        return value.reshape(*value.shape[:dim], *self.full_batch, *value.shape[dim + 1 :])
+        return value.reshape(value.shape[:dim] + self.full_batch + value.shape[dim + 1 :])
 
     # ---------------------------------------------------------------- lowering
     @property
@@ -145,8 +145,9 @@ class BlockChain(Chain):
         word = self.obs.gather(0, last).squeeze(0)
         if self.seen is not None:
             word = word.where(self.seen.gather(0, last).squeeze(0), MISSING)
-        if self.valid is not None and self.start is not None and self.start.last_observation is not None:
-            word = word.where(self.valid[0], self.start.last_observation)
+        if self.valid is not None and self.start is not None:  # rows without steps
+            before = self.start.last_observation
+            word = word.where(self.valid[0], MISSING - 1 if before is None else before)
         return word
 
     def _filtered(self) -> Belief:
