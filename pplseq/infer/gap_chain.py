@@ -16,7 +16,7 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Ste
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer import gaps as gap
 from pplseq.infer.block_chain import BlockChain
-from pplseq.infer.chain import DenseChain, Factors, MissingWords, StateMarginals
+from pplseq.infer.chain import DenseChain, Factors, MissingWords, PairMarginals, StateMarginals
 from pplseq.infer.kernels import path_scan, scan
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
@@ -196,16 +196,17 @@ class GapChain(BlockChain):
         return DenseChain(dense, emission, obs, inputs=self.inputs, **options)
 
     def pair_marginals(self):
-        return self._dense_twin("pair_marginals").pair_marginals()
+        return PairMarginals(None, self._unflatten(self._dense_twin("pair_marginals").pair_marginals().probs, 1))
 
     def entropy(self):
-        return self._dense_twin("entropy").entropy()
+        return self._unflatten(self._dense_twin("entropy").entropy(), 0)
 
     def expected_counts(self):
         return self._dense_twin("expected_counts").expected_counts()
 
     def k_best(self, k):
-        return self._dense_twin("k_best").k_best(k)
+        paths, log_prob = self._dense_twin("k_best").k_best(k)
+        return self._unflatten(paths, 2), self._unflatten(log_prob, 1)
 
     # ---------------------------------------------------------------- paths
     def _paths(self, position):
@@ -251,11 +252,11 @@ class GapChain(BlockChain):
         path = self._fill_paths(self._paths(position).unsqueeze(0), maximum=True).squeeze(0)
         for row in (self.gaps.count == 0).nonzero():
             log_prob[row] = self._prior_log_prob(path[:, row], row)
-        return path, log_prob
+        return self._unflatten(path, 1), self._unflatten(log_prob, 0)
 
     @torch.no_grad()
     def sample(self, num_samples=1):
-        return self._fill_paths(super().sample(num_samples), maximum=False)
+        return self._unflatten(self._fill_paths(super().sample(num_samples), maximum=False), 2)
 
     def _with_best_continuation(self, emit: Tensor) -> Tensor:
         """Adds to each row's last seen step the log-probability of the best states over its trailing missing steps."""
