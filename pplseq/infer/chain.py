@@ -309,6 +309,8 @@ class Chain:
         """(R, 2) step and row of missing observations, by row."""
         if self.seen is None:
             raise ValueError("missing_words: no observation is missing in this chain")
+        if len(getattr(self, "full_batch", self.batch_shape)) != 1:
+            raise ValueError("missing_words needs one batch dimension; flatten the plates")
         row, step = (~self.seen).T.nonzero(as_tuple=True)
         return torch.stack([step, row], -1)
 
