@@ -167,6 +167,7 @@ class GapChain(BlockChain):
     def missing_words(self):
         if self.states is not None:
             return super().missing_words()
+        self._missing_steps()
         self._possible()
         runs = list(self._runs())
         words = [gap.run_words(self.transition, self.emission, run).flatten(0, 1) for run in runs]
