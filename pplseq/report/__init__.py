@@ -1,0 +1,14 @@
+"""What a report about a run shows (`learning`, `usage`, `blocks`, `sentence`, `tokens`, `summary`) and how it is drawn
+(`page`, `drawing`, `style`, `picture`). Names are imported on first use."""
+
+from pplseq._lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "Report": "summary",
+        "summarise": "summary",
+        "render_page": "page",
+        "draw_picture": "picture",
+    },
+)

@@ -1,0 +1,160 @@
+"""Everything a report shows, as numbers: what the page and the picture are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from pplseq.data.text import Text
+from pplseq.infer.evaluation import PROTOCOLS, TextScore, score_text
+from pplseq.infer.training import model_device
+from pplseq.report.blocks import (
+    Groups,
+    GroupSummary,
+    StateSummary,
+    TransitionMap,
+    describe_groups,
+    describe_states,
+    group_states,
+    informative_transitions,
+    transition_map,
+)
+from pplseq.report.learning import Learning, read_learning
+from pplseq.report.sentence import SentencePosterior, sentence_posterior, split_sentence, typical_lines
+from pplseq.report.tokens import TokenCosts, token_costs
+from pplseq.report.usage import Usage, first_lines, state_usage, written_text
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A run in numbers.
+
+    Attributes:
+        model_name: as registered. num_states, num_words, num_weights: Z, V, trained numbers.
+        settings: name -> value, of the run and the model.
+        learning: the course of training, None where nothing was recorded.
+        text_name, num_tokens, num_unknown: the text that states and costs are measured on; `written` if no text was at
+            hand and the model wrote it itself, in which case there are no scores and no costs.
+        scores: of that text, a protocol each.
+        usage, groups, transitions, informative, group_summaries, states: see :mod:`pplseq.report.blocks`.
+        costs: where the nats go, under the first protocol of `scores`.
+        sentences: the posteriors shown; `chosen` if the reader did not ask for them.
+        notes: what is missing, and why.
+    """
+
+    model_name: str
+    num_states: int
+    num_words: int
+    num_weights: int
+    settings: Mapping[str, Any]
+    learning: Learning | None
+    text_name: str
+    num_tokens: int
+    num_unknown: int
+    text_is_cut: bool
+    written: bool
+    scores: tuple[TextScore, ...]
+    usage: Usage
+    groups: Groups
+    transitions: TransitionMap
+    informative: list[tuple[int, int, float, float]]
+    group_summaries: list[GroupSummary]
+    states: list[StateSummary]
+    costs: TokenCosts | None
+    sentences: list[SentencePosterior]
+    chosen: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def summarise(
+    model: Any,
+    vocabulary: Any,
+    *,
+    text: Text | None = None,
+    records: Iterable[Mapping[str, Any]] = (),
+    settings: Mapping[str, Any] | None = None,
+    word_counts: np.ndarray | None = None,
+    sentences: Sequence[str] = (),
+    num_tokens: int = 10_000,
+    num_states: int = 24,
+    notes: Sequence[str] = (),
+) -> Report:
+    """Measure a model on a text and on sentences.
+
+    Args:
+        model: a trained `SequenceModel` of words.
+        vocabulary: its words.
+        text: held-out text; None lets the model write some itself.
+        records: those of `metrics.jsonl`.
+        settings: those of the run; shown, and "protocol" and "data" are read.
+        word_counts: (V,) occurrences in the training text; default: in `text`.
+        sentences: to show posteriors of; none: typical lines of the text.
+        num_tokens: tokens of the text used, from its start, in whole lines.
+        num_states: states described.
+        notes: to hand on to the reader.
+
+    Raises:
+        ValueError: a sentence without words, a text or sentence the vocabulary cannot encode, or a model that does not
+            emit words.
+    """
+    if num_tokens < 2:
+        raise ValueError(f"num_tokens must be at least 2, got {num_tokens}")
+    if getattr(model, "num_words", None) is None:
+        raise ValueError("model: a report needs a model of words (with num_words), and this one emits something else")
+    split = [split_sentence(sentence) for sentence in sentences]
+    settings, notes = dict(settings or {}), list(notes)
+    with torch.no_grad():
+        # The model's specs come with a chain; which word it is about does not matter here.
+        chain = model.posterior(torch.zeros(1, 1, dtype=torch.long, device=model_device(model)))
+        posteriors = [sentence_posterior(model, vocabulary, words) for words in split]
+        written = text is None
+        whole = written_text(model, vocabulary) if text is None else text
+        text = first_lines(whole, num_tokens)
+        scores, costs = (), None
+        counts = np.bincount(text.tokens, minlength=len(vocabulary)) if word_counts is None else word_counts
+        if not written:
+            trained_with = settings.get("protocol")
+            order = sorted(PROTOCOLS, key=lambda protocol: protocol != trained_with)
+            scores = tuple(score_text(model, text, protocol) for protocol in order)
+            costs = token_costs(text, scores[0].token_log_probs, counts)
+        usage = state_usage(model, text)
+        groups = group_states(chain, usage)
+        transitions = transition_map(chain, groups, usage, text)
+        if not split:
+            nats = scores[0].token_log_probs if scores else np.zeros(text.num_tokens)
+            posteriors = [sentence_posterior(model, vocabulary, words) for words in typical_lines(text, nats)]
+        # The words of unused blocks have no counts in a sample: the vocabulary's order then ranks them.
+        group_summaries = describe_groups(chain, groups, transitions, usage, counts, vocabulary)
+        states = describe_states(chain, groups, usage, text, vocabulary, num_states)
+    return Report(
+        model_name=model.name,
+        num_states=model.num_states,
+        num_words=len(vocabulary),
+        num_weights=sum(parameter.numel() for parameter in model.parameters()),
+        settings={**{key: value for key, value in model.config.items() if _is_short(value)}, **settings},
+        learning=read_learning(records),
+        text_name=text.name,
+        num_tokens=text.num_tokens,
+        num_unknown=text.num_unknown,
+        text_is_cut=text.num_tokens < whole.num_tokens,
+        written=written,
+        scores=scores,
+        usage=usage,
+        groups=groups,
+        transitions=transitions,
+        informative=informative_transitions(transitions),
+        group_summaries=group_summaries,
+        states=states,
+        costs=costs,
+        sentences=posteriors,
+        chosen=not split,
+        notes=notes,
+    )
+
+
+def _is_short(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
