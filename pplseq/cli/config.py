@@ -68,6 +68,8 @@ class RunConfig:
     )
     method: str = _setting("em", "How to fit `hmm`; vlhmm is always trained by gradient (sgd).", choices=("em", "sgd"))
 
+    concentration: float = _setting(1.01, "Dirichlet concentration of EM's tables; 1 is maximum likelihood.")
+
     protocol: str = _setting(
         "carried", "Batches: streams with the belief carried over, or sentences.", choices=("carried", "sentence")
     )

@@ -52,11 +52,14 @@ class TrainingBar:
         )
         text += f"  {record['nats_per_token']:.4f} nats/token  perplexity {record['perplexity']:>9,.2f}"
         if record["kind"] == "validation":
-            self._write(f"{text}  lr {record['lr']:.2g}{'  * best' if record['best'] else ''}")
+            rate = f"  lr {record['lr']:.2g}" if "lr" in record else ""
+            self._write(f"{text}{rate}{'  * best' if record['best'] else ''}")
             # Time spent in validation is no training time.
             self.tokens, self.since = 0, time.monotonic()
         elif not self.terminal and time.monotonic() - self.logged > LOG_SECONDS:
-            self._write(f"{text}  {record['tokens_per_second']:,.0f} tok/s")
+            self._write(text)
+        if "lr" not in record and record["kind"] == "train":
+            self.bar.update()  # an iteration of EM
 
     def _write(self, line: str) -> None:
         tqdm.write(line, file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from pplseq.data.text import Corpus, Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.checkpoint import recover_folder
 from pplseq.infer.evaluation import score_text
+
+if TYPE_CHECKING:
+    from pplseq.infer.em import Batch
 
 
 def choose_device(name: str) -> torch.device:
@@ -137,7 +140,10 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
     from pplseq.models import VLHMM, model_class
 
     if config.model == "hmm":
-        return model_class("hmm")(config.num_states, num_words=len(vocabulary))
+        # EM needs a little smoothing: a word that no state of a held-out sentence emits would be impossible.
+        smooth = {name: config.concentration for name in ("initial", "transition", "emission")}
+        priors = smooth if config.method == "em" else None
+        return model_class("hmm")(config.num_states, num_words=len(vocabulary), priors=priors)
     if clusters is not None:
         check_divisible(config.num_states, clusters.num_blocks)
     return VLHMM(
@@ -156,6 +162,13 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
     )
 
 
+def build_em_batches(text: Text, device: torch.device, batch_tokens: int = 4096) -> list[Batch]:
+    """The whole text as sentences, in pieces for EM."""
+    from pplseq.infer.em import Batch
+
+    return [Batch(b.x.to(device), b.lengths.to(device)) for b in SentenceBatches(text, batch_tokens)]
+
+
 def build_batches(config: RunConfig, text: Text) -> StreamBatches | SentenceBatches:
     """Training batches under the chosen protocol."""
     if config.protocol == "sentence":
@@ -166,7 +179,12 @@ def build_batches(config: RunConfig, text: Text) -> StreamBatches | SentenceBatc
 
 def validation(config: RunConfig, model: Any, text: Text | None) -> Any:
     """What the training loop calls on its schedule: perplexity of the validation text under the training protocol."""
-    return None if text is None else lambda: score_text(model, text, config.protocol).summary()
+    return None if text is None else lambda: score_text(model, text, protocol_of(config)).summary()
+
+
+def protocol_of(config: RunConfig) -> str:
+    """How a run validates: EM goes through sentences, whatever the batches of gradient training would be."""
+    return "sentence" if config.model == "hmm" and config.method == "em" else config.protocol
 
 
 def saved_config(run: Path) -> RunConfig:

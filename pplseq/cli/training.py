@@ -18,7 +18,7 @@ from pplseq.cli.config import RunConfig
 from pplseq.cli.progress import TensorBoard, TrainingBar
 from pplseq.data.text import Corpus
 from pplseq.infer.checkpoint import recover_folder
-from pplseq.infer.training import History, TrainSettings, train
+from pplseq.infer.training import History, TrainSettings, model_device, train
 
 
 def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
@@ -57,7 +57,7 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
     }
     if math.isfinite(best):
         summary |= {
-            "protocol": config.protocol,
+            "protocol": run.protocol_of(config),
             "best_step": history.progress.best_step,
             "nats_per_token": best,
             "perplexity": math.exp(best),
@@ -66,11 +66,16 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
 
 
 def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path, resume: bool) -> History:
-    batches = run.build_batches(config, corpus.train)
+    by_em = config.model == "hmm" and config.method == "em"
+    if by_em:
+        batches = run.build_em_batches(corpus.train, model_device(model))
+    else:
+        batches = run.build_batches(config, corpus.train)
     settings = TrainSettings(
         **{name: getattr(config, name) for name in TrainSettings.__dataclass_fields__ if hasattr(config, name)}
     )
-    bar = TrainingBar(config.epochs * len(batches) if config.max_time is None else None)
+    num_steps = config.epochs * (1 if by_em else len(batches))
+    bar = TrainingBar(num_steps if config.max_time is None else None)
     watchers = [bar, *([TensorBoard(folder / "tensorboard")] if config.tensorboard else [])]
 
     def on_record(record: dict[str, Any]) -> None:
@@ -78,17 +83,15 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path,
             watcher.record(record)
 
     try:
-        return train(
-            model,
-            batches,
-            evaluate=run.validation(config, model, corpus.valid),
-            settings=settings,
-            folder=folder,
-            save=save,
-            resume=resume,
-            on_step=bar.step,
-            on_record=on_record,
+        evaluate = run.validation(config, model, corpus.valid)
+        common = dict(
+            evaluate=evaluate, settings=settings, folder=folder, save=save, resume=resume, on_record=on_record
         )
+        if by_em:
+            from pplseq.infer.em_training import train_em
+
+            return train_em(model, batches, **common)
+        return train(model, batches, on_step=bar.step, **common)
     except (KeyboardInterrupt, SystemExit):
         click.echo(f"\nstopped and saved; continue with: pplseq train --resume {folder}", err=True)
         raise

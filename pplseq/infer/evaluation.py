@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyro
 import torch
 
 from pplseq.data.batches import SentenceBatches, StreamBatches
@@ -93,7 +94,7 @@ def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_leng
     batches = StreamBatches(places, num_streams, segment_length, shuffle=None, drop_remainder=False)
     scores = np.full(text.num_tokens, np.nan)
     belief = None
-    with torch.no_grad():
+    with torch.no_grad(), pyro.validation_enabled(False):
         for batch in batches:
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=_to(batch.lengths, device), start=None if batch.is_first else belief)
@@ -115,7 +116,7 @@ def score_sentences(model: Any, text: Text, *, batch_tokens: int | None = None) 
     device = model_device(model)
     places = replace(text, tokens=np.arange(text.num_tokens))
     scores = np.full(text.num_tokens, np.nan)
-    with torch.no_grad():
+    with torch.no_grad(), pyro.validation_enabled(False):
         for batch in SentenceBatches(places, batch_tokens or _tokens_at_once(model)):
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=batch.lengths.to(device))
@@ -151,7 +152,7 @@ def _put(scores: np.ndarray, batch: Any, token_log_probs: torch.Tensor) -> None:
 
 def _score(protocol: str, num_streams: int, text: Text, scores: np.ndarray) -> TextScore:
     if np.isnan(scores).any():
-        raise ArithmeticError(f"{int(np.isnan(scores).sum())} of {len(scores)} tokens have no log-probability (NaN)")
+        raise FloatingPointError(f"{int(np.isnan(scores).sum())} of {len(scores)} tokens have no log-probability (NaN)")
     return TextScore(protocol, num_streams, text.num_tokens, text.num_unknown, float(scores.sum()), scores)
 
 

@@ -277,6 +277,8 @@ class _Loop:
         try:
             with self.signals.immediate():
                 metrics = dict(self.evaluate()) if self.evaluate is not None else {}
+        except FloatingPointError:
+            metrics = {"nats_per_token": math.nan}
         except Exception:
             self.save("last")  # the weights are sound; what they cost is not lost to a failed evaluation
             raise
