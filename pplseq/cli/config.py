@@ -48,6 +48,11 @@ class RunConfig:
 
     states: int | None = _setting(None, "States Z (default: 4096 for vlhmm, 64 for hmm).")
     num_blocks: int = _setting(128, "Blocks M of words; each has Z / M states.", flag="--num-blocks,--blocks-count")
+    block_sizes: str = _setting(
+        "even",
+        "States of a block: the same for all, or more for blocks of frequent words (by the root of their counts).",
+        choices=("even", "frequency"),
+    )
     blocks: str = _setting("brown", "brown, uniform, none, or a `paths` file written by `pplseq cluster`.")
     eos_block: bool = _setting(True, "Give <eos> a block of its own.", flag="--eos-block/--no-eos-block")
     exchange_passes: int = _setting(
@@ -88,6 +93,11 @@ class RunConfig:
     validate_per_epoch: int = _setting(4, "Validations per epoch.")
     patience: int | None = _setting(
         4, "Validations without a new best before the learning rate is divided by 4, or none."
+    )
+    schedule: str = _setting(
+        "plateau",
+        "Learning rate: divided by 4 when validation stalls, or falling linearly to zero over --epochs.",
+        choices=("plateau", "linear"),
     )
     early_stop: int | None = _setting(None, "Stop after this many validations without a new best.", fixed=False)
     log_interval: int = _setting(20, "Steps between two records in metrics.jsonl.")

@@ -69,7 +69,8 @@ def check_sizes(config: RunConfig, num_words: int) -> None:
                 f"num_blocks = {config.num_blocks} is more than the {num_words} words of the vocabulary; "
                 f"choose at most {num_words}"
             )
-        check_divisible(config.num_states, config.num_blocks)
+        if config.block_sizes == "even":
+            check_divisible(config.num_states, config.num_blocks)
 
 
 def check_divisible(num_states: int, num_blocks: int) -> None:
@@ -137,6 +138,7 @@ def make_clusters(
 
 def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.Clusters | None) -> torch.nn.Module:
     """A fresh model; the caller has set the seed."""
+    from pplseq.distributions.blocks import share_states
     from pplseq.models import VLHMM, model_class
 
     if config.model == "hmm":
@@ -144,7 +146,11 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
         smooth = {name: config.concentration for name in ("initial", "transition", "emission")}
         priors = smooth if config.method == "em" else None
         return model_class("hmm")(config.num_states, num_words=len(vocabulary), priors=priors)
-    if clusters is not None:
+    states_per_block = None
+    if clusters is not None and config.block_sizes == "frequency":
+        counts = np.bincount(clusters.block_of_word, weights=clusters.counts, minlength=clusters.num_blocks)
+        states_per_block = share_states(config.num_states, np.sqrt(counts)).tolist()
+    elif clusters is not None:
         check_divisible(config.num_states, clusters.num_blocks)
     return VLHMM(
         len(vocabulary),
@@ -158,6 +164,7 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
         initialization=config.init,
         init_scale=config.init_scale,
         temperature=config.temperature,
+        states_per_block=states_per_block,
         normalizer_dtype=config.normalizer_dtype,
     )
 

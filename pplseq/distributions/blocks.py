@@ -110,6 +110,23 @@ class BlockLayout:
         return full.index_copy(-1, self.kept_ids, values)
 
 
+def share_states(num_states: int, weight) -> Tensor:
+    """(M,) whole numbers of states, at least one each, that sum to num_states in proportion to weight (M,).
+
+    Raises:
+        ValueError: for fewer states than blocks.
+    """
+    weight = torch.as_tensor(weight, dtype=torch.float64)
+    if num_states < len(weight):
+        raise ValueError(f"num_states must be at least the number of blocks ({len(weight)}), got {num_states}")
+    exact = weight / weight.sum() * (num_states - len(weight))
+    sizes = exact.floor().long()
+    # largest remainders get what is left
+    order = (exact - sizes).argsort(descending=True, stable=True)
+    sizes[order[: num_states - len(weight) - int(sizes.sum())]] += 1
+    return sizes + 1
+
+
 class WordGroups:
     """Words by block in a few padded rectangles, blocks of similar size together, at most 2x padding.
 

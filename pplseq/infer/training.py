@@ -42,6 +42,8 @@ class TrainSettings:
         patience: the learning rate is multiplied by `factor` after more than this many validations in a row without a
             new best; None keeps it.
         factor: what the learning rate is multiplied by.
+        schedule: "plateau" (patience and factor) or "linear": the learning rate falls to zero over `epochs`, which ends
+            better when it is known beforehand how long a run may take.
         early_stop: stop after this many validations in a row without a new best; None never does.
         log_interval: steps between two training records.
         checkpoint_interval: seconds after which `last` is saved even if no validation came.
@@ -55,6 +57,7 @@ class TrainSettings:
     validate_per_epoch: int = 4
     patience: int | None = 4
     factor: float = 0.25
+    schedule: str = "plateau"
     early_stop: int | None = None
     log_interval: int = 20
     checkpoint_interval: float = 600.0
@@ -67,6 +70,8 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive or None, got {value}")
+        if self.schedule not in ("plateau", "linear"):
+            raise ValueError(f"schedule must be plateau or linear, got {self.schedule!r}")
         if self.patience is not None and self.patience < 0:
             raise ValueError(f"patience must be 0 or more, or None to keep the learning rate, got {self.patience}")
 
@@ -166,7 +171,7 @@ class _Loop:
             self.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused
         )
         self.plateau = None
-        if settings.patience is not None:
+        if settings.patience is not None and settings.schedule == "plateau":
             self.plateau = ReduceLROnPlateau(self.optimizer, factor=settings.factor, patience=settings.patience)
         self.progress = Progress()
         self.belief = None
@@ -244,6 +249,10 @@ class _Loop:
         # Reading the loss waits for the device: every step on a CPU, where it is free; at records and saves on a GPU.
         if self.device.type == "cpu":
             self._read()
+        if self.settings.schedule == "linear":
+            left = 1 - (p.step - 1) / (self.settings.epochs * len(self.batches))
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.settings.lr * max(left, 0.0)
         self.optimizer.step()
         self.belief = self.model.chain.filtered().detach()
         self.on_step(p, num_tokens)

@@ -37,6 +37,7 @@ VARIANTS = {
     "64-blocks": ["--num-blocks", "64"],
     "untied": ["--untied"],
     "xavier": ["--init", "xavier"],
+    "uneven-blocks": ["--block-sizes", "frequency"],
     "better-clusters": ["--exchange-passes", "3"],
     "authors": ["--parameterization", "factored", "--no-eos-block", "--init-scale", "1", "--lr", "0.01"],
 }

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from dataclasses import asdict
 from functools import partial
 
 import pyro
@@ -281,6 +282,17 @@ def test_plateau_divides_the_learning_rate(text, tmp_path):
     rates = [r["lr"] for r in history.records if r["kind"] == "validation"]
     assert rates == pytest.approx([0.05 / 4**k for k in range(6)])
     assert history.progress.best == 1.0
+
+
+def test_linear_schedule_ends_at_zero_and_resumes_exactly(text, tmp_path):
+    settings = TrainSettings(**{**asdict(SETTINGS), "schedule": "linear"})
+    whole, history = run(text, tmp_path / "whole", settings=settings)
+    rates = [record["lr"] for record in history.records]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < settings.lr / 10
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path / "parts", settings=settings, on_step=StopAt(7))
+    parts, _ = run(text, tmp_path / "parts", settings=settings, resume=True)
+    assert same_weights(whole, parts)
 
 
 def test_early_stop(text, tmp_path):
