@@ -125,6 +125,11 @@ def _summarise(run: Path, model: Any, vocabulary: Any, options: dict[str, Any]) 
             text = next(part for part in (corpus.valid, corpus.test, corpus.train) if part is not None)
     if text is None:
         notes.append("States are measured on sentences that the model wrote itself; there is no perplexity of them.")
+    try:
+        records = read_metrics(run / "metrics.jsonl")
+    except (OSError, UnicodeDecodeError) as error:
+        records = []
+        notes.append(f"metrics.jsonl could not be read: {error}")
     for note in notes:
         click.echo(f"Note: {note}", err=True)
     sentences = options["sentences"]
@@ -137,7 +142,7 @@ def _summarise(run: Path, model: Any, vocabulary: Any, options: dict[str, Any]) 
         model,
         vocabulary,
         text=text,
-        records=read_metrics(run / "metrics.jsonl"),
+        records=records,
         settings={} if config is None else {**asdict(config), "states": config.num_states},
         word_counts=counts,
         sentences=sentences,

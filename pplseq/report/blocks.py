@@ -127,6 +127,7 @@ def transition_rows(transition: Any, states: Tensor) -> Tensor:
     return transition.rows(states).exp()
 
 
+@torch.no_grad()
 def transition_map(chain: Any, groups: Groups, usage: Usage, text: Text) -> TransitionMap:
     """Expected transitions between groups, by tiles of transition rows: (states of a group) x Z at once, at most."""
     transition = chain.transition
@@ -167,6 +168,7 @@ def informative_transitions(transitions: TransitionMap, count: int = 12) -> list
     return [(i, j, float(transitions.probs[i, j]), float(lift[i, j])) for i, j in pairs]
 
 
+@torch.no_grad()
 def describe_groups(
     chain: Any, groups: Groups, transitions: TransitionMap, usage: Usage, word_counts: np.ndarray, vocabulary: Any
 ) -> list[GroupSummary]:
@@ -199,6 +201,7 @@ def describe_groups(
     return summaries
 
 
+@torch.no_grad()
 def describe_states(
     chain: Any, groups: Groups, usage: Usage, text: Text, vocabulary: Any, num_states: int
 ) -> list[StateSummary]:
@@ -233,6 +236,7 @@ def describe_states(
     return summaries
 
 
+@torch.no_grad()
 def top_words(chain: Any, states: Any, vocabulary: Any, num_words: int = 8) -> list[list[tuple[str, float]]]:
     """(word, p(word | state)) of each state, most probable first; behind the first, those below 0.5 % are left out."""
     states = torch.as_tensor(np.asarray(states), device=chain.transition.device)

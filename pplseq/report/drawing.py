@@ -15,7 +15,10 @@ MAX_MAP_GROUPS = 128  # rows of the map: those used most
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two positive ones on a logarithmic axis, at least two where there is room."""
+    """Round numbers between two positive ones on a logarithmic axis, four or more."""
+    if high < 1.5 * low:
+        step = _round_step((high - low) / 4)
+        return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), np.arange(1, 10, 0.5), np.arange(1, 10, 0.1)):
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [float(f"{step * 10.0**e:.6g}") for e in exponents for step in steps]
@@ -29,10 +32,14 @@ def linear_ticks(high: float, count: int = 6) -> list[float]:
     """Round numbers from 0 to `high`."""
     if not high > 0:
         return [0.0]
-    rough = high / count
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    step = _round_step(high / count)
     return [i * step for i in range(int(high / step * 1.0001) + 1)]
+
+
+def _round_step(rough: float) -> float:
+    """The next round number from `rough` on."""
+    size = 10.0 ** math.floor(math.log10(rough))
+    return next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
 
 
 def _polyline(x: Iterable[float], y: Iterable[float], name: str) -> str:

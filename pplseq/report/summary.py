@@ -105,6 +105,8 @@ def summarise(
         raise ValueError(f"num_tokens must be at least 2, got {num_tokens}")
     if getattr(model, "num_words", None) is None:
         raise ValueError("model: a report needs a model of words (with num_words), and this one emits something else")
+    if model.num_words != len(vocabulary):
+        raise ValueError(f"vocabulary: the model has {model.num_words} words, the vocabulary {len(vocabulary)}")
     split = [split_sentence(sentence) for sentence in sentences]
     settings, notes = dict(settings or {}), list(notes)
     with torch.no_grad():

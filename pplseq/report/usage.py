@@ -133,9 +133,14 @@ def written_text(model: Any, vocabulary: Any, *, num_lines: int = 48, length: in
     """Lines that the model writes itself, where no text is at hand; a line not ended after `length` words is cut.
 
     Large models write fewer: a step of one line costs the transitions out of a whole block.
+
+    Raises:
+        ValueError: if all of its lines are empty.
     """
     if model.num_states > 8192:
         num_lines, length = 8, 24
     answer = continue_text(model, vocabulary, [], length=length, num_samples=num_lines, seed=seed)
     lines = [[word for word in row["words"] if word != vocabulary.eos] for row in answer["continuations"]]
+    if not any(lines):
+        raise ValueError(f"model: it writes nothing but {vocabulary.eos}, so a text is needed to measure its states on")
     return Text.from_lines(lines, vocabulary, name="the model's own sentences")
