@@ -44,6 +44,7 @@ class BlockTransition(Transition):
         self.num_states, self.device = layout.num_states, initial.device
         self._log_norm: Tensor | None = None
         self._rows_done: Tensor | None = None
+        self._with_grad = False
         self._pairs: dict[int, Tensor] = {}
 
     # ---- what a subclass provides
@@ -75,14 +76,16 @@ class BlockTransition(Transition):
         else:
             wanted = torch.zeros(self.layout.num_blocks, dtype=torch.bool, device=self.device)
             wanted[blocks] = True
-        if self._log_norm is not None and not bool((wanted & ~self._rows_done).any()):
+        # one that was computed without gradients does not serve where they are wanted
+        usable = self._log_norm is not None and (self._with_grad or not torch.is_grad_enabled())
+        if usable and not bool((wanted & ~self._rows_done).any()):
             return self._log_norm
         if bool(wanted.all()):
             norm = self.row_log_norm(torch.arange(self.layout.num_kept, device=self.device))
         else:
             rows = wanted[self.layout.block_of_kept].nonzero().squeeze(-1)
             norm = self.initial.new_zeros(self.layout.num_kept).index_copy(0, rows, self.row_log_norm(rows))
-        self._log_norm, self._rows_done = norm, wanted
+        self._log_norm, self._rows_done, self._with_grad = norm, wanted, torch.is_grad_enabled()
         return norm
 
     # ---- block pairs: the fast path
