@@ -46,16 +46,23 @@ class TransitionMap:
 
     Attributes:
         model: (G, G) expected transitions, [from, to]: the states' posterior in the text, one step of the model on.
+        leaving: (G,) expected transitions out of each group, those into states in no group included.
         text: (G, G) pairs that the text itself has, None where groups are single states.
     """
 
     model: np.ndarray
+    leaving: np.ndarray
     text: np.ndarray | None
 
     @property
     def probs(self) -> np.ndarray:
         """(G, G) p(to | from) of the model, rows of groups that were never left are 0."""
-        return conditional(self.model)
+        return self.model / np.maximum(self.leaving, 1e-300)[:, None]
+
+    @property
+    def text_probs(self) -> np.ndarray:
+        """(G, G) p(to | from) of the text, rows of groups that never occur are 0."""
+        return self.text / np.maximum(self.text.sum(1), 1)[:, None]
 
 
 @dataclass(frozen=True)
@@ -96,11 +103,6 @@ class StateSummary:
     words: list[tuple[str, float]]
     contexts: list[tuple[str, str, str, float]]
     following: list[tuple[int, float]]
-
-
-def conditional(mass: np.ndarray) -> np.ndarray:
-    """Rows divided by their sums; rows of zeros stay."""
-    return mass / np.maximum(mass.sum(1, keepdims=True), 1e-300)
 
 
 def group_states(chain: Any, usage: Usage) -> Groups:
@@ -150,7 +152,8 @@ def transition_map(chain: Any, groups: Groups, usage: Usage, text: Text) -> Tran
         blocks = groups.block_of_word[text.tokens]
         pairs = (blocks[:-1] * num_groups + blocks[1:])[usage.followed[:-1]]
         counts = np.bincount(pairs, minlength=num_groups**2).reshape(num_groups, num_groups)
-    return TransitionMap(mass[:, :num_groups].cpu().numpy(), counts)
+    mass = mass.cpu().numpy()
+    return TransitionMap(mass[:, :num_groups], mass.sum(1), counts)
 
 
 def informative_transitions(transitions: TransitionMap, count: int = 12) -> list[tuple[int, int, float, float]]:
@@ -158,7 +161,7 @@ def informative_transitions(transitions: TransitionMap, count: int = 12) -> list
 
     lift = p(to | from) / p(to).
     """
-    joint = transitions.model / max(transitions.model.sum(), 1e-300)
+    joint = transitions.model / max(transitions.leaving.sum(), 1e-300)
     into = joint.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         lift = transitions.probs / into

@@ -57,7 +57,7 @@ def _figure(width: float, height: float, label: str, parts: Sequence[str]) -> st
 def curve_figure(learning: Learning, width: float = 816, height: float = 330) -> str:
     """Training and validation perplexity (logarithmic) against steps."""
     curves = [c for c in (learning.train, *learning.validation) if c is not None]
-    left, right, top, bottom = 58.0, 122.0, 16.0, 40.0
+    left, right, top, bottom = 58.0, 134.0, 16.0, 40.0
     low, high = min(c.perplexity.min() for c in curves), max(c.perplexity.max() for c in curves)
     margin = max((high / low) ** 0.04, 1.02)
     low, high = low / margin, high * margin

@@ -10,7 +10,7 @@ import numpy as np
 from pplseq import __version__
 from pplseq.report.drawing import MAX_MAP_GROUPS, curve_figure, histogram_figure, map_figure
 from pplseq.report.markup import escape, figure, folded, number, percent, swatch, table, token, word, words
-from pplseq.report.strip import CAPTION, sentence_strip
+from pplseq.report.strip import sentence_strip, strip_caption
 from pplseq.report.style import STYLE
 from pplseq.report.summary import Report
 
@@ -59,7 +59,7 @@ def _duration(seconds: float) -> str:
 
 def _group_name(report: Report, group: int) -> str:
     name = token(report.group_summaries[group].name, 16)
-    return name if report.groups.kind == "block" else f"{report.groups.ids[group]}&nbsp;<small>({name})</small>"
+    return name if report.groups.kind == "block" else f"{report.groups.ids[group]}&nbsp;<small>{name}</small>"
 
 
 def _following(report: Report, following: list[tuple[int, float]]) -> str:
@@ -128,15 +128,15 @@ def _run(report: Report) -> str:
 
 
 def _model_line(report: Report) -> str:
-    parts = [f"<code>{escape(report.model_name)}</code>, {report.num_states:,} states"]
+    config, parts = report.model_config, [f"<code>{escape(report.model_name)}</code>, {report.num_states:,} states"]
     if report.groups.kind == "block":
         sizes = np.bincount(report.groups.of_state)
         each = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
         parts.append(f"{len(report.groups):,} blocks of {each}")
     for key, text in (("parameterization", "{} tables"), ("hidden_size", "width {}"), ("state_dropout", "state dropout {}")):
-        if report.settings.get(key) not in (None, 0, 0.0):
-            parts.append(text.format(escape(report.settings[key])))
-    if report.settings.get("reset_id") is not None:
+        if config.get(key) not in (None, 0, 0.0):
+            parts.append(text.format(escape(config[key])))
+    if config.get("reset_id") is not None:
         parts.append("fresh start after every line")
     return ", ".join(parts)
 
@@ -148,7 +148,7 @@ def _learning(report: Report) -> str:
     caption = "<b>Perplexity against steps,</b> logarithmic."
     if learning.train is not None:
         caption += " Training perplexity is that of the steps since the record before"
-        caption += ", with state dropout." if report.settings.get("state_dropout") else "."
+        caption += ", with state dropout." if report.model_config.get("state_dropout") else "."
     if learning.rate_drops:
         caption += " Triangles on the axis: the learning rate was lowered."
     if not learning.validation:
@@ -161,14 +161,14 @@ def _sentences(report: Report) -> str:
         return '<p class="facts">The text has no line to show; give one with --sentence.</p>'
     chosen = " Typical lines of the text: their perplexity is nearest to its own." if report.chosen else ""
     strips = "".join(sentence_strip(report.groups, sentence) for sentence in report.sentences)
-    return f'<p class="caption">{CAPTION}{chosen}</p>{strips}'
+    return f'<p class="caption">{strip_caption(report.groups)}{chosen}</p>{strips}'
 
 
 def _states(report: Report) -> str:
     rows, largest = [], max((state.share for state in report.states), default=1.0)
     for state in report.states:
         contexts = "".join(
-            f'<div class="context">{word(before)} <b>{word(at)}</b> {word(behind)} <small>{percent(p)}</small></div>'
+            f'<div class="context">{word(before)} <b>{word(at)}</b> {word(behind)}&nbsp;<small>{percent(p)}</small></div>'
             for before, at, behind, p in state.contexts
         )
         bar = f'<span class="share" style="width:{1.6 * state.share / largest:.2f}rem"></span>'
@@ -216,9 +216,8 @@ def _transitions(report: Report) -> str:
     )
     parts = [figure(drawing(report.transitions.probs), caption)]
     if report.transitions.text is not None:
-        counts = report.transitions.text
         found = figure(
-            drawing(counts / np.maximum(counts.sum(1, keepdims=True), 1)),
+            drawing(report.transitions.text_probs),
             "<b>Pairs of blocks in the text itself.</b> A word opens one block, so these are counts, not posteriors.",
         )
         parts.append(folded("The text’s own pairs of blocks, to compare", found))
@@ -287,5 +286,9 @@ def _costs(report: Report) -> str:
 
 
 def _settings(report: Report) -> str:
-    rows = [(f"<code>{escape(key)}</code>", escape(value)) for key, value in sorted(report.settings.items())]
-    return folded(f"All {len(rows)} settings of run and model", table((), rows, "kl"))
+    parts = []
+    for what, settings in (("run", report.settings), ("model", report.model_config)):
+        rows = [(f"<code>{escape(key)}</code>", escape(value)) for key, value in settings.items()]
+        if rows:
+            parts.append(folded(f"All {len(rows)} of the {what}", table((), rows, "kl")))
+    return "".join(parts)

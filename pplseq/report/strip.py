@@ -13,16 +13,22 @@ HOT_BITS = 12.0  # surprisal at which a word is fully coloured
 LINE_WIDTH = 720.0  # pixels for columns beside the row labels
 LONGEST_WORD = 18
 
-CAPTION = (
-    "<b>Posterior of every token.</b> The word, coloured by its surprisal −log₂ p(word | words before). The column is "
-    "p(state | all words): a segment a state, the most probable at the bottom; hue is the block (neighbours in the tree of "
-    "blocks look alike), lightness the state in it. Below, the two most probable states, the one on the most probable path "
-    "underlined, and the entropy of p(state | all words)."
-)
 ROW_LABELS = (
     '<div class="labels"><div class="word">word</div><div class="value">surprisal, bits</div><div class="stack"></div>'
     '<div class="value">1st state</div><div class="value">2nd state</div><div class="value">entropy, bits</div></div>'
 )
+
+
+def strip_caption(groups: Groups) -> str:
+    """How to read a strip."""
+    colours = "a colour a state"
+    if groups.kind == "block":
+        colours = "hue is the block (neighbours in the tree of blocks look alike), lightness the state in it"
+    return (
+        "<b>Posterior of every token.</b> The word, coloured by its surprisal −log₂ p(word | words before). The column is "
+        f"p(state | all words): a segment a state, the most probable at the bottom; {colours}. Below, the two most probable "
+        "states, the one on the most probable path underlined, and the entropy of p(state | all words)."
+    )
 
 
 def sentence_strip(groups: Groups, sentence: SentencePosterior) -> str:
@@ -58,8 +64,8 @@ def _column(groups: Groups, token: TokenPosterior) -> str:
     )
     states = []
     for rank in range(2):
-        text = "&nbsp;"  # a block of one state has no second
-        if rank < len(token.states):
+        text = "&nbsp;"  # there may be no second state, or none worth its place
+        if rank < len(token.states) and token.states[rank][1] >= 0.0005:
             state, prob = token.states[rank]
             text = f"<u>{state}</u>" if state == token.path_state else str(state)
             text += f" <small>{percent(prob)}</small>"

@@ -35,7 +35,7 @@ class Report:
 
     Attributes:
         model_name: as registered. num_states, num_words, num_weights: Z, V, trained numbers.
-        settings: name -> value, of the run and the model.
+        settings, model_config: name -> value, of the run and of the model itself.
         learning: the course of training, None where nothing was recorded.
         text_name, num_tokens, num_unknown: the text that states and costs are measured on; `written` if no text was at
             hand and the model wrote it itself, in which case there are no scores and no costs.
@@ -51,6 +51,7 @@ class Report:
     num_words: int
     num_weights: int
     settings: Mapping[str, Any]
+    model_config: Mapping[str, Any]
     learning: Learning | None
     text_name: str
     num_tokens: int
@@ -108,7 +109,10 @@ def summarise(
     if model.num_words != len(vocabulary):
         raise ValueError(f"vocabulary: the model has {model.num_words} words, the vocabulary {len(vocabulary)}")
     split = [split_sentence(sentence) for sentence in sentences]
-    settings, notes = dict(settings or {}), list(notes)
+    settings, notes, learning = dict(settings or {}), list(notes), read_learning(records)
+    # What validation was recorded under is what the model was trained for, whatever the settings would say.
+    recorded = [curve.label for curve in learning.validation] if learning is not None else []
+    trained_for = next((label for label in [*recorded, settings.get("protocol")] if label in PROTOCOLS), None)
     with torch.no_grad():
         # The model's specs come with a chain; which word it is about does not matter here.
         chain = model.posterior(torch.zeros(1, 1, dtype=torch.long, device=model_device(model)))
@@ -119,11 +123,11 @@ def summarise(
         scores, costs = (), None
         counts = np.bincount(text.tokens, minlength=len(vocabulary)) if word_counts is None else word_counts
         if not written:
-            trained_with = settings.get("protocol")
-            order = sorted(PROTOCOLS, key=lambda protocol: protocol != trained_with)
+            order = sorted(PROTOCOLS, key=lambda protocol: protocol != trained_for)
             scores = tuple(score_text(model, text, protocol) for protocol in order)
             costs = token_costs(text, scores[0].token_log_probs, counts)
-        usage = state_usage(model, text)
+        resets = getattr(model, "reset_id", None) is not None
+        usage = state_usage(model, text, protocol=None if resets else trained_for)
         groups = group_states(chain, usage)
         transitions = transition_map(chain, groups, usage, text)
         if not split:
@@ -137,8 +141,9 @@ def summarise(
         num_states=model.num_states,
         num_words=len(vocabulary),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
-        settings={**{key: value for key, value in model.config.items() if _is_short(value)}, **settings},
-        learning=read_learning(records),
+        settings=settings,
+        model_config={key: value for key, value in model.config.items() if _is_short(value)},
+        learning=learning,
         text_name=text.name,
         num_tokens=text.num_tokens,
         num_unknown=text.num_unknown,

@@ -79,7 +79,6 @@ def test_the_page_is_whole_safe_and_self_contained(report):
     assert "best validation perplexity, carried" in visible and "9.49" in visible  # exp(2.25)
     for score in report.scores:
         assert f"{score.perplexity:,.2f}" in visible
-    assert [score.protocol for score in report.scores] == ["sentence", "carried"]
     assert 'class="word unknown"' in page and "prefers-color-scheme: dark" in page
 
 
@@ -117,6 +116,19 @@ def test_without_text_and_records(model, vocabulary):
 def test_with_few_records(model, vocabulary, text, lines):
     page, _ = check_page(summarise(model, vocabulary, text=text, records=lines))
     assert ("No validation was recorded." in page) == (len(lines) == 1)
+
+
+def test_the_recorded_protocol_comes_before_the_settings(hmm, vocabulary, text):
+    sentence = [record | {"protocol": "sentence"} for record in records()]
+    for lines, settings, first in (
+        (sentence, {"protocol": "carried"}, "sentence"),
+        ([], {"protocol": "sentence"}, "sentence"),
+        (records(), {"protocol": "sentence"}, "carried"),
+        ([], {}, "carried"),
+    ):
+        report = summarise(hmm, vocabulary, text=text, records=lines, settings=settings)
+        assert report.scores[0].protocol == report.usage.protocol == first
+        assert f"words before), {first} protocol" in render_page(report)
 
 
 def test_a_model_without_blocks(hmm, vocabulary, text, tmp_path):

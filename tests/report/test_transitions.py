@@ -83,6 +83,7 @@ def test_pairs_of_the_text_are_the_expected_counts_of_its_chain(text):
     for (i, j), mass in zip(counts.block_pairs.tolist(), counts.transition.sum((-1, -2)).tolist(), strict=True):
         expected[i, j] = mass
     np.testing.assert_allclose(transitions.text, expected, atol=1e-8)
+    np.testing.assert_allclose(transitions.text_probs.sum(1), 1)
 
 
 def test_a_model_without_blocks_shows_its_most_used_states(monkeypatch, hmm, text):
@@ -91,6 +92,9 @@ def test_a_model_without_blocks_shows_its_most_used_states(monkeypatch, hmm, tex
     assert groups.kind == "state" and transitions.text is None
     assert groups.ids.tolist() == np.argsort(-usage.visits)[:3].tolist()
     np.testing.assert_allclose(transitions.model, whole_matrix_map(hmm, usage, groups), atol=1e-7)
+    # what goes into the states that are not shown is missing from the rows
+    np.testing.assert_allclose(transitions.leaving, usage.leaving[groups.ids], atol=1e-9)
+    np.testing.assert_allclose(transitions.probs, hmm.transition[groups.ids][:, groups.ids], atol=1e-7)
 
 
 def test_one_block_counts_as_none(text):
@@ -101,11 +105,13 @@ def test_one_block_counts_as_none(text):
 
 
 def test_informative_transitions():
-    model = np.array([[9.0, 1.0], [1.0, 9.0]])
-    found = informative_transitions(TransitionMap(model, None))
+    def found_in(model):
+        model = np.array(model)
+        return informative_transitions(TransitionMap(model, model.sum(1), None))
+
+    found = found_in([[9.0, 1.0], [1.0, 9.0]])
     assert found == [(0, 0, pytest.approx(0.9), pytest.approx(1.8)), (1, 1, pytest.approx(0.9), pytest.approx(1.8))]
-    assert informative_transitions(TransitionMap(np.zeros((2, 2)), None)) == []
-    assert informative_transitions(TransitionMap(np.ones((2, 2)), None)) == []
+    assert found_in(np.zeros((2, 2))) == found_in(np.ones((2, 2))) == []
 
 
 def test_groups_in_words(model, text, vocabulary):
