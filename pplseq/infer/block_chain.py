@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pplseq.distributions.block import BlockTransition
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.chain import Chain, ExpectedCounts, Factors, PairMarginals, StateMarginals
+from pplseq.infer.chain import Chain, ExpectedCounts, Factors, PairMarginals, StateMarginals, query
 from pplseq.infer.gaps import GAP_CELLS
 from pplseq.infer.kernels import scan
 from pplseq.infer.kernels.log_semiring import logsumexp
@@ -163,7 +163,7 @@ class BlockChain(Chain):
     def _ids(self) -> Tensor:
         return self.layout.state_ids[self._block]
 
-    @torch.no_grad()
+    @query
     def marginals(self):
         probs = scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid)
         return StateMarginals(self._unflatten(self._ids(), 1), self._unflatten(probs, 1))
@@ -190,12 +190,12 @@ class BlockChain(Chain):
         shift[..., reset_id] = torch.where(last, 0.0, reset)
         return words + shift
 
-    @torch.no_grad()
+    @query
     def pair_marginals(self):
         probs = super().pair_marginals().probs
         return PairMarginals(self._unflatten(self._ids(), 1), self._unflatten(probs, 1))
 
-    @torch.no_grad()
+    @query
     def expected_counts(self):
         marginals, pair = self.marginals(), self.pair_marginals().probs
         pair = pair.reshape(-1, *pair.shape[-2:])
@@ -217,12 +217,12 @@ class BlockChain(Chain):
         ids = self._ids().expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
         return self._unflatten(super()._paths(ids), ids.dim() - 1)
 
-    @torch.no_grad()
+    @query
     def viterbi(self):
         path, log_prob = super().viterbi()
         return path, self._unflatten(log_prob, 0)
 
-    @torch.no_grad()
+    @query
     def k_best(self, k):
         paths, log_prob = super().k_best(k)
         return paths, self._unflatten(log_prob, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from functools import cached_property
 from typing import NamedTuple
 
@@ -95,6 +96,18 @@ def check_padding(valid: Tensor) -> None:
             "valid: padding must come behind each row (a mask of a prefix of its steps); for a missing observation mask the "
             "observation site only"
         )
+
+
+def query(method):
+    """A question to the posterior: needs no gradients, but leaves those of ``log_prob`` for later."""
+
+    @functools.wraps(method)
+    def answer(self, *args, **kwargs):
+        self._possible()  # what all queries share, in the caller's own gradient mode
+        with torch.no_grad():
+            return method(self, *args, **kwargs)
+
+    return answer
 
 
 class Chain:
@@ -219,13 +232,13 @@ class Chain:
         return torch.where(empty.unsqueeze(-1), self.start.dense(self.transition.num_states), log_probs)
 
     # ---------------------------------------------------------------- smoothing
-    @torch.no_grad()
+    @query
     def marginals(self) -> StateMarginals:
         """p(z_t | x), (T, *B, K)."""
         f, forward = self.factors, self._possible()
         return StateMarginals(None, scan.smooth(self._matrices, f.emit, forward, f.valid, pairs=False)[0])
 
-    @torch.no_grad()
+    @query
     def pair_marginals(self) -> PairMarginals:
         """p(z_t, z_{t+1} | x), (T-1, *B, K, K)."""
         forward, f = self._possible(), self.factors
@@ -236,7 +249,7 @@ class Chain:
         matrices = scan.StepMatrices(log, shared=False)
         return PairMarginals(None, scan.pair_posterior(matrices, f.emit, forward, self._beta, f.valid, None))
 
-    @torch.no_grad()
+    @query
     def expected_counts(self) -> ExpectedCounts:
         """Expected starts, transitions and visits given x, summed over rows: the E-step of EM."""
         f, forward = self.factors, self._possible()
@@ -251,7 +264,7 @@ class Chain:
             StateMarginals(None, probs),
         )
 
-    @torch.no_grad()
+    @query
     def entropy(self) -> Tensor:
         """(*B,) entropy of p(z_1..z_T | x), nats: H(z_1) + sum_t H(z_t | z_{t-1}), from single and pair marginals."""
         single, pair = self.marginals().probs, self.pair_marginals().probs
@@ -265,7 +278,7 @@ class Chain:
         valid = self.factors.valid
         return position if valid is None else position.masked_fill(~valid, -1)
 
-    @torch.no_grad()
+    @query
     def viterbi(self) -> tuple[Tensor, Tensor]:
         """The most probable path: ids (T, *B) and log p(path, x) (*B,)."""
         self._possible()
@@ -273,7 +286,7 @@ class Chain:
         position, log_prob = path_scan.viterbi_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid)
         return self._paths(position), log_prob
 
-    @torch.no_grad()
+    @query
     def k_best(self, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable paths: ids (k, T, *B), log p(path, x) (k, *B), -inf where there are fewer than k."""
         if k < 1:
@@ -283,14 +296,14 @@ class Chain:
         position, log_prob = path_scan.k_best_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid, k)
         return self._paths(position), log_prob
 
-    @torch.no_grad()
+    @query
     def sample(self, num_samples: int = 1) -> Tensor:
         """(S, T, *B) exact posterior paths, by filtering forward and sampling backward."""
         filtered = self._possible().filtered
         return self._paths(path_scan.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
 
     # ---------------------------------------------------------------- prediction
-    @torch.no_grad()
+    @query
     def next(self, inputs: Tensor | None = None) -> NextDistribution:
         """The distribution of the step behind the last one.
 
@@ -314,7 +327,7 @@ class Chain:
         row, step = (~self.seen).T.nonzero(as_tuple=True)
         return torch.stack([step, row], -1)
 
-    @torch.no_grad()
+    @query
     def missing_words(self) -> MissingWords:
         """The exact distribution of each missing word given everything that was seen.
 
@@ -329,7 +342,7 @@ class Chain:
         """(S, R, V) log p(x_t | path) up to a constant, at missing steps."""
         return self.emission.log_probs[paths[:, steps[:, 0], steps[:, 1]]]
 
-    @torch.no_grad()
+    @query
     def sample_words(self, num_samples: int = 1) -> Tensor:
         """(S, T, B) the observations, with missing words drawn jointly from their exact posterior."""
         paths, steps = self.sample(num_samples), self._missing_steps()

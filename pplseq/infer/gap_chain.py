@@ -16,7 +16,7 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Ste
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer import gaps as gap
 from pplseq.infer.block_chain import BlockChain
-from pplseq.infer.chain import DenseChain, Factors, MissingWords, PairMarginals, StateMarginals
+from pplseq.infer.chain import DenseChain, Factors, MissingWords, PairMarginals, StateMarginals, query
 from pplseq.infer.kernels import path_scan, scan
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
@@ -152,7 +152,7 @@ class GapChain(BlockChain):
         time = run.first + torch.arange(run.length, device=run.row.device).unsqueeze(-1)
         return torch.stack([time, run.row.expand_as(time)], -1).reshape(-1, 2)
 
-    @torch.no_grad()
+    @query
     def marginals(self):
         if len(self.full_batch) != 1:
             raise ValueError("marginals with missing tokens need one batch dimension; flatten the plates")
@@ -163,7 +163,7 @@ class GapChain(BlockChain):
         wide = [self.layout.scatter(gap.run_marginals(self.transition, run).flatten(0, 1), 0.0) for run in runs]
         return StateMarginals(self._ids(), full, torch.cat([self._steps_of(run) for run in runs]), torch.cat(wide))
 
-    @torch.no_grad()
+    @query
     def missing_words(self):
         if self.states is not None:
             return super().missing_words()
@@ -196,15 +196,19 @@ class GapChain(BlockChain):
         dense = StepTransition(transition.initial_log_prob(), matrices, transition.num_states, input_dims=0)
         return DenseChain(dense, emission, obs, inputs=self.inputs, **options)
 
+    @torch.no_grad()
     def pair_marginals(self):
         return PairMarginals(None, self._unflatten(self._dense_twin("pair_marginals").pair_marginals().probs, 1))
 
+    @torch.no_grad()
     def entropy(self):
         return self._unflatten(self._dense_twin("entropy").entropy(), 0)
 
+    @torch.no_grad()
     def expected_counts(self):
         return self._dense_twin("expected_counts").expected_counts()
 
+    @torch.no_grad()
     def k_best(self, k):
         paths, log_prob = self._dense_twin("k_best").k_best(k)
         return self._unflatten(paths, 2), self._unflatten(log_prob, 1)
@@ -244,7 +248,7 @@ class GapChain(BlockChain):
                 some[:, time, row.expand_as(time)] = inside.view(length, samples, -1).movedim(1, 0)
         return paths
 
-    @torch.no_grad()
+    @query
     def viterbi(self):
         self._possible()
         f = self._lower(maximum=True)
@@ -255,7 +259,7 @@ class GapChain(BlockChain):
             log_prob[row] = self._prior_log_prob(path[:, row], row)
         return self._unflatten(path, 1), self._unflatten(log_prob, 0)
 
-    @torch.no_grad()
+    @query
     def sample(self, num_samples=1):
         return self._unflatten(self._fill_paths(super().sample(num_samples), maximum=False), 2)
 
