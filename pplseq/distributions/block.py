@@ -140,7 +140,10 @@ class BlockTransition(Transition):
         missing = word == MISSING
         if bool(missing.any()):
             reset = self.emission.log_prob_of(self.reset_id)[previous].unsqueeze(-1)
-            rows = torch.where(missing, torch.logaddexp(rows + log1mexp(reset), reset + initial), rows)
+            go_on, again = rows + log1mexp(reset), reset + initial
+            closed = torch.isneginf(go_on) & torch.isneginf(again)  # there logaddexp has no gradient
+            mixed = torch.logaddexp(go_on.masked_fill(closed, 0.0), again).masked_fill(closed, -math.inf)
+            rows = torch.where(missing, mixed, rows)
         return torch.where(word == self.reset_id, initial, rows)
 
     def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
