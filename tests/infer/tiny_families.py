@@ -231,7 +231,9 @@ class Reset(UnevenBlocks):
             words = torch.arange(self.num_words)
             reset = emission(words[words == self.reset_id]).T  # (Z, 1)
             other = emission(words[words != self.reset_id]).logsumexp(0).unsqueeze(-1)
-            both = torch.logaddexp(torch.where(torch.isinf(reset), 0.0, reset) + initial, other + matrix)
+            again, go_on = reset + initial, other + matrix
+            closed = torch.isneginf(again) & torch.isneginf(go_on)
+            both = torch.logaddexp(again.masked_fill(closed, 0.0), go_on).masked_fill(closed, -math.inf)
             return torch.where(torch.isinf(reset), matrix, both)
         return initial.expand_as(matrix) if inputs == self.reset_id else matrix
 
@@ -243,6 +245,12 @@ class Reset(UnevenBlocks):
         return torch.cat([first, words[:-1]])
 
 
+class ForbiddenReset(Reset):
+    """Resets beside transitions of probability zero; after a reset every state is possible again."""
+
+    make_scores, score, transition = Table.make_scores, ForbiddenBlocks.score, ForbiddenBlocks.transition
+
+
 class ResetOneBlock(Reset):
     sizes = [3]
     block_of_word = torch.zeros(5, dtype=torch.long)
@@ -252,7 +260,7 @@ FAMILIES = {
     kind.__name__: kind
     for kind in (
         *(Dense, Forbidden, OneState, Gaussian, Step),
-        *(Blocks, UnevenBlocks, OneStateBlocks, OneBlock, Table, ForbiddenBlocks, Reset, ResetOneBlock),
+        *(Blocks, UnevenBlocks, OneStateBlocks, OneBlock, Table, ForbiddenBlocks, Reset, ForbiddenReset, ResetOneBlock),
     )
 }
 
