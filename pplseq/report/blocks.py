@@ -256,7 +256,9 @@ def _largest(probs: np.ndarray, count: int = 3) -> list[tuple[int, float]]:
     return [(int(i), float(probs[i])) for i in best if probs[i] >= 0.01]
 
 
-def _contexts(state: int, usage: Usage, text: Text, count: int = 2, width: int = 3) -> list[tuple[str, str, str, float]]:
+def _contexts(
+    state: int, usage: Usage, text: Text, count: int = 2, width: int = 3
+) -> list[tuple[str, str, str, float]]:
     """Places where the state is most probable, no two of them with the same neighbours."""
     places = np.flatnonzero(usage.best_state == state)
     places = places[np.argsort(-usage.best_prob[places], kind="stable")][:200]

@@ -85,7 +85,9 @@ def curve_figure(learning: Learning, width: float = 816, height: float = 330) ->
     parts.append(f'<text class="label" x="{left - 50}" y="{top - 4}">perplexity</text>')
     for step in learning.rate_drops[:40]:
         x = float(x_of(step))
-        parts.append(f'<path class="drop" d="M{x:.1f} {base}l-3.5 -7h7z"><title>learning rate lowered at {step}</title></path>')
+        parts.append(
+            f'<path class="drop" d="M{x:.1f} {base}l-3.5 -7h7z"><title>learning rate lowered at {step}</title></path>'
+        )
     ends = []
     if learning.train is not None:
         train = learning.train.thinned()
@@ -166,7 +168,9 @@ def map_figure(
             text = f'style="font-size:{size:.1f}px"'
             label, middle = escape(shortened(names[i], 13)), cell / 2 + size * 0.34
             turned = f'transform="translate({left + i * cell + middle:.1f} {top - 5}) rotate(-90)"'
-            row.append(f'<text class="name" {text} x="{left - 5}" y="{y + middle:.1f}" text-anchor="end">{label}</text>')
+            row.append(
+                f'<text class="name" {text} x="{left - 5}" y="{y + middle:.1f}" text-anchor="end">{label}</text>'
+            )
             row.append(f'<text class="name" {text} {turned}>{label}</text>')
         parts.append(f"<g>{''.join(row)}</g>")
     parts.append(f'<text class="label" x="{left - 5}" y="{top - 6}" text-anchor="end">from ↓ to →</text>')

@@ -23,7 +23,10 @@ def render_page(report: Report) -> str:
         ("Learning", _learning(report)),
         ("Sentences", _sentences(report)),
         ("States", _states(report)),
-        ("Blocks" if blocks else "Transitions between states", _transitions(report) + (_blocks(report) if blocks else "")),
+        (
+            "Blocks" if blocks else "Transitions between states",
+            _transitions(report) + (_blocks(report) if blocks else ""),
+        ),
     ]
     if report.costs is not None:
         sections.append(("Perplexity of tokens", _costs(report)))
@@ -100,7 +103,9 @@ def _run(report: Report) -> str:
         if learning.tokens_per_second is not None:
             parts.append(f"{learning.tokens_per_second:,.0f} tokens a second (median)")
         rows.append(("Training", ", ".join(parts)))
-    measured = f"{report.num_tokens:,} tokens of {escape(report.text_name)}, {report.num_unknown:,} of them unknown words"
+    measured = (
+        f"{report.num_tokens:,} tokens of {escape(report.text_name)}, {report.num_unknown:,} of them unknown words"
+    )
     if report.written:
         measured = f"{report.num_tokens:,} tokens that the model wrote itself"
     rows.append(("Measured on", measured))
@@ -133,7 +138,11 @@ def _model_line(report: Report) -> str:
         sizes = np.bincount(report.groups.of_state)
         each = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
         parts.append(f"{len(report.groups):,} blocks of {each}")
-    for key, text in (("parameterization", "{} tables"), ("hidden_size", "width {}"), ("state_dropout", "state dropout {}")):
+    for key, text in (
+        ("parameterization", "{} tables"),
+        ("hidden_size", "width {}"),
+        ("state_dropout", "state dropout {}"),
+    ):
         if config.get(key) not in (None, 0, 0.0):
             parts.append(text.format(escape(config[key])))
     if config.get("reset_id") is not None:
@@ -222,7 +231,8 @@ def _transitions(report: Report) -> str:
         )
         parts.append(folded("The text’s own pairs of blocks, to compare", found))
     rows = [
-        (_group_name(report, i), _group_name(report, j), percent(p), f"{lift:,.1f}") for i, j, p, lift in report.informative
+        (_group_name(report, i), _group_name(report, j), percent(p), f"{lift:,.1f}")
+        for i, j, p, lift in report.informative
     ]
     if rows:
         half = -(-len(rows) // 2)

@@ -71,26 +71,14 @@ def state_usage(model: Any, text: Text, *, protocol: str | None = None) -> Usage
         protocol = "carried" if reset_id is None else "sentence"
     if text.lengths.max() > 4 * tokens_at_once:
         protocol = "carried"
-    places = replace(text, tokens=np.arange(text.num_tokens))
-    if protocol == "sentence":
-        batches = SentenceBatches(places, tokens_at_once)
-    else:
-        segment_length = max(2, tokens_at_once // NUM_STREAMS)
-        batches = StreamBatches(places, NUM_STREAMS, segment_length, drop_remainder=False)
-
-    # Which tokens are followed by what is a matter of the text alone.
-    resets = np.zeros(text.num_tokens, bool) if reset_id is None else text.tokens == reset_id
-    inside = np.ones(text.num_tokens, bool)
-    inside[text.line_starts[1:] - 1] = protocol == "carried"
-    inside[-1] = resets[-1] = False
-    followed = torch.from_numpy(np.stack([inside & ~resets, resets]).astype(np.float64))
-
+    ordinary, resets = _followers(text, reset_id, protocol)
+    followed = torch.from_numpy(np.stack([ordinary, resets]).astype(np.float64))
     totals = torch.zeros(3, num_states, dtype=torch.float64)
     best_state = np.zeros(text.num_tokens, np.int64)
     best_prob, entropy = np.zeros(text.num_tokens), np.zeros(text.num_tokens)
     belief = None
     with torch.no_grad():
-        for batch in batches:
+        for batch in _batches(text, protocol, tokens_at_once):
             lengths = batch.lengths
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(
@@ -115,8 +103,24 @@ def state_usage(model: Any, text: Text, *, protocol: str | None = None) -> Usage
             best_prob[place] = top
             best_state[place] = slot if ids is None else ids.gather(-1, slot.unsqueeze(-1)).squeeze(-1)
             entropy[place] = torch.special.entr(probs).sum(-1)
-    followed_by_any = inside | resets
-    return Usage(*totals.numpy(), followed_by_any, best_state, best_prob, entropy, protocol)
+    return Usage(*totals.numpy(), ordinary | resets, best_state, best_prob, entropy, protocol)
+
+
+def _followers(text: Text, reset_id: int | None, protocol: str) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) twice: tokens that an ordinary transition follows, and those that a fresh start follows."""
+    resets = np.zeros(text.num_tokens, bool) if reset_id is None else text.tokens == reset_id
+    inside = np.ones(text.num_tokens, bool)
+    inside[text.line_starts[1:] - 1] = protocol == "carried"
+    inside[-1] = resets[-1] = False
+    return inside & ~resets, resets
+
+
+def _batches(text: Text, protocol: str, tokens_at_once: int) -> SentenceBatches | StreamBatches:
+    """Batches of places in the text instead of words: they say where each posterior belongs."""
+    places = replace(text, tokens=np.arange(text.num_tokens))
+    if protocol == "sentence":
+        return SentenceBatches(places, tokens_at_once)
+    return StreamBatches(places, NUM_STREAMS, max(2, tokens_at_once // NUM_STREAMS), drop_remainder=False)
 
 
 def first_lines(text: Text, num_tokens: int) -> Text:

@@ -154,7 +154,9 @@ def test_unknown_words_where_the_vocabulary_has_none_for_them(tmp_path):
     from pplseq.models import VLHMM
 
     VLHMM(4, 4, hidden_size=4, reset_id=0).save(tmp_path / "model", vocabulary=Vocabulary(("<eos>", "a", "b", "c")))
-    assert "'zebra' is not in the vocabulary" in pplseq("report", tmp_path / "model", "--sentence", "zebra", code=2).stderr
+    assert (
+        "'zebra' is not in the vocabulary" in pplseq("report", tmp_path / "model", "--sentence", "zebra", code=2).stderr
+    )
     assert not (tmp_path / "model" / "report.html").exists()
 
 

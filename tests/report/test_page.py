@@ -1,11 +1,13 @@
 """The page: complete, well-formed, self-contained, and safe against its own words."""
 
+import copy
 import re
 import struct
 import sys
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from conftest import WORDS, records, tiny_model
 
 from pplseq.data.text import Text
@@ -150,6 +152,20 @@ def test_one_state_a_block(vocabulary, text):
     report = summarise(model, vocabulary, text=text, sentences=["the cat"])
     assert [len(token.states) for token in report.sentences[0].tokens] == [1, 3, 1]
     check_page(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["model", "hmm"])
+def test_a_model_on_a_gpu(request, vocabulary, text, name):
+    model = copy.deepcopy(request.getfixturevalue(name))
+    here, there = (
+        summarise(model.to(device), vocabulary, text=text, sentences=["the cat"]) for device in ("cpu", "cuda")
+    )
+    assert there.usage.visits == pytest.approx(here.usage.visits)
+    assert there.transitions.model == pytest.approx(here.transitions.model)
+    assert there.sentences[0].log_prob == pytest.approx(here.sentences[0].log_prob)
+    check_page(there)
 
 
 def test_models_without_words_are_refused(vocabulary):
