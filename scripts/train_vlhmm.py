@@ -17,7 +17,8 @@ from pplseq.data.batches import StreamBatches
 from pplseq.data.clustering import brown_clusters
 from pplseq.data.text import load_corpus
 from pplseq.infer.evaluation import score_text
-from pplseq.infer.training import TrainSettings, train
+from pplseq.infer.settings import TrainSettings
+from pplseq.infer.training import train
 from pplseq.models import VLHMM, load_model
 
 

@@ -18,7 +18,8 @@ from pplseq.cli.config import RunConfig
 from pplseq.cli.progress import TensorBoard, TrainingBar
 from pplseq.data.text import Corpus
 from pplseq.infer.checkpoint import recover_folder
-from pplseq.infer.training import History, TrainSettings, model_device, train
+from pplseq.infer.settings import History, TrainSettings
+from pplseq.infer.training import model_device, train
 
 
 def run_training(config: RunConfig, folder: Path, resume: bool) -> None:

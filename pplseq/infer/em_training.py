@@ -15,7 +15,7 @@ from pplseq.infer import checkpoint
 from pplseq.infer.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.interruption import Stopped, StopSignals
 from pplseq.infer.metrics import MetricsLog
-from pplseq.infer.training import History, NonFiniteLoss, Progress, TrainSettings
+from pplseq.infer.settings import History, NonFiniteLoss, Progress, TrainSettings
 
 
 def train_em(

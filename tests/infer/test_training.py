@@ -19,7 +19,8 @@ from pplseq.data.text import Text
 from pplseq.distributions.state import Belief
 from pplseq.infer.checkpoint import CheckpointError, SaveError, load_training
 from pplseq.infer.metrics import read_metrics
-from pplseq.infer.training import NonFiniteLoss, TrainSettings, train
+from pplseq.infer.settings import NonFiniteLoss, TrainSettings
+from pplseq.infer.training import train
 
 SETTINGS = TrainSettings(lr=0.05, epochs=3, validate_per_epoch=2, log_interval=3, patience=0)
 
