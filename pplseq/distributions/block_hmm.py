@@ -67,8 +67,13 @@ class BlockHMM(TorchDistribution):
             raise ValueError(f"value must end in shape {tuple(self.event_shape)}, got {tuple(value.shape)}")
         time = -len(self.event_shape)
         obs, valid, inputs = value.movedim(time, 0), None, None
+        event = self.emission.event_shape
+        batch = torch.broadcast_shapes(
+            obs.shape[1 : obs.dim() - len(event)],
+            *(part.shape for part in (self.lengths, self.start) if part is not None),
+        )
+        obs = obs.expand(self.num_steps, *batch, *event)
         if self.lengths is not None:
-            batch = obs.shape[1 : obs.dim() - len(self.emission.event_shape)]
             steps = torch.arange(self.num_steps, device=value.device).view(-1, *(1,) * len(batch))
             valid = (steps < self.lengths).expand(self.num_steps, *batch)
         if self.inputs is not None:
