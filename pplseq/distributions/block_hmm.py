@@ -68,10 +68,9 @@ class BlockHMM(TorchDistribution):
         time = -len(self.event_shape)
         obs, valid, inputs = value.movedim(time, 0), None, None
         event = self.emission.event_shape
-        batch = torch.broadcast_shapes(
-            obs.shape[1 : obs.dim() - len(event)],
-            *(part.shape for part in (self.lengths, self.start) if part is not None),
-        )
+        rows = obs.shape[1 : obs.dim() - len(event)]
+        batch = torch.broadcast_shapes(rows, *(part.shape for part in (self.lengths, self.start) if part is not None))
+        obs = obs.reshape(self.num_steps, *(1,) * (len(batch) - len(rows)), *rows, *event)
         obs = obs.expand(self.num_steps, *batch, *event)
         if self.lengths is not None:
             steps = torch.arange(self.num_steps, device=value.device).view(-1, *(1,) * len(batch))
