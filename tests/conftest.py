@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
-import pyro
-import pytest
-import torch
+# threads that spin while they wait bring a machine with busy cores nearly to a halt; must stand before torch is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pyro  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

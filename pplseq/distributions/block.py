@@ -77,15 +77,18 @@ class BlockTransition(Transition):
             wanted = torch.zeros(self.layout.num_blocks, dtype=torch.bool, device=self.device)
             wanted[blocks] = True
         # one that was computed without gradients does not serve where they are wanted
-        usable = self._log_norm is not None and (self._with_grad or not torch.is_grad_enabled())
-        if usable and not bool((wanted & ~self._rows_done).any()):
-            return self._log_norm
-        if bool(wanted.all()):
+        norm, done, with_grad = self._log_norm, self._rows_done, torch.is_grad_enabled()
+        if norm is None or (with_grad and not self._with_grad):
+            norm, done = self.initial.new_zeros(self.layout.num_kept), torch.zeros_like(wanted)
+        missing = wanted & ~done
+        if not bool(missing.any()):
+            return norm
+        if bool(missing.all()):
             norm = self.row_log_norm(torch.arange(self.layout.num_kept, device=self.device))
         else:
-            rows = wanted[self.layout.block_of_kept].nonzero().squeeze(-1)
-            norm = self.initial.new_zeros(self.layout.num_kept).index_copy(0, rows, self.row_log_norm(rows))
-        self._log_norm, self._rows_done, self._with_grad = norm, wanted, torch.is_grad_enabled()
+            rows = missing[self.layout.block_of_kept].nonzero().squeeze(-1)
+            norm = norm.index_copy(0, rows, self.row_log_norm(rows))
+        self._log_norm, self._rows_done, self._with_grad = norm, done | wanted, with_grad
         return norm
 
     # ---- block pairs: the fast path
