@@ -226,8 +226,10 @@ class BlockTransition(Transition):
         else:
             # under dropout a state that is not kept is never entered: give it any row
             local = self.layout.local_numbers()[previous].clamp_min(0)
-        matrix = torch.log_softmax(self.scores(every, every), -1)
-        rows = matrix[local]
+        if local.numel() < self.layout.num_kept:  # sampling: a row for each sequence
+            rows = torch.log_softmax(self.scores(local.unsqueeze(-1), every).squeeze(-2), -1)
+        else:  # enumeration: every row, many times
+            rows = torch.log_softmax(self.scores(every, every), -1)[local]
         if self.reset_id is not None and inputs is not None:
             batch = torch.broadcast_shapes(local.shape, inputs.shape)
             rows = rows.expand(*batch, -1).unsqueeze(-2)
