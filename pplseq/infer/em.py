@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import pyro
 import torch
 from torch import Tensor
 
@@ -148,7 +149,8 @@ def expectation_maximization(
 
 def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
     options = {} if batch.states is None else {"states": batch.states}
-    chain = model.posterior(batch.x, batch.lengths, **options)
+    with pyro.validation_enabled(False):  # it would report a NaN first, and less clearly
+        chain = model.posterior(batch.x, batch.lengths, **options)
     log_prob = float(chain.log_prob().sum(dtype=torch.float64))
     if math.isnan(log_prob):
         raise ArithmeticError("the log-likelihood is NaN; check the parameters and x for NaN and infinite values")

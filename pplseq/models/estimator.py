@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import numpy as np
+import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -15,6 +17,7 @@ from pplseq.infer.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fitting import fit_variationally, maximize_by_gradient, sample_parameters
 
 METHODS = ("em", "sgd", "svi", "nuts")
+RACE_ITERATIONS = 10  # of EM, after which the worse half of several starts is dropped
 BEST_OF = 100  # draws of NUTS among which the point estimate is looked for
 
 
@@ -117,7 +120,7 @@ class Estimator:
             batch_size: sequences at a time; None for all. In EM it bounds the memory and changes nothing else, unless
                 ``step_size`` is given.
             warm_start: start from the parameters as they are, instead of anew from the data.
-            num_restarts: starts of which the best after 10 iterations of EM goes on.
+            num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
             seed: makes the fit repeatable; None draws from torch's generator.
             **options: of :func:`~pplseq.infer.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
                 the functions in :mod:`pplseq.infer.fitting` (num_steps, learning_rate, guide, num_samples, ...).
@@ -146,7 +149,8 @@ class Estimator:
                 history = maximize_by_gradient(self, batches, **options)
             elif method == "svi":
                 history = fit_variationally(self, batches, initial=self.sites(), **options)
-                self._set(self.from_sites(history.guide.median()))
+                with pyro.get_param_store().scope():  # a guide's median puts its parameters there
+                    self._set(self.from_sites(history.guide.median()))
             else:
                 history = sample_parameters(self, batch, initial=self.sites(), **options)
                 history.samples = self.from_sites(history.samples)
@@ -170,15 +174,22 @@ class Estimator:
             if num_restarts > 1:
                 raise ValueError("num_restarts: a warm start has one starting point; give one of the two")
             return
-        best, best_value = None, -math.inf
+        starts = []
         for _ in range(num_restarts):
             self.initialize(batch)
-            if num_restarts == 1:
-                return
-            history = expectation_maximization(self, batches, max_iterations=10)
-            if history.log_posteriors[-1] > best_value:
-                best, best_value = copy.deepcopy(self.state_dict()), history.log_posteriors[-1]
-        self.load_state_dict(best)
+            starts.append(copy.deepcopy(self.state_dict()))
+        while len(starts) > 1:  # after every few iterations the worse half is dropped
+            values = []
+            for start in starts:
+                self.load_state_dict(start)
+                with warnings.catch_warnings():  # what is remarkable is said of the start that wins
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    history = expectation_maximization(self, batches, max_iterations=RACE_ITERATIONS)
+                values.append(history.log_posteriors[-1])
+                start.update(copy.deepcopy(self.state_dict()))
+            order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)
+            starts = [starts[k] for k in order[: len(starts) // 2]]
+        self.load_state_dict(starts[0])
 
     def _set(self, values: dict[str, Tensor]) -> None:
         self.set_parameters(**{name: value.detach() for name, value in values.items()})

@@ -26,11 +26,11 @@ from pplseq.models.hmm_emissions import (
     dirichlet_log_density,
     inside_simplex,
     like,
-    random_rows,
     safe_log,
 )
 from pplseq.models.hmm_priors import Priors
 
+EVENNESS = 0.1  # standard deviation of the first transition logits
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -97,8 +97,8 @@ class HMM(Estimator, SequenceModel):
         real = DTYPES[dtype]
         if self.priors is not None:  # shapes of the concentrations are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
-        self.initial_logits = nn.Parameter(random_rows(num_states, dtype=real))
-        self.transition_logits = nn.Parameter(random_rows(num_states, num_states, dtype=real))
+        self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
+        self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
         if num_words is not None:
             self.emissions = CategoricalTable(num_states, num_words, real)
         else:
@@ -292,13 +292,14 @@ class HMM(Estimator, SequenceModel):
         return {"initial": sites["initial"], "transition": sites["transition"], **self.emissions.from_sites(**rest)}
 
     def initialize(self, batch: Batch) -> None:
-        """Random transitions, and emissions around what the data hold: where a fit starts."""
+        """Emissions around what the data hold and nearly even transitions: where a fit starts."""
         x, seen = self.emissions.observed(batch.x)
         if batch.lengths is not None:
             seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
         with torch.no_grad():
             for logits in (self.initial_logits, self.transition_logits):
-                logits.copy_(random_rows(*logits.shape))
+                # strongly random transitions would decide early, and mostly wrongly, what the states stand for
+                logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
         self.emissions.initialize(x, seen)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.em)
