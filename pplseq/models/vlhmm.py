@@ -153,11 +153,13 @@ class VLHMM(SequenceModel):
         role = "all" if self._config["tied"] else role
         if ids is None and not layout.complete:
             ids = layout.kept_ids
-        rows = self.states[role].weight if ids is None else self.states[role](ids)
+        # as attributes: items of a ModuleDict would never reach Pyro's traces, and SVI would not train them
+        states = getattr(self.states, role)
+        rows = states.weight if ids is None else states(ids)
         if self._config["parameterization"] != "factored":
             return rows
         block = self._index()[0].block_of_state() if ids is None else self._index()[0].block_of_state()[ids]
-        return torch.cat([self.block_states[role](block), rows], -1)
+        return torch.cat([getattr(self.block_states, role)(block), rows], -1)
 
     # ---------------------------------------------------------------- the two conditional distributions
     def _index(self) -> tuple[BlockLayout, WordGroups]:
