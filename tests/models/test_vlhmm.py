@@ -1,0 +1,260 @@
+"""The very large HMM: its tables by hand, state dropout, carried beliefs, caches, generation, wrong arguments."""
+
+import math
+
+import pytest
+import torch
+
+from pplseq.infer.oracle import enumerate_paths, generic_log_prob
+from pplseq.models import VLHMM
+
+F64 = torch.float64
+close = torch.testing.assert_close
+BLOCKS = torch.tensor([0, 1, 1, 0, 2, 2])  # V = 6
+SIZES = [2, 3, 1]
+
+OPTIONS = {
+    "independent": dict(),
+    "untied": dict(tied=False),
+    "factored": dict(parameterization="factored"),
+    "factored, untied": dict(parameterization="factored", tied=False),
+    "scalar": dict(parameterization="scalar"),
+    "xavier": dict(initialization="xavier"),
+    "temperature": dict(temperature=2.5),
+    "scalar with temperature": dict(parameterization="scalar", temperature=0.5),
+    "uneven": dict(states_per_block=SIZES),
+    "uneven, factored": dict(states_per_block=SIZES, parameterization="factored"),
+    "uneven, scalar": dict(states_per_block=SIZES, parameterization="scalar"),
+    "no blocks": dict(blocks=None),
+    "reset": dict(reset_id=3),
+    "reset, no blocks": dict(reset_id=3, blocks=None),
+    "reset, scalar": dict(reset_id=3, parameterization="scalar"),
+    "one state a block": dict(num_states=3),
+}
+every_option = pytest.mark.parametrize("option", OPTIONS)
+
+
+def make(option="independent", **more) -> VLHMM:
+    torch.manual_seed(7)
+    given = {"num_states": 6, "blocks": BLOCKS, "hidden_size": 6, "init_scale": 1.0, **OPTIONS[option], **more}
+    return VLHMM(6, **given).double()
+
+
+def residual(layer, x):
+    u = torch.relu(layer.first(x))
+    return layer.norm(torch.relu(layer.second(u)) + u)
+
+
+def tables_by_hand(model, kept=None):
+    """(initial (Z,), matrix (Z, Z), emission (Z, V)) from the parameters, as the paper writes them."""
+    config, z = model.config, model.num_states
+    blocks = model.block_of_word
+    sizes = config["states_per_block"] or [z // (int(blocks.max()) + 1)] * (int(blocks.max()) + 1)
+    block_of_state = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    closed = torch.zeros(z, dtype=torch.bool) if kept is None else ~kept
+    same = blocks == block_of_state.unsqueeze(-1)
+    if config["parameterization"] == "scalar":
+        start, score = model.start_table, model.transition_table / config["temperature"]
+        slot = torch.cat([torch.arange(size) for size in sizes])
+        words = model.word_table[:, slot].T
+    else:
+
+        def embed(role):
+            role = "all" if config["tied"] else role
+            rows = model.states[role].weight
+            if config["parameterization"] == "factored":
+                rows = torch.cat([model.block_states[role].weight[block_of_state], rows], -1)
+            return rows
+
+        start = model.start_score(residual(model.start_layer, embed("start"))).squeeze(-1)
+        score = residual(model.out_layer, embed("out")) @ embed("into").T / config["temperature"]
+        words = residual(model.emit_layer, embed("emit")) @ model.word_score.weight.T + model.word_score.bias
+    initial = start.masked_fill(closed, -math.inf).log_softmax(-1)
+    matrix = score.masked_fill(closed, -math.inf).log_softmax(-1)
+    return initial, matrix, words.masked_fill(~same, -math.inf).log_softmax(-1)
+
+
+def log_prob_by_hand(model, tables, row, first=None):
+    """log p of one row of seen words, by the forward loop."""
+    initial, matrix, emission = tables
+    after = [initial.expand_as(matrix) if word == model.reset_id else matrix for word in row[:-1].tolist()]
+    matrices = torch.stack(after) if after else matrix.new_zeros(0, *matrix.shape)
+    emit = emission.T[row]
+    open_states = [~torch.isneginf(e) for e in emit]
+    # closed states are cut out, so that autograd meets no -inf - -inf
+    first = initial if first is None else first
+    message = (first + emit[0])[open_states[0]]
+    for t in range(1, len(row)):
+        between = matrices[t - 1][open_states[t - 1]][:, open_states[t]]
+        message = torch.logsumexp(message.unsqueeze(-1) + between, 0) + emit[t][open_states[t]]
+    return torch.logsumexp(message, 0)
+
+
+X = torch.tensor([[0, 3, 2, 5, 1], [3, 3, 4, 0, 2], [5, 1, 3, 0, 0]])
+LENGTHS = torch.tensor([5, 4, 1])
+
+
+@every_option
+def test_the_likelihood_and_its_gradient(option):
+    model = make(option)
+    model(X, LENGTHS)
+    got = model.chain.log_prob()
+    tables = tables_by_hand(model)
+    expected = torch.stack([log_prob_by_hand(model, tables, row[:n]) for row, n in zip(X, LENGTHS, strict=True)])
+    close(got, expected)
+    parameters = list(model.parameters())
+    # a parameter without influence (the bias of a start score) has gradient zero
+    got = torch.autograd.grad(got.sum(), parameters, allow_unused=True)
+    wanted = torch.autograd.grad(expected.sum(), parameters, allow_unused=True)
+    for (name, parameter), a, b in zip(model.named_parameters(), got, wanted, strict=True):
+        zero = torch.zeros_like(parameter)
+        close(zero if a is None else a, zero if b is None else b, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@every_option
+def test_the_tables(option):
+    model = make(option).eval()
+    initial, matrix, emission = tables_by_hand(model)
+    with torch.no_grad():
+        transition, words = model.specs()
+        close(transition.initial_log_prob(), initial)
+        close(transition.log_matrix(), matrix)
+        close(words.log_likelihood(torch.arange(6)).T, emission)
+        close(emission.exp().sum(-1), torch.ones(model.num_states, dtype=F64))
+
+
+@pytest.mark.parametrize("option", ["independent", "uneven", "scalar", "reset"])
+def test_pyros_own_enumeration(option):
+    model = make(option)
+    model(X, LENGTHS)
+    parameters = [p for n, p in model.named_parameters() if not n.startswith("start_score.bias")]
+    got, expected = model.chain.log_prob().sum(), generic_log_prob(model, X, LENGTHS)
+    close(got, expected)
+    close(torch.autograd.grad(got, parameters), torch.autograd.grad(expected, parameters))
+
+
+def test_float32_is_near():
+    exact = make("uneven").eval()
+    rough = make("uneven").float().eval()
+    close(rough.log_prob(X, LENGTHS), exact.log_prob(X, LENGTHS).float(), rtol=1e-5, atol=1e-5)
+    close(rough.log_prob(X.int(), LENGTHS), rough.log_prob(X, LENGTHS))
+
+
+def test_sizes_of_the_paper():
+    # 2^15 states, 128 blocks, 10,000 words, h = 256
+    blocks = torch.arange(10_000) % 128
+    factored = VLHMM(10_000, 2**15, blocks, parameterization="factored")
+    independent = VLHMM(10_000, 2**15, blocks)
+    millions = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (factored, independent)]
+    assert millions == pytest.approx([7.2, 11.4], abs=0.06)
+
+
+# ------------------------------------------------------------------------------------------------ dropout
+def kept_states(model):
+    layout = model.chain.transition.layout
+    return torch.zeros(model.num_states, dtype=torch.bool).index_fill_(0, layout.kept_ids, True)
+
+
+@pytest.mark.parametrize("rate, kept", [(0.5, [2, 2, 2]), (0.25, [3, 3, 3]), (0.9, [1, 1, 1])])
+def test_dropout_keeps_its_share_of_every_block(rate, kept):
+    model = make(num_states=12, state_dropout=rate)
+    sets = []
+    for _ in range(5):
+        model(X)
+        assert kept_states(model).view(3, 4).sum(-1).tolist() == kept
+        sets.append(tuple(kept_states(model).tolist()))
+    assert len(set(sets)) > 1, "the same states every time"
+
+
+@pytest.mark.parametrize("option", ["independent", "uneven", "factored", "scalar", "reset", "uneven, scalar"])
+def test_dropout_is_the_likelihood_over_the_kept_states(option):
+    model = make(option, state_dropout=0.5)
+    model(X, LENGTHS)
+    tables = tables_by_hand(model, kept_states(model))
+    tables = (*tables[:2], tables[2].masked_fill(~kept_states(model).unsqueeze(-1), -math.inf))
+    expected = torch.stack([log_prob_by_hand(model, tables, row[:n]) for row, n in zip(X, LENGTHS, strict=True)])
+    close(model.chain.log_prob(), expected)
+    parameters = list(model.parameters())
+    for a, b in zip(
+        torch.autograd.grad(model.chain.log_prob().sum(), parameters, allow_unused=True),
+        torch.autograd.grad(expected.sum(), parameters, allow_unused=True),
+        strict=True,
+    ):
+        if a is not None or b is not None:
+            close(a, b)
+
+
+@pytest.mark.parametrize("option", ["independent", "uneven", "factored", "scalar", "reset", "no blocks", "reset, no blocks"])
+def test_a_belief_carried_between_dropout_sets(option):
+    model = make(option, state_dropout=0.5)
+    model(X[:, :2])
+    first, belief = kept_states(model), model.chain.filtered().detach()
+    before = tables_by_hand(model, first)
+    model(X[:, 2:], None, belief)
+    second = kept_states(model)
+    after = tables_by_hand(model, second)
+    after = (*after[:2], after[2].masked_fill(~second.unsqueeze(-1), -math.inf))
+    expected = []
+    for row in X:
+        x, last = row[:2], int(row[1])
+        matrix = before[0].expand_as(before[1]) if int(x[0]) == model.reset_id else before[1]
+        emit = before[2].T[x].masked_fill(~first, -math.inf)
+        paths, scores = enumerate_paths(before[0], matrix.unsqueeze(0), emit)
+        belief = torch.stack([scores[paths[:, 1] == z].exp().sum() for z in range(model.num_states)])
+        belief = (belief / belief.sum()).detach()
+        into = torch.full_like(after[0], -math.inf)
+        into[second] = (belief @ after[1].exp())[second].log()
+        into = after[0] if last == model.reset_id else into
+        expected.append(log_prob_by_hand(model, after, row[2:], into))
+    expected = torch.stack(expected)
+    close(model.chain.log_prob(), expected)
+    parameters = list(model.parameters())
+    for (name, _), a, b in zip(
+        model.named_parameters(),
+        torch.autograd.grad(model.chain.log_prob().sum(), parameters, allow_unused=True),
+        torch.autograd.grad(expected.sum(), parameters, allow_unused=True),
+        strict=True,
+    ):
+        if a is not None and b is not None:
+            close(a, b, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_no_dropout_at_test():
+    model = make(state_dropout=0.5)
+    assert model.training
+    close(model.log_prob(X), make().log_prob(X))
+    assert model.training, "posterior leaves the mode as it was"
+    assert bool(model.posterior(X).transition.layout.complete)
+
+
+# ------------------------------------------------------------------------------------------------ segments
+@pytest.mark.parametrize("option", ["uneven", "reset", "reset, no blocks"])
+def test_segments_are_one_chain(option):
+    model = make(option).eval()
+    x = torch.tensor([[0, 3, -1, 5, 1, 3], [3, -1, -1, 0, 2, 2], [5, 1, 3, 3, -1, -1]])
+    whole = model.posterior(x)
+    for cut in range(1, 6):
+        first = model.posterior(x[:, :cut])
+        second = model.posterior(x[:, cut:], start=first.filtered())
+        close(first.log_prob() + second.log_prob(), whole.log_prob())
+        close(second.filtered().dense(6), whole.filtered().dense(6))
+        close(second.next().word_log_probs, whole.next().word_log_probs)
+
+
+def test_the_next_words_sum_to_one_and_are_the_likelihoods():
+    for option in ("uneven", "reset", "no blocks"):
+        model = make(option).eval()
+        words = model.posterior(X[:, :3]).next().word_log_probs
+        close(words.exp().sum(-1), torch.ones(3, dtype=F64))
+        for word in range(6):
+            longer = torch.cat([X[:, :3], torch.full((3, 1), word)], 1)
+            close(words[:, word], model.log_prob(longer) - model.log_prob(X[:, :3]))
+
+
+def test_a_reset_forgets():
+    model = make("reset").eval()
+    ends = torch.tensor([[0, 1, 3], [5, 4, 3]])
+    words = model.posterior(ends).next().word_log_probs
+    initial, _, emission = tables_by_hand(model)
+    close(words.exp(), (initial.exp() @ emission.exp()).expand(2, -1).detach())
+    assert not torch.allclose(*make().eval().posterior(ends).next().word_log_probs)
