@@ -94,8 +94,10 @@ def load_model(folder, device: str | torch.device = "cpu"):
         raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(REGISTRY)}")
     tensors = read_tensors(folder / "model.safetensors")
     shapes = {name: list(value.shape) for name, value in tensors.items()}
-    if shapes != header.get("shapes"):
-        wrong = sorted(n for n in {*shapes, *header["shapes"]} if shapes.get(n) != header["shapes"].get(n))
+    promised = header.get("shapes")
+    promised = promised if isinstance(promised, dict) else {}
+    if shapes != promised:
+        wrong = sorted(n for n in {*shapes, *promised} if shapes.get(n) != promised.get(n))
         raise ValueError(
             f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
             "different models"
