@@ -1,0 +1,208 @@
+"""Models as folders: what is written, and every way in which a folder can be wrong."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pplseq.data import Vocabulary
+from pplseq.data.clustering import uniform_clusters
+from pplseq.models import VLHMM, load_model, model_class, save_model
+
+X = torch.tensor([[0, 3, 2], [4, 4, -1]])
+
+
+def make(seed=0, **options):
+    torch.manual_seed(seed)
+    options = {"hidden_size": 4, "states_per_block": [1, 2, 3], **options}
+    return VLHMM(5, 6, torch.tensor([0, 1, 1, 2, 2]), **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make().save(tmp_path / "run" / "model")
+
+
+def header(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def rewrite(folder, **changes):
+    (folder / "config.json").write_text(json.dumps({**header(folder), **changes}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(parameterization="factored", tied=False, reset_id=2, state_dropout=0.25, temperature=3.0),
+        dict(parameterization="scalar", initialization="xavier", normalizer_dtype="bfloat16"),
+    ],
+)
+def test_there_and_back(tmp_path, options):
+    model = make(**options)
+    saved = model.save(tmp_path / "model")
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
+    loaded, vocabulary, clusters = load_model(saved)
+    assert type(loaded) is VLHMM and loaded.config == model.config and not loaded.training
+    assert vocabulary is None and clusters is None
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    assert torch.equal(loaded.log_prob(X), model.log_prob(X))
+    loaded(X)  # and it can go on learning
+    loaded.chain.log_prob().sum().backward()
+
+
+def test_vocabulary_and_clusters(tmp_path):
+    vocabulary = Vocabulary(["a", "b", "c", "d", "e"], unknown=None, eos="e")
+    clusters = uniform_clusters(5, 3, seed=0)
+    folder = make().save(tmp_path / "model", vocabulary=vocabulary, clusters=clusters)
+    _, words, found = load_model(folder)
+    assert words.words == vocabulary.words
+    assert list(found.block_of_word) == list(clusters.block_of_word)
+    with pytest.raises(ValueError, match="give the vocabulary too"):
+        make().save(tmp_path / "other", clusters=clusters)
+    assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_saving_again_replaces_the_folder(folder):
+    (folder / "of another run").write_text("")
+    make(seed=1).save(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert torch.equal(load_model(folder)[0].log_prob(X), make(seed=1).log_prob(X))
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
+    from pplseq.models import storage
+
+    def full_disk(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        make(seed=1).save(folder)
+    assert torch.equal(load_model(folder)[0].log_prob(X), make().log_prob(X))
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_interrupted_between_the_two_renames(folder):
+    os.replace(folder, folder.with_name(".model.old"))
+    assert torch.equal(load_model(folder)[0].log_prob(X), make().log_prob(X))
+
+
+def test_parameters_on_another_device_or_type_are_written_as_they_are(tmp_path):
+    model = make().double()
+    folder = save_model(model, tmp_path / "model")
+    assert load_file(str(folder / "model.safetensors"))["word_score.weight"].dtype == torch.float64
+
+
+# ------------------------------------------------------------------------------------------------ wrong folders
+def test_missing(tmp_path, folder):
+    with pytest.raises(FileNotFoundError, match="no model at .*nowhere"):
+        load_model(tmp_path / "nowhere")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors: missing; the folder is incomplete"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_parameters(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="not a whole safetensors file .*truncated or of another format"):
+        load_model(folder)
+
+
+def test_a_pickle_is_never_read(folder):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("a pickle was executed",))
+
+    for content in (pickle.dumps(Trap()),):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            load_model(folder)
+    torch.save(make().state_dict(), folder / "model.safetensors")
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00\x01", '{"format": "pplseq"'])
+def test_a_damaged_config(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="not readable as JSON"):
+        load_model(folder)
+
+
+def test_a_config_that_is_no_text(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(ValueError, match="not readable as JSON"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", [[], {}, {"architectures": ["GPT2LMHeadModel"]}, {"format": "other"}])
+def test_a_foreign_config(folder, content):
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="was not written by pplseq"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("version", [0, 2, None, "1"])
+def test_another_version(folder, version):
+    rewrite(folder, version=version)
+    with pytest.raises(ValueError, match="this pplseq reads version 1"):
+        load_model(folder)
+
+
+def test_an_unknown_model(folder):
+    rewrite(folder, model="transformer")
+    with pytest.raises(ValueError, match="unknown model 'transformer'; known: .*vlhmm"):
+        load_model(folder)
+    with pytest.raises(ValueError, match="unknown model 'transformer'; known: .*vlhmm"):
+        model_class("transformer")
+
+
+def test_parameters_of_another_model(folder, tmp_path):
+    other = make(hidden_size=6).save(tmp_path / "other")
+    os.replace(other / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(ValueError, match="does not fit config.json in .*weight"):
+        load_model(folder)
+
+
+def test_a_parameter_too_few_or_too_many(folder):
+    tensors = load_file(str(folder / "model.safetensors"))
+    save_file({k: v for k, v in tensors.items() if k != "word_score.bias"}, str(folder / "model.safetensors"))
+    with pytest.raises(ValueError, match="does not fit config.json in word_score.bias"):
+        load_model(folder)
+    save_file({**tensors, "extra": torch.zeros(1)}, str(folder / "model.safetensors"))
+    with pytest.raises(ValueError, match="does not fit config.json in extra"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(hidden_size=8), dict(num_states=9, states_per_block=None), dict(parameterization="scalar"), dict(depth=3)],
+)
+def test_a_config_that_does_not_describe_the_parameters(folder, change):
+    rewrite(folder, config={**header(folder)["config"], **change})
+    with pytest.raises(ValueError, match="its config does not describe these parameters"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("missing", ["shapes", "config", "model"])
+def test_a_config_without_a_part(folder, missing):
+    content = header(folder)
+    del content[missing]
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError):
+        load_model(folder)
+
+
+def test_a_value_that_no_model_takes(folder):
+    rewrite(folder, config={**header(folder)["config"], "state_dropout": 1.5})
+    with pytest.raises(ValueError, match="state_dropout must be in"):
+        load_model(folder)
