@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS, default="base")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--label", default="", help="added to the name of the run and of its figures")
     parser.add_argument("--run", type=Path, help="folder of the run (default: runs/<corpus>_<states>_<variant>)")
     parser.add_argument("--evaluate-only", action="store_true", help="the run is there; only evaluate it")
     arguments, rest = sys.argv[1:], []
@@ -113,6 +114,7 @@ def main() -> None:
     options = parser.parse_args(arguments)
     options.train = rest
     name = f"{options.corpus}_{options.states}_{options.variant.replace('-', '_')}"
+    name += f"_{options.label}" if options.label else ""
     run = options.run or ROOT / "runs" / name
     command = train(options, run)
     figures = evaluate(options, run)
