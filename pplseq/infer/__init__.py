@@ -18,5 +18,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "infer_states": "state_inference",
         "check_vectorizable": "state_inference",
         "generic_log_prob": "oracle",
+        "Contraction": "contraction",
+        "contract_states": "contraction",
     },
 )
