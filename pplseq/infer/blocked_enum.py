@@ -69,6 +69,7 @@ class BlockedEnum(Messenger):
     Args:
         vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
         check: raise ValueError for impossible rows.
+        factor: False where only ``chains`` are wanted: no factor is emitted, and no scan run until they are asked.
 
     Example::
 
@@ -77,9 +78,9 @@ class BlockedEnum(Messenger):
         posterior.chains["z_0"].viterbi()
     """
 
-    def __init__(self, vectorize: bool = True, check: bool = True):
+    def __init__(self, vectorize: bool = True, check: bool = True, factor: bool = True):
         super().__init__()
-        self.vectorize, self.check = vectorize, check
+        self.vectorize, self.check, self.factor = vectorize, check, factor
         self.time_index = None
         self.chains: dict[str, Chain] = {}
         self.state_names: dict[str, list[str]] = {}
@@ -189,13 +190,16 @@ class BlockedEnum(Messenger):
         for recording in self._recordings:
             with _module_context(recording):
                 chain = self.chains[recording.name] = self._lower(recording)
-                log_prob = chain.log_prob()
+                # parameters are read in any case: here, in the program's own context
+                result = chain.log_prob() if self.factor else chain.factors
             self.state_names[recording.name] = [step.name for step in recording.steps]
-            self._emit(recording.name, recording.frames, recording.scale, log_prob)
+            if self.factor:
+                self._emit(recording.name, recording.frames, recording.scale, result)
         if self._eager is not None:
             chain = self.chains[self._eager.name] = self._eager.lower(self.check)
             self.state_names[self._eager.name] = self._eager.state_names
-            self._emit(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
+            if self.factor:
+                self._emit(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
 
     def _emit(self, name: str, frames: tuple, scale, log_prob: Tensor) -> None:
         with _Frames(frames, scale):

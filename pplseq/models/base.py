@@ -37,7 +37,7 @@ class SequenceModel(PyroModule):
 
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
-        handler = BlockedEnum(vectorize=self.vectorize)
+        handler = BlockedEnum(vectorize=self.vectorize, factor=not self.__dict__.get("_queried", False))
         with handler:
             result = self.model(*args, **kwargs)
         self.__dict__["_chains"] = handler.chains
@@ -61,10 +61,12 @@ class SequenceModel(PyroModule):
         """
         training = self.training
         self.eval()
+        self.__dict__["_queried"] = True
         try:
             with torch.no_grad(), poutine.block():
                 self(x, lengths, start, **options)
         finally:
+            self.__dict__["_queried"] = False
             self.train(training)
         return self.__dict__.pop("_chains").popitem()[1]
 
