@@ -278,11 +278,12 @@ class Chain:
         valid = self.factors.valid
         return position if valid is None else position.masked_fill(~valid, -1)
 
-    @query
     def viterbi(self) -> tuple[Tensor, Tensor]:
         """The most probable path: ids (T, *B) and log p(path, x) (*B,)."""
-        f = self.factors
-        position, log_prob = path_scan.viterbi_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid)
+        f = self.factors  # no query as the others: it does without the forward pass
+        with torch.no_grad():
+            init = f.init.expand(f.emit.shape[1:])
+            position, log_prob = path_scan.viterbi_pass(init, self._matrices, f.emit, f.valid)
         if self.check and bool(torch.isneginf(log_prob).any()):
             self._possible()  # says where
         return self._paths(position), log_prob

@@ -108,8 +108,14 @@ class Forward(NamedTuple):
     """What one pass forward in time leaves behind."""
 
     log_prob: Tensor  # (*B,) log p(x)
-    filtered: Tensor  # (T, *B, K) log p(z_t | x_<=t)
+    messages: Tensor  # (T, *B, K) p(z_t | x_<=t) or, if ``in_logs``, its logarithm
     step_log_prob: Tensor  # (T, *B) log p(x_t | x_<t), 0 at padded steps
+    in_logs: bool = True
+
+    @property
+    def filtered(self) -> Tensor:
+        """(T, *B, K) log p(z_t | x_<=t)."""
+        return self.messages if self.in_logs else self.messages.log()
 
 
 def is_shared(matrices: StepMatrices, emit: Tensor) -> bool:
@@ -128,12 +134,15 @@ def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tens
     if not is_shared(matrices, emit):
         return forward_in_log_space(init, matrices, emit, valid)
     shape, (emit, valid), init = emit.shape, as_rows(emit, valid), init.reshape(-1, emit.shape[-1])
-    filtered, steps, redo = shared_matrix.forward_pass(init, matrices.log, emit, valid)
-    if bool(redo.any()):
+    messages, steps, redo = shared_matrix.forward_pass(init, matrices.log, emit, valid)
+    in_logs = bool(redo.any())
+    if in_logs:
+        messages.log_()
         part = None if valid is None else valid[:, redo]
-        _, filtered[:, redo], steps[:, redo] = forward_in_log_space(init[redo], matrices, emit[:, redo], part)
+        redone = forward_in_log_space(init[redo], matrices, emit[:, redo], part)
+        messages[:, redo], steps[:, redo] = redone.messages, redone.step_log_prob
     log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
-    return Forward(log_prob.reshape(shape[1:-1]), filtered.reshape(shape), steps.reshape(shape[:-1]))
+    return Forward(log_prob.reshape(shape[1:-1]), messages.reshape(shape), steps.reshape(shape[:-1]), in_logs)
 
 
 def forward_in_log_space(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
@@ -257,12 +266,16 @@ def smooth(
         single = state_posterior(forward.filtered, beta, valid)
         return single, pair_posterior(matrices, emit, forward, beta, valid, weight) if pairs else None
     shape, (emit, valid) = emit.shape, as_rows(emit, valid)
-    filtered, steps = forward.filtered.reshape(emit.shape), forward.step_log_prob.reshape(emit.shape[:-1])
-    weight = None if weight is None else weight.reshape(-1)
-    single, pair, redo = shared_matrix.smooth(filtered, steps, matrices.log, emit, valid, weight, pairs)
+    messages, steps = forward.messages.reshape(emit.shape), forward.step_log_prob.reshape(emit.shape[:-1])
+    weight, lost = None if weight is None else weight.reshape(-1), None
+    if forward.in_logs:
+        messages, logs = messages.exp(), messages
+        lost = shared_matrix.lost_digits(messages, logs, valid)
+    single, pair, redo = shared_matrix.smooth(messages, steps, matrices.log, emit, valid, weight, pairs, lost)
     if bool(redo.any()):
         part = None if valid is None else valid[:, redo]
-        emit, forward = emit[:, redo], Forward(forward.log_prob.reshape(-1)[redo], filtered[:, redo], steps[:, redo])
+        logs = logs[:, redo] if forward.in_logs else messages[:, redo].log()
+        emit, forward = emit[:, redo], Forward(forward.log_prob.reshape(-1)[redo], logs, steps[:, redo])
         beta = backward_in_log_space(matrices, emit, part)
         single[:, redo] = state_posterior(forward.filtered, beta, part)
         if pairs:
@@ -273,23 +286,23 @@ def smooth(
 class ChainLogProb(torch.autograd.Function):
     """log sum over paths of a chain; the backward is forward-backward (Fisher's identity), no graph over time.
 
-    Returns log p(x) (*B,), and not differentiable: filtered messages (T, *B, K) and step log-probabilities (T, *B).
+    Returns the fields of :class:`Forward`, of which log p(x) (*B,) is differentiable.
     """
 
     @staticmethod
     def forward(ctx, init, pair, emit, valid, shared, restart, restart_to):
         matrices = StepMatrices(pair, shared, restart, restart_to)
         result = forward_pass(init, matrices, emit, valid)
-        ctx.save_for_backward(emit, valid, *result)
-        ctx.matrices = matrices
-        ctx.mark_non_differentiable(result.filtered, result.step_log_prob)
+        ctx.save_for_backward(emit, valid, *result[:3])
+        ctx.matrices, ctx.in_logs = matrices, result.in_logs
+        ctx.mark_non_differentiable(result.messages, result.step_log_prob)
         return tuple(result)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, weight, _filtered, _steps):
+    def backward(ctx, weight, *_not_differentiable):
         emit, valid, *result = ctx.saved_tensors
-        forward, matrices = Forward(*result), ctx.matrices
+        forward, matrices = Forward(*result, ctx.in_logs), ctx.matrices
         single, pair = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
         single, restart_to = single.mul_(weight.unsqueeze(-1)), None
         if ctx.needs_input_grad[6]:
