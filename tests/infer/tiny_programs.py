@@ -19,10 +19,11 @@ F64 = torch.float64
 class Tables:
     """Free parameters of a small HMM, and its specs."""
 
-    def __init__(self, num_states=3, num_words=4, batch=(), seed=0):
+    def __init__(self, num_states=3, num_words=4, batch=(), seed=5):
         generator = torch.Generator().manual_seed(seed)
         shapes = ((num_states,), (num_states, num_states), (num_states, num_words))
-        self.leaves = [torch.randn(*batch, *s, generator=generator, dtype=F64).requires_grad_() for s in shapes]
+        # spread out, so that best paths visit several states
+        self.leaves = [(2 * torch.randn(*batch, *s, generator=generator, dtype=F64)).requires_grad_() for s in shapes]
         self.weight = torch.randn(num_states, num_states, 2, generator=generator, dtype=F64).requires_grad_()
 
     def logs(self):
