@@ -11,7 +11,7 @@ run="$out/run"
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 ask() { pplseq query "$run" "$@" --text --no-unknown --threads 2; }
 
-rm -rf "$out"
+rm -rf "$run"  # an earlier demonstration; whatever else is in the folder stays
 
 say "1. The text, and what a model of 2,048 states will cost on it"
 pplseq info builtin:python --states 2048 --num-blocks 64 --threads 2

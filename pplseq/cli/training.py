@@ -17,7 +17,7 @@ from pplseq.cli import nearest, run
 from pplseq.cli.config import RunConfig
 from pplseq.cli.progress import TensorBoard, TrainingBar
 from pplseq.data.text import Corpus
-from pplseq.infer.checkpoint import recover_folder
+from pplseq.infer.checkpoint import only_one_run, recover_folder
 from pplseq.infer.settings import History, TrainSettings
 from pplseq.infer.training import model_device, train
 
@@ -34,7 +34,12 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
         torch.set_num_threads(config.threads)
     corpus = run.build_corpus(config)
     run.check_sizes(config, len(corpus.vocabulary))
-    folder.mkdir(parents=True, exist_ok=True)
+    with only_one_run(folder):
+        _prepare_folder(config, folder, resume)  # again: another process may have been faster
+        _train_in(config, folder, resume, corpus, device)
+
+
+def _train_in(config: RunConfig, folder: Path, resume: bool, corpus: Corpus, device: torch.device) -> None:
     _check_data(corpus, folder, resume)
     config.save(folder / "config.toml")
     clusters = run.build_clusters(config, corpus, folder)
@@ -94,7 +99,10 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path,
             return train_em(model, batches, **common)
         return train(model, batches, on_step=bar.step, **common)
     except (KeyboardInterrupt, SystemExit):
-        click.echo(f"\nstopped and saved; continue with: pplseq train --resume {folder}", err=True)
+        if (folder / "last").exists():
+            click.echo(f"\nstopped and saved; continue with: pplseq train --resume {folder}", err=True)
+        else:
+            click.echo("\nstopped before the first step; nothing was saved", err=True)
         raise
     finally:
         for watcher in watchers:
@@ -112,6 +120,8 @@ def _prepare_folder(config: RunConfig, folder: Path, resume: bool) -> None:
         return
     if (folder / "last").exists():
         raise ValueError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
+    if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()) and not (folder / "data.json").exists():
+        raise ValueError(f"{folder} is not empty and holds no run; give --out a new folder, so that nothing is overwritten")
     if (folder / "config.toml").exists() and run.saved_config(folder) != config:
         (folder / "clusters.paths").unlink(missing_ok=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pplseq.distributions.state import StateCategorical, StateEmission, take_rows
 
@@ -64,6 +64,19 @@ def _check_states(name: str, value: Tensor, shape: str, sizes: tuple[int, ...]) 
         raise ValueError(f"{name} must have shape (..., {shape}) = (..., {sizes}), got {tuple(value.shape)}")
 
 
+def _check_normalised(name: str, log_probs: Tensor) -> None:
+    """Rows must sum to one, or be -inf throughout; on as long as Pyro's validation is."""
+    if not Distribution._validate_args or not log_probs.numel():
+        return
+    total = torch.logsumexp(log_probs.detach(), -1)
+    off = ~((total.abs() < 1e-3) | torch.isneginf(total))  # NaN is off
+    if bool(off.any()):
+        raise ValueError(
+            f"{name} must hold log-probabilities that sum to one in each row; a row sums to {total[off][0].exp():.4g}. "
+            "Apply log_softmax(-1) to scores, or log() to probabilities"
+        )
+
+
 class DenseTransition(Transition):
     """One matrix for all steps: p(z_1) = initial, p(z_t | z_{t-1}) = matrix[z_{t-1}].
 
@@ -76,6 +89,8 @@ class DenseTransition(Transition):
         if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"matrix must be square, (..., Z, Z), got {tuple(matrix.shape)}")
         _check_states("initial", initial, "Z", matrix.shape[-1:])
+        _check_normalised("initial", initial)
+        _check_normalised("matrix", matrix)
         self.initial, self.matrix = initial, matrix
         self.num_states, self.device = matrix.shape[-1], matrix.device
         self.batch_shape = torch.broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
@@ -130,7 +145,7 @@ class StepTransition(Transition):
 
 
 class CategoricalEmission(Emission):
-    """p(x | z) = logits[z] normalised; a table of words or symbols.
+    """p(x | z) = exp(log_probs[z, x]), a table of words or symbols.
 
     Args:
         log_probs: (*b, Z, V) log-probabilities, rows summing to one; -inf forbids.
@@ -139,6 +154,7 @@ class CategoricalEmission(Emission):
     def __init__(self, log_probs: Tensor):
         if log_probs.dim() < 2:
             raise ValueError(f"log_probs must have shape (..., Z, V), got {tuple(log_probs.shape)}")
+        _check_normalised("log_probs", log_probs)
         self.log_probs = log_probs
         self.num_states, self.num_words = log_probs.shape[-2:]
         self.batch_shape = log_probs.shape[:-2]

@@ -146,6 +146,11 @@ class BlockedEnum(Messenger):
                     "(use pplseq.infer.contraction for other structures)"
                 )
         else:
+            if self.time_index is not None:
+                raise ValueError(
+                    f"site {msg['name']!r} starts a new chain at every step of a vectorised loop; pass the previous state on, "
+                    "or write pplseq.markov(..., vectorize=False)"
+                )
             frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
             recording = _Recording(msg["name"], fn.previous, frames, msg["scale"])
             self._recordings.append(recording)

@@ -151,6 +151,28 @@ class Chain:
         if seen is not None and self.valid is not None:
             seen = seen | ~self.valid
         self.seen = None if seen is None or bool(seen.all()) else seen
+        if emission.num_states != transition.num_states:
+            raise ValueError(
+                f"emission has {emission.num_states} states, but the transition has {transition.num_states}; they must agree"
+            )
+        if hasattr(emission, "num_words"):
+            self.obs = self._checked_words(emission.num_words)
+
+    def _checked_words(self, num_words: int) -> Tensor:
+        """The observations, with any id where none is used; a negative index would quietly mean the last words."""
+        bad = (self.obs < 0) | (self.obs >= num_words)
+        if not bool(bad.any()):
+            return self.obs
+        used = bad
+        for mask in (self.valid, self.seen):
+            used = used if mask is None else used & mask
+        if bool(used.any()):
+            step, *row = used.nonzero()[0].tolist()
+            raise ValueError(
+                f"obs: row {row[0] if len(row) == 1 else tuple(row)}, step {step}: word id {int(self.obs[used][0])} is not in "
+                f"0..{num_words - 1}; for a missing word mask the observation site (poutine.mask)"
+            )
+        return self.obs.masked_fill(bad, 0)
 
     @property
     def num_steps(self) -> int:

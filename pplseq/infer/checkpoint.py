@@ -13,11 +13,12 @@ Layout of a training checkpoint (`RUN/last`)::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,28 @@ def _flush_to_disk(folder: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_one_run(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a run's folder, which two would spoil for each other.
+
+    Raises:
+        ValueError: if another process is training there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{folder}: another process is training there; wait for it, or choose another folder") from None
+        try:
+            yield
+        finally:  # where the process dies, the lock goes with it, and the empty file does no harm
+            (folder / ".lock").unlink(missing_ok=True)

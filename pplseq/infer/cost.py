@@ -41,6 +41,14 @@ class Cost:
         return self.normaliser_flops + self.numerator_flops + self.residual_flops + self.emission_flops
 
 
+def _kept_pairs(num_states: int, num_blocks: int) -> int:
+    """Bytes of the transition blocks that an evaluation keeps, at most."""
+    from pplseq.distributions.block import CACHED_WIDTH, PAIR_CACHE_BYTES
+
+    width = num_states // num_blocks
+    return min(PAIR_CACHE_BYTES, 4 * (num_blocks * width) ** 2) if num_blocks > 1 and width >= CACHED_WIDTH else 0
+
+
 def vlhmm_cost(
     num_words: int,
     num_states: int,
@@ -86,7 +94,8 @@ def vlhmm_cost(
         token_flops=2.0 * (num_states / num_blocks) ** 2 * h,
         weight_bytes=16 * num_weights,
         working_bytes=int(4 * working),
-        evaluation_bytes=int(4 * (6 * num_states * h + 3 * num_states / num_blocks * num_words)),
+        evaluation_bytes=int(4 * (6 * num_states * h + 3 * num_states / num_blocks * num_words))
+        + _kept_pairs(num_states, num_blocks),
     )
 
 

@@ -109,6 +109,12 @@ def load_model(folder, device: str | torch.device = "cpu"):
         raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error
     model = model.to(device).eval()
     vocabulary = Vocabulary.load(folder / "vocab.txt") if (folder / "vocab.txt").is_file() else None
+    num_words = getattr(model, "num_words", None)
+    if vocabulary is not None and num_words is not None and num_words != len(vocabulary):
+        raise ValueError(
+            f"{folder / 'vocab.txt'}: {len(vocabulary)} words, but the model has {num_words}; the file is cut short or belongs "
+            "to another model"
+        )
     clusters = None
     if vocabulary is not None and (folder / "clusters.paths").is_file():
         clusters = read_paths(folder / "clusters.paths", vocabulary)

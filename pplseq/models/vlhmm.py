@@ -18,7 +18,7 @@ from pplseq.distributions.block import BlockEmission, BlockTransition, Embedding
 from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.time_index import markov
-from pplseq.models.base import SequenceModel, check_lengths, check_words
+from pplseq.models.base import SequenceModel, check_lengths, check_start, check_states, check_words
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 INITIALIZATIONS = ("normal", "xavier")
@@ -82,7 +82,16 @@ class VLHMM(SequenceModel):
         normalizer_dtype: str = "float32",
     ):
         super().__init__()
-        blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else torch.as_tensor(blocks).long()
+        for name, value in (("num_words", num_words), ("num_states", num_states), ("hidden_size", hidden_size)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+        if not isinstance(tied, bool):
+            raise TypeError(f"tied must be True or False, got {tied!r}")
+        if reset_id is not None and not isinstance(reset_id, int):
+            raise TypeError(f"reset_id must be a word id or None, got {reset_id!r}")
+        blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else _whole("blocks", blocks)
+        if states_per_block is not None:
+            states_per_block = _whole("states_per_block", states_per_block).tolist()
         sizes = _block_sizes(num_words, num_states, blocks, states_per_block)
         _check_choice("parameterization", parameterization, PARAMETERIZATIONS)
         _check_choice("initialization", initialization, INITIALIZATIONS)
@@ -93,6 +102,8 @@ class VLHMM(SequenceModel):
             raise ValueError(f"reset_id must be a word id in 0..{num_words - 1} or None, got {reset_id}")
         if hidden_size < 2 or hidden_size % 2:
             raise ValueError(f"hidden_size must be an even number of at least 2, got {hidden_size}")
+        if init_scale < 0:
+            raise ValueError(f"init_scale must be 0 or more, got {init_scale}")
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         self._config = dict(
@@ -106,7 +117,7 @@ class VLHMM(SequenceModel):
             initialization=initialization,
             init_scale=init_scale,
             temperature=temperature,
-            states_per_block=None if states_per_block is None else [int(size) for size in states_per_block],
+            states_per_block=states_per_block,
             normalizer_dtype=normalizer_dtype,
         )
         self.num_words, self.num_states, self.hidden_size = num_words, num_states, hidden_size
@@ -233,6 +244,8 @@ class VLHMM(SequenceModel):
         else:
             check_words(x, self.num_words)
             check_lengths(lengths, x)
+            check_start(start, len(x), self.num_states)
+            check_states(states, x, self.num_states)
             shape, device = x.shape, x.device
             observed = x >= 0
             all_observed = bool(observed.all())
@@ -280,6 +293,14 @@ def _word_before(start: Belief | None, num_rows: int, device) -> Tensor:
     if start is None or start.last_observation is None:
         return torch.full((num_rows,), MISSING - 1, device=device)
     return start.last_observation
+
+
+def _whole(name: str, values) -> Tensor:
+    """A 1-d tensor of integers."""
+    values = torch.as_tensor(values)
+    if values.is_floating_point() or values.dtype == torch.bool or values.dim() != 1:
+        raise TypeError(f"{name} must be a list of integers, got {values.dtype} of shape {tuple(values.shape)}")
+    return values.long()
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -32,7 +32,13 @@ def test_dense_shapes():
         GaussianEmission(torch.zeros(2, 1))
     with pytest.raises(ValueError, match="exactly one"):
         GaussianEmission(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(2, 1, 1))
-    assert DenseTransition(torch.zeros(4, 1, 2), torch.zeros(5, 2, 2)).batch_shape == (4, 5)
+    half = torch.tensor(0.5).log()
+    assert DenseTransition(half.expand(4, 1, 2), half.expand(5, 2, 2)).batch_shape == (4, 5)
+    with pytest.raises(ValueError, match="matrix must hold log-probabilities that sum to one.*sums to 2"):
+        DenseTransition(half.expand(2), torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="log_probs must hold log-probabilities"):
+        CategoricalEmission(torch.randn(2, 3))
+    CategoricalEmission(torch.tensor([[0.0, -torch.inf], [-torch.inf, -torch.inf]]))
 
 
 def test_step_transitions_need_inputs():

@@ -144,3 +144,13 @@ def test_optimizer_of_another_model():
     other = torch.optim.AdamW(torch.nn.Linear(3, 2, bias=False).parameters())
     with pytest.raises(checkpoint.CheckpointError, match="another model"):
         checkpoint.restore_optimizer(other, *checkpoint.flatten_optimizer(optimizer))
+
+
+def test_one_process_at_a_time(tmp_path):
+    from pplseq.infer.checkpoint import only_one_run
+
+    with only_one_run(tmp_path / "run"):
+        with pytest.raises(ValueError, match="another process is training there"), only_one_run(tmp_path / "run"):
+            pass
+    with only_one_run(tmp_path / "run"):
+        pass

@@ -73,8 +73,9 @@ def test_the_gradient_by_the_emission_is_the_marginal(chain):
 
     steps, rows = x.T.shape
     scores = torch.where(seen.T.unsqueeze(-1), table.T[x.T], 0.0).detach().requires_grad_()
-    emission = Scores(states)
+    emission = Scores(states.log())
     emission.event_shape = torch.Size([len(initial)])
+    del emission.num_words  # its observations are no word ids
     valid = torch.arange(steps).unsqueeze(-1) < lengths
     got = build_chain(DenseTransition(initial, matrix), emission, scores, valid=valid)
     (gradient,) = torch.autograd.grad(got.log_prob().sum(), scores)
