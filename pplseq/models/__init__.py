@@ -21,5 +21,12 @@ def model_class(name: str):
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    {"VLHMM": "vlhmm", "HMM": "hmm", "SequenceModel": "base", "load_model": "storage", "save_model": "storage"},
+    {
+        "VLHMM": "vlhmm",
+        "HMM": "hmm",
+        "Priors": "hmm_priors",
+        "SequenceModel": "base",
+        "load_model": "storage",
+        "save_model": "storage",
+    },
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from numbers import Integral
 
 import numpy as np
 import pyro
@@ -80,8 +81,11 @@ class HMM(Estimator, SequenceModel):
                 f"{num_words} and {num_features}"
             )
         for name, value in (("num_states", num_states), ("num_words", num_words), ("num_features", num_features)):
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        num_states, num_words, num_features = (
+            n if n is None else int(n) for n in (num_states, num_words, num_features)
+        )
         if covariance not in COVARIANCES:
             raise ValueError(f"covariance must be one of {', '.join(COVARIANCES)}; got {covariance!r}")
         if dtype not in DTYPES:
@@ -95,8 +99,10 @@ class HMM(Estimator, SequenceModel):
         )
         self._config |= dict(covariance_floor=covariance_floor)
         real = DTYPES[dtype]
-        if self.priors is not None:  # shapes of the concentrations are checked now, not at the first use
+        if self.priors is not None:  # their shapes are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
+            if num_features is not None:
+                self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
         self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
         if num_words is not None:

@@ -16,8 +16,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.blocked_enum import BlockedEnum
 from pplseq.infer.elbo import TraceBlockedEnum_ELBO, no_guide
 from pplseq.infer.oracle import generic_log_prob
-from pplseq.models import HMM, load_model
-from pplseq.models.hmm_priors import Priors
+from pplseq.models import HMM, Priors, load_model
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -414,6 +413,7 @@ def test_queries_leave_pyros_parameter_store_alone():
         (lambda: HMM(3, 4, priors=dict(transitoin=1)), ValueError, "unknown 'transitoin'"),
         (lambda: HMM(3, 4, priors=dict(transition=-1)), ValueError, "transition must be positive"),
         (lambda: HMM(3, 4, priors=dict(emission=[1.0, 2.0])), ValueError, r"emission .* shape \(3, 4\)"),
+        (lambda: HMM(3, num_features=2, priors=dict(loc=[1.0, 2.0, 3.0])), ValueError, r"loc .* shape \(2,\)"),
         (lambda: words_model().fit([]), ValueError, "empty list"),
         (lambda: words_model().fit([[1, 2], []]), ValueError, "sequence 1 is empty"),
         (lambda: words_model().fit([1, 2]), ValueError, r"write \[x\]"),
