@@ -38,6 +38,7 @@ def main() -> None:
         result[f"{protocol}_seconds"] = time.perf_counter() - start
         result[f"{protocol}_perplexity_of_random_weights"] = perplexity
         result[f"peak_gb_after_{protocol}"] = peak_gigabytes()
+        del model
     print(result)
     record(f"vlhmm_evaluation_{options.states}", result)
 
