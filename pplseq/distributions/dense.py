@@ -12,6 +12,9 @@ from torch.distributions import Distribution, constraints
 from pplseq.distributions.state import StateCategorical, StateEmission, take_rows
 
 
+DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
+
+
 class Transition:
     """What every transition offers. Calling it gives a lazy distribution for ``pyro.sample``.
 
@@ -207,7 +210,13 @@ class GaussianEmission(Emission):
     def log_likelihood(self, obs):
         if obs.shape[-1:] != self.event_shape:
             raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")
-        return self._all().log_prob(obs.unsqueeze(-2))
+        density = self._all()
+        rows = max(1, DENSITY_CELLS // (self.num_states * obs.shape[-1]))
+        if self.batch_shape or obs.numel() <= rows * obs.shape[-1]:
+            return density.log_prob(obs.unsqueeze(-2))
+        # in pieces that stay in the cache: differences of every observation from every mean are many numbers
+        pieces = obs.reshape(-1, obs.shape[-1]).unsqueeze(-2).split(rows)
+        return torch.cat([density.log_prob(piece) for piece in pieces]).reshape(*obs.shape[:-1], self.num_states)
 
     def distribution(self, state):
         loc = take_rows(self.loc, state)

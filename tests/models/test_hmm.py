@@ -12,6 +12,7 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 
 from pplseq.data.builtin import generated_language
+from pplseq.distributions import dense
 from pplseq.distributions.state import MISSING
 from pplseq.infer.blocked_enum import BlockedEnum
 from pplseq.infer.elbo import TraceBlockedEnum_ELBO, no_guide
@@ -172,6 +173,15 @@ def test_ragged_is_padded_is_one_by_one(kind):
     fits = [copy.deepcopy(model).fit(*data, warm_start=True, max_iterations=2) for data in ([sequences], [x, lengths])]
     for one, two in zip(*(fit.parameters() for fit in fits), strict=True):
         close(one, two)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_densities_in_pieces_are_the_same(covariance, monkeypatch):
+    model = vectors_model(covariance)
+    x, _ = model.sample(7, 3)
+    whole = model.emissions.spec().log_likelihood(x)
+    monkeypatch.setattr(dense, "DENSITY_CELLS", 4 * Z * D)
+    close(model.emissions.spec().log_likelihood(x), whole)
 
 
 @every_model
