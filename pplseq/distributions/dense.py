@@ -11,7 +11,6 @@ from torch.distributions import Distribution, constraints
 
 from pplseq.distributions.state import StateCategorical, StateEmission, take_rows
 
-
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
 
 

@@ -5,11 +5,18 @@ import math
 import pytest
 import torch
 
-from pplseq.infer.kernels import path_scan, scan, shared_matrix
+from pplseq.infer.kernels import path_scan, scan, shared_matrix, step_ops
 
 F64, F32 = torch.float64, torch.float32
 close = torch.testing.assert_close
 K, N = 4, 3
+
+
+@pytest.fixture(autouse=True, params=["numpy", "torch"])
+def operations(request, monkeypatch):
+    """Every test with the steps of small chains and with those of large ones and of other devices."""
+    if request.param == "torch":
+        monkeypatch.setattr(step_ops, "SMALL", 0)
 
 
 def random_chain(num_steps=40, scale=1.0, dtype=F64, lengths=None):
