@@ -117,6 +117,10 @@ class RunConfig:
                 raise ValueError(
                     f"{setting.name} must be one of {', '.join(choices)}, got {value!r}.{nearest(str(value), choices)}"
                 )
+        if not self.concentration >= 1.0:
+            raise ValueError(
+                f"concentration must be at least 1 (below it the most probable tables are degenerate), got {self.concentration}"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         for name in (

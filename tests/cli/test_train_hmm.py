@@ -108,3 +108,9 @@ def test_evaluate_and_query_a_dense_model(fitted):
         result = CliRunner().invoke(main, ["query", str(fitted), question], input=text)
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["line"] == 1
+
+
+def test_a_concentration_below_one_is_refused(tmp_path):
+    command = ["train", "hmm", "builtin:generated", "--concentration", "0.5", "--out", str(tmp_path / "r")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2 and "concentration must be at least 1" in result.output
