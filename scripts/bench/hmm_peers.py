@@ -14,17 +14,13 @@ import argparse
 import importlib.util
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
 
 import numpy as np
+from peers import Worker, answer_turns, ratios, take_turns
 
 B, T, V = 64, 256, 100
 OPERATIONS = ("em", "posterior", "viterbi", "score")
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-ONE_THREAD["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 # name -> (library, variant); ratios compare numbers of one precision
 CONTENDERS = {
     "pplseq float64": ("pplseq", "float64"),
@@ -136,80 +132,18 @@ LIBRARIES = {"pplseq": pplseq_runs, "hmmlearn": hmmlearn_runs, "dynamax": dynama
 
 
 # ------------------------------------------------------------------------------------------------ workers
-def digest(operation: str, value) -> list[float]:
+def digest(operation: str, value, num_states: int) -> list[float]:
     """A few numbers by which results are compared."""
     if operation == "score":
         return [float(value)]
     value = np.asarray(value, dtype=np.float64)
     if operation == "viterbi":  # paths of equal probability may differ: their likelihood may not
-        initial, matrix, words, x = problem(int(os.environ["BENCH_STATES"]))
+        initial, matrix, words, x = problem(num_states)
         z = value.astype(int)
         score = np.log(initial[z[:, 0]]).sum() + np.log(matrix[z[:, :-1], z[:, 1:]]).sum() + np.log(words[z, x]).sum()
         return [float(score)]
     weight = np.random.default_rng(1).standard_normal(value.shape)
     return [float(value.sum()), float((weight * value).sum())]
-
-
-def work(library: str, variant: str, num_states: int) -> None:
-    """Runs an operation for every line on standard input; answers with its seconds and a digest of its result."""
-    runs = LIBRARIES[library](num_states, variant)
-    for line in sys.stdin:
-        operation, repeat = line.split()
-        for _ in range(int(repeat)):  # the last of several counts: the first finds caches full of the others' work
-            start = time.process_time()
-            value = runs[operation]()
-            seconds = time.process_time() - start
-        print(json.dumps({"seconds": seconds, "digest": digest(operation, value)}), flush=True)
-
-
-class Worker:
-    def __init__(self, python: str, name: str, num_states: int):
-        library, variant = CONTENDERS[name]
-        self.process = subprocess.Popen(
-            [python, __file__, "--worker", library, variant, str(num_states)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **ONE_THREAD, "BENCH_STATES": str(num_states)},
-        )  # fmt: skip
-
-    def run(self, operation: str, repeat: int = 1) -> dict:
-        print(operation, repeat, file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def take_turns(workers: dict[str, Worker], operation: str, patience: float) -> dict[str, float]:
-    """Median CPU seconds of each; slow ones run until ``patience`` seconds are used, at least once."""
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    digests = {}
-    for name, worker in workers.items():  # warm-up, compilation included; it counts only if it leaves no patience
-        answer = worker.run(operation)
-        digests[name], times[name] = answer["digest"], [answer["seconds"]]
-    reference = digests["pplseq float64"]
-    for name, found in digests.items():
-        tolerance = 1e-6 if "float32" not in name else 2e-3
-        if not np.allclose(found, reference, rtol=tolerance, atol=tolerance * abs(reference[0])):
-            raise SystemExit(f"{operation}: {name} gives {found}, pplseq {reference}; no speed is reported")
-    left = {name: patience if seconds[0] < patience else 0.0 for name, seconds in times.items()}
-    for _ in range(15):
-        for name, worker in workers.items():
-            if left[name] > 0:
-                repeat = 3 if times[name][-1] < 1 else 1
-                times[name].append(worker.run(operation, repeat)["seconds"])
-                left[name] -= repeat * times[name][-1]
-    return {name: statistics.median(values[1:] or values) for name, values in times.items()}
-
-
-def ratios(times: dict[str, float]) -> dict[str, float]:
-    """How many times pplseq's time each peer takes, in the peer's precision."""
-    result = {}
-    for name, seconds in times.items():
-        if not name.startswith("pplseq"):
-            own = times["pplseq float32" if "float32" in name else "pplseq float64"]
-            result[name] = round(seconds / own, 2)
-    return result
 
 
 def main() -> None:
@@ -222,7 +156,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         library, variant, num_states = options.worker
-        return work(library, variant, int(num_states))
+        runs = LIBRARIES[library](int(num_states), variant)
+        return answer_turns(runs, lambda operation, value: digest(operation, value, int(num_states)))
     from record import record
 
     python = {"pplseq": sys.executable, "hmmlearn": sys.executable, "dynamax": options.dynamax_python}
@@ -235,7 +170,11 @@ def main() -> None:
         print(f"{library}: not installed here, left out", file=sys.stderr)
     rows = []
     for num_states in map(int, options.sizes.split(",")):
-        workers = {n: Worker(python[lib], n, num_states) for n, (lib, _) in CONTENDERS.items() if lib not in absent}
+        workers = {
+            name: Worker(python[library], __file__, library, variant, num_states)
+            for name, (library, variant) in CONTENDERS.items()
+            if library not in absent
+        }
         for operation in OPERATIONS:
             times = take_turns(workers, operation, options.patience)
             row = {"states": num_states, "operation": operation}
