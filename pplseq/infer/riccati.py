@@ -1,0 +1,87 @@
+"""What the covariances of a time-invariant linear Gaussian chain tend to, by doubling: a handful of h x h products.
+
+Everything here is differentiable, and in the information form: the observations enter as Lam = C'D^-1C, (h, h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+MAX_DOUBLINGS = 60
+
+
+def symmetrize(matrix: Tensor) -> Tensor:
+    """The symmetric part of square matrices."""
+    return (matrix + matrix.mT) / 2
+
+
+def stationary_covariance(transition: Tensor, noise: Tensor) -> Tensor:
+    """The covariance P = A P A' + Q that a stable chain has without observations.
+
+    Args:
+        transition: (h, h) A, spectral radius below 1.
+        noise: (h, h) Q.
+
+    Raises:
+        ValueError: for an unstable A.
+    """
+    radius = float(torch.linalg.eigvals(transition.detach()).abs().max())
+    if not radius < 1:
+        raise ValueError(
+            f"transition: its spectral radius is {radius:.6g}, so the chain is unstable and has no stationary distribution; "
+            "it must be below 1 (clip the eigenvalues, or divide the matrix)"
+        )
+    power, total = transition, noise
+    for _ in range(MAX_DOUBLINGS):
+        step = power @ total @ power.T
+        total, power = total + step, power @ power
+        if float(step.detach().norm()) <= torch.finfo(noise.dtype).eps * float(total.detach().norm()):
+            break
+    return symmetrize(total)
+
+
+def predicted_covariance(transition: Tensor, noise: Tensor, information: Tensor) -> Tensor:
+    """Cov(z_t | y_1..y_{t-1}) in the steady state: the solution of the discrete algebraic Riccati equation.
+
+    P = A (P^-1 + Lam)^-1 A' + Q, by the structure-preserving doubling algorithm.
+
+    Args:
+        transition, noise, information: (h, h) A, Q and Lam = C'D^-1C.
+
+    Source: B. D. O. Anderson (1978), Second-order convergent algorithms for the steady-state Riccati equation.
+    """
+    identity = torch.eye(len(noise), dtype=noise.dtype, device=noise.device)
+    power, gathered, total = transition.T, information, noise
+    for _ in range(MAX_DOUBLINGS):
+        solved = torch.linalg.solve(identity + gathered @ total, power)  # (I + Psi Th)^-1 Phi
+        step = symmetrize(power.T @ total @ solved)
+        # Phi (I + Psi Th)^-1 Psi Phi'
+        gathered = gathered + symmetrize(power @ torch.linalg.solve(identity + gathered @ total, gathered) @ power.T)
+        total, power = total + step, power @ solved
+        if float(step.detach().norm()) <= torch.finfo(noise.dtype).eps * float(total.detach().norm()):
+            break
+    return symmetrize(total)
+
+
+def filtered_covariance(predicted: Tensor, information: Tensor) -> Tensor:
+    """(P^-1 + Lam)^-1 without inverting P."""
+    identity = torch.eye(len(predicted), dtype=predicted.dtype, device=predicted.device)
+    return symmetrize(torch.linalg.solve(identity + predicted @ information, predicted))
+
+
+def smoothed_covariance(transition: Tensor, predicted: Tensor, filtered: Tensor) -> Tensor:
+    """Cov(z_t | all y) far from both ends: V = J V J' + P_filtered - J P_predicted J', J = P_filtered A' P_predicted^-1."""
+    gain = torch.linalg.solve(predicted, transition @ filtered).T
+    return stationary_covariance(gain, symmetrize(filtered - gain @ predicted @ gain.T))
+
+
+def covariance_path(transition: Tensor, noise: Tensor, information: Tensor, start: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """(predicted, filtered) covariances of z_1, z_2, ..., without end; start: (h, h) covariance of z_1."""
+    predicted = start
+    while True:
+        filtered = filtered_covariance(predicted, information)
+        yield predicted, filtered
+        predicted = symmetrize(transition @ filtered @ transition.T + noise)
