@@ -22,5 +22,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         "read_paths": "clustering",
         "uniform_clusters": "clustering",
         "write_paths": "clustering",
+        "TaggedSentence": "columns",
+        "read_columns": "columns",
+        "read_conllu": "columns",
+        "PTB_TO_UNIVERSAL": "universal_tags",
+        "UNIVERSAL_TAGS": "universal_tags",
+        "to_universal": "universal_tags",
     },
 )
