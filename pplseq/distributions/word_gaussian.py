@@ -223,7 +223,9 @@ class WordGaussian(TorchDistribution):
         super().__init__(shape, torch.Size(), validate_args=False)
 
     def expand(self, batch_shape, _instance=None):
-        return WordGaussian(self.state, self.emission, torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape)))
+        return WordGaussian(
+            self.state, self.emission, torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        )
 
     def evidence(self, value: Tensor) -> Evidence:
         """log p(value | z) as a function of the state; see :meth:`WordEmission.evidence`."""

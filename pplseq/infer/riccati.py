@@ -78,7 +78,9 @@ def smoothed_covariance(transition: Tensor, predicted: Tensor, filtered: Tensor)
     return stationary_covariance(gain, symmetrize(filtered - gain @ predicted @ gain.T))
 
 
-def covariance_path(transition: Tensor, noise: Tensor, information: Tensor, start: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def covariance_path(
+    transition: Tensor, noise: Tensor, information: Tensor, start: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """(predicted, filtered) covariances of z_1, z_2, ..., without end; start: (h, h) covariance of z_1."""
     predicted = start
     while True:

@@ -1,0 +1,406 @@
+"""The linear dynamical system for text.
+
+Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Text, ICML.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs, precision_factor
+from pplseq.infer.kalman_collapse import KalmanCollapse
+from pplseq.infer.riccati import (
+    filtered_covariance,
+    predicted_covariance,
+    smoothed_covariance,
+    stationary_covariance,
+    symmetrize,
+)
+from pplseq.infer.time_index import markov
+from pplseq.models.base import SequenceModel, check_lengths, check_words
+
+INITIAL = ("stationary", "steady")
+
+
+class HeadDifference(NamedTuple):
+    """How far the paper's steady-state passes are from the exact ones on given sentences, where both start at rest.
+
+    filtered, smoothed: (T,) root mean square difference of the means at each step, relative to that of the exact means.
+    log_prob: nats a token, exact minus steady.
+    decay: spectral radius of the filter's matrix (I - K C) A: by how much a step shrinks the difference, in the end.
+    """
+
+    filtered: np.ndarray
+    smoothed: np.ndarray
+    log_prob: float
+    decay: float
+
+
+class TextLDS(SequenceModel):
+    """A chain of h-dimensional Gaussian states, each of which emits a word as a whitened one-hot vector.
+
+        z_1 ~ N(0, P),  z_t ~ N(A z_{t-1}, Q),  w_t ~ N(C z_t, D),  w_t = diag(mu)^-1/2 (e_{x_t} - mu)
+
+    P is the stationary covariance, P = A P A' + Q, and D = I - mu^1/2 mu^1/2' - C M C'. Parameters are free of constraints:
+    any values of them give a stable A, and proper Q and D, so that gradients may go where they like. (``transition_weight``
+    and ``noise_weight`` are A and Q in the basis of the state where P = I, up to a common factor; ``basis`` leads back.)
+
+    Args:
+        num_words: V.
+        num_states: h, at most V - 1.
+        probs: (V,) mu, positive; None: all words equally probable.
+        initial: prior of the first state. "stationary": exact from the first word on. "steady": the covariance that the
+            filter tends to, as in the paper, whose passes are then the same at every step.
+        measure: what densities of words refer to; see :class:`~pplseq.distributions.word_gaussian.WordEmission`. The
+            default "iid" makes every log-probability the gain, in nats, over words without context.
+        dtype: of the parameters; None: torch's default.
+
+    Raises:
+        ValueError: for sizes or options that do not fit.
+    """
+
+    name = "text_lds"
+    messenger = KalmanCollapse
+
+    def __init__(
+        self,
+        num_words: int,
+        num_states: int,
+        *,
+        probs: Tensor | None = None,
+        initial: str = "stationary",
+        measure: str = "iid",
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        for name, value in (("num_words", num_words), ("num_states", num_states)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+        if num_words < 2 or not 1 <= num_states < num_words:
+            raise ValueError(
+                f"num_states must be in 1..num_words - 1 (words have V - 1 dimensions), got {num_states} with {num_words} words"
+            )
+        for name, value, choices in (("initial", initial, INITIAL), ("measure", measure, MEASURES)):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        probs = (
+            torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs).to(dtype)
+        )
+        if probs.shape != (num_words,):
+            raise ValueError(f"probs must be (V,) = ({num_words},), got {tuple(probs.shape)}")
+        check_probs(probs)
+        self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
+        self._cached: tuple | None = None
+        identity = torch.eye(num_states, dtype=dtype)
+        # a state that half remembers, and words that say a little about it
+        self.transition_weight = nn.Parameter(
+            0.5 * torch.linalg.qr(torch.randn(num_states, num_states, dtype=dtype))[0]
+        )
+        self.noise_weight = nn.Parameter(0.75**0.5 * identity)
+        self.emission = nn.Parameter(0.3 * torch.randn(num_words, num_states, dtype=dtype) * probs.sqrt().unsqueeze(1))
+        self.precision_factor = nn.Parameter(0.5 * identity)
+        self.register_buffer("probs", probs.clone())
+        self.register_buffer("basis", identity.clone())
+        self.register_buffer("second_moment", identity.clone())
+        self.register_buffer("filtered_moment", identity.clone())
+        self.register_buffer("mixture_weight", torch.tensor(0.5, dtype=dtype))
+        self.set_moments()
+
+    # ---------------------------------------------------------------- parameters
+    @property
+    def transition(self) -> Tensor:
+        """(h, h) A; its spectral radius is below 1."""
+        factor = self._joint_factor()
+        inner = torch.linalg.solve_triangular(factor, self.transition_weight, upper=False)
+        return torch.linalg.solve(self.basis.T, (self.basis @ inner).T).T
+
+    @property
+    def state_noise(self) -> Tensor:
+        """(h, h) Q."""
+        root = self.basis @ torch.linalg.solve_triangular(self._joint_factor(), self.noise_weight, upper=False)
+        return root @ root.T
+
+    def _joint_factor(self) -> Tensor:
+        # with X X' + Y Y' = L L', L^-1 X and L^-1 Y have A A' + Q = I: the stationary covariance is I by construction
+        x, y = self.transition_weight, self.noise_weight
+        return torch.linalg.cholesky(x @ x.T + y @ y.T)
+
+    @property
+    def stationary_covariance(self) -> Tensor:
+        """(h, h) P = A P A' + Q."""
+        return self.basis @ self.basis.T
+
+    @property
+    def reduction(self) -> Tensor:
+        """(h, h) M, where the words' noise is D = I - mu^1/2 mu^1/2' - C M C'."""
+        return self.word_emission().reduction
+
+    @property
+    def start_covariance(self) -> Tensor:
+        """(h, h) covariance of z_1 under ``initial``."""
+        return self._start_covariance(self.initial)
+
+    def _start_covariance(self, initial: str) -> Tensor:
+        if initial not in INITIAL:
+            raise ValueError(f"initial must be one of {', '.join(INITIAL)}; got {initial!r}")
+        if initial == "stationary":
+            return self.stationary_covariance
+        return predicted_covariance(self.transition, self.state_noise, self.word_emission().information)
+
+    def word_emission(self, dtype: torch.dtype | None = None) -> WordEmission:
+        """p(w | z) with the current parameters; at test it is made once for given parameters."""
+        if self.training or torch.is_grad_enabled():
+            self._cached = None
+            return self._build_emission(dtype)
+        tensors = self.probs, self.emission, self.precision_factor
+        version = (dtype, *((value.data_ptr(), value._version) for value in tensors))
+        if self._cached is None or self._cached[0] != version:
+            self._cached = version, self._build_emission(dtype)
+        return self._cached[1]
+
+    def _build_emission(self, dtype: torch.dtype | None) -> WordEmission:
+        factor, matrix, probs = (v.to(dtype or v.dtype) for v in (self.precision_factor, self.emission, self.probs))
+        return WordEmission(probs, matrix, factor @ factor.T, measure=self.measure)
+
+    @torch.no_grad()
+    def set_parameters(
+        self, transition=None, emission=None, state_noise=None, reduction=None, *, probs=None, second_moment=None,
+        filtered_moment=None,
+    ) -> TextLDS:  # fmt: skip
+        """Sets A, C, Q, M as they are usually written; what is None stays.
+
+        Args:
+            transition, state_noise, reduction: (h, h). emission: (V, h), whitened.
+            probs: (V,) mu.
+            second_moment, filtered_moment: (h, h) mean of x x' over the smoothed and filtered means of a text, which
+                whiten embeddings; None: what the model itself expects.
+
+        Raises:
+            ValueError: for wrong shapes, an unstable A, or Q or D that are not positive definite.
+        """
+        square = (self.num_states, self.num_states)
+        given = {}
+        for name, value, shape in (
+            ("transition", transition, square),
+            ("emission", emission, (self.num_words, self.num_states)),
+            ("state_noise", state_noise, square),
+            ("reduction", reduction, square),
+            ("probs", probs, (self.num_words,)),
+            ("second_moment", second_moment, square),
+            ("filtered_moment", filtered_moment, square),
+        ):
+            if value is None:
+                continue
+            value = torch.as_tensor(value).to(device=self.basis.device, dtype=torch.float64)
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+            if not bool(torch.isfinite(value).all()):
+                raise ValueError(f"{name} must be finite, but holds NaN or infinity")
+            given[name] = value
+        fresh = {name: given.get(name, getattr(self, name).double()) for name in ("transition", "state_noise", "probs")}
+        check_probs(fresh["probs"])
+        basis, inner, noise = _contraction(fresh["transition"], symmetrize(fresh["state_noise"]))
+        reduction = given.get("reduction", self.reduction.double())
+        matrix = given.get("emission", self.emission.double())
+        unit = fresh["probs"].sqrt()
+        matrix = matrix - torch.outer(unit, unit @ matrix)
+        factor = precision_factor(matrix.T @ matrix, reduction)
+        self.basis.copy_(basis)
+        self.transition_weight.copy_(inner)
+        self.noise_weight.copy_(noise)
+        self.emission.copy_(matrix)
+        self.precision_factor.copy_(factor)
+        self.probs.copy_(fresh["probs"])
+        self.set_moments(given.get("second_moment"), given.get("filtered_moment"))
+        return self
+
+    @torch.no_grad()
+    def set_moments(self, second_moment: Tensor | None = None, filtered_moment: Tensor | None = None) -> None:
+        """Sets what whitens embeddings; None: the value the model expects, P minus the posterior covariance."""
+        dynamics = self.transition.double(), self.state_noise.double(), self.word_emission(torch.float64).information
+        predicted = predicted_covariance(*dynamics)
+        filtered = filtered_covariance(predicted, dynamics[2])
+        prior = self.stationary_covariance.double()
+        if second_moment is None:
+            second_moment = symmetrize(prior - smoothed_covariance(dynamics[0], predicted, filtered))
+        if filtered_moment is None:
+            filtered_moment = symmetrize(prior - filtered)
+        self.second_moment.copy_(second_moment)
+        self.filtered_moment.copy_(filtered_moment)
+
+    def estimate_moments(self, x, lengths=None) -> None:
+        """Sets what whitens embeddings from a text's own posterior means: after gradient training, or for other text."""
+        from pplseq.infer.embeddings import TokenEmbedder, as_lines
+
+        moments = []
+        for kind in ("smoothed", "filtered"):
+            means = TokenEmbedder(self, kind=kind, normalize=False, dtype="float64").embed(*as_lines(x, lengths))
+            if len(means) < self.num_states:
+                raise ValueError(f"x must hold at least {self.num_states} words (num_states), got {len(means)}")
+            moments.append(torch.from_numpy(means.T @ means / len(means)))
+        self.set_moments(*moments)
+
+    # ---------------------------------------------------------------- the program
+    def model(
+        self, x=None, lengths=None, start: GaussianBelief | None = None, *, initial=None, num_sequences=1, num_steps=None
+    ):  # fmt: skip
+        """The generative program.
+
+        Args:
+            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate (num_sequences, num_steps) words,
+                as whitened vectors (V,): the model's words are Gaussian.
+            lengths: (B,) valid steps, or None for all.
+            start: the belief that the previous segment ended with.
+            initial: another prior of the first state than the model's own.
+        """
+        if x is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many words to generate when x is None")
+            shape = num_sequences, num_steps
+        else:
+            check_words(x, self.num_words)
+            check_lengths(lengths, x)
+            shape, observed = x.shape, x >= 0
+            all_observed = bool(observed.all())
+            words = x if all_observed else x.clamp_min(0)
+        if start is not None and not isinstance(start, GaussianBelief):
+            raise TypeError(
+                f"start must be a GaussianBelief (what chain.filtered() returns) or None, got {type(start).__name__}"
+            )
+        transition, noise, emission = self.transition, self.state_noise, self.word_emission()
+        prior = self._start_covariance(initial or self.initial) if start is None else None
+        z = start
+        with pyro.plate("sequences", shape[0], dim=-1):
+            for t in markov(range(shape[1])):
+                with poutine.mask(mask=True if lengths is None else t < lengths):
+                    z = pyro.sample(f"z_{t}", LinearGaussian(z, transition, prior if z is None else noise))
+                    if x is None:
+                        pyro.sample(f"x_{t}", emission(z))
+                        continue
+                    with poutine.mask(mask=True if all_observed else observed[:, t]):
+                        pyro.sample(f"x_{t}", emission(z), obs=words[:, t])
+        return x
+
+    # ---------------------------------------------------------------- use
+    def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
+        """How far the paper's steady-state passes are from the exact ones on these sentences."""
+        exact, steady = (self.posterior(x, lengths, initial=name) for name in INITIAL)
+        steps = torch.arange(x.shape[1], device=x.device).unsqueeze(1)
+        valid = (steps < (x.shape[1] if lengths is None else lengths)).expand(x.shape[1], len(x))
+        differences = []
+        for states in ("filtered_states", "smoothed_states"):
+            means, others = (getattr(chain, states)().means for chain in (exact, steady))
+            error, size = (((v.square().sum(-1) * valid).sum(1)).double() for v in (means - others, means))
+            differences.append((error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt().cpu().numpy())
+        log_prob = float((exact.log_prob() - steady.log_prob()).sum() / (valid & (x.T >= 0)).sum())
+        return HeadDifference(*differences, log_prob, self.filter_decay)
+
+    @property
+    def filter_decay(self) -> float:
+        """Spectral radius of (I - K C) A: what is left of the past's influence after one more word."""
+        with torch.no_grad():
+            transition, information = self.transition.double(), self.word_emission(torch.float64).information
+            filtered = filtered_covariance(
+                predicted_covariance(transition, self.state_noise.double(), information), information
+            )
+            return float(torch.linalg.eigvals(transition - filtered @ information @ transition).abs().max())
+
+    def embed_tokens(self, x, lengths=None, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
+        """Embeddings of tokens in their sentences.
+
+        Args:
+            x: a :class:`~pplseq.data.text.Text`, a list of id sequences, or padded ids (B, T) with lengths (B,).
+            kind, normalize, dtype: of :class:`~pplseq.infer.embeddings.TokenEmbedder`.
+
+        Returns:
+            (N, h) array of all tokens in their order, for a Text; else a list of (T_i, h).
+        """
+        from pplseq.infer.embeddings import TokenEmbedder, as_lines
+
+        tokens, line_starts = as_lines(x, lengths)
+        result = TokenEmbedder(self, kind=kind, normalize=normalize, dtype=dtype).embed(tokens, line_starts)
+        return result if hasattr(x, "line_starts") else np.split(result, line_starts[1:-1])
+
+    def type_embeddings(self, *, kind: str = "smoothed", normalize: bool = True) -> np.ndarray:
+        """(V, h) embeddings of word types: the filter's response to the word alone, in the coordinates of the tokens."""
+        from pplseq.infer.embeddings import TokenEmbedder
+
+        return TokenEmbedder(self, kind=kind, normalize=normalize).types()
+
+    def next_word_probs(self, x: Tensor, lengths: Tensor | None = None, start: GaussianBelief | None = None) -> Tensor:
+        """(B, V) p(next word | x), clipped and mixed with the unigram by ``mixture_weight``."""
+        from pplseq.infer.next_word import word_probs
+
+        belief = self.posterior(x, lengths, start).filtered()
+        with torch.no_grad():
+            return word_probs(self.word_emission(), belief.mean @ self.transition.T, self.mixture_weight)
+
+    def rnn_weights(self, form: str = "predictor", **options) -> dict[str, np.ndarray]:
+        """The steady filter as a linear recurrent network; see :func:`pplseq.infer.rnn_export.rnn_weights`."""
+        from pplseq.infer.rnn_export import rnn_weights
+
+        return rnn_weights(self, form, **options)
+
+    @property
+    def config(self):
+        names = ("num_words", "num_states", "initial", "measure")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> TextLDS:
+        """The model of a saved folder, before its parameters are loaded."""
+        if "emission" not in tensors or "probs" not in tensors:
+            raise ValueError(
+                "model.safetensors: no emission and probs in it, so this is not a text_lds; was it saved by pplseq?"
+            )
+        return cls(dtype=tensors["emission"].dtype, **config)
+
+    @classmethod
+    def from_parameters(
+        cls, parameters: Any, probs, *, moments=(None, None), dtype=torch.float64, **options
+    ) -> TextLDS:
+        """The model with parameters A, C, Q and M.
+
+        Args:
+            parameters: a :class:`~pplseq.infer.steady_state.TextParameters` (or anything with its attributes
+                transition, emission, state_noise, reduction).
+            probs: (V,) mu.
+            moments: second moments (h, h) of smoothed and of filtered means; None: the model's own.
+            options: of the constructor.
+        """
+        num_words, num_states = parameters.emission.shape
+        model = cls(num_words, num_states, probs=torch.as_tensor(probs), dtype=dtype, **options)
+        return model.set_parameters(
+            parameters.transition, parameters.emission, parameters.state_noise, parameters.reduction,
+            second_moment=moments[0], filtered_moment=moments[1],
+        ).eval()  # fmt: skip
+
+    @classmethod
+    def from_counts(cls, counts: Any, num_states: int, **options) -> TextLDS:
+        """Fits a model to lag counts; see :func:`pplseq.infer.text_fitting.fit_text_lds`."""
+        from pplseq.infer.text_fitting import fit_text_lds
+
+        return fit_text_lds(counts, num_states, **options).model
+
+
+def _contraction(transition: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, A~, Q~^1/2) with P = B B', A = B A~ B^-1, Q = B Q~ B', and so A~ A~' + Q~ = I."""
+    try:
+        root = torch.linalg.cholesky(noise)
+        basis = torch.linalg.cholesky(stationary_covariance(transition, noise))
+    except torch.linalg.LinAlgError:
+        smallest = float(torch.linalg.eigvalsh(noise)[0])
+        raise ValueError(
+            f"state_noise must be positive definite, but its smallest eigenvalue is {smallest:.3g}; add a small diagonal"
+        ) from None
+    inner = torch.linalg.solve_triangular(basis, transition @ basis, upper=False)
+    return basis, inner, torch.linalg.solve_triangular(basis, root, upper=False)
