@@ -2,9 +2,9 @@
 
 Every baseline has the same small face, on texts of `pplseq.data`:
     fit(text) -> self                 learn from a training text
-    log_prob(text) -> (N,)            nats of every token, lines taken one by one
+    log_prob(text) -> (N,)            nats of every token; n-grams take lines one by one, networks carry their state on
     perplexity(text) -> float         exp of minus their mean
-    next_word(context) -> (V,)        nats of every word after the words of a line so far
+    next_word(context) -> (V,)        nats of every word after the words so far
 """
 
 from pplseq._lazy import lazy_names
@@ -13,5 +13,8 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "KneserNey": "kneser_ney",
+        "RNN": "rnn",
+        "NeuralLanguageModel": "neural",
+        "SGDSettings": "neural",
     },
 )

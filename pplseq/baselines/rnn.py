@@ -1,0 +1,194 @@
+"""The simple recurrent network language model, from random weights or from a linear filter."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pplseq.baselines.neural import NeuralLanguageModel, State
+from pplseq.data.text import Text
+from pplseq.data.vocabulary import Vocabulary
+
+
+class RNN(NeuralLanguageModel):
+    """Elman's network over words.
+
+        h_t = sigmoid(A h_{t-1} + B[:, w_{t-1}]),   p(w_t | w_1..w_{t-1}) = softmax(C h_t + c),   h_0 = 1/2
+
+    There is no bias within the sigmoid: every step adds exactly one column of B, which can hold it.
+
+    Args:
+        vocabulary: with `<eos>`, the word before the first.
+        num_units: D.
+        init_scale: standard deviation of the entries of A, B and C; c starts at 0 (see `set_unigram`).
+        seed: of the draws.
+
+    Attributes:
+        transition: (D, D) A. embedding: (V, D) B transposed. output: (V, D) C. output_bias: (V,) c.
+
+    Source: Mikolov, Statistical Language Models Based on Neural Networks (2012), section 3.2; Belanger and Kakade (2015),
+        equations 18 and 19.
+    """
+
+    name: ClassVar[str] = "rnn"
+
+    def __init__(self, vocabulary: Vocabulary, num_units: int, *, init_scale: float = 0.1, seed: int = 0) -> None:
+        super().__init__(vocabulary)
+        if not isinstance(num_units, int) or isinstance(num_units, bool):
+            raise TypeError(f"num_units: expected an integer, got {num_units!r}")
+        if num_units < 1:
+            raise ValueError(f"num_units: expected at least 1, got {num_units}")
+        self.num_units, num_words = num_units, len(vocabulary)
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(init_scale * torch.randn(shape, generator=generator))
+
+        self.transition = drawn(num_units, num_units)
+        self.embedding = drawn(num_words, num_units)
+        self.output = drawn(num_words, num_units)
+        self.output_bias = nn.Parameter(torch.zeros(num_words))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"num_units": self.num_units}
+
+    def initial_state(self, batch_size: int) -> State:
+        return (self.transition.new_full((batch_size, self.num_units), 0.5),)
+
+    def forward(self, words: Tensor, state: State) -> tuple[Tensor, State]:
+        (h,) = state
+        features = []
+        # Sparse: a segment touches few of the V rows.
+        for drive in functional.embedding(words.T, self.embedding, sparse=True):
+            h = torch.sigmoid(torch.addmm(drive, h, self.transition.T))
+            features.append(h)
+        return torch.stack(features, 1), (h,)
+
+    @property
+    def softmax_weights(self) -> tuple[Tensor, Tensor]:
+        return self.output, self.output_bias
+
+    def set_unigram(self, text: Text) -> RNN:
+        """Choose c so that, at h = 1/2, the network gives the word frequencies of a text (one added to each count)."""
+        log_probs = np.log(_unigram(text))
+        with torch.no_grad():
+            self.output_bias.copy_(torch.from_numpy(log_probs)).sub_(self.output.sum(1) / 2)
+        return self
+
+    @classmethod
+    def from_linear(
+        cls,
+        A: np.ndarray,
+        B: np.ndarray,
+        C: np.ndarray,
+        text: Text,
+        *,
+        scale: float = 0.5,
+        sample_tokens: int = 100_000,
+    ) -> RNN:
+        """A network that starts as a linear filter, run where the sigmoid is nearly straight.
+
+            x_t = A x_{t-1} + B[:, w_{t-1}],   p(w_t = i) ~ mu_i + (C x_t)_i,   x_0 = 0
+
+        is first written in coordinates in which E[x x'] = I over `text`. With sigmoid(a) = 1/2 + a/4 + O(a^3), units
+        h = 1/2 + scale x / 4 follow the filter for
+
+            A' = 4 A,   B' = scale B - 2 A 1 1',   C' = 4 g / scale diag(mu)^-1 C,   c = log mu - C' 1 / 2,
+
+        since log(mu_i + (C x)_i) = log mu_i + (C x)_i / mu_i to first order. As the exponential overshoots where a
+        linear probability moves far from mu, g in [0, 1] is chosen to maximise the likelihood of a sample of `text`.
+
+        Args:
+            A: (D, D); B: (D, V), C: (V, D), such as the predictor form of a Kalman filter over centred one-hot words.
+            text: training text; mu are its word frequencies (one added to each count).
+            scale: standard deviation of what goes into each sigmoid.
+            sample_tokens: tokens from the start of `text` over which moments and g are taken.
+
+        Raises:
+            ValueError: shapes that do not fit, values that are not finite, or a filter that is not stable.
+
+        Source: Belanger and Kakade (2015), section 6; offsets and scales are ours.
+        """
+        A, B, C = (np.asarray(part, dtype=np.float64) for part in (A, B, C))
+        num_units, num_words = A.shape[0], len(text.vocabulary)
+        for name, part, shape in (
+            ("A", A, (num_units, num_units)),
+            ("B", B, (num_units, num_words)),
+            ("C", C, (num_words, num_units)),
+        ):
+            if part.shape != shape:
+                raise ValueError(f"{name}: expected shape {shape} (D = {num_units}, V = {num_words}), got {part.shape}")
+            if not np.isfinite(part).all():
+                raise ValueError(
+                    f"{name}: it holds values that are not finite; use the parameters of a converged filter"
+                )
+        if not scale > 0:
+            raise ValueError(f"scale: expected a positive number, got {scale}")
+        if (radius := np.abs(np.linalg.eigvals(A)).max()) >= 1:
+            raise ValueError(
+                f"A: expected a stable filter, got spectral radius {radius:.4f}; give A - A K C or A - K C A"
+            )
+
+        states = _filter(A, B, text.tokens[:sample_tokens], text.vocabulary.eos_id)
+        values, vectors = np.linalg.eigh(states.T @ states / len(states))
+        roots = np.sqrt(np.maximum(values, 1e-12 * values.max()))
+        whiten, unwhiten = (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
+        A, B, C = whiten @ A @ unwhiten, whiten @ B, C @ unwhiten
+
+        unigram = _unigram(text)
+        model = cls(text.vocabulary, num_units)
+        direction = 4 / scale * C / unigram[:, None]
+        with torch.no_grad():
+            model.transition.copy_(torch.from_numpy(4 * A))
+            model.embedding.copy_(torch.from_numpy((scale * B - 2 * A.sum(1, keepdims=True)).T))
+            gain = _best_gain(model, direction, unigram, text, min(sample_tokens, 20_000))
+            model.output.copy_(torch.from_numpy(gain * direction))
+        return model.set_unigram(text)
+
+
+def _unigram(text: Text) -> np.ndarray:
+    counts = np.bincount(text.tokens, minlength=len(text.vocabulary)) + 1.0
+    return counts / counts.sum()
+
+
+def _filter(A: np.ndarray, B: np.ndarray, tokens: np.ndarray, first: int, num_streams: int = 64) -> np.ndarray:
+    """(N', D) states of the linear filter, run over the tokens as parallel streams."""
+    num_streams = min(num_streams, len(tokens))
+    streams = tokens[: len(tokens) // num_streams * num_streams].reshape(num_streams, -1)
+    inputs = np.concatenate([np.full((num_streams, 1), first), streams[:, :-1]], 1).T
+    x, states = np.zeros((num_streams, len(A))), []
+    for words in inputs:
+        x = x @ A.T + B.T[words]
+        states.append(x)
+    return np.concatenate(states)
+
+
+def _best_gain(model: RNN, direction: np.ndarray, unigram: np.ndarray, text: Text, num_tokens: int) -> float:
+    """g in [0, 1] under which a sample of the text is likeliest; the log-likelihood is concave in g."""
+    tokens = torch.from_numpy(text.tokens[:num_tokens].astype(np.int64))
+    before = torch.cat([tokens.new_full((1,), text.vocabulary.eos_id), tokens[:-1]])
+    features, _ = model(before[None], model.initial_state(1))
+    directions = torch.from_numpy(direction).to(features)
+    logs = torch.from_numpy(np.log(unigram)).to(features)
+
+    def slope(gain: float) -> float:
+        """Derivative of the nats by g: expected minus seen change of the logits."""
+        total = 0.0
+        for part, seen in zip((features[0] - 0.5).split(1024), tokens.split(1024), strict=True):
+            change = part @ directions.T
+            expected = (torch.softmax(logs + gain * change, 1) * change).sum(1)
+            total += float((expected - change.gather(1, seen[:, None])[:, 0]).double().sum())
+        return total
+
+    low, high = 0.0, 1.0
+    if slope(high) <= 0:
+        return high
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return (low + high) / 2
