@@ -14,6 +14,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "SentenceBatch": "batches",
         "SentenceBatches": "batches",
         "StreamBatches": "batches",
+        "LagCounts": "lag_counts",
+        "WordForms": "word_forms",
         "generated_language": "builtin",
         "python_reference_text": "builtin",
         "Clusters": "clustering",
