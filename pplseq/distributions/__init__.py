@@ -23,5 +23,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "TableTransition": "block",
         "BlockEmission": "block",
         "BlockHMM": "block_hmm",
+        "WordEmission": "word_gaussian",
+        "WordGaussian": "word_gaussian",
     },
 )

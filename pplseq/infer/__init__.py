@@ -23,5 +23,10 @@ __getattr__, __dir__, __all__ = lazy_names(
         "FitHistory": "em",
         "Contraction": "contraction",
         "contract_states": "contraction",
+        "TokenEmbedder": "embeddings",
+        "singular_pairs": "state_words",
+        "rnn_weights": "rnn_export",
+        "score_next_words": "next_word",
+        "tune_mixture_weight": "next_word",
     },
 )

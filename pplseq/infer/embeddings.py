@@ -73,7 +73,10 @@ class TokenEmbedder:
         return (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
 
     def _gains(self, predicted: Tensor, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(F, X, J, I - J A) of a step, transposed for row vectors: x_t = F x_{t-1} + X tab, xs_t = J xs_{t+1} + (I - J A) x_t."""
+        """(F, X, J, I - J A) of a step, transposed for row vectors.
+
+        x_t = F x_{t-1} + X tab_t, and backwards xs_t = J xs_{t+1} + (I - J A) x_t.
+        """
         transition, _, information = self._dynamics
         identity = torch.eye(len(transition), dtype=torch.float64, device=transition.device)
         forward = transition - filtered @ information @ transition

@@ -4,7 +4,7 @@ import importlib
 
 from pplseq._lazy import lazy_names
 
-REGISTRY = {"vlhmm": ("vlhmm", "VLHMM"), "hmm": ("hmm", "HMM")}
+REGISTRY = {"vlhmm": ("vlhmm", "VLHMM"), "hmm": ("hmm", "HMM"), "text_lds": ("text_lds", "TextLDS")}
 
 
 def model_class(name: str):
@@ -24,6 +24,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "VLHMM": "vlhmm",
         "HMM": "hmm",
+        "TextLDS": "text_lds",
         "Priors": "hmm_priors",
         "SequenceModel": "base",
         "load_model": "storage",
