@@ -1,4 +1,4 @@
-"""What all models share: the program run under ``BlockedEnum``, posteriors, folders on disk."""
+"""What all models share: the program run under their messenger, posteriors, folders on disk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class SequenceModel(PyroModule):
     """A generative program over sequences.
 
     Subclasses write :meth:`model`, the program, and :attr:`config`, what rebuilds the object. Calling the object runs the
-    program under :class:`BlockedEnum`, so it can be given to ``SVI`` or an ``ELBOModule`` as it is; the program itself,
-    ``self.model``, can be given to any of Pyro's own handlers.
+    program under its :attr:`messenger`, which sums out the hidden states, so it can be given to ``SVI`` or an ``ELBOModule``
+    as it is; the program itself, ``self.model``, can be given to any of Pyro's own handlers.
     """
 
     name: ClassVar[str]
+    messenger: ClassVar[type] = BlockedEnum  # KalmanCollapse where states are Gaussian
     vectorize: bool = True
 
     def model(self, x=None, lengths=None, start=None):
@@ -37,7 +38,7 @@ class SequenceModel(PyroModule):
 
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
-        handler = BlockedEnum(vectorize=self.vectorize, factor=not self.__dict__.get("_queried", False))
+        handler = self.messenger(vectorize=self.vectorize, factor=not self.__dict__.get("_queried", False))
         with handler:
             result = self.model(*args, **kwargs)
         self.__dict__["_chains"] = handler.chains
@@ -45,7 +46,7 @@ class SequenceModel(PyroModule):
 
     @property
     def chain(self) -> Chain:
-        """The chain of the last call."""
+        """The chain (a ``GaussianChain`` under ``KalmanCollapse``) of the last call."""
         chains = self.__dict__.get("_chains")
         if not chains:
             raise RuntimeError("no chain yet: call the model (or posterior) on observations first")
@@ -55,7 +56,7 @@ class SequenceModel(PyroModule):
         """The chain of observations under the model at test: no dropout, no gradients.
 
         Args:
-            x: (B, T[, D]) observations; ``MISSING`` (-1) for a missing word.
+            x: (B, T[, D]) observations; ``MISSING`` (-1) for a missing word, NaN for a missing vector.
             lengths: (B,) valid steps of each row, or None.
             start: the belief at the end of the previous segment, or None.
         """
