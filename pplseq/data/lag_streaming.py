@@ -1,0 +1,257 @@
+"""Lag counts of a text of any size, read once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from pplseq.data.lag_counting import PairCounter, sparse
+from pplseq.data.lag_counts import LagCounts, Part, check_settings, check_shard
+from pplseq.data.streams import Piece, TextStream, by_articles, decoded, of_shard
+from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary
+from pplseq.data.word_forms import WordForms
+
+LINE_END = "\0"  # no text holds it: it would be taken for a binary file
+REMEMBERED = 1 << 22  # spellings outside the vocabulary that are remembered; beyond, a word is looked up in two steps
+Progress = Callable[[int, int], None]
+
+
+class _Foreign(Exception):
+    """A word that must not stand in the text, or that has no number."""
+
+
+class _KnownWords(dict):
+    """Spelling -> number in a vocabulary; the end of a line is -1."""
+
+    def __init__(self, vocabulary: Vocabulary, forms: WordForms):
+        self.vocabulary, self.forms = vocabulary, forms
+        # lower() is applied to the whole text; digits are looked for in new spellings only
+        super().__init__((word, number) for word, number in vocabulary.index.items() if forms(word) == word)
+        self.pop(vocabulary.eos, None)
+        self[LINE_END] = -1
+
+    def __missing__(self, word: str) -> int:
+        form = self.forms(word)
+        number = self.vocabulary.index.get(form, self.vocabulary.unknown_id)
+        if number is None or (form == self.vocabulary.eos and form in self.vocabulary):
+            raise _Foreign(word)
+        if len(self) < REMEMBERED + len(self.vocabulary):
+            self[word] = number
+        return number
+
+
+class _NewWords(dict):
+    """Spelling -> number by first appearance, for a vocabulary that is made later; the end of a line is -1."""
+
+    def __init__(self, forms: WordForms, eos: str | None):
+        self.forms, self.eos = forms, eos
+        self.numbers: dict[str, int] = {}
+        super().__init__({LINE_END: -1})
+
+    def __missing__(self, word: str) -> int:
+        form = self.forms(word)
+        if form == self.eos:
+            raise _Foreign(word)
+        self[word] = number = self.numbers.setdefault(form, len(self.numbers))
+        return number
+
+
+class _Spool:
+    """Encoded pieces on the disk, 4 bytes a token, until the vocabulary is known."""
+
+    def __init__(self, folder: Path | None):
+        self.file, self.folder = tempfile.TemporaryFile(dir=folder), folder
+
+    def write(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        try:
+            for array in (tokens, starts):
+                self.file.write(np.int64(len(array)).tobytes())
+                self.file.write(array.tobytes())
+        except OSError as error:
+            raise OSError(
+                f"{self.folder or tempfile.gettempdir()}: could not keep the numbered text there ({error}); free space "
+                "(4 bytes a token), or give a vocabulary, which makes this needless"
+            ) from error
+
+    def read(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        self.file.seek(0)
+        while head := self.file.read(8):
+            tokens = np.frombuffer(self.file.read(4 * int.from_bytes(head, "little")), np.int32)
+            size = int.from_bytes(self.file.read(8), "little")
+            yield tokens, np.frombuffer(self.file.read(8 * size), np.int64)
+
+
+def count_lags(
+    source: str | Path,
+    max_lag: int,
+    *,
+    vocabulary: Vocabulary | None = None,
+    min_count: int = 1,
+    max_vocabulary: int | None = None,
+    eos: bool = True,
+    unit: str = "line",
+    shard: tuple[int, int] | None = None,
+    forms: WordForms | None = None,
+    progress: Progress | None = None,
+    folder: str | Path | None = None,
+) -> LagCounts:
+    """Count words and pairs of words of a text in one pass; only the counts are held in memory.
+
+    Args:
+        source: as `streams.TextStream` takes it: a file (.gz, .xz), a folder, "builtin:", "hf:" or "-".
+        max_lag: L.
+        vocabulary: the words to count; others are its unknown word. It decides whether `<eos>` is a token (at the end
+            of every line, blank lines too). Default: made of the whole source, whatever the shard.
+        min_count, max_vocabulary: for that: rarer words, and those beyond the most frequent, become `<unk>`.
+        eos: for that: whether it has `<eos>`.
+        unit: "line" or "article" (WikiText's headings; every line where there are none): pairs stay within.
+        shard: (i, n): count every n-th unit from unit i - 1 on. A shard is read much quicker where `vocabulary` is given.
+        forms: how words are rewritten first; default: not at all.
+        progress: called with the bytes of the file read so far and the tokens counted.
+        folder: for the numbered text that is kept while a vocabulary is made (4 bytes a token); default: the system's.
+
+    Raises:
+        FileNotFoundError, ImportError: no such file; scipy or `datasets` absent.
+        ValueError: an empty or binary text, one without pairs, or a word that the vocabulary has no number for.
+        OSError: a full disk.
+    """
+    check_settings(max_lag, unit)
+    number, num_shards = check_shard(shard)
+    sparse()
+    forms = WordForms() if forms is None else forms
+    stream = TextStream(source)
+    report = progress or (lambda position, tokens: None)
+    if vocabulary is None:
+        vocabulary, encoded = _make_vocabulary(
+            stream, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, folder, report
+        )
+    else:
+        encoded = _encode_known(stream, unit, (number, num_shards), forms, vocabulary)
+    counter = PairCounter(len(vocabulary), max_lag)
+    num_tokens = 0
+    for tokens, starts in encoded:
+        counter.add(tokens, starts)
+        num_tokens += len(tokens)
+        report(stream.position, num_tokens)
+    counts, lags = counter.result()
+    part = Part(stream.name, stream.fingerprint, number, num_shards)
+    result = LagCounts(vocabulary, counts, lags, unit, (part,), forms)
+    if num_shards > 1:
+        return result
+    num_line_ends = 0 if vocabulary.eos_id is None else int(counts[vocabulary.eos_id])
+    if result.num_tokens == num_line_ends:
+        raise ValueError(f"{stream.name}: the text is empty ({num_line_ends} lines, no words)")
+    return result.check_learnable()
+
+
+def _pieces(stream: TextStream, unit: str, lower: bool) -> Iterator[Piece]:
+    pieces = decoded(stream, lower)
+    return by_articles(pieces, stream.name) if unit == "article" else pieces
+
+
+def _encode_known(stream, unit, shard, forms, vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    codes = _KnownWords(vocabulary, forms)
+    pieces = _pieces(stream, unit, forms.lower)
+    if shard[1] > 1:
+        pieces = of_shard(pieces, *shard)
+    for piece in pieces:
+        try:
+            yield encode_piece(piece, codes, vocabulary.eos_id)
+        except _Foreign as error:
+            place = _place(piece, error.args[0], stream.name)
+            if vocabulary.eos_id is not None and forms(error.args[0]) == vocabulary.eos:
+                raise ValueError(_eos_message(place, vocabulary.eos)) from None
+            raise ValueError(vocabulary.unknown_word_message(error.args[0], place)) from None
+
+
+def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary, folder, report):
+    """The vocabulary of the whole text, and the encoded pieces of the shard."""
+    codes = _NewWords(forms, EOS if eos else None)
+    spool = _Spool(folder)
+    counts, num_lines, num_tokens = np.zeros(1 << 16, dtype=np.int64), 0, 0
+    number, num_shards = shard
+    unit_number = -1
+    for piece in _pieces(stream, unit, forms.lower):
+        try:
+            tokens, starts = encode_piece(piece, codes, -1)  # every line ends in -1, for now
+        except _Foreign as error:
+            raise ValueError(_eos_message(_place(piece, error.args[0], stream.name), EOS)) from None
+        if len(codes.numbers) > len(counts):
+            counts = np.concatenate([counts, np.zeros(len(codes.numbers), dtype=np.int64)])
+        found = np.bincount(tokens + 1, minlength=len(counts) + 1)
+        num_lines += int(found[0])
+        counts += found[1:]
+        num_tokens += len(tokens)
+        if num_shards > 1:
+            units = np.zeros(len(tokens) + 1, dtype=np.int64)
+            np.add.at(units, starts, 1)
+            units = unit_number + np.cumsum(units)
+            keep = units[:-1] % num_shards == number - 1
+            chosen = units[starts] % num_shards == number - 1
+            starts = np.concatenate([[0], np.cumsum(keep)])[starts[chosen]]
+            tokens, unit_number = tokens[keep], int(units[-1])
+        spool.write(tokens, starts)
+        report(stream.position, num_tokens)
+    seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
+    if not seen:
+        raise ValueError(f"{stream.name}: the text is empty ({num_lines} lines, no words)")
+    try:
+        vocabulary = Vocabulary.from_counts(
+            seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN
+        )
+    except ValueError as error:
+        raise ValueError(f"{stream.name}: {error}") from error
+    # the last entry, which -1 finds, is the end of a line
+    table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
+    table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)
+    return vocabulary, _renumbered(spool, table, eos)
+
+
+def _renumbered(spool: _Spool, table: np.ndarray, eos: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for tokens, starts in spool.read():
+        tokens = table[tokens]
+        if not eos:
+            word = tokens >= 0
+            starts = np.concatenate([[0], np.cumsum(word)])[starts]
+            tokens = tokens[word]
+        yield tokens, starts
+
+
+def encode_piece(piece: Piece, codes: dict[str, int], eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of a piece's words.
+
+    Args:
+        codes: spelling -> number; `LINE_END` -> -1.
+        eos_id: what a line ends in; None for nothing.
+
+    Returns:
+        tokens (N,) int32; starts (U,) int64, the places in 0..N where units begin.
+    """
+    words = piece.text.replace("\n", f" {LINE_END} ").split()
+    tokens = np.fromiter(map(codes.__getitem__, words), dtype=np.int32, count=len(words))
+    ends = np.flatnonzero(tokens == -1)
+    lines = np.concatenate([[0], ends + 1])  # the last is the line that goes on in the next piece, or the end
+    if piece.text.endswith("\n"):
+        lines = lines[:-1]
+    if eos_id is None:
+        tokens = tokens[tokens != -1]
+        lines = lines - np.arange(len(lines))
+    else:
+        tokens[ends] = eos_id
+    return tokens, lines[int(piece.continues) :] if piece.begins is None else lines[piece.begins]
+
+
+def _place(piece: Piece, word: str, name: str) -> str:
+    if piece.first_line is None:
+        return name
+    lines = piece.text.split("\n")
+    return f"{name}, line {piece.first_line + next(i for i, line in enumerate(lines) if word in line.split())}"
+
+
+def _eos_message(place: str, eos: str) -> str:
+    return (
+        f"{place}: the text holds the end-of-line word {eos!r} itself; remove it, one is added at the end of every line"
+    )

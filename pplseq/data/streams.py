@@ -1,0 +1,269 @@
+"""Text that does not fit into memory: read in pieces, cut into lines or articles, dealt out to shards."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pplseq.data.sources import OPENERS, datasets_lines, existing_path, find_splits
+
+PIECE_BYTES = 1 << 22
+END_BYTES = 1 << 16  # of the head and the tail of a file in its fingerprint
+PATIENCE = 1 << 26  # characters to look through for the first heading
+
+
+class Piece(NamedTuple):
+    """Whole lines, each with its line feed; the last one may be cut at white space and go on in the next piece.
+
+    Args:
+        text: the lines.
+        begins: lines of `text`, from 0, at which a unit begins; None: at each that is not the rest of a cut one.
+        continues: whether the first line is the rest of the one that the previous piece cut.
+        first_line: number of its first line in the source, from 1; None where lines were left out.
+    """
+
+    text: str
+    begins: np.ndarray | None
+    continues: bool
+    first_line: int | None
+
+
+class TextStream:
+    """The bytes of a text, once through.
+
+    Args:
+        source: a UTF-8 file, plain or packed as .gz or .xz; a folder with a file named *train*; "builtin:..." and
+            "hf:..." as `load_corpus` knows them, their training text; "-", standard input. Unlike `load_corpus`, a
+            single file is taken whole.
+
+    Attributes:
+        name: for messages.
+        path: the file that is read, None for other sources.
+        num_bytes: its size as it lies on the disk, None for other sources.
+        fingerprint: of a file, its size and a hash of its two ends, known at once; of other sources a hash of what was
+            read, known at the end and None before.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a folder without a training file; while reading: a binary file, bytes that are not UTF-8, a damaged
+            packed file.
+    """
+
+    def __init__(self, source: str | Path):
+        self.name, self.path, self.num_bytes, self.fingerprint = str(source), None, None, None
+        self._file = None
+        if self.name == "-":
+            self.name = "<stdin>"
+        elif not self.name.startswith(("builtin:", "hf:")):
+            path = existing_path(source)
+            self.path = find_splits(path)["train"] if path.is_dir() else path
+            self.name, self.num_bytes = self.path.name, self.path.stat().st_size
+            self.fingerprint = file_fingerprint(self.path)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that are read so far."""
+        return 0 if self._file is None else self._file.tell()
+
+    def blocks(self) -> Iterator[bytes]:
+        """Bytes that end with a line, or at white space where a line is longer than a block."""
+        if self.path is not None:
+            try:
+                with open(self.path, "rb") as self._file:
+                    packed = OPENERS.get(self.path.suffix)
+                    stream = self._file if packed is None else packed(self._file, "rb")
+                    yield from whole_lines(iter(lambda: stream.read(PIECE_BYTES), b""), self.name)
+            except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+                raise ValueError(
+                    f"{self.path}: damaged or not a {self.path.suffix} file ({error}); unpack or fetch it again"
+                ) from error
+            finally:
+                self._file = None
+            return
+        if self.name == "<stdin>":
+            parts = iter(lambda: sys.stdin.buffer.read(PIECE_BYTES), b"")
+        else:
+            parts = join_lines(training_lines(self.name))
+        content = hashlib.sha256()
+        for block in whole_lines(parts, self.name):
+            content.update(block)
+            yield block
+        self.fingerprint = content.hexdigest()
+
+
+def training_lines(source: str) -> Iterator[Sequence[str]]:
+    """Lines of words of a builtin: or hf: source."""
+    if source.startswith("hf:"):
+        yield from datasets_lines(source.removeprefix("hf:"))["train"]
+        return
+    from pplseq.data.text import load_corpus
+
+    text = load_corpus(source).train
+    eos = text.vocabulary.eos_id
+    for line in text.lines():
+        yield text.vocabulary.decode(line[:-1] if eos is not None else line)
+
+
+def file_fingerprint(path: Path) -> str:
+    """A hash of the size, the head and the tail of a file: as quick for a terabyte as for a line."""
+    size = os.path.getsize(path)
+    content = hashlib.sha256(f"{size} ".encode())
+    with open(path, "rb") as file:
+        content.update(file.read(END_BYTES))
+        file.seek(max(END_BYTES, size - END_BYTES))
+        content.update(file.read(END_BYTES))
+    return content.hexdigest()
+
+
+def join_lines(lines: Iterator[Sequence[str]]) -> Iterator[bytes]:
+    while chosen := list(islice(lines, 8192)):
+        yield "".join(" ".join(words) + "\n" for words in chosen).encode()
+
+
+def whole_lines(parts: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Cut a stream of bytes at line feeds, or at white space in a line longer than a part; the last line is closed.
+
+    Raises:
+        ValueError: a NUL byte.
+    """
+    rest, offset, closed = b"", 0, True
+    for part in parts:
+        if b"\0" in part:
+            raise ValueError(
+                f"{name}: byte {offset + part.index(0)} is NUL, so this is not a UTF-8 text file; convert it to plain "
+                "UTF-8 text"
+            )
+        offset += len(part)
+        part = rest + part
+        cut = part.rfind(b"\n") + 1
+        closed = cut > 0
+        cut = cut or max(part.rfind(b" "), part.rfind(b"\t")) + 1
+        rest = part[cut:]
+        if cut:
+            yield part[:cut]
+    if rest or not closed:
+        yield rest + b"\n"
+
+
+def decoded(stream: TextStream, lower: bool) -> Iterator[Piece]:
+    """Pieces of text, every line a unit."""
+    offset, line, continues = 0, 1, False
+    for block in stream.blocks():
+        try:
+            text = block.decode("utf-8")
+        except UnicodeDecodeError as error:
+            number = line + block.count(b"\n", 0, error.start)
+            raise ValueError(
+                f"{stream.name}: byte {offset + error.start} (line {number}) is "
+                f"0x{block[error.start]:02x}, which is not UTF-8 text; convert the file to UTF-8 (for example with iconv)"
+            ) from error
+        if offset == 0:
+            text = text.removeprefix("\ufeff")  # the byte order mark some editors write
+        offset += len(block)
+        yield Piece(text.lower() if lower else text, None, continues, line)
+        line, continues = line + text.count("\n"), not text.endswith("\n")
+
+
+def is_title(line: str) -> bool:
+    """` = Title = ` but not ` = = Section = = `."""
+    if not line.lstrip().startswith("="):
+        return False
+    words = line.split()
+    return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
+
+
+def by_articles(pieces: Iterable[Piece], name: str) -> Iterator[Piece]:
+    """Let units begin at WikiText's headings (blank line, `= Title =`, blank line); without headings at every line.
+
+    What stands before the first heading belongs to its article.
+
+    Raises:
+        ValueError: the first heading stands so deep in the text that none was expected any more.
+    """
+    marked, waiting, size, found = _mark_titles(pieces), [], 0, False
+    for piece in marked:
+        waiting.append(piece)
+        size += len(piece.text)
+        found = len(piece.begins) > 0
+        if found or size > PATIENCE:
+            break
+    if not found:
+        yield from (piece._replace(begins=None) for piece in waiting)
+        for piece in marked:
+            if len(piece.begins):
+                raise ValueError(
+                    f"{name}, line {piece.first_line + int(piece.begins[0])}: the first heading stands behind "
+                    f"{size:,} characters without one; put a heading at the top, or use unit='line'"
+                )
+            yield piece._replace(begins=None)
+        return
+    # The first heading moves up to the top of the text.
+    waiting[-1] = waiting[-1]._replace(begins=waiting[-1].begins[1:])
+    waiting[0] = waiting[0]._replace(begins=np.append(0, waiting[0].begins))
+    yield from waiting
+    yield from marked
+
+
+def _mark_titles(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Put the lines of headings into `begins`; a heading at the end of a piece waits for the line behind it."""
+    held, blank_before = None, True
+    for piece in pieces:
+        if held is not None:
+            piece = piece._replace(text=held.text + piece.text, continues=held.continues, first_line=held.first_line)
+        lines = piece.text.split("\n")
+        last = len(lines) - 2  # the last line with a line feed; behind it stands the beginning of the next one or nothing
+        held = None
+        if last >= piece.continues and is_title(lines[last]):
+            text = "\n".join(lines[last:])
+            held = Piece(text, None, piece.continues and last == 0, piece.first_line + last)
+            lines = [*lines[:last], ""]
+            piece = piece._replace(text="\n".join(lines))
+        yield piece._replace(begins=_titles(lines, blank_before, piece.continues))
+        if len(lines) > 1:
+            blank_before = not lines[-2].strip()
+    if held is not None:
+        yield held._replace(begins=_titles(held.text.split("\n"), blank_before, False))
+
+
+def _titles(lines: list[str], blank_before: bool, continues: bool) -> np.ndarray:
+    found = [
+        number
+        for number in range(int(continues), len(lines) - 1)
+        if is_title(lines[number])
+        and (blank_before if number == 0 else not lines[number - 1].strip())
+        and not lines[number + 1].strip()
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+def of_shard(pieces: Iterable[Piece], shard: int, num_shards: int) -> Iterator[Piece]:
+    """Keep unit j where j mod num_shards + 1 is `shard`, and leave the others out."""
+    unit = -1
+    kept_last = False
+    for piece in pieces:
+        lines = piece.text.split("\n")
+        opened = bool(lines[-1])  # a line that goes on in the next piece
+        lines = lines if opened else lines[:-1]
+        begin = np.full(len(lines), piece.begins is None)
+        begin[:1] &= not piece.continues
+        if piece.begins is not None:
+            begin[piece.begins] = True
+        units = unit + np.cumsum(begin)
+        unit = int(units[-1]) if len(units) else unit
+        keep = units % num_shards == shard - 1
+        chosen = [line for line, wanted in zip(lines, keep.tolist(), strict=True) if wanted]
+        if chosen:
+            text = "\n".join(chosen) + ("" if opened and keep[-1] else "\n")
+            yield Piece(text, np.flatnonzero(begin[keep]), piece.continues and bool(keep[0]) and kept_last, None)
+        if len(keep):
+            kept_last = bool(keep[-1])
