@@ -88,6 +88,7 @@ class RNN(NeuralLanguageModel):
         C: np.ndarray,
         text: Text,
         *,
+        probs: np.ndarray | None = None,
         scale: float = 0.5,
         sample_tokens: int = 100_000,
     ) -> RNN:
@@ -98,14 +99,16 @@ class RNN(NeuralLanguageModel):
         is first written in coordinates in which E[x x'] = I over `text`. With sigmoid(a) = 1/2 + a/4 + O(a^3), units
         h = 1/2 + scale x / 4 follow the filter for
 
-            A' = 4 A,   B' = scale B - 2 A 1 1',   C' = 4 g / scale diag(mu)^-1 C,   c = log mu - C' 1 / 2,
+            A' = 4 A,   B' = scale B - 2 A 1 1',   C' = 4 g / scale diag(mu)^-1 C,   c = log f - C' 1 / 2,
 
-        since log(mu_i + (C x)_i) = log mu_i + (C x)_i / mu_i to first order. As the exponential overshoots where a
-        linear probability moves far from mu, g in [0, 1] is chosen to maximise the likelihood of a sample of `text`.
+        since log(mu_i + (C x)_i) = log mu_i + (C x)_i / mu_i to first order; f are the word frequencies of `text`, one
+        added to each count. As the exponential overshoots where a linear probability moves far from mu, g in [0, 1] is
+        chosen to maximise the likelihood of a sample of `text`.
 
         Args:
             A: (D, D); B: (D, V), C: (V, D), such as the predictor form of a Kalman filter over centred one-hot words.
-            text: training text; mu are its word frequencies (one added to each count).
+            text: training text.
+            probs: (V,) mu of the filter, pseudo-counts included; None: f.
             scale: standard deviation of what goes into each sigmoid.
             sample_tokens: tokens from the start of `text` over which moments and g are taken.
 
@@ -116,7 +119,10 @@ class RNN(NeuralLanguageModel):
         """
         A, B, C = (np.asarray(part, dtype=np.float64) for part in (A, B, C))
         num_units, num_words = A.shape[0], len(text.vocabulary)
+        unigram = _unigram(text)
+        mu = unigram if probs is None else np.asarray(probs, dtype=np.float64)
         for name, part, shape in (
+            ("probs", mu, (num_words,)),
             ("A", A, (num_units, num_units)),
             ("B", B, (num_units, num_words)),
             ("C", C, (num_words, num_units)),
@@ -127,6 +133,8 @@ class RNN(NeuralLanguageModel):
                 raise ValueError(
                     f"{name}: it holds values that are not finite; use the parameters of a converged filter"
                 )
+        if not mu.min() > 0:
+            raise ValueError(f"probs: expected positive probabilities, got {mu.min():.4g}; train with pseudo-counts")
         if not scale > 0:
             raise ValueError(f"scale: expected a positive number, got {scale}")
         if (radius := np.abs(np.linalg.eigvals(A)).max()) >= 1:
@@ -140,9 +148,8 @@ class RNN(NeuralLanguageModel):
         whiten, unwhiten = (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
         A, B, C = whiten @ A @ unwhiten, whiten @ B, C @ unwhiten
 
-        unigram = _unigram(text)
         model = cls(text.vocabulary, num_units)
-        direction = 4 / scale * C / unigram[:, None]
+        direction = 4 / scale * C / mu[:, None]
         with torch.no_grad():
             model.transition.copy_(torch.from_numpy(4 * A))
             model.embedding.copy_(torch.from_numpy((scale * B - 2 * A.sum(1, keepdims=True)).T))
