@@ -24,6 +24,12 @@ class Batch(NamedTuple):
     x: Tensor  # (B, T[, D])
     lengths: Tensor | None = None  # (B,)
     states: Tensor | None = None  # (B, T) observed states, negative where unknown
+    inputs: Tensor | None = None  # (B, T, U)
+
+    @property
+    def known(self) -> dict[str, Tensor]:
+        """What a model's program takes beside x and lengths."""
+        return {name: value for name, value in (("states", self.states), ("inputs", self.inputs)) if value is not None}
 
     @property
     def num_tokens(self) -> int:
@@ -34,10 +40,10 @@ class ExpectationModel(Protocol):
     """What a model offers to be fitted by EM."""
 
     def posterior(self, x: Tensor, lengths: Tensor | None = None, **options):
-        """The :class:`~pplseq.infer.chain.Chain` of a batch."""
+        """The :class:`~pplseq.infer.chain.Chain`, or ``GaussianChain``, of a batch."""
 
-    def expected_statistics(self, chain) -> Statistics:
-        """The E-step: expected sufficient statistics of a batch, from ``chain.expected_counts()``."""
+    def expected_statistics(self, chain, batch: Batch) -> Statistics:
+        """The E-step: expected sufficient statistics of a batch, from its chain."""
 
     def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         """Statistics of which the current parameters are the maximum: where stepwise EM starts from."""
@@ -148,13 +154,12 @@ def expectation_maximization(
 
 
 def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
-    options = {} if batch.states is None else {"states": batch.states}
     with pyro.validation_enabled(False):  # it would report a NaN first, and less clearly
-        chain = model.posterior(batch.x, batch.lengths, **options)
+        chain = model.posterior(batch.x, batch.lengths, **batch.known)
     log_prob = float(chain.log_prob().sum(dtype=torch.float64))
     if math.isnan(log_prob):
         raise ArithmeticError("the log-likelihood is NaN; check the parameters and x for NaN and infinite values")
-    return model.expected_statistics(chain), log_prob
+    return model.expected_statistics(chain, batch), log_prob
 
 
 def _record(history: FitHistory, model: ExpectationModel, log_likelihood: float) -> float | None:
@@ -287,16 +292,16 @@ def gaussian_mode(
         known = torch.isfinite(around).all(-1).all(-1)
         scatter = second + around[known].sum(0)
         count = weight.sum() + len(weight) + 2 * (prior.shape - 1) if prior else weight.sum()
-        value, floored = _floored((scatter + extra * torch.eye(size).to(first)) / count, floor)
+        value, floored = floor_eigenvalues((scatter + extra * torch.eye(size).to(first)) / count, floor)
         return mean, value, floored.reshape(1)
     scatter = second + around + extra * torch.eye(size).to(first)
     scatter = scatter / count[:, None, None]
     known = torch.isfinite(scatter).all(-1).all(-1)  # the eigenvalues of NaN raise
-    value, floored = _floored(scatter.where(known[:, None, None], torch.eye(size).to(first)), floor)
+    value, floored = floor_eigenvalues(scatter.where(known[:, None, None], torch.eye(size).to(first)), floor)
     return mean, value, floored & known
 
 
-def _floored(covariance: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+def floor_eigenvalues(covariance: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """The covariance with eigenvalues of at least ``floor``: the likeliest one under that constraint."""
     covariance = (covariance + covariance.mT) / 2
     values, vectors = torch.linalg.eigh(covariance)

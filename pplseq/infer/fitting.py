@@ -25,7 +25,7 @@ def maximize_by_gradient(
     """Adam on -(log p(x) + log prior) / tokens, over ``model.parameters()``; a batch a step, in random order.
 
     Args:
-        model: offers ``log_joint(x, lengths, states=..., share=...)``, differentiable.
+        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
         num_steps: gradient steps.
         learning_rate: Adam's; falls to a tenth over the run.
 
@@ -42,7 +42,7 @@ def maximize_by_gradient(
         batch = batches[order.pop()]
         optimizer.zero_grad()
         share = batch.num_tokens / history.num_tokens
-        loss = -model.log_joint(batch.x, batch.lengths, states=batch.states, share=share) / batch.num_tokens
+        loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
         if bool(loss.isnan()):
             raise ArithmeticError(f"the loss is NaN at step {step}; use a smaller learning_rate")
         loss.backward()
@@ -86,7 +86,7 @@ def fit_variationally(
     # an empty parameter store: in the common one, another guide's parameters may lie under the same names
     with pyro.get_param_store().scope():
         elbo = Trace_ELBO(num_particles=num_particles)(model, guide)
-        run = [(batch.x, batch.lengths, dict(states=batch.states, num_total=num_total)) for batch in batches]
+        run = [(batch.x, batch.lengths, dict(batch.known, num_total=num_total)) for batch in batches]
         elbo(*run[0][:2], **run[0][2])  # autoguides make their parameters now
         optimizer = torch.optim.Adam(guide.parameters(), lr=learning_rate)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / num_steps))
@@ -131,8 +131,7 @@ def sample_parameters(
     history = FitHistory("nuts", batch.num_tokens)
     kernel = NUTS(model, init_strategy=_start_at(initial), **kernel_options)
     mcmc = MCMC(kernel, num_samples, warmup_steps, num_chains=num_chains, disable_progbar=not progress)
-    options = {} if batch.states is None else {"states": batch.states}
-    mcmc.run(batch.x, batch.lengths, **options)
+    mcmc.run(batch.x, batch.lengths, **batch.known)
     history.samples = {name: value.detach() for name, value in mcmc.get_samples().items()}
     history.diagnostics = mcmc.diagnostics()
     history.reason = f"{num_samples} samples drawn"

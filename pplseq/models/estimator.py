@@ -6,94 +6,47 @@ import copy
 import math
 import warnings
 
-import numpy as np
 import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fitting import fit_variationally, maximize_by_gradient, sample_parameters
+from pplseq.models.front import Front
 
 METHODS = ("em", "sgd", "svi", "nuts")
 RACE_ITERATIONS = 10  # of EM, after which the worse half of several starts is dropped
 BEST_OF = 100  # draws of NUTS among which the point estimate is looked for
 
 
-class Estimator:
-    """Mixed into a :class:`~pplseq.models.base.SequenceModel` with priors and closed-form M-steps (``HMM``).
-
-    x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
-    one padded array or tensor (B, T) or (B, T, D) with ``lengths`` (B,). Missing words are -1, missing vectors rows of NaN.
-    Results are lists where x was one, else padded tensors.
-    """
+class Estimator(Front):
+    """Mixed into a :class:`~pplseq.models.base.SequenceModel` with priors and closed-form M-steps (``HMM``)."""
 
     history: FitHistory | None
 
-    # ---------------------------------------------------------------- data
     def as_batch(self, x, lengths=None, states=None) -> Batch:
         """x, its lengths and observed states as tensors of the model's type and device.
 
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
-        reference = next(self.parameters())
-        words = self.num_words is not None
-        ragged = isinstance(x, (list, tuple))
-        if ragged:
-            if lengths is not None:
-                raise ValueError("lengths: sequences in a list have their own lengths; leave lengths out")
-            if len(x) and np.ndim(x[0]) == 0:
-                raise ValueError("x must be a list of sequences; to give a single one, write [x]")
-            x, lengths = pad_sequences(x, event_dims=0 if words else 1, dtype=None if words else reference.dtype)
-        elif isinstance(x, (np.ndarray, Tensor)):
-            x = torch.as_tensor(x)
-            lengths = None if lengths is None else torch.as_tensor(lengths)
-        else:
-            raise TypeError(f"x must be a list of sequences, an array or a tensor, got {type(x).__name__}")
-        if x.shape[0] == 0 or x.dim() > 1 and x.shape[1] == 0:
-            raise ValueError(f"x must hold at least one step of one sequence, got shape {tuple(x.shape)}")
-        if words and x.dtype.is_floating_point:
-            raise TypeError(f"x must hold whole numbers (words), got {x.dtype}; mark missing words with -1, not NaN")
-        x = x.long() if words else x.to(reference.dtype)
-        if ragged and bool((lengths == x.shape[1]).all()):
-            lengths = None
-        if states is not None:
-            states = pad_sequences(states, fill=-1, name="states")[0] if ragged else torch.as_tensor(states)
-            if states.shape != x.shape[:2]:
-                raise ValueError(f"states must cover x, {tuple(x.shape[:2])}, got {tuple(states.shape)}")
-            if states.dtype.is_floating_point or int(states.max()) >= self.num_states:
-                raise ValueError(
-                    f"states must be integers below {self.num_states} (negative: unknown), got {states.max()}"
-                )
-            states = states.long()
-        batch = Batch(*(None if v is None else v.to(reference.device) for v in (x, lengths, states)))
-        self.emissions.check(batch.x)
-        return batch
+        batch = super().as_batch(x, lengths)
+        if states is None:
+            return batch
+        states = (
+            pad_sequences(states, fill=-1, name="states")[0]
+            if isinstance(x, (list, tuple))
+            else torch.as_tensor(states)
+        )
+        if states.shape != batch.x.shape[:2]:
+            raise ValueError(f"states must cover x, {tuple(batch.x.shape[:2])}, got {tuple(states.shape)}")
+        if states.dtype.is_floating_point or int(states.max()) >= self.num_states:
+            raise ValueError(f"states must be integers below {self.num_states} (negative: unknown), got {states.max()}")
+        return batch._replace(states=states.long().to(batch.x.device))
 
-    @staticmethod
-    def _split(batch: Batch, batch_size: int | None) -> list[Batch]:
-        rows = batch.x.shape[0]
-        if batch_size is None or batch_size >= rows:
-            return [batch]
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be positive, got {batch_size}")
-        parts = []
-        for first in range(0, rows, batch_size):
-            part = Batch(*(None if value is None else value[first : first + batch_size] for value in batch))
-            if part.lengths is not None:  # no step that no row has
-                steps = int(part.lengths.max())
-                part = Batch(*(value if k == 1 or value is None else value[:, :steps] for k, value in enumerate(part)))
-            parts.append(part)
-        return parts
-
-    def _give(self, value: Tensor, x, batch: Batch):
-        """(T, B, ...) results in the form in which x came."""
-        value = value.movedim(0, 1)
-        if not isinstance(x, (list, tuple)):
-            return value
-        return [row[: len(sequence)] for row, sequence in zip(value, x, strict=True)]
+    def check_observations(self, x: Tensor) -> None:
+        self.emissions.check(x)
 
     # ---------------------------------------------------------------- fit
     def fit(
@@ -202,52 +155,18 @@ class Estimator:
             self._set(draw)
             value = float(self.log_prior().detach())
             for part in batches:
-                options = {} if part.states is None else {"states": part.states}
-                value += float(self.posterior(part.x, part.lengths, **options).log_prob().sum())
+                value += float(self.posterior(part.x, part.lengths, **part.known).log_prob().sum())
             if value > best_value:
                 best, best_value = draw, value
         return best
 
     # ---------------------------------------------------------------- queries
-    def _posterior(self, x, lengths):
-        batch = self.as_batch(x, lengths)
-        return batch, self.posterior(batch.x, batch.lengths)
-
-    def score(self, x, lengths=None, *, per_token: bool = False) -> float:
-        """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens."""
-        batch, chain = self._posterior(x, lengths)
-        total = float(chain.log_prob().sum(dtype=torch.float64))
-        return total / batch.num_tokens if per_token else total
-
     def predict(self, x, lengths=None):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
-        batch, chain = self._posterior(x, lengths)
-        return self._give(chain.viterbi()[0], x, batch)
+        _, chain = self._posterior(x, lengths)
+        return self._give(chain.viterbi()[0], x)
 
     def predict_proba(self, x, lengths=None):
         """p(z_t | x): (B, T, Z), 0 at padded steps, or a list of (T_i, Z)."""
-        batch, chain = self._posterior(x, lengths)
-        return self._give(chain.marginals().dense(self.num_states), x, batch)
-
-    @torch.no_grad()
-    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None) -> tuple[Tensor, Tensor]:
-        """Sequences drawn from the model.
-
-        Returns:
-            x (B, T) words or (B, T, D) vectors, and the states (B, T) behind them.
-        """
-        with torch.random.fork_rng(enabled=seed is not None), self._at_point(), poutine.block():
-            if seed is not None:
-                torch.manual_seed(seed)
-            trace = poutine.trace(self.model).get_trace(num_sequences=num_sequences, num_steps=num_steps)
-        x, states = (torch.stack([trace.nodes[f"{s}_{t}"]["value"] for t in range(num_steps)], 1) for s in "xz")
-        return x, states
-
-    def aic(self, x, lengths=None) -> float:
-        """Akaike's information criterion, -2 log p(x) + 2 parameters: lower is better."""
-        return -2 * self.score(x, lengths) + 2 * self.num_free_parameters
-
-    def bic(self, x, lengths=None) -> float:
-        """The Bayesian information criterion, -2 log p(x) + parameters * log(tokens): lower is better."""
-        num_tokens = self.as_batch(x, lengths).num_tokens
-        return -2 * self.score(x, lengths) + self.num_free_parameters * math.log(num_tokens)
+        _, chain = self._posterior(x, lengths)
+        return self._give(chain.marginals().dense(self.num_states), x)

@@ -309,7 +309,7 @@ class HMM(Estimator, SequenceModel):
         self.emissions.initialize(x, seen)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.em)
-    def expected_statistics(self, chain: Chain) -> Statistics:
+    def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
         counts = chain.expected_counts()
         probs = counts.marginals.probs.flatten(0, -2)
         obs = chain.obs.flatten(0, chain.obs.dim() - 1 - len(chain.emission.event_shape))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from gaussian_models import GAUSSIAN_MODELS
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 
@@ -46,7 +47,7 @@ def observations(model, batch=4, steps=6):
 
 
 def test_every_registered_model_is_in_the_list():
-    assert {make().name for make in MODELS.values()} == set(REGISTRY)
+    assert {make().name for make in (*MODELS.values(), *GAUSSIAN_MODELS.values())} == set(REGISTRY)
 
 
 def test_it_samples(model):
