@@ -17,6 +17,7 @@ COMMANDS = {
     "train": ("pplseq.cli.train", "Train a model on a text."),
     "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
     "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
+    "lds": ("pplseq.cli.lds", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
     "cluster": ("pplseq.cli.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "info": ("pplseq.cli.info", "Sizes of a text, and what a model of a given size will cost on it."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),

@@ -266,3 +266,6 @@ def _seconds(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise ValueError(f"{where} must be positive seconds, or like 90s, 10m, 2h; got {value!r}")
     return float(value)
+
+
+DURATION = _Flag(RunConfig.__dataclass_fields__["max_time"])  # for options of other commands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -90,7 +91,7 @@ def query(
     import torch
 
     from pplseq.cli.run import choose_device, load_trained
-    from pplseq.infer import queries
+    from pplseq.infer.queries import answer_lines
 
     if threads:
         torch.set_num_threads(threads)
@@ -98,18 +99,27 @@ def query(
     trained.to(choose_device(device))
     function, accepted, whole = QUESTIONS[question]
     chosen = {name: options[name] for name in accepted if options[name] is not None}
-    ask = partial(getattr(queries, function), trained, vocabulary, **chosen)
+    ask = partial(answering(trained, question, function), trained, vocabulary, **chosen)
     end = vocabulary.eos if (whole if eos is None else eos) and vocabulary.eos_id is not None else None
     gap = "_" if gap is None and question == "infill" else gap
     show: Callable[[dict[str, Any]], str] = for_people if as_text else partial(json.dumps, ensure_ascii=False)
     failed = False
     with torch.no_grad():
-        for answer in queries.answer_lines(file, ask, gap=gap, end=end, lower=lower):
+        for answer in answer_lines(file, ask, gap=gap, end=end, lower=lower):
             failed |= "error" in answer
             click.echo(show(answer))
             sys.stdout.flush()
     if failed:
         ctx.exit(1)
+
+
+def answering(model: Any, question: str, function: str) -> Callable[..., dict[str, Any]]:
+    """The function that answers a question about a kind of model; ValueError where it has no answer."""
+    module = importlib.import_module(getattr(model, "questions", "pplseq.infer.queries"))
+    if not hasattr(module, function):
+        known = ", ".join(name for name, (other, _, _) in QUESTIONS.items() if hasattr(module, other))
+        raise ValueError(module.REFUSAL.format(question=question, known=known))
+    return getattr(module, function)
 
 
 def for_people(answer: dict[str, Any]) -> str:

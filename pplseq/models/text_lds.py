@@ -5,6 +5,7 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq.data.word_forms import WordForms
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs, precision_factor
@@ -59,6 +61,7 @@ class TextLDS(SequenceModel):
         probs: (V,) mu, positive; None: all words equally probable.
         initial: prior of the first state. "stationary": exact from the first word on. "steady": the covariance that the
             filter tends to, as in the paper, whose passes are then the same at every step.
+        forms: how words are rewritten before they are looked up in the vocabulary (lower-casing, digits).
         measure: what densities of words refer to; see :class:`~pplseq.distributions.word_gaussian.WordEmission`. The
             default "iid" makes every log-probability the gain, in nats, over words without context.
         dtype: of the parameters; None: torch's default.
@@ -69,6 +72,7 @@ class TextLDS(SequenceModel):
 
     name = "text_lds"
     messenger = KalmanCollapse
+    questions = "pplseq.infer.text_queries"  # what answers `pplseq query`
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class TextLDS(SequenceModel):
         probs: Tensor | None = None,
         initial: str = "stationary",
         measure: str = "iid",
+        forms: WordForms | dict | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
@@ -99,6 +104,7 @@ class TextLDS(SequenceModel):
             raise ValueError(f"probs must be (V,) = ({num_words},), got {tuple(probs.shape)}")
         check_probs(probs)
         self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
+        self.forms = WordForms(**forms) if isinstance(forms, dict) else forms or WordForms()
         self._cached: tuple | None = None
         identity = torch.eye(num_states, dtype=dtype)
         # a state that half remembers, and words that say a little about it
@@ -353,7 +359,7 @@ class TextLDS(SequenceModel):
     @property
     def config(self):
         names = ("num_words", "num_states", "initial", "measure")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"forms": asdict(self.forms)}
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> TextLDS:
