@@ -180,8 +180,10 @@ def _innovation(identification: Identification, *, max_iterations: int = 1000, t
     cross = np.asarray(identification.cross).T  # G' (V, h)
     cc, gc, gg = gram(emission, emission), gram(cross, emission), gram(cross, cross)
     identity = np.eye(len(a))
-    state, largest, reason, feasible = np.zeros_like(a), 0.0, "", False
-    for num_iterations in range(1, max_iterations + 1):
+    state, largest, num_iterations = np.zeros_like(a), 0.0, 0
+    reason, feasible = f"not converged in {max_iterations} iterations", False
+    while num_iterations < max_iterations:
+        num_iterations += 1
         # (Psi_0 - C P C')^-1 = I + C T C'
         inverse = symmetric(np.linalg.solve((identity - cc @ state).T, state).T)
         mixed = gc @ state @ a.T
@@ -197,8 +199,6 @@ def _innovation(identification: Identification, *, max_iterations: int = 1000, t
         if change <= tolerance * max(np.linalg.norm(state), 1e-300):
             feasible, reason = True, "converged"
             break
-    else:
-        reason = f"not converged in {max_iterations} iterations"
     report = Feasibility(feasible, float("nan"), largest, num_iterations, reason)
     if not feasible:
         return Realisation("innovation", None, report)
