@@ -55,7 +55,7 @@ def resume_fit(folder: Path, changes: dict[str, Any], on_record: Callable) -> di
 
 
 def _fit(folder, counts, held_out, settings, sources, on_record, *, resume: bool) -> dict[str, Any]:
-    from pplseq.infer.text_fitting import FitSettings, fit_text_lds
+    from pplseq.models.text_fitting import FitSettings, fit_text_lds
 
     names = {"states": "num_states", "iterations": "num_iterations", "state_noise": "update_state_noise"}
     chosen = FitSettings(**{names.get(name, name): value for name, value in settings.items()})
@@ -140,6 +140,7 @@ def read(model: Any, vocabulary: Vocabulary, source: str, split: str | None) -> 
 
 def evaluation(model: Any, text: Text) -> dict[str, Any]:
     """Gains over words without context, next-word perplexity, and how much the steady-state passes differ."""
+    from pplseq.infer.head_difference import filter_decay
     from pplseq.infer.next_word import score_next_words
 
     began = time.monotonic()
@@ -156,7 +157,7 @@ def evaluation(model: Any, text: Text) -> dict[str, Any]:
         "num_unknown": text.num_unknown,
         "gain_per_token": total["stationary"] / text.num_tokens,
         "steady_gain_per_token": total["steady"] / text.num_tokens,
-        "filter_decay": model.filter_decay,
+        "filter_decay": filter_decay(model),
         "perplexity": mixed.perplexity,
         "unigram_perplexity": unigram.perplexity,
         "mixture_weight": float(model.mixture_weight),

@@ -25,6 +25,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "VLHMM": "vlhmm",
         "HMM": "hmm",
         "TextLDS": "text_lds",
+        "FitSettings": "text_fitting",
+        "fit_text_lds": "text_fitting",
         "Priors": "hmm_priors",
         "SequenceModel": "base",
         "load_model": "storage",

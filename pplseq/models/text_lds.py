@@ -6,7 +6,7 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyro
@@ -29,21 +29,10 @@ from pplseq.infer.riccati import (
 from pplseq.infer.time_index import markov
 from pplseq.models.base import SequenceModel, check_lengths, check_words
 
+if TYPE_CHECKING:
+    from pplseq.infer.head_difference import HeadDifference
+
 INITIAL = ("stationary", "steady")
-
-
-class HeadDifference(NamedTuple):
-    """How far the paper's steady-state passes are from the exact ones on given sentences, where both start at rest.
-
-    filtered, smoothed: (T,) root mean square difference of the means at each step, relative to that of the exact means.
-    log_prob: nats a token, exact minus steady.
-    decay: spectral radius of the filter's matrix (I - K C) A: by how much a step shrinks the difference, in the end.
-    """
-
-    filtered: np.ndarray
-    smoothed: np.ndarray
-    log_prob: float
-    decay: float
 
 
 class TextLDS(SequenceModel):
@@ -299,26 +288,9 @@ class TextLDS(SequenceModel):
     # ---------------------------------------------------------------- use
     def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
         """How far the paper's steady-state passes are from the exact ones on these sentences."""
-        exact, steady = (self.posterior(x, lengths, initial=name) for name in INITIAL)
-        steps = torch.arange(x.shape[1], device=x.device).unsqueeze(1)
-        valid = (steps < (x.shape[1] if lengths is None else lengths)).expand(x.shape[1], len(x))
-        differences = []
-        for states in ("filtered_states", "smoothed_states"):
-            means, others = (getattr(chain, states)().means for chain in (exact, steady))
-            error, size = (((v.square().sum(-1) * valid).sum(1)).double() for v in (means - others, means))
-            differences.append((error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt().cpu().numpy())
-        log_prob = float((exact.log_prob() - steady.log_prob()).sum() / (valid & (x.T >= 0)).sum())
-        return HeadDifference(*differences, log_prob, self.filter_decay)
+        from pplseq.infer.head_difference import head_difference
 
-    @property
-    def filter_decay(self) -> float:
-        """Spectral radius of (I - K C) A: what is left of the past's influence after one more word."""
-        with torch.no_grad():
-            transition, information = self.transition.double(), self.word_emission(torch.float64).information
-            filtered = filtered_covariance(
-                predicted_covariance(transition, self.state_noise.double(), information), information
-            )
-            return float(torch.linalg.eigvals(transition - filtered @ information @ transition).abs().max())
+        return head_difference(self, x, lengths)
 
     def embed_tokens(self, x, lengths=None, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
         """Embeddings of tokens in their sentences.
@@ -391,11 +363,18 @@ class TextLDS(SequenceModel):
         ).eval()  # fmt: skip
 
     @classmethod
-    def from_counts(cls, counts: Any, num_states: int, **options) -> TextLDS:
-        """Fits a model to lag counts; see :func:`pplseq.infer.text_fitting.fit_text_lds`."""
-        from pplseq.infer.text_fitting import fit_text_lds
+    def from_counts(cls, counts: Any, num_states: int, *, held_out: Any = None, folder=None, **settings) -> TextLDS:
+        """Fits a model to the lag counts of a text.
 
-        return fit_text_lds(counts, num_states, **options).model
+        Args:
+            counts: a :class:`~pplseq.data.lag_counts.LagCounts`. held_out: of other text, to choose the iteration by.
+            num_states: h.
+            folder: see :func:`~pplseq.models.text_fitting.fit_text_lds`, which also gives the course of the fit.
+            **settings: of :class:`~pplseq.models.text_fitting.FitSettings`: pseudo_counts, num_iterations, start, ...
+        """
+        from pplseq.models.text_fitting import FitSettings, fit_text_lds
+
+        return fit_text_lds(counts, FitSettings(num_states, **settings), held_out=held_out, folder=folder).model
 
 
 def _contraction(transition: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
