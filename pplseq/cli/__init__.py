@@ -12,13 +12,15 @@ from typing import Any
 
 import click
 
-# name -> (module that defines a click command of the same name, one line for --help)
+# name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
     "train": ("pplseq.cli.train", "Train a model on a text."),
     "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
     "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
     "lds": ("pplseq.cli.lds", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
     "cluster": ("pplseq.cli.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
+    "count": ("pplseq.cli.count", "Counts of words and of word pairs at several lags, in shards that add up."),
+    "count-merge": ("pplseq.cli.count_merge", "Add up counts of shards or texts."),
     "info": ("pplseq.cli.info", "Sizes of a text, and what a model of a given size will cost on it."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
 }
@@ -33,7 +35,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        return getattr(importlib.import_module(COMMANDS[name][0]), name)
+        return getattr(importlib.import_module(COMMANDS[name][0]), name.replace("-", "_"))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]

@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "SentenceBatches": "batches",
         "StreamBatches": "batches",
         "LagCounts": "lag_counts",
+        "count_lags": "lag_streaming",
         "WordForms": "word_forms",
         "generated_language": "builtin",
         "python_reference_text": "builtin",

@@ -100,17 +100,7 @@ class LagCounts:
     @property
     def missing(self) -> tuple[Part, ...]:
         """Shards that were not counted, of sources of which others were."""
-        groups: dict[tuple, set[int]] = defaultdict(set)
-        names = {}
-        for part in self.parts:
-            groups[part.fingerprint, part.num_shards].add(part.shard)
-            names[part.fingerprint] = part.source
-        return tuple(
-            Part(names[print_], print_, shard, num_shards)
-            for (print_, num_shards), found in groups.items()
-            for shard in range(1, num_shards + 1)
-            if shard not in found
-        )
+        return missing_shards(self.parts)
 
     def __eq__(self, other: object) -> bool:
         """Equal numbers of equal words; where they come from does not matter."""
@@ -191,7 +181,7 @@ class LagCounts:
         for other in parts[1:]:
             _check_alike(first, other)
         sources = tuple(sorted({source for part in parts for source in part.parts}))
-        _check_disjoint([source for part in parts for source in part.parts])
+        check_disjoint([source for part in parts for source in part.parts])
         counts = np.sum([part.counts for part in parts], axis=0)
         lags = tuple(add_matrices(matrices) for matrices in zip(*(part.lags for part in parts), strict=True))
         return replace(first, counts=counts, lags=lags, parts=sources)
@@ -223,15 +213,20 @@ class LagCounts:
         np.add.at(counts, ids, self.counts)
         return replace(self, vocabulary=new, counts=counts, lags=tuple(_renumber(m, ids, len(new)) for m in self.lags))
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, settings: dict | None = None) -> Path:
         """Write the counts as a folder, whole or not at all: counts.json, counts.npz and vocab.txt, nothing pickled.
 
+        Args:
+            folder: where to; counts that are there are replaced.
+            settings: JSON-able, written beside the counts: by them, work that is done is recognised.
+
         Raises:
+            ValueError: the folder holds something else.
             OSError: the disk does not take it; what was there before is still there.
         """
         from pplseq.data.lag_files import save_counts
 
-        return save_counts(self, folder)
+        return save_counts(self, folder, settings)
 
     @classmethod
     def load(cls, folder: str | Path) -> LagCounts:
@@ -284,7 +279,8 @@ def _check_alike(first: LagCounts, other: LagCounts) -> None:
             )
 
 
-def _check_disjoint(parts: Sequence[Part]) -> None:
+def check_disjoint(parts: Sequence[Part]) -> None:
+    """Raise ValueError where a text, or a shard of one, stands twice, or shards overlap."""
     seen: dict[str, Part] = {}
     shards: set[tuple] = set()
     for part in parts:
@@ -294,6 +290,19 @@ def _check_disjoint(parts: Sequence[Part]) -> None:
         if before.num_shards != part.num_shards:
             raise ValueError(f"parts: {before} and {part} overlap; cut a text into shards in one way only")
         shards.add((part.fingerprint, part.num_shards, part.shard))
+
+
+def missing_shards(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Shards that are not among `parts`, of texts of which others are."""
+    groups: dict[tuple[str, int], dict[int, Part]] = defaultdict(dict)
+    for part in parts:
+        groups[part.fingerprint, part.num_shards][part.shard] = part
+    return tuple(
+        next(iter(found.values()))._replace(shard=shard)
+        for (_, num_shards), found in groups.items()
+        for shard in range(1, num_shards + 1)
+        if shard not in found
+    )
 
 
 def _renumber(matrix, ids: np.ndarray, num_words: int):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pplseq.data.lag_counting import csr_counts
+from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.data.word_forms import WordForms
 
@@ -22,9 +21,11 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "pplseq-lag-counts", 1
 
 
-def save_counts(counts: LagCounts, folder: str | Path) -> Path:
+def save_counts(counts: LagCounts, folder: str | Path, settings: dict | None = None) -> Path:
     """`LagCounts.save`: the folder is written beside its place, then swapped in."""
     folder = Path(folder)
+    if folder.exists() and not (folder.is_dir() and ((folder / "counts.json").exists() or not any(folder.iterdir()))):
+        raise ValueError(f"{folder}: there is something else than lag counts, which is not replaced; choose another folder")
     vocabulary = counts.vocabulary
     header = {
         "format": FORMAT,
@@ -41,6 +42,7 @@ def save_counts(counts: LagCounts, folder: str | Path) -> Path:
         "eos": vocabulary.eos,
         "vocabulary": vocabulary.fingerprint(),
         "parts": [part._asdict() for part in counts.parts],
+        "settings": settings,
     }
     arrays = {"counts": counts.counts}
     for lag, matrix in enumerate(counts.lags, 1):
@@ -85,27 +87,27 @@ def load_counts(folder: str | Path) -> LagCounts:
 
     folder = Path(folder)
     header = read_header(folder)
+    names = "num_words num_tokens max_lag num_pairs unit lower digits unknown eos vocabulary parts".split()
+    missing = [name for name in names if name not in header]
+    if missing:
+        raise ValueError(f"{folder / 'counts.json'}: no entry {missing[0]!r}; the file is damaged, count again")
     path = folder / "counts.npz"
     try:
-        names = ("format", "version", "num_words", "max_lag", "num_entries", "unit", "lower", "digits", "eos", "parts")
-        missing = [name for name in (*names, "unknown", "vocabulary", "num_tokens", "num_pairs") if name not in header]
-        if missing:
-            raise ValueError(f"{folder / 'counts.json'}: no entry {missing[0]!r}; the file is damaged, count again")
-        size = header["num_words"]
-        with np.load(path, allow_pickle=False) as file:
+        # numpy leaves a file open that it opened itself and could not read
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             counts = file["counts"]
             lags = [
-                csr_counts(*(file[f"{name}_{lag}"] for name in ("values", "columns", "indptr")), size)
+                csr_counts(*(file[f"{name}_{lag}"] for name in ("values", "columns", "indptr")), header["num_words"])
                 for lag in range(1, header["max_lag"] + 1)
             ]
+        for matrix in lags:
+            matrix.check_format(full_check=True)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing; the folder is incomplete, count again") from None
-    except (zipfile.BadZipFile, EOFError, KeyError, OSError, zlib.error) as error:
-        raise ValueError(f"{path}: cut short or damaged ({error}); count again") from error
-    except ValueError as error:
-        if str(error).startswith(str(folder)):
-            raise
-        raise ValueError(f"{path}: not the arrays of lag counts ({error}); count again") from error
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file makes zipfile and numpy raise nearly anything
+        raise ValueError(f"{path}: cut short, damaged or not the arrays of lag counts ({error}); count again") from error
     vocabulary = Vocabulary.load(folder / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
     if vocabulary.fingerprint() != header["vocabulary"]:
         raise ValueError(f"{folder / 'vocab.txt'}: not the vocabulary that was counted; it was cut short or changed")
@@ -144,6 +146,50 @@ def read_header(folder: str | Path) -> dict:
             f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; count again"
         )
     return header
+
+
+def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], settings: dict) -> bool:
+    """Whether a folder holds just the counts that are wanted.
+
+    Args:
+        folder: may not exist.
+        source: as `streams.TextStream` takes it.
+        shard: (i, n). settings: what `save` was given.
+
+    Raises:
+        ValueError: it holds other counts, or ones of a stream that cannot be compared before it is read.
+    """
+    folder = Path(folder)
+    _put_back(folder)
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    header = read_header(folder)
+    stream = TextStream(source)
+    advice = "choose another folder, or replace them with --force"
+    if stream.fingerprint is None:
+        raise ValueError(f"{folder} holds counts, and {stream.name} cannot be compared with what they come from; {advice}")
+    wanted = [{"fingerprint": stream.fingerprint, "shard": shard[0], "num_shards": shard[1]}]
+    if [{name: part.get(name) for name in wanted[0]} for part in header["parts"]] != wanted:
+        found = ", ".join(str(part.get("source")) for part in header["parts"][:3])
+        raise ValueError(f"{folder} holds counts of another text or shard ({found}); {advice}")
+    before = header.get("settings") or {}
+    differ = [name for name, value in settings.items() if before.get(name) != value]
+    if differ:
+        raise ValueError(
+            f"{folder} holds counts made with other settings ({differ[0]}: {before.get(differ[0])!r}, now "
+            f"{settings[differ[0]]!r}); {advice}"
+        )
+    return True
+
+
+def read_vocabulary(path: str | Path) -> tuple[Vocabulary, WordForms | None]:
+    """The vocabulary of a file, a word a line, or of a folder of counts, and how the words of these are written."""
+    path = Path(path)
+    if not path.is_dir():
+        return Vocabulary.load(path), None
+    header = read_header(path)
+    vocabulary = Vocabulary.load(path / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
+    return vocabulary, WordForms(header["lower"], header["digits"])
 
 
 def _put_back(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from pplseq.data.word_forms import WordForms
 
 LINE_END = "\0"  # no text holds it: it would be taken for a binary file
 REMEMBERED = 1 << 22  # spellings outside the vocabulary that are remembered; beyond, a word is looked up in two steps
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int | None, int], None]
 
 
 class _Foreign(Exception):
@@ -65,6 +66,12 @@ class _Spool:
     def __init__(self, folder: Path | None):
         self.file, self.folder = tempfile.TemporaryFile(dir=folder), folder
 
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
     def write(self, tokens: np.ndarray, starts: np.ndarray) -> None:
         try:
             for array in (tokens, starts):
@@ -110,7 +117,7 @@ def count_lags(
         unit: "line" or "article" (WikiText's headings; every line where there are none): pairs stay within.
         shard: (i, n): count every n-th unit from unit i - 1 on. A shard is read much quicker where `vocabulary` is given.
         forms: how words are rewritten first; default: not at all.
-        progress: called with the bytes of the file read so far and the tokens counted.
+        progress: called with the bytes of the file read so far, its size (None of other sources) and the tokens read.
         folder: for the numbered text that is kept while a vocabulary is made (4 bytes a token); default: the system's.
 
     Raises:
@@ -123,20 +130,23 @@ def count_lags(
     sparse()
     forms = WordForms() if forms is None else forms
     stream = TextStream(source)
-    report = progress or (lambda position, tokens: None)
-    if vocabulary is None:
-        vocabulary, encoded = _make_vocabulary(
-            stream, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, folder, report
-        )
-    else:
-        encoded = _encode_known(stream, unit, (number, num_shards), forms, vocabulary)
-    counter = PairCounter(len(vocabulary), max_lag)
-    num_tokens = 0
-    for tokens, starts in encoded:
-        counter.add(tokens, starts)
-        num_tokens += len(tokens)
-        report(stream.position, num_tokens)
-    counts, lags = counter.result()
+    report = progress or (lambda position, num_bytes, num_tokens: None)
+    with ExitStack() as stack:
+        if vocabulary is None:
+            spool = stack.enter_context(_Spool(folder))
+            vocabulary, table = _make_vocabulary(
+                stream, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, spool, report
+            )
+            encoded = _renumbered(spool, table, eos)
+        else:
+            encoded = _encode_known(stream, unit, (number, num_shards), forms, vocabulary)
+        counter = PairCounter(len(vocabulary), max_lag)
+        num_tokens = 0
+        for tokens, starts in encoded:
+            counter.add(tokens, starts)
+            num_tokens += len(tokens)
+            report(stream.position, stream.num_bytes, num_tokens)
+        counts, lags = counter.result()
     part = Part(stream.name, stream.fingerprint, number, num_shards)
     result = LagCounts(vocabulary, counts, lags, unit, (part,), forms)
     if num_shards > 1:
@@ -167,10 +177,9 @@ def _encode_known(stream, unit, shard, forms, vocabulary) -> Iterator[tuple[np.n
             raise ValueError(vocabulary.unknown_word_message(error.args[0], place)) from None
 
 
-def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary, folder, report):
-    """The vocabulary of the whole text, and the encoded pieces of the shard."""
+def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary, spool, report):
+    """The vocabulary of the whole text, and its number of each provisional one; the shard's pieces go to the spool."""
     codes = _NewWords(forms, EOS if eos else None)
-    spool = _Spool(folder)
     counts, num_lines, num_tokens = np.zeros(1 << 16, dtype=np.int64), 0, 0
     number, num_shards = shard
     unit_number = -1
@@ -194,7 +203,7 @@ def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary,
             starts = np.concatenate([[0], np.cumsum(keep)])[starts[chosen]]
             tokens, unit_number = tokens[keep], int(units[-1])
         spool.write(tokens, starts)
-        report(stream.position, num_tokens)
+        report(stream.position, stream.num_bytes, num_tokens)
     seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
     if not seen:
         raise ValueError(f"{stream.name}: the text is empty ({num_lines} lines, no words)")
@@ -207,7 +216,7 @@ def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary,
     # the last entry, which -1 finds, is the end of a line
     table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
     table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)
-    return vocabulary, _renumbered(spool, table, eos)
+    return vocabulary, table
 
 
 def _renumbered(spool: _Spool, table: np.ndarray, eos: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
