@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pyro
@@ -49,6 +50,47 @@ def maximize_by_gradient(
         optimizer.step()
         schedule.step()
         history.losses.append(float(loss.detach()))
+    history.reason = f"num_steps = {num_steps} done"
+    return history
+
+
+def maximize_by_lbfgs(
+    model, batches: Sequence[Batch], *, num_steps: int = 100, learning_rate: float = 1.0, tolerance: float = 1e-7
+) -> FitHistory:
+    """L-BFGS with line search on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every step.
+
+    Args:
+        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
+        num_steps: iterations at most. learning_rate: length of the first trial step.
+        tolerance: stop when an iteration gains less than this, nats per token.
+
+    Raises:
+        ArithmeticError: if the loss is NaN.
+    """
+    history = FitHistory("lbfgs", sum(batch.num_tokens for batch in batches))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.LBFGS(
+        parameters, lr=learning_rate, max_iter=1, history_size=20, line_search_fn="strong_wolfe", tolerance_change=0.0
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        total = 0.0
+        for batch in batches:
+            share = batch.num_tokens / history.num_tokens
+            loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    for step in range(num_steps):
+        history.losses.append(float(optimizer.step(closure)))  # before the step
+        if not math.isfinite(history.losses[-1]):
+            raise ArithmeticError(f"the loss is {history.losses[-1]} at step {step}; use method 'em' first, or a smaller "
+                                  "learning_rate")  # fmt: skip
+        if step and 0 <= history.losses[-2] - history.losses[-1] <= tolerance:
+            history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
+            return history
     history.reason = f"num_steps = {num_steps} done"
     return history
 
