@@ -30,7 +30,10 @@ class _KnownWords(dict):
     def __init__(self, vocabulary: Vocabulary, forms: WordForms):
         self.vocabulary, self.forms = vocabulary, forms
         # lower() is applied to the whole text; digits are looked for in new spellings only
-        super().__init__((word, number) for word, number in vocabulary.index.items() if forms(word) == word)
+        known = vocabulary.index
+        if forms != WordForms():
+            known = {word: number for word, number in known.items() if forms(word) == word}
+        super().__init__(known)
         self.pop(vocabulary.eos, None)
         self[LINE_END] = -1
 
