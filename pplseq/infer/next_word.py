@@ -1,8 +1,9 @@
 """Next-word probabilities from a linear dynamical system for text.
 
-The model's mean of the next one-hot vector given the past, mu + W^-1 C z_{t|t-1}, sums to one over the vocabulary but may be
-negative in places. It is clipped at zero, divided by its sum, and mixed with the unigram mu, whose share is tuned on held-out
-text: a proper, if weak, language model.
+The model's mean of the next one-hot vector given the past is mu + W^-1 C z_{t|t-1}: it sums to one over the vocabulary, but
+may be negative in places. Pseudo-counts make the model one of text in which a share 1 - alpha of the words is drawn
+uniformly; undone, the mean is that of the text's own words, n / T + W^-1 C z_{t|t-1} / alpha. It is clipped at zero, divided
+by its sum, and mixed with the unigram n / T, whose share is tuned on held-out text: a proper, if weak, language model.
 
 Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Text, ICML: sections 4 and 6.
 """
@@ -16,26 +17,28 @@ import torch
 from torch import Tensor
 
 from pplseq.data.text import Text
-from pplseq.distributions.word_gaussian import WordEmission
 from pplseq.infer.embeddings import TokenEmbedder
 from pplseq.infer.evaluation import TextScore, check_vocabulary
 
-CELLS = 1 << 22  # numbers in one block of scores
+CELLS = 1 << 18  # numbers in one block of scores, which stays in the cache
 
 
-def word_probs(emission: WordEmission, predicted: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+def word_probs(model: Any, predicted: Tensor, weight: float | Tensor | None = None) -> Tensor:
     """p(w_t | past) from means of the state given the past.
 
     Args:
-        emission: the words' distribution given a state.
+        model: a :class:`~pplseq.models.text_lds.TextLDS`.
         predicted: (*B, h) E[z_t | w_1..w_{t-1}].
-        weight: share of the model in the mixture with the unigram.
+        weight: share of the model in the mixture with the unigram; None: its ``mixture_weight``.
 
     Returns:
         (*B, V) probabilities.
     """
-    scores = (emission.probs + emission.unit * (predicted @ emission.matrix.T)).clamp_min(0)
-    return weight * scores / scores.sum(-1, keepdim=True) + (1 - weight) * emission.probs
+    weight = model.mixture_weight if weight is None else weight
+    emission, unigram = model.word_emission(predicted.dtype), model.unigram.to(predicted.dtype)
+    change = emission.unit * (predicted @ emission.matrix.T) / model.shrinkage
+    scores = (unigram + change).clamp_min(0)
+    return weight * scores / scores.sum(-1, keepdim=True) + (1 - weight) * unigram
 
 
 @torch.no_grad()
@@ -53,19 +56,21 @@ def token_probs(model: Any, tokens: np.ndarray, line_starts: np.ndarray) -> tupl
     """
     tokens, line_starts = np.asarray(tokens), np.asarray(line_starts)
     filtered = TokenEmbedder(model, kind="filtered", normalize=False, dtype="float64").embed(tokens, line_starts)
-    emission = model.word_emission(torch.float64)
     predicted = np.zeros_like(filtered)
     predicted[1:] = filtered[:-1] @ model.transition.double().cpu().numpy().T
     predicted[line_starts[:-1][np.diff(line_starts) > 0]] = 0  # the first word of a line has no past
-    unigram = emission.probs.cpu().numpy()
+    unigram = model.unigram.double().cpu().numpy()
     own = np.ones(len(tokens))
+    emission = model.word_emission(torch.float64)
+    base = emission.probs.new_tensor(unigram)
+    table = (emission.matrix * (emission.unit / model.shrinkage).unsqueeze(1)).T.contiguous()
     step = max(1, CELLS // len(unigram))
     for first in range(0, len(tokens), step):
         block = slice(first, first + step)
-        means = torch.from_numpy(predicted[block]).to(emission.probs)
-        probs = word_probs(emission, means)
-        ids = torch.from_numpy(tokens[block].astype(np.int64)).clamp_min(0).to(probs.device)
-        own[block] = probs.gather(1, ids.unsqueeze(1))[:, 0].cpu().numpy()
+        means = torch.from_numpy(predicted[block]).to(table)
+        scores = torch.addmm(base, means, table).clamp_min_(0)  # as in word_probs
+        ids = torch.from_numpy(tokens[block].astype(np.int64)).clamp_min(0).to(scores.device)
+        own[block] = (scores.gather(1, ids.unsqueeze(1))[:, 0] / scores.sum(1)).cpu().numpy()
     seen = tokens >= 0
     own[~seen] = 1.0
     return own, np.where(seen, unigram[tokens], 1.0)

@@ -43,6 +43,27 @@ def stationary_covariance(transition: Tensor, noise: Tensor) -> Tensor:
     return symmetrize(total)
 
 
+def stationary_coordinates(transition: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Coordinates in which the stationary covariance is I, so that A A' + Q = I there.
+
+    Returns:
+        B, A~ and the root of Q~, (h, h) each: P = B B' is the stationary covariance, A = B A~ B^-1, Q = B Q~ B'.
+
+    Raises:
+        ValueError: for an unstable A, or a Q that is not positive definite.
+    """
+    try:
+        root = torch.linalg.cholesky(noise)
+        basis = torch.linalg.cholesky(stationary_covariance(transition, noise))
+    except torch.linalg.LinAlgError:
+        smallest = float(torch.linalg.eigvalsh(noise)[0])
+        raise ValueError(
+            f"state_noise must be positive definite, but its smallest eigenvalue is {smallest:.3g}; add a small diagonal"
+        ) from None
+    inner = torch.linalg.solve_triangular(basis, transition @ basis, upper=False)
+    return basis, inner, torch.linalg.solve_triangular(basis, root, upper=False)
+
+
 def predicted_covariance(transition: Tensor, noise: Tensor, information: Tensor) -> Tensor:
     """Cov(z_t | y_1..y_{t-1}) in the steady state: the solution of the discrete algebraic Riccati equation.
 

@@ -94,14 +94,14 @@ def continue_text(
 def _predict(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, GaussianBelief | None, dict[str, Any]]:
     """(p(next word) (1, V), belief to go on from or None at a sentence's start, beginning of the answer)."""
     if not words:
-        return model.probs.unsqueeze(0), None, {"words": [], "unknown": []}
+        return model.unigram.unsqueeze(0), None, {"words": [], "unknown": []}
     x, answer = _observe(model, vocabulary, _forms(model, words))
     belief = model.posterior(x).filtered()
     return _next(model, belief), belief, answer
 
 
 def _next(model: Any, belief: GaussianBelief) -> Tensor:
-    return word_probs(model.word_emission(), belief.mean @ model.transition.T, model.mixture_weight)
+    return word_probs(model, belief.mean @ model.transition.T)
 
 
 def _forms(model: Any, words: Words) -> list[str | None]:

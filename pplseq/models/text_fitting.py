@@ -32,6 +32,8 @@ from pplseq.infer.subspace import subspace_identification
 from pplseq.models.text_lds import TextLDS
 
 STARTS = ("restricted", "line_search", "paper", "consistent")
+UNSEEN = 0.5  # added to the counts of the unigram, whose words must all be possible
+SLACK = 1e-4, 1e-3  # falls of the training gain that truncation explains, nats: horizons from 4 on, and shorter ones
 ARRAYS = ("transition", "emission", "state_noise", "reduction")
 
 
@@ -92,7 +94,8 @@ class TextFit:
 
     model: the best (held-out where there was held-out text, else the last) parameters. records: one a parameter set: step,
     gain_per_token (training text, nats over words without context), held_out_gain_per_token, seconds, remarks. best, best_step.
-    stop_reason: "iterations", "patience" or "max_time".
+    stop_reason: "iterations", "patience", "max_time" or
+    "fell": the training gain fell, so that more iterations would do harm (too few pseudo-counts, too many states).
     """
 
     model: TextLDS | None = None
@@ -161,6 +164,9 @@ class _Fit:
         self.parameters: TextParameters | None = None
         self.gram: np.ndarray | None = None
         self.step, self.seconds_before, self.resumed_at = 0, 0.0, None
+        self.gain: float | None = None  # of the parameters before these
+        self.fell = False
+        self.remarks: list[str] = []
         self.fit = TextFit()
         self.best_model: TextLDS | None = None
         self.best_saved = True
@@ -203,11 +209,14 @@ class _Fit:
                     statistics = asos_statistics(steady, self.cov, horizon=settings.horizon)
                 if not math.isfinite(statistics.likelihood.gain):
                     raise ArithmeticError("the likelihood is not finite")
+                self.model = self._model(statistics)
             except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
                 if self.step == 0:
                     raise ValueError(f"the starting parameters cannot be used: {error}") from error
-                raise NonFiniteLoss(f"EM failed in iteration {self.step}: {error}") from error
-            self.model = self._model(statistics)
+                self._save_best()
+                raise NonFiniteLoss(
+                    f"EM failed in iteration {self.step}: {error}; use more pseudo_counts or fewer states"
+                ) from error
             self._record(steady, statistics)
             reason = self._reason()
             due = time.monotonic() - self.saved_at >= settings.checkpoint_interval
@@ -221,18 +230,19 @@ class _Fit:
             self.parameters, self.gram, self.remarks = maximize(statistics, self.cov, state_noise=noise)
             self.step += 1
 
-    remarks: list[str] = []
-
     def _record(self, steady: SteadyState, statistics: Any) -> None:
         record: dict[str, Any] = {"kind": "fit", "step": self.step, "gain_per_token": statistics.likelihood.gain}
-        value = record["gain_per_token"]
+        value = gain = record["gain_per_token"]
+        slack = SLACK[(self.settings.horizon or self.cov.max_lag) < 4]
+        self.fell = self.gain is not None and gain < self.gain - slack
+        self.gain_before, self.gain = self.gain, gain  # resumption evaluates these parameters again
         if self.held_out is not None:
             horizon = None if self.settings.horizon is None else min(self.settings.horizon, self.held_out.max_lag)
             value = record["held_out_gain_per_token"] = asos_likelihood(steady, self.held_out, horizon=horizon).gain
         improved = value > self.fit.best
         if improved:
             self.fit.best, self.fit.best_step = value, self.step
-        if improved or self.held_out is None:  # without held-out text the last parameters are the best
+        if improved or (self.held_out is None and not self.fell):  # without held-out text the last ones are the best
             self.best_model, self.best_saved = self.model, False
         record |= {"best": improved, "seconds": round(self._clock(), 3)}
         if self.remarks:
@@ -245,6 +255,8 @@ class _Fit:
 
     def _reason(self) -> str:
         settings = self.settings
+        if self.fell:
+            return "fell"
         if self.step >= settings.num_iterations:
             return "iterations"
         if settings.patience is not None and self.step - self.fit.best_step >= settings.patience:
@@ -257,22 +269,23 @@ class _Fit:
         return self.seconds_before + time.monotonic() - self.started
 
     def _model(self, statistics: Any) -> TextLDS:
-        return TextLDS.from_parameters(
+        model = TextLDS.from_parameters(
             self.parameters,
             self.cov.probs,
             moments=(statistics.smoothed_moment, statistics.filtered_moment),
             dtype=getattr(torch, self.settings.dtype),
             forms=self.counts.forms,
         )
+        smoothed = self.counts.counts + UNSEEN
+        model.set_unigram(smoothed / smoothed.sum(), self.cov.shrinkage)
+        return model
 
     # ---------------------------------------------------------------- checkpoints
     def _save(self) -> None:
         self.saved_at = time.monotonic()
         if self.folder is None:
             return
-        if not self.best_saved:
-            checkpoint.replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_model))
-            self.best_saved = True
+        self._save_best()
 
         def write(new: Path) -> None:
             self._write_model(new, self.model)
@@ -287,10 +300,16 @@ class _Fit:
                 "settings": asdict(self.settings),
                 "fingerprint": self._fingerprint(),
                 "remarks": self.remarks,
+                "gain": self.gain_before,
             }
             checkpoint.save_training(new, tensors, state)
 
         checkpoint.replace_folder(self.folder / "last", write)
+
+    def _save_best(self) -> None:
+        if self.folder is not None and not self.best_saved:
+            checkpoint.replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_model))
+            self.best_saved = True
 
     def _write_model(self, folder: Path, model: TextLDS) -> None:
         model.save(folder, vocabulary=self.counts.vocabulary)
@@ -310,7 +329,7 @@ class _Fit:
         self.parameters = TextParameters(*(tensors[name].numpy() for name in ARRAYS))
         self.gram = tensors["emission_gram"].numpy() if "emission_gram" in tensors else None
         self.step = self.resumed_at = state["step"]
-        self.seconds_before, self.remarks = state["seconds"], state["remarks"]
+        self.seconds_before, self.remarks, self.gain = state["seconds"], state["remarks"], state["gain"]
         self.fit.best, self.fit.best_step = state["best"], state["best_step"]
         from pplseq.models import load_model
 

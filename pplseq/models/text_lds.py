@@ -23,7 +23,7 @@ from pplseq.infer.riccati import (
     filtered_covariance,
     predicted_covariance,
     smoothed_covariance,
-    stationary_covariance,
+    stationary_coordinates,
     symmetrize,
 )
 from pplseq.infer.time_index import markov
@@ -108,6 +108,8 @@ class TextLDS(SequenceModel):
         self.register_buffer("second_moment", identity.clone())
         self.register_buffer("filtered_moment", identity.clone())
         self.register_buffer("mixture_weight", torch.tensor(0.5, dtype=dtype))
+        self.register_buffer("unigram", probs.clone())
+        self.register_buffer("shrinkage", torch.tensor(1.0, dtype=dtype))
         self.set_moments()
 
     # ---------------------------------------------------------------- parameters
@@ -203,7 +205,7 @@ class TextLDS(SequenceModel):
             given[name] = value
         fresh = {name: given.get(name, getattr(self, name).double()) for name in ("transition", "state_noise", "probs")}
         check_probs(fresh["probs"])
-        basis, inner, noise = _contraction(fresh["transition"], symmetrize(fresh["state_noise"]))
+        basis, inner, noise = stationary_coordinates(fresh["transition"], symmetrize(fresh["state_noise"]))
         reduction = given.get("reduction", self.reduction.double())
         matrix = given.get("emission", self.emission.double())
         unit = fresh["probs"].sqrt()
@@ -214,7 +216,9 @@ class TextLDS(SequenceModel):
         self.noise_weight.copy_(noise)
         self.emission.copy_(matrix)
         self.precision_factor.copy_(factor)
-        self.probs.copy_(fresh["probs"])
+        if "probs" in given:
+            self.probs.copy_(fresh["probs"])
+            self.set_unigram(fresh["probs"])
         self.set_moments(given.get("second_moment"), given.get("filtered_moment"))
         return self
 
@@ -231,6 +235,22 @@ class TextLDS(SequenceModel):
             filtered_moment = symmetrize(prior - filtered)
         self.second_moment.copy_(second_moment)
         self.filtered_moment.copy_(filtered_moment)
+
+    @torch.no_grad()
+    def set_unigram(self, unigram, shrinkage: float = 1.0) -> None:
+        """Sets what next-word probabilities are made of beside the model.
+
+        Args:
+            unigram: (V,) word probabilities of the text itself, positive, where ``probs`` hold pseudo-counts.
+            shrinkage: alpha = T / (T + kappa V), the share of the text among words and pseudo-counts, in (0, 1].
+        """
+        unigram = torch.as_tensor(unigram).to(self.unigram)
+        if unigram.shape != self.unigram.shape or not 0 < shrinkage <= 1:
+            what = f"{tuple(unigram.shape)} and {shrinkage}"
+            raise ValueError(f"unigram must be (V,) = ({self.num_words},) and shrinkage in (0, 1], got {what}")
+        check_probs(unigram)
+        self.unigram.copy_(unigram)
+        self.shrinkage.fill_(shrinkage)
 
     def estimate_moments(self, x, lengths=None) -> None:
         """Sets what whitens embeddings from a text's own posterior means: after gradient training, or for other text."""
@@ -320,7 +340,7 @@ class TextLDS(SequenceModel):
 
         belief = self.posterior(x, lengths, start).filtered()
         with torch.no_grad():
-            return word_probs(self.word_emission(), belief.mean @ self.transition.T, self.mixture_weight)
+            return word_probs(self, belief.mean @ self.transition.T)
 
     def rnn_weights(self, form: str = "predictor", **options) -> dict[str, np.ndarray]:
         """The steady filter as a linear recurrent network; see :func:`pplseq.infer.rnn_export.rnn_weights`."""
@@ -375,17 +395,3 @@ class TextLDS(SequenceModel):
         from pplseq.models.text_fitting import FitSettings, fit_text_lds
 
         return fit_text_lds(counts, FitSettings(num_states, **settings), held_out=held_out, folder=folder).model
-
-
-def _contraction(transition: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, A~, Q~^1/2) with P = B B', A = B A~ B^-1, Q = B Q~ B', and so A~ A~' + Q~ = I."""
-    try:
-        root = torch.linalg.cholesky(noise)
-        basis = torch.linalg.cholesky(stationary_covariance(transition, noise))
-    except torch.linalg.LinAlgError:
-        smallest = float(torch.linalg.eigvalsh(noise)[0])
-        raise ValueError(
-            f"state_noise must be positive definite, but its smallest eigenvalue is {smallest:.3g}; add a small diagonal"
-        ) from None
-    inner = torch.linalg.solve_triangular(basis, transition @ basis, upper=False)
-    return basis, inner, torch.linalg.solve_triangular(basis, root, upper=False)

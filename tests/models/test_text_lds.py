@@ -312,6 +312,20 @@ def test_token_probabilities_are_those_of_the_next_word(model):
     assert own[1] == unigram[1] == 1
 
 
+def test_pseudo_counts_are_taken_out_of_next_words():
+    # text in which a word is replaced by a uniform one with probability 1 - alpha: its own means come back
+    model = make()
+    alpha, probs = 0.4, model.probs
+    unigram = (probs - (1 - alpha) * probs.min() * 0.9) / (probs - (1 - alpha) * probs.min() * 0.9).sum()
+    model.set_unigram(unigram, alpha)
+    state = torch.full((NUM_STATES,), 0.01).double()
+    change = word_probs(make(), state, 1.0) - probs  # too small to be clipped
+    close(word_probs(model, state, 1.0), unigram + change / alpha, rtol=0, atol=1e-12)
+    close(word_probs(model, state, 0.0), unigram)
+    with pytest.raises(ValueError, match=r"shrinkage in \(0, 1\], got \(7,\) and 0"):
+        model.set_unigram(unigram, 0)
+
+
 def test_the_best_mixture():
     generator = np.random.default_rng(0)
     own, unigram = generator.random(500), generator.random(500) + 0.05
@@ -355,7 +369,7 @@ def test_the_recurrent_network_predicts_as_the_model_does(form):
         prediction = weights["output"] @ state + weights["bias"]
         np.testing.assert_allclose(state, white_state, atol=1e-10)
         np.testing.assert_allclose(prediction.sum(), 1, atol=1e-10)
-        expected = word_probs(model.word_emission(), model.transition @ states[t]).detach().numpy()
+        expected = word_probs(model, model.transition @ states[t], 1.0).detach().numpy()
         clipped = np.maximum(prediction, 0)
         np.testing.assert_allclose(clipped / clipped.sum(), expected, atol=1e-10)
         unwhitened = np.sqrt(weights["bias"]) * (white["output"] @ white_state) + weights["bias"]
