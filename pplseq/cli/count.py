@@ -35,7 +35,9 @@ def shard_option(context: click.Context, parameter: click.Parameter, value: str 
 )
 @click.option("--max-vocabulary", type=click.IntRange(1), help="Keep this many words, the most frequent.")
 @click.option("--min-count", type=click.IntRange(1), help="Words rarer than this become <unk>.")
-@click.option("--eos/--no-eos", default=None, help="Whether <eos>, at the end of every line, is a word.  [default: eos]")
+@click.option(
+    "--eos/--no-eos", default=None, help="Whether <eos>, at the end of every line, is a word.  [default: eos]"
+)
 @click.option(
     "--unit",
     type=click.Choice(["line", "article"]),
@@ -74,7 +76,9 @@ def count(
         given = {"--max-vocabulary": max_vocabulary, "--min-count": min_count, "--eos or --no-eos": eos}
         for option, value in given.items():
             if value is not None:
-                raise click.UsageError(f"--vocabulary and {option} exclude each other: the file says which words there are")
+                raise click.UsageError(
+                    f"--vocabulary and {option} exclude each other: the file says which words there are"
+                )
     forms = WordForms(bool(lower), digits)
     words = None
     if vocabulary is not None:

@@ -10,13 +10,13 @@ import click
 
 @click.command("count-merge")
 @click.argument("parts", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder for the sums."
-)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder for the sums.")
 @click.option("--max-vocabulary", type=click.IntRange(1), help="Keep this many words; <unk> stands for the others.")
 @click.option("--allow-missing", is_flag=True, help="Go on where shards are missing.")
 @click.option("--force", is_flag=True, help="Replace counts that are there already.")
-def count_merge(parts: tuple[Path, ...], out: Path, max_vocabulary: int | None, allow_missing: bool, force: bool) -> None:
+def count_merge(
+    parts: tuple[Path, ...], out: Path, max_vocabulary: int | None, allow_missing: bool, force: bool
+) -> None:
     """Add up the counts of PARTS, folders that `pplseq count` wrote: shards of one text, or different texts.
 
     One part with --max-vocabulary makes counts of fewer words, without the text. Prints a JSON line.
