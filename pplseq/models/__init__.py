@@ -4,7 +4,12 @@ import importlib
 
 from pplseq._lazy import lazy_names
 
-REGISTRY = {"vlhmm": ("vlhmm", "VLHMM"), "hmm": ("hmm", "HMM"), "text_lds": ("text_lds", "TextLDS")}
+REGISTRY = {
+    "vlhmm": ("vlhmm", "VLHMM"),
+    "hmm": ("hmm", "HMM"),
+    "lds": ("lds", "LDS"),
+    "text_lds": ("text_lds", "TextLDS"),
+}
 
 
 def model_class(name: str):
@@ -24,6 +29,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "VLHMM": "vlhmm",
         "HMM": "hmm",
+        "LDS": "lds",
         "TextLDS": "text_lds",
         "FitSettings": "text_fitting",
         "fit_text_lds": "text_fitting",

@@ -100,10 +100,8 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
             raise ValueError(f"noise_floor must be positive, got {noise_floor}")
         self.num_states, self.num_features, self.num_inputs = int(num_states), int(num_features), int(num_inputs)
         self.initial, self.noise_floor = initial, float(noise_floor)
-        self.state_prior, self.emission_prior = (
-            RegressionPrior(**(p if isinstance(p, Mapping) else (p or RegressionPrior())._asdict())).check(name)
-            for name, p in (("state_prior", state_prior), ("emission_prior", emission_prior))
-        )
+        self.state_prior = _prior("state_prior", state_prior)
+        self.emission_prior = _prior("emission_prior", emission_prior)
         self._config = dict(
             num_states=self.num_states, num_features=self.num_features, num_inputs=self.num_inputs, inputs_to=inputs_to,
             offsets=offsets, state_noise=state_noise, emission_noise=emission_noise, initial=initial,
@@ -352,3 +350,15 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
 
 def _square(factor: Tensor) -> Tensor:
     return factor @ factor.mT
+
+
+def _prior(name: str, prior) -> RegressionPrior:
+    if prior is None:
+        return RegressionPrior()
+    try:
+        prior = RegressionPrior(**prior) if isinstance(prior, Mapping) else RegressionPrior(*prior)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a RegressionPrior, or a mapping of its {', '.join(RegressionPrior._fields)}; got {prior!r}"
+        ) from None
+    return prior.check(name)
