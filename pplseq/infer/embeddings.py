@@ -22,6 +22,8 @@ from pplseq.infer.riccati import covariance_path, filtered_covariance, predicted
 KINDS = ("smoothed", "filtered")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 ROWS = 512  # sentences side by side: a matrix product of this many rows is near the peak, and all fits in the cache
+WINDOW = 256  # kept words of a piece of a long line, at least
+FORGETFUL = 1 << 20
 HEAD = 10_000  # steps after which a start that has not come to the steady state is taken for it
 
 
@@ -33,6 +35,8 @@ class TokenEmbedder:
         kind: "smoothed" (given the whole sentence) or "filtered" (given the words so far).
         normalize: whiten by the second moment and divide by the norm; False: plain posterior means.
         dtype: of the passes over the text, "float32" or "float64"; the gains are always made in float64.
+
+    Long lines are cut into pieces that overlap by as much as the filter remembers, and go side by side.
 
     Cost: 3 h^2 multiplications a token (1 h^2 when filtered).
     """
@@ -52,6 +56,8 @@ class TokenEmbedder:
             self._steady = predicted, filtered_covariance(predicted, emission.information)
             self._table = (emission.table() @ (self._basis @ self._steady[1]).T).to(self.dtype)
             self._steady_gains = self._gains(*self._steady)
+            self._memory = self._steps_to_forget()
+            self._window = max(WINDOW, 4 * self._memory)
         self._head: list[tuple[Tensor, ...]] = []
         self._path = None
         self._head_complete = False
@@ -71,6 +77,13 @@ class TokenEmbedder:
         # a direction in which no state ever moves has no scale of its own
         roots = values.clamp_min(1e-12 * float(values[-1])).sqrt()
         return (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
+
+    def _steps_to_forget(self) -> int:
+        """Steps after which the filter (and the smoother, whose eigenvalues are the same) has forgotten where it began."""
+        power, steps = self._steady_gains[0].double(), 1
+        while float(power.norm()) > torch.finfo(self.dtype).eps and steps < FORGETFUL:
+            power, steps = power @ power, 2 * steps
+        return steps
 
     def _gains(self, predicted: Tensor, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(F, X, J, I - J A) of a step, transposed for row vectors.
@@ -127,22 +140,52 @@ class TokenEmbedder:
         for line in np.searchsorted(line_starts, np.flatnonzero(tokens < 0), side="right") - 1:
             gaps[line] = True
         whole = order[~gaps[order]]
-        for first in range(0, len(whole), ROWS):
-            lines = whole[first : first + ROWS]
-            places, counts = _packed(line_starts[lines], lengths[lines])
-            result[places] = self._pass(tokens[places], counts).cpu().numpy()
+        pieces = np.stack([line_starts[whole], line_starts[whole + 1]] * 2, 1)
+        long = lengths[whole] > 2 * self._window
+        begins, later = self._cut(pieces[long])
+        for from_start, rows in ((True, np.concatenate([begins, pieces[~long]])), (False, later)):
+            for first in range(0, len(rows), ROWS):
+                self._embed_pieces(tokens, rows[first : first + ROWS], from_start, result)
         for line in order[gaps[order]]:  # what is missing changes the gains: one sentence at a time
             places = slice(line_starts[line], line_starts[line + 1])
             result[places] = self._pass_with_gaps(tokens[places]).cpu().numpy()
         return result
 
-    def _pass(self, words: np.ndarray, counts: np.ndarray) -> Tensor:
-        """Embeddings of packed sentences: step by step, longest sentence first, `counts` of them alive at each step."""
+    def _cut(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Long lines in pieces that overlap by what the filter remembers: their first pieces, and the others.
+
+        A piece is (start, stop, first and last place that are kept); longest first.
+        """
+        begins, later = [], []
+        for start, stop in lines[:, :2].tolist():
+            cuts = [*range(start, stop - self._window, self._window), stop]
+            for kept, end in zip(cuts[:-1], cuts[1:], strict=True):
+                piece = max(start, kept - self._memory), min(stop, end + self._memory), kept, end
+                (begins if kept == start else later).append(piece)
+        sort = [sorted(pieces, key=lambda piece: piece[0] - piece[1]) for pieces in (begins, later)]
+        return tuple(np.array(pieces, dtype=np.int64).reshape(-1, 4) for pieces in sort)
+
+    def _embed_pieces(self, tokens: np.ndarray, pieces: np.ndarray, from_start: bool, result: np.ndarray) -> None:
+        starts, stops, first, last = pieces.T
+        places, counts = _packed(starts, stops - starts)
+        vectors = self._pass(tokens[places], counts, from_start).cpu().numpy()
+        if (starts == first).all() and (stops == last).all():
+            result[places] = vectors
+            return
+        rows = np.concatenate([np.arange(count) for count in counts])
+        kept = (places >= first[rows]) & (places < last[rows])
+        result[places[kept]] = vectors[kept]
+
+    def _pass(self, words: np.ndarray, counts: np.ndarray, from_start: bool) -> Tensor:
+        """Embeddings of packed sentences: step by step, longest sentence first, `counts` of them alive at each step.
+
+        from_start: they are whole from their beginning on; False: pieces in the steady state.
+        """
         ids = torch.from_numpy(words.astype(np.int64)).to(self._table.device)
         x = self._table[ids]
         stops = np.cumsum(counts).tolist()
         starts = [0, *stops[:-1]]
-        head, steady = self._head_gains(len(counts)), self._steady_gains
+        head, steady = self._head_gains(len(counts)) if from_start else [], self._steady_gains
         for t, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             forward, scale = (head[t] if t < len(head) else steady)[:2]
             step = x[start:stop]

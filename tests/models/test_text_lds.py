@@ -270,6 +270,19 @@ def test_embeddings_of_a_text():
     assert [len(row) for row in model.embed_tokens([[], [3], []])] == [0, 1, 0]
 
 
+@pytest.mark.parametrize("kind", ["smoothed", "filtered"])
+def test_long_lines_in_pieces(kind):
+    generator = np.random.default_rng(0)
+    sizes = [900, 3, 1400, 299]
+    tokens, starts = generator.integers(0, NUM_WORDS, sum(sizes)), np.cumsum([0, *sizes])
+    results = []
+    for window in (10**6, 100, 150, 449):
+        embedder = TokenEmbedder(make(), kind=kind, normalize=False, dtype="float64")
+        embedder._window = window
+        results.append(embedder.embed(tokens, starts))
+        np.testing.assert_allclose(results[-1], results[0], rtol=0, atol=1e-12)
+
+
 def test_embedding_errors():
     model = make()
     with pytest.raises(ValueError, match=r"tokens must be ids 0..6.*got 0..9"):
