@@ -79,10 +79,10 @@ class TokenEmbedder:
         return (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
 
     def _steps_to_forget(self) -> int:
-        """Steps after which the filter (and the smoother, whose eigenvalues are the same) has forgotten where it began."""
-        power, steps = self._steady_gains[0].double(), 1
-        while float(power.norm()) > torch.finfo(self.dtype).eps and steps < FORGETFUL:
-            power, steps = power @ power, 2 * steps
+        """Steps after which neither pass remembers where it began."""
+        powers, steps = torch.stack([self._steady_gains[0], self._steady_gains[2]]).double(), 1
+        while float(powers.norm()) > torch.finfo(self.dtype).eps and steps < FORGETFUL:
+            powers, steps = powers @ powers, 2 * steps
         return steps
 
     def _gains(self, predicted: Tensor, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -144,6 +144,7 @@ class TokenEmbedder:
         long = lengths[whole] > 2 * self._window
         begins, later = self._cut(pieces[long])
         for from_start, rows in ((True, np.concatenate([begins, pieces[~long]])), (False, later)):
+            rows = rows[np.argsort(rows[:, 0] - rows[:, 1], kind="stable")]  # longest first
             for first in range(0, len(rows), ROWS):
                 self._embed_pieces(tokens, rows[first : first + ROWS], from_start, result)
         for line in order[gaps[order]]:  # what is missing changes the gains: one sentence at a time
@@ -154,7 +155,7 @@ class TokenEmbedder:
     def _cut(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Long lines in pieces that overlap by what the filter remembers: their first pieces, and the others.
 
-        A piece is (start, stop, first and last place that are kept); longest first.
+        A piece is (start, stop, first and last place that are kept).
         """
         begins, later = [], []
         for start, stop in lines[:, :2].tolist():
@@ -162,8 +163,7 @@ class TokenEmbedder:
             for kept, end in zip(cuts[:-1], cuts[1:], strict=True):
                 piece = max(start, kept - self._memory), min(stop, end + self._memory), kept, end
                 (begins if kept == start else later).append(piece)
-        sort = [sorted(pieces, key=lambda piece: piece[0] - piece[1]) for pieces in (begins, later)]
-        return tuple(np.array(pieces, dtype=np.int64).reshape(-1, 4) for pieces in sort)
+        return tuple(np.array(pieces, dtype=np.int64).reshape(-1, 4) for pieces in (begins, later))
 
     def _embed_pieces(self, tokens: np.ndarray, pieces: np.ndarray, from_start: bool, result: np.ndarray) -> None:
         starts, stops, first, last = pieces.T
