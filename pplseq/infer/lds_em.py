@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq.distributions.partly_observed import masked_precisions
 from pplseq.infer.em import floor_eigenvalues
 from pplseq.infer.riccati import stationary_covariance, symmetrize
 
@@ -121,23 +122,6 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
         scatter += errors.T @ errors + (gains @ matrix @ spread @ matrix.T @ gains.mT).sum(0)
         scatter += torch.einsum("p,pij->ij", counts, left)
     return Regression(seen.sum().to(means), moment, cross, symmetrize(scatter))
-
-
-def masked_precisions(noise: Tensor, patterns: Tensor) -> tuple[Tensor, Tensor]:
-    """Precisions of the observed coordinates of a Gaussian, zero elsewhere.
-
-    Args:
-        noise: (n, n), or (n,) variances. patterns: (P, n) bool, the observed coordinates.
-
-    Returns:
-        (P, n, n) precisions, and (P,) log-determinants of the observed blocks of ``noise``.
-    """
-    weight = patterns.to(noise)
-    if noise.dim() == 1:
-        return torch.diag_embed(weight / noise), weight @ noise.log()
-    block = weight.unsqueeze(-1) * weight.unsqueeze(-2)
-    factor = torch.linalg.cholesky(noise * block + torch.diag_embed(1 - weight))  # ones where nothing is observed
-    return torch.cholesky_inverse(factor) * block, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:

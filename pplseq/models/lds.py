@@ -307,12 +307,11 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
         inputs = self.check_inputs(inputs, shape, lengths)
         transitions = self._matrices("transitions", transitions, (self.num_states, self.num_states), shape)
         emissions = self._matrices("emissions", emissions, (self.num_features, self.num_states), shape)
-        transition, emission = self.transition, self.emission
-        offset, emission_offset = self.transition_offset, self.emission_offset
-        weights, emission_weights = self.transition_inputs, self.emission_inputs
+        transition, offset, weights = self._coefficients("transition")
+        emission, emission_offset, emission_weights = self._coefficients("emission")
         state_noise, noise = self.state_noise, self._emission_noise
         if start is None:
-            initial = self.initial_belief
+            initial = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
         z = start
         subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
         with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
@@ -337,6 +336,11 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
                     with poutine.mask(mask=True if all_seen else seen[:, t]):
                         pyro.sample(f"x_{t}", seeing, obs=values[:, t])
         return x
+
+    def _coefficients(self, kind: str) -> list[Tensor | None]:
+        """Matrix, offset and weights of inputs, as they stand: without their gradients where none are wanted."""
+        values = [getattr(self, name) for name in (kind, f"{kind}_offset", f"{kind}_inputs")]
+        return values if torch.is_grad_enabled() else [None if v is None else v.detach() for v in values]
 
     def posterior(self, x, lengths=None, start=None, inputs=None, **options):
         """The :class:`~pplseq.infer.gaussian_chain.GaussianChain` of observations; arguments as for :meth:`model`."""

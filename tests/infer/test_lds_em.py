@@ -7,6 +7,7 @@ import pytest
 import torch
 from dense_lds import dense, textbook_em, values
 
+from pplseq.distributions.partly_observed import masked_precisions
 from pplseq.infer import lds_em
 from pplseq.infer.lds_em import Regression, RegressionPrior
 from pplseq.models.lds import LDS
@@ -220,7 +221,7 @@ def test_precisions_of_what_is_observed(diagonal):
     noise = root @ root.T + torch.eye(3)
     noise = torch.diag(noise.diagonal()) if diagonal else noise
     patterns = torch.tensor([[True, True, True], [True, False, True], [False, False, True], [False] * 3])
-    precisions, log_dets = lds_em.masked_precisions(noise.diagonal() if diagonal else noise, patterns)
+    precisions, log_dets = masked_precisions(noise.diagonal() if diagonal else noise, patterns)
     for pattern, precision, log_det in zip(patterns, precisions, log_dets, strict=True):
         block = noise[pattern][:, pattern]
         wanted = torch.zeros(3, 3, dtype=F64)

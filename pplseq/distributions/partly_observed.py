@@ -1,0 +1,105 @@
+"""A linear Gaussian observation of which some coordinates are missing, others at every step and in every row."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from pplseq.distributions.gaussian_types import Evidence
+
+
+class PartlyObserved(TorchDistribution):
+    """p(observed coordinates of y | z) where y ~ N(C z + offset + inputs, noise).
+
+    Missing coordinates are integrated out: what is left is Gaussian, with the observed rows of C and block of the noise.
+
+    Args:
+        state: (*B, h), or the symbol of a state under ``KalmanCollapse``.
+        matrix: (n, h) C, or (*B, n, h). noise: (n, n), or (n,) variances.
+        offset: (n,) or None. inputs: (matrix (n, U), values (*B, U)) or None.
+        observed: (*B, n) bool. Values at other coordinates must be finite; they do not count.
+
+    As for other observations, values, ``observed``, the inputs and a C of every row may have a time dimension on the left.
+    """
+
+    arg_constraints: dict = {}
+    support = constraints.real_vector
+
+    def __init__(self, state, matrix, noise, offset=None, inputs=None, *, observed, batch_shape=None):
+        self.state, self.matrix, self.noise = state, matrix, noise
+        self.offset, self.inputs, self.observed = offset, inputs, observed
+        shape = torch.Size(state.shape[:-1]) if batch_shape is None else torch.Size(batch_shape)
+        super().__init__(shape, torch.Size(matrix.shape[-2:-1]), validate_args=False)
+
+    def expand(self, batch_shape, _instance=None):
+        shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        return PartlyObserved(
+            self.state, self.matrix, self.noise, self.offset, self.inputs, observed=self.observed, batch_shape=shape
+        )
+
+    @property
+    def _shift(self) -> Tensor:
+        shift = self.noise.new_zeros(1) if self.offset is None else self.offset
+        return shift if self.inputs is None else shift + self.inputs[1] @ self.inputs[0].T
+
+    def evidence(self, value: Tensor) -> Evidence:
+        """log p(observed coordinates of value (*B, n) | z) as a function of z."""
+        shape = torch.broadcast_shapes(value.shape, self.observed.shape)
+        observed = self.observed.expand(shape)
+        residual = torch.where(observed, value - self._shift, 0.0)
+        # few patterns occur: precisions are computed once for each
+        patterns, which = torch.unique(observed.reshape(-1, shape[-1]), dim=0, return_inverse=True)
+        precisions, log_dets = masked_precisions(self.noise, patterns)
+        which = which.reshape(shape[:-1])
+        weighted = (precisions[which] @ residual.unsqueeze(-1)).squeeze(-1)
+        matrix = self.matrix
+        if matrix.dim() == 2:
+            vector, information = weighted @ matrix, (matrix.T @ precisions @ matrix)[which]
+        else:
+            vector = (weighted.unsqueeze(-2) @ matrix).squeeze(-2)
+            information = matrix.mT @ precisions[which] @ matrix
+        constant = (residual * weighted).sum(-1) + log_dets[which] + math.log(2 * math.pi) * observed.to(residual).sum(-1)
+        return Evidence(vector, (information + information.mT) / 2, -constant / 2)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log p(observed coordinates of value | state), nats."""
+        vector, matrix, constant = self.evidence(value)
+        quadratic = (matrix @ self.state.unsqueeze(-1)).squeeze(-1)
+        result = constant + ((vector - quadratic / 2) * self.state).sum(-1)
+        return result.expand(torch.broadcast_shapes(result.shape, self.batch_shape))
+
+    def predict(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (..., n) and covariance (..., n, n) of all of y, without inputs, where z ~ N(mean, covariance)."""
+        shift = 0.0 if self.offset is None else self.offset
+        noise = torch.diag(self.noise) if self.noise.dim() == 1 else self.noise
+        matrix = self.matrix
+        return (matrix @ mean.unsqueeze(-1)).squeeze(-1) + shift, matrix @ covariance @ matrix.mT + noise
+
+    def sample(self, sample_shape=()):
+        """All of y, the coordinates included that are not observed."""
+        with torch.no_grad():
+            mean = (self.matrix @ self.state.unsqueeze(-1)).squeeze(-1) + self._shift
+            noise = torch.diag(self.noise) if self.noise.dim() == 1 else self.noise
+            shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape
+            return torch.distributions.MultivariateNormal(mean.expand(shape), noise, validate_args=False).sample()
+
+
+def masked_precisions(noise: Tensor, patterns: Tensor) -> tuple[Tensor, Tensor]:
+    """Precisions of the observed coordinates of a Gaussian, zero elsewhere.
+
+    Args:
+        noise: (n, n), or (n,) variances. patterns: (P, n) bool, the observed coordinates.
+
+    Returns:
+        (P, n, n) precisions, and (P,) log-determinants of the observed blocks of ``noise``.
+    """
+    weight = patterns.to(noise)
+    if noise.dim() == 1:
+        return torch.diag_embed(weight / noise), weight @ noise.log()
+    block = weight.unsqueeze(-1) * weight.unsqueeze(-2)
+    factor = torch.linalg.cholesky(noise * block + torch.diag_embed(1 - weight))  # ones where nothing is observed
+    return torch.cholesky_inverse(factor) * block, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
