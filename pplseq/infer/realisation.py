@@ -11,7 +11,7 @@ from pplseq.infer.asos_em import AsosFit, fit_asos
 from pplseq.infer.lag_covariances import DenseLagCovariances, LagCovariances
 from pplseq.infer.matrix_equations import solve_lyapunov, symmetric
 from pplseq.infer.steady_state import SteadyState, TextParameters, gram, largest_reduction
-from pplseq.infer.subspace import Identification
+from pplseq.infer.subspace import Identification, tall_qr
 
 MARGIN = 0.98  # of the largest eigenvalue of C Sigma_inf C' that a start may have; at 1 D would be singular
 SCALES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.98)  # of that eigenvalue, tried by the line search
@@ -229,11 +229,11 @@ def restricted_em(
         num_iterations, tolerance, horizon: as for :func:`~pplseq.infer.asos_em.fit_asos`.
     """
     both = np.concatenate([identification.emission, np.asarray(identification.cross).T], axis=1)
-    basis, triangle = np.linalg.qr(cov.project(both))
+    basis, triangle = tall_qr(cov.project(both))
     # columns that C and G' share would be directions of rounding
     left, values, _ = np.linalg.svd(triangle)
     keep = values > values[0] * np.sqrt(np.finfo(cov.dtype).eps)
-    basis = cov.project(basis @ left[:, keep])
+    basis = cov.project(basis @ left[:, keep].astype(basis.dtype))
     inside = cov.restrict(basis)
     small = Identification(
         identification.transition,

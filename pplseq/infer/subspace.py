@@ -82,9 +82,34 @@ class BlockHankel:
         return result
 
 
+def tall_qr(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q (N, n) and R (n, n) of a tall matrix.
+
+    In float32 by two Cholesky factorisations of float64 Gram matrices, whose work is in matrix products: several times
+    faster, and as orthogonal, for condition numbers that float32 can represent; Householder's else.
+
+    Source:
+        Y. Yamamoto et al. (2015), Roundoff error analysis of the CholeskyQR2 algorithm, ETNA 44.
+    """
+    if matrix.dtype == np.float64:
+        return np.linalg.qr(matrix)
+    orthonormal, triangle = matrix, np.eye(matrix.shape[1])
+    for _ in range(2):
+        try:
+            factor = np.linalg.cholesky(gram(orthonormal, orthonormal)).T
+        except np.linalg.LinAlgError:
+            return np.linalg.qr(matrix)
+        diagonal = np.diag(factor)
+        if diagonal.min() < 1e-5 * diagonal.max():
+            return np.linalg.qr(matrix)
+        orthonormal = orthonormal @ np.linalg.inv(factor).astype(matrix.dtype)
+        triangle = factor @ triangle
+    return orthonormal, triangle
+
+
 def _orthonormal(blocks: np.ndarray) -> np.ndarray:
     r, size, n = blocks.shape
-    return np.linalg.qr(blocks.reshape(r * size, n))[0].reshape(r, size, n)
+    return tall_qr(blocks.reshape(r * size, n))[0].reshape(r, size, n)
 
 
 def randomized_svd(
@@ -108,10 +133,10 @@ def randomized_svd(
         basis = _orthonormal(hankel.apply_transposed(basis))
         basis = _orthonormal(hankel.apply(basis))
     right = hankel.apply_transposed(basis)  # H'Q = V s U~'
-    right, triangle = np.linalg.qr(right.reshape(r * size, width))
+    right, triangle = tall_qr(right.reshape(r * size, width))
     inner_left, values, inner_right = np.linalg.svd(triangle)
-    right = (right @ inner_left).reshape(r, size, width)
-    return basis @ inner_right.T, values.astype(np.float64), right
+    right = (right @ inner_left.astype(right.dtype)).reshape(r, size, width)
+    return basis @ inner_right.T.astype(basis.dtype), values.astype(np.float64), right
 
 
 def subspace_identification(

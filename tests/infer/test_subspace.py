@@ -9,7 +9,7 @@ from pplseq.infer.lag_covariances import DenseLagCovariances
 from pplseq.infer.matrix_equations import solve_lyapunov
 from pplseq.infer.realisation import METHODS, SCALES, realise
 from pplseq.infer.steady_state import SteadyState
-from pplseq.infer.subspace import BlockHankel, randomized_svd, subspace_identification
+from pplseq.infer.subspace import BlockHankel, randomized_svd, subspace_identification, tall_qr
 
 V = 40
 
@@ -59,6 +59,27 @@ def test_randomized_svd_equals_dense(cov):
     n = 3
     found = (left[:, :, :n].reshape(-1, n) * values[:n]) @ right[:, :, :n].reshape(-1, n).T
     assert np.linalg.norm(dense - found, 2) == pytest.approx(expected[3], rel=1e-6)
+
+
+@pytest.mark.parametrize("condition", [10.0, 1e7])
+def test_tall_qr_in_single_precision(condition):
+    """The second is too ill-conditioned for Gram matrices."""
+    matrix = np.random.default_rng(0).normal(size=(300, 5)) @ np.diag(np.geomspace(1, 1 / condition, 5))
+    matrix = matrix.astype(np.float32)
+    orthonormal, triangle = tall_qr(matrix)
+    np.testing.assert_allclose(orthonormal.T @ orthonormal, np.eye(5), atol=1e-6)
+    np.testing.assert_allclose(orthonormal @ triangle, matrix, atol=1e-6)
+    np.testing.assert_array_equal(np.tril(triangle, -1), 0)
+
+
+def test_single_precision_identifies_the_same(tables, cov):
+    single = covariances([hmm_text(*tables, 50_000)], V, 1.0, dtype=np.float32)
+    found, expected = subspace_identification(single, 3), subspace_identification(cov, 3)
+    np.testing.assert_allclose(found.singular_values[:3], expected.singular_values[:3], rtol=1e-5)
+    values = np.sort(np.abs(np.linalg.eigvals(found.transition)))
+    np.testing.assert_allclose(values, np.sort(np.abs(np.linalg.eigvals(expected.transition))), atol=1e-4)
+    gains = [realise(i, c, "restricted").fit.history[-1].gain for i, c in ((found, single), (expected, cov))]
+    assert gains[0] == pytest.approx(gains[1], abs=1e-4)
 
 
 def test_exact_covariances_give_the_system_back():
