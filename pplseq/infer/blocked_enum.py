@@ -6,15 +6,14 @@ import contextlib
 import functools
 from dataclasses import dataclass, field
 
-import pyro
 import torch
 from pyro.nn import PyroModule
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
 from pplseq.infer.chain import Chain, build_chain
 from pplseq.infer.eager_chain import EagerChain
+from pplseq.infer.recording import ChainMessenger, as_mask, check_place, emit_factor, plate_shape, says, stack_steps
 
 
 @dataclass
@@ -42,19 +41,7 @@ class _Recording:
     steps: list[_Step] = field(default_factory=list)
 
 
-class _Frames(Messenger):
-    """Puts the plates and the scale in which a chain lived around the factor that is emitted after they were left."""
-
-    def __init__(self, frames: tuple, scale):
-        super().__init__()
-        self.frames, self.scale = frames, scale
-
-    def _pyro_sample(self, msg):
-        msg["cond_indep_stack"] = self.frames + msg["cond_indep_stack"]
-        msg["scale"] = msg["scale"] * self.scale
-
-
-class BlockedEnum(Messenger):
+class BlockedEnum(ChainMessenger):
     """Sums out the discrete hidden states of a program exactly, with one kernel per chain.
 
     State sites (``pyro.sample("z_0", transition())``, ``pyro.sample("z_1", transition(z))``) return symbols; the sites and
@@ -91,20 +78,6 @@ class BlockedEnum(Messenger):
         self.chains, self.state_names, self.time_index = {}, {}, None
         return super().__enter__()
 
-    def __call__(self, fn):
-        wrapped = super().__call__(fn)
-        if not isinstance(fn, PyroModule):
-            return wrapped
-
-        # chains are computed when this handler exits, which is after the module's own context has closed; parameters
-        # read then would never reach the trace, and SVI would silently never train them
-        @functools.wraps(wrapped)
-        def inside_module(*args, **kwargs):
-            with fn._pyro_context:
-                return wrapped(*args, **kwargs)
-
-        return inside_module
-
     # ---------------------------------------------------------------- recording
     def _pyro_sample(self, msg):
         fn = msg["fn"]
@@ -139,7 +112,7 @@ class BlockedEnum(Messenger):
         fn: StateCategorical = msg["fn"]
         if isinstance(fn.previous, StateVar):
             recording = fn.previous.chain
-            _check_place(msg, recording)
+            check_place(msg, recording)
             if fn.previous.index != len(recording.steps) - 1:
                 raise ValueError(
                     f"site {msg['name']!r} does not follow the last state of its chain; chains must be first-order Markov "
@@ -167,7 +140,7 @@ class BlockedEnum(Messenger):
                 f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
                 "pplseq.markov(..., vectorize=False)"
             )
-        _check_place(msg, fn.state.chain)
+        check_place(msg, fn.state.chain)
         if not msg["is_observed"]:  # summed out: its factor is one
             msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long)
             step.emission = step.emission or fn
@@ -199,16 +172,12 @@ class BlockedEnum(Messenger):
                 result = chain.log_prob() if self.factor else chain.factors
             self.state_names[recording.name] = [step.name for step in recording.steps]
             if self.factor:
-                self._emit(recording.name, recording.frames, recording.scale, result)
+                emit_factor(recording.name, recording.frames, recording.scale, result)
         if self._eager is not None:
             chain = self.chains[self._eager.name] = self._eager.lower(self.check)
             self.state_names[self._eager.name] = self._eager.state_names
             if self.factor:
-                self._emit(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
-
-    def _emit(self, name: str, frames: tuple, scale, log_prob: Tensor) -> None:
-        with _Frames(frames, scale):
-            pyro.factor(f"{name}__chain", log_prob)
+                emit_factor(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
 
     def _lower(self, recording: _Recording) -> Chain:
         steps = recording.steps
@@ -223,17 +192,17 @@ class BlockedEnum(Messenger):
                 "the loop and call them in it"
             )
         batch = broadcast_shapes(steps[0].state.batch_shape, emissions[0].batch_shape)
-        plates = _plate_shape(recording.frames, batch)
-        stack = functools.partial(_stack, steps, plates)
+        plates = plate_shape(recording.frames, batch)
+        stack = functools.partial(stack_steps, steps, plates)
         like = next((step.obs for step in steps if step.obs is not None), None)
         event = emission.event_shape
         obs = stack(lambda s: s.obs, event=event, like=torch.zeros((), dtype=torch.long) if like is None else like)
         seen = None
-        if any(step.obs is None for step in steps) or any(_says(step.obs_mask) for step in steps):
-            seen = stack(lambda s: _as_mask(s.obs_mask, s.obs is not None, obs.device))
+        if any(step.obs is None for step in steps) or any(says(step.obs_mask) for step in steps):
+            seen = stack(lambda s: as_mask(s.obs_mask, s.obs is not None, obs.device))
         valid = None
-        if any(_says(step.mask) for step in steps):
-            valid = stack(lambda s: _as_mask(s.mask, True, obs.device))
+        if any(says(step.mask) for step in steps):
+            valid = stack(lambda s: as_mask(s.mask, True, obs.device))
         states = None
         if any(step.value is not None for step in steps):
             states = stack(lambda s: s.value, like=torch.tensor(-1, device=obs.device))
@@ -251,63 +220,7 @@ class BlockedEnum(Messenger):
         event = like.shape[like.dim() - dims :]
         if any(step.state.inputs is None for step in steps[1:]):
             raise ValueError(f"chain {recording.name!r}: inputs are given at some steps and not at others")
-        return _stack(steps, batch, lambda s: s.state.inputs, event=event, like=like)
-
-
-def _check_place(msg: dict, recording: _Recording) -> None:
-    """Raises unless a site has the plates and the scale of its chain."""
-    if sum(frame.vectorized for frame in msg["cond_indep_stack"]) != len(recording.frames):
-        raise ValueError(
-            f"site {msg['name']!r} must lie in the same plates as the first site of its chain, {recording.name!r}; for "
-            "several observations a step, give one emission over a vector of them"
-        )
-    scale = msg["scale"]
-    if scale is not recording.scale and bool(torch.as_tensor(scale != recording.scale).any()):
-        raise ValueError(
-            f"site {msg['name']!r} must have the scale of its chain, {recording.scale}, got {scale}; put poutine.scale "
-            "around the whole loop"
-        )
-
-
-def _plate_shape(frames: tuple, batch: torch.Size) -> torch.Size:
-    """The part of a batch shape that lies in the chain's plates: what observations are expanded to."""
-    dims = max((-frame.dim for frame in frames), default=0)
-    return batch[len(batch) - dims :] if dims else torch.Size()
-
-
-def _says(mask) -> bool:
-    return mask is not None and mask is not True
-
-
-def _as_mask(mask, otherwise: bool, device) -> Tensor:
-    if not otherwise:
-        return torch.tensor(False, device=device)
-    return torch.as_tensor(True if mask is None else mask, device=device)
-
-
-def _stack(steps: list[_Step], batch: torch.Size, part, event=(), like: Tensor | None = None) -> Tensor:
-    """(T, *B, *event) from what each recorded step says; steps that say nothing get zeros (or ``like``'s fill)."""
-    event = torch.Size(event)
-    values = []
-    for step in steps:
-        value = part(step)
-        if value is None:
-            fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
-            value = fill.expand(*batch, *event)
-        has_time = step.span is not None and (
-            getattr(value, "time_first", False) or value.dim() > len(batch) + len(event)
-        )
-        lead = value.shape[: value.dim() - len(event)]
-        own = broadcast_shapes(lead[1:] if has_time else lead, batch)
-        values.append((value, has_time, own, step.span))
-    shape = broadcast_shapes(*(own for _, _, own, _ in values))
-    full = []
-    for value, has_time, _, span in values:
-        if has_time:
-            time, *rest = value.shape[: value.dim() - len(event)]
-            value = value.reshape(time, *(1,) * (len(shape) - len(rest)), *rest, *event)
-        full.append(value.expand(span or 1, *shape, *event))
-    return full[0] if len(full) == 1 else torch.cat(full)
+        return stack_steps(steps, batch, lambda s: s.state.inputs, event=event, like=like)
 
 
 @contextlib.contextmanager

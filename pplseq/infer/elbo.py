@@ -1,10 +1,11 @@
-"""Trace_ELBO with hidden states summed out by ``BlockedEnum``."""
+"""Trace_ELBO with hidden states summed or integrated out."""
 
 from __future__ import annotations
 
 from pyro.infer import Trace_ELBO
 
 from pplseq.infer.blocked_enum import BlockedEnum
+from pplseq.infer.kalman_collapse import KalmanCollapse
 
 
 class TraceBlockedEnum_ELBO(Trace_ELBO):
@@ -25,6 +26,22 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
 
     def _get_trace(self, model, guide, args, kwargs):
         return super()._get_trace(BlockedEnum(vectorize=self.vectorize)(model), guide, args, kwargs)
+
+
+class TraceKalman_ELBO(Trace_ELBO):
+    """``Trace_ELBO`` whose model runs under :class:`KalmanCollapse`; see :class:`TraceBlockedEnum_ELBO`.
+
+    Args:
+        vectorize, tol: of the handler.
+        **options: those of ``pyro.infer.Trace_ELBO``.
+    """
+
+    def __init__(self, *, vectorize: bool = True, tol: float | None = None, **options):
+        super().__init__(**options)
+        self.vectorize, self.tol = vectorize, tol
+
+    def _get_trace(self, model, guide, args, kwargs):
+        return super()._get_trace(KalmanCollapse(self.vectorize, self.tol)(model), guide, args, kwargs)
 
 
 def no_guide(*args, **kwargs) -> None:

@@ -117,9 +117,9 @@ def _index(tensor: Tensor, index) -> Tensor:
 
 
 def markov(iterable, history: int = 1, *, vectorize: bool = True):
-    """A drop-in for ``pyro.markov`` that ``BlockedEnum`` may run once for all steps.
+    """A drop-in for ``pyro.markov`` that ``BlockedEnum`` and ``KalmanCollapse`` may run once for all steps.
 
-    Under a vectorising ``BlockedEnum`` the body runs twice: for the first step, and for a :class:`TimeIndex` that stands
+    Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands
     for all others. The body may then carry nothing but the hidden state from step to step; ``check_vectorizable`` finds
     out. Everywhere else this is ``pyro.markov``.
 
@@ -128,9 +128,9 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
         history: steps back a step may depend on; vectorised for 1 only.
         vectorize: False to always run step by step.
     """
-    from pplseq.infer.blocked_enum import BlockedEnum
+    from pplseq.infer.recording import ChainMessenger
 
-    handler = next((m for m in reversed(_PYRO_STACK) if isinstance(m, BlockedEnum)), None)
+    handler = next((m for m in reversed(_PYRO_STACK) if isinstance(m, ChainMessenger)), None)
     simple = isinstance(iterable, range) and iterable.step == 1 and len(iterable) > 1 and history == 1
     if handler is None or not handler.vectorize or not vectorize or not simple:
         yield from pyro.markov(iterable, history=history)

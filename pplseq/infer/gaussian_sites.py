@@ -1,0 +1,81 @@
+"""Reading a program's Gaussian sites: which hidden state a site's distribution depends on, and how."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyro.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Independent, Normal
+
+from pplseq.distributions.affine import GaussianVar, full_matrix
+from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.distributions.noise import DiagonalNoise, FullNoise, Noise
+
+
+class AffineSite(NamedTuple):
+    """A Gaussian whose mean is affine in a state: matrix (*b, n, h), offset (*B, n) or None."""
+
+    matrix: Tensor
+    offset: Tensor | None
+    noise: Noise
+    scalar: bool = False  # the site's value has no dimension of its own
+
+
+def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
+    """The state that a site's distribution depends on, and how; None where it depends on none."""
+    if isinstance(fn, LinearGaussian):
+        if fn.state is None:
+            return None
+        _check_event(name, fn.state)
+        return fn.state, AffineSite(*fn.affine(), fn.noise)
+    if isinstance(getattr(fn, "state", None), GaussianVar) and hasattr(fn, "evidence"):
+        _check_event(name, fn.state)
+        if fn.state.matrix is not None:
+            raise TypeError(f"site {name!r}: {type(fn).__name__} takes a hidden state itself, not a function of it")
+        return fn.state, None
+    base, dims = fn, 0
+    while isinstance(base, Independent):
+        base, dims = base.base_dist, dims + base.reinterpreted_batch_ndims
+    loc = getattr(base, "loc", None)
+    if not isinstance(loc, GaussianVar):
+        if any(isinstance(value, GaussianVar) for value in vars(base).values()):
+            raise TypeError(
+                f"site {name!r}: a hidden Gaussian state may stand in the mean of a Gaussian only, not elsewhere in "
+                f"{type(base).__name__}"
+            )
+        return None
+    if isinstance(base, MultivariateNormal) and dims == 0 and not loc.scalar:
+        noise = covariance_of(base)
+    elif isinstance(base, Normal) and dims == (0 if loc.scalar else 1) and not isinstance(base.scale, GaussianVar):
+        scale = base.scale.unsqueeze(-1) if loc.scalar else base.scale
+        noise = DiagonalNoise(shared(scale, 1).square())
+    else:
+        raise TypeError(
+            f"site {name!r}: {type(fn).__name__} of a hidden Gaussian state cannot be integrated out; use MultivariateNormal, "
+            "Normal(...).to_event(1) or LinearGaussian"
+        )
+    if loc.column:
+        raise TypeError(f"site {name!r}: its mean is a column; take the last dimension away with squeeze(-1)")
+    offset = None if loc.matrix is None else loc.offset
+    if offset is not None and loc.scalar:
+        offset = offset.unsqueeze(-1)
+    return loc, AffineSite(full_matrix(loc), offset, noise, loc.scalar)
+
+
+def _check_event(name: str, var: GaussianVar) -> None:
+    if var.column or var.scalar:
+        raise TypeError(f"site {name!r}: its state must keep its last dimension, of h numbers; got {var!r}")
+
+
+def covariance_of(fn: MultivariateNormal) -> FullNoise:
+    root = fn._unbroadcasted_scale_tril
+    root = shared(root, 2)
+    return FullNoise(root @ root.mT)
+
+
+def shared(tensor: Tensor, dims: int) -> Tensor:
+    """A tensor without the batch dimensions along which it is the same because it was expanded."""
+    while tensor.dim() > dims and (tensor.stride(0) == 0 or tensor.shape[0] == 1):
+        tensor = tensor[0]
+    return tensor
