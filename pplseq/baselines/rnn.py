@@ -99,11 +99,16 @@ class RNN(NeuralLanguageModel):
         is first written in coordinates in which E[x x'] = I over `text`. With sigmoid(a) = 1/2 + a/4 + O(a^3), units
         h = 1/2 + scale x / 4 follow the filter for
 
-            A' = 4 A,   B' = scale B - 2 A 1 1',   C' = 4 g / scale diag(mu)^-1 C,   c = log f - C' 1 / 2,
+            A' = 4 A,   B' = scale B - 2 A 1 1',   C', c: see below.
 
-        since log(mu_i + (C x)_i) = log mu_i + (C x)_i / mu_i to first order; f are the word frequencies of `text`, one
-        added to each count. As the exponential overshoots where a linear probability moves far from mu, g in [0, 1] is
-        chosen to maximise the likelihood of a sample of `text`.
+        The softmax has log-probabilities where the filter has probabilities, and these may be negative. C' and c are the
+        least-squares fit, over the states of a sample of `text`, of
+
+            log r_i,   r_i = 0.1 + 0.9 max(1 + (C x)_i / mu_i, 0),
+
+        the filter's ratio to the frequency of word i, mixed with one; log f_i is added to c, with f the word frequencies
+        of `text`, one added to each count. Last, C' and what goes with it in c are multiplied by the g in [0, 2] that
+        makes the sample likeliest.
 
         Args:
             A: (D, D); B: (D, V), C: (V, D), such as the predictor form of a Kalman filter over centred one-hot words.
@@ -149,13 +154,19 @@ class RNN(NeuralLanguageModel):
         A, B, C = whiten @ A @ unwhiten, whiten @ B, C @ unwhiten
 
         model = cls(text.vocabulary, num_units)
-        direction = 4 / scale * C / mu[:, None]
         with torch.no_grad():
             model.transition.copy_(torch.from_numpy(4 * A))
             model.embedding.copy_(torch.from_numpy((scale * B - 2 * A.sum(1, keepdims=True)).T))
-            gain = _best_gain(model, direction, unigram, text, min(sample_tokens, 20_000))
-            model.output.copy_(torch.from_numpy(gain * direction))
-        return model.set_unigram(text)
+            slopes, offsets = _log_ratio_fit(states @ whiten, C / mu[:, None])
+            slopes *= 4 / scale
+            offsets -= slopes.sum(1) / 2
+            model.output.copy_(torch.from_numpy(slopes))
+            model.output_bias.copy_(torch.from_numpy(offsets))
+            logs = torch.from_numpy(np.log(unigram)).to(model.output_bias)
+            gain = _best_gain(model, logs, text, min(sample_tokens, 10_000))
+            model.output.mul_(gain)
+            model.output_bias.mul_(gain).add_(logs)
+        return model
 
 
 def _unigram(text: Text) -> np.ndarray:
@@ -175,27 +186,38 @@ def _filter(A: np.ndarray, B: np.ndarray, tokens: np.ndarray, first: int, num_st
     return np.concatenate(states)
 
 
-def _best_gain(model: RNN, direction: np.ndarray, unigram: np.ndarray, text: Text, num_tokens: int) -> float:
-    """g in [0, 1] under which a sample of the text is likeliest; the log-likelihood is concave in g."""
+def _log_ratio_fit(states: np.ndarray, ratios: np.ndarray, num_states: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes (V, D) and offsets (V,) of the least-squares fit of log r to evenly spaced (N, D) states."""
+    x = states[:: max(1, len(states) // num_states)]
+    design = np.concatenate([x, np.ones((len(x), 1))], 1)
+    # Least squares by the normal equations, whose right-hand side adds up over pieces of the sample.
+    right = np.zeros((design.shape[1], len(ratios)))
+    for rows, part in zip(np.array_split(x, -(-len(x) // 512)), np.array_split(design, -(-len(x) // 512)), strict=True):
+        right += part.T @ np.log(0.1 + 0.9 * np.maximum(1 + rows @ ratios.T, 0))
+    square = design.T @ design
+    solution = np.linalg.solve(square + 1e-9 * np.trace(square) / len(square) * np.eye(len(square)), right)
+    return solution[:-1].T.copy(), solution[-1]
+
+
+def _best_gain(model: RNN, logs: Tensor, text: Text, num_tokens: int) -> float:
+    """g in [0, 2] under which softmax(logs + g (C h + c)) makes a sample of the text likeliest; it is concave in g."""
     tokens = torch.from_numpy(text.tokens[:num_tokens].astype(np.int64))
     before = torch.cat([tokens.new_full((1,), text.vocabulary.eos_id), tokens[:-1]])
     features, _ = model(before[None], model.initial_state(1))
-    directions = torch.from_numpy(direction).to(features)
-    logs = torch.from_numpy(np.log(unigram)).to(features)
 
     def slope(gain: float) -> float:
         """Derivative of the nats by g: expected minus seen change of the logits."""
         total = 0.0
-        for part, seen in zip((features[0] - 0.5).split(1024), tokens.split(1024), strict=True):
-            change = part @ directions.T
+        for part, seen in zip(features[0].split(1024), tokens.split(1024), strict=True):
+            change = model.logits(part)
             expected = (torch.softmax(logs + gain * change, 1) * change).sum(1)
             total += float((expected - change.gather(1, seen[:, None])[:, 0]).double().sum())
         return total
 
-    low, high = 0.0, 1.0
+    low, high = 0.0, 2.0
     if slope(high) <= 0:
         return high
-    for _ in range(12):
+    for _ in range(11):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return (low + high) / 2
