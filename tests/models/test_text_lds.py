@@ -24,7 +24,8 @@ for _row, _words in zip(X, SENTENCES, strict=True):
 
 
 def close(one, two, rtol=1e-9, atol=1e-9):
-    torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(two), rtol=rtol, atol=atol)
+    one, two = (torch.as_tensor(value, dtype=torch.float64) for value in (one, two))
+    torch.testing.assert_close(one, two, rtol=rtol, atol=atol)
 
 
 @pytest.fixture(params=["stationary", "steady"])
@@ -192,7 +193,7 @@ def test_bad_observations():
 def test_there_and_back(tmp_path):
     model = make(measure="whitened", initial="steady")
     model.mixture_weight.fill_(0.3)
-    vocabulary = Vocabulary(tuple("abcdefg"), unknown=None)
+    vocabulary = Vocabulary(tuple("abcdefg"))
     loaded, words, _ = load_model(model.save(tmp_path / "model", vocabulary=vocabulary))
     assert type(loaded) is TextLDS and loaded.config == model.config and words == vocabulary
     for name, value in model.state_dict().items():

@@ -64,11 +64,12 @@ def joint_precision(model, words, start=None):
         now = slice(t * h, t * h + h)
         before = slice(t * h - h, t * h)
         block = torch.zeros_like(prior)
-        block[now, now] = torch.linalg.inv(start if t == 0 else noise)
+        inverse = torch.linalg.inv(start if t == 0 else noise)
+        block[now, now] = inverse
         if t:
-            block[now, before] = -block[now, now] @ transition
-            block[before, now] = block[now, before].T
-            block[before, before] = transition.T @ block[now, now] @ transition
+            block[now, before] = -inverse @ transition
+            block[before, now] = -transition.T @ inverse
+            block[before, before] = transition.T @ inverse @ transition
         prior = prior + block
         if word >= 0:
             whitened = complement.T @ (unit.reciprocal() * torch.eye(len(unit)).double()[word] - unit)
