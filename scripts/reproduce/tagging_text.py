@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -36,6 +36,15 @@ class TaggedText:
         """(N,) bool: not `<eos>`."""
         return self.words != ""
 
+    def first(self, num_lines: int) -> TaggedText:
+        """The first sentences."""
+        starts = self.text.line_starts[: num_lines + 1]
+        stop = starts[-1]
+        text = replace(
+            self.text, tokens=self.text.tokens[:stop], line_starts=starts, article_starts=np.arange(len(starts))
+        )
+        return TaggedText(text, self.words[:stop], self.tags[:stop])
+
 
 def sentences(data: Path, max_lines: int | None) -> Iterator[list[str]]:
     """Gutenberg (the first `max_lines` paragraphs), CoNLL-2000 train, UD EWT train: words with NUM for digits."""
@@ -49,9 +58,13 @@ def sentences(data: Path, max_lines: int | None) -> Iterator[list[str]]:
         yield [FORMS(word) for word in alternate_quotes(sentence.words)]
 
 
-def encoded(data: Path, folder: Path, max_vocabulary: int, max_lines: int | None) -> Text:
-    """The training text with its vocabulary, cut by frequency; made once, then read from `folder`."""
-    text_path, vocabulary_path = folder / "text.txt", folder / f"vocab_{max_vocabulary}.txt"
+def encoded(data: Path, folder: Path, max_vocabulary: int, min_count: int, max_lines: int | None) -> Text:
+    """The training text with its vocabulary, cut by frequency; made once, then read from `folder`.
+
+    Words seen less than `min_count` times become the unknown word, so that it is seen in training as new words are later.
+    """
+    text_path = folder / f"text_{max_lines or 'all'}.txt"
+    vocabulary_path = folder / f"vocab_{max_lines or 'all'}_{max_vocabulary}_{min_count}.txt"
     folder.mkdir(parents=True, exist_ok=True)
     if not text_path.is_file():
         new = text_path.with_suffix(".new")
@@ -59,16 +72,18 @@ def encoded(data: Path, folder: Path, max_vocabulary: int, max_lines: int | None
             file.writelines(" ".join(sentence) + "\n" for sentence in sentences(data, max_lines) if sentence)
         new.replace(text_path)
     if not vocabulary_path.is_file():
-        Vocabulary.build(read_lines(text_path), max_size=max_vocabulary, unknown=OOV).save(vocabulary_path)
+        Vocabulary.build(read_lines(text_path), min_count=min_count, max_size=max_vocabulary, unknown=OOV).save(
+            vocabulary_path
+        )
     vocabulary = Vocabulary.load(vocabulary_path)
-    if vocabulary.unknown_id is None:  # nothing was cut from a small text, but new text has new words
-        vocabulary = Vocabulary((*vocabulary.words, OOV))
+    if vocabulary.unknown_id is None:
+        raise ValueError(f"min_count: {min_count} makes no word unknown, but other text has new words; give 2 or more")
     return read_text(text_path, vocabulary, name="tagging text")
 
 
 def lag_counts(text: Text, folder: Path, max_lag: int) -> tuple[LagCounts, float]:
     """Counts of the text, made once, and the seconds they took (0: read)."""
-    path = folder / f"counts_{len(text.vocabulary)}_{max_lag}"
+    path = folder / f"counts_{text.vocabulary.fingerprint()[:8]}_{max_lag}"
     if path.is_dir():
         return LagCounts.load(path), 0.0
     started = time.perf_counter()
@@ -91,7 +106,7 @@ def word2vec(text: Text, folder: Path, num_dimensions: int, *, window: int, epoc
 
     Words cut from the vocabulary are one word here too, so that unknown words have a vector.
     """
-    path = folder / f"word2vec_{len(text.vocabulary)}_{num_dimensions}_{window}_{epochs}.npy"
+    path = folder / f"word2vec_{text.vocabulary.fingerprint()[:8]}_{num_dimensions}_{window}_{epochs}.npy"
     if path.is_file():
         return np.load(path), {"seconds": None}
     try:
