@@ -123,7 +123,13 @@ def horizon_check(
     steady = SteadyState(parameters)
     gains = [filter_gain(steady, cov.probs, sequences, exact=exact) for exact in (False, True)]
     counts = np.bincount(np.concatenate(sequences), minlength=cov.num_words)
-    sample = LagCovariances(cov.probs, count_pairs(sequences, cov.num_words, horizon), counts=counts, dtype=cov.dtype)
+    sample = LagCovariances(
+        cov.probs,
+        count_pairs(sequences, cov.num_words, horizon),
+        counts=counts,
+        num_tokens=counts.sum() if cov.normalize == "tokens" else None,
+        dtype=cov.dtype,
+    )
     check = HorizonCheck(asos_likelihood(steady, sample).gain, *gains, int(counts.sum()))
     if abs(check.difference) > tolerance * max(abs(check.exact), 0.01):
         warnings.warn(

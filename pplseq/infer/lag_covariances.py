@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+NORMALIZATIONS = ("tokens", "pairs")
 ROW_CHUNK = 4096  # rows of a product done together: their (rows, h) results stay in the cache
 
 
@@ -92,17 +93,19 @@ class DenseLagCovariances:
 class LagCovariances:
     """Whitened covariances Psi_k = E[w_{t+k} w_t'] of words w = W (e_i - mu), W = diag(mu)^-1/2; row = the LATER word.
 
-        Psi_k = alpha W (P_k - a_k b_k') W,   Psi_0 = I - u u',  u = mu^1/2
+        Psi_k = alpha T_k/T W (P_k - a_k b_k') W,   Psi_0 = I - u u',  u = mu^1/2
 
-    P_k are the pairs' relative frequencies, a_k and b_k its exact margins (later and earlier), so that u'Psi_k = 0 and
-    Psi_k u = 0 exactly. With kappa pseudo-counts, mu = (n + kappa) / (T + kappa V) and alpha = T / (T + kappa V): that is
-    the covariance of the text mixed with independent uniform words, which keeps the margins and the definiteness.
+    P_k are the relative frequencies of the T_k pairs, a_k and b_k their exact margins (later and earlier), so that
+    u'Psi_k = 0 and Psi_k u = 0 exactly. With kappa pseudo-counts, mu = (n + kappa) / (T + kappa V) and
+    alpha = T / (T + kappa V): that is the covariance of the text mixed with independent uniform words, which keeps the
+    margins and the definiteness.
 
     Args:
         probs: (V,) mu, positive. pairs: L sparse matrices of pair counts N_k[later, earlier].
         counts: (V,) word counts the statistics are of; for held-out text those of that text, while ``probs`` are the
             training text's. None where probs come from these counts.
         shrinkage: alpha.
+        num_tokens: T, to average over all tokens, see `normalize` of :meth:`from_counts`; None averages over pairs.
         dtype: of the stored values and of products; float32 halves the memory of large vocabularies.
         num_threads: threads that share the rows of a product. With more than one, set OMP_NUM_THREADS=1.
 
@@ -121,6 +124,7 @@ class LagCovariances:
         *,
         counts: np.ndarray | None = None,
         shrinkage: float = 1.0,
+        num_tokens: float | None = None,
         dtype=np.float64,
         num_threads: int = 1,
     ) -> None:
@@ -131,6 +135,7 @@ class LagCovariances:
         self.probs = np.asarray(probs, dtype=np.float64)
         self.unit = np.sqrt(self.probs)
         self.shrinkage, self.num_threads = shrinkage, num_threads
+        self.normalize = "pairs" if num_tokens is None else "tokens"
         self.num_words = self.size = len(self.probs)
         self.num_dimensions = self.num_words - 1
         self.max_lag = len(pairs)
@@ -150,16 +155,17 @@ class LagCovariances:
                 )
             later = scale * matrix.sum(1, dtype=np.float64) / total
             earlier = scale * matrix.sum(0, dtype=np.float64) / total
-            weights = matrix.data * (shrinkage / total)
+            share = shrinkage if num_tokens is None else shrinkage * total / num_tokens
+            weights = matrix.data * (share / total)
             weights *= np.repeat(scale, np.diff(matrix.indptr))
             weights *= scale[matrix.indices]
             weighted = sparse.csr_array((weights.astype(self.dtype), matrix.indices, matrix.indptr), shape=matrix.shape)
             self._rows.append(weighted)
             self._columns.append(weighted.T.tocsr())
             if counts is None:
-                left, right = -shrinkage * later[:, None], earlier[:, None]
+                left, right = -share * later[:, None], earlier[:, None]
             else:  # centred by the training text's probabilities: P - a mu' - mu b' + mu mu', whitened
-                left = np.stack([-later, self.unit], 1)
+                left = share * np.stack([-later, self.unit], 1)
                 right = np.stack([self.unit, self.unit - earlier], 1)
             self._left.append(left.astype(self.dtype))
             self._right.append(right.astype(self.dtype))
@@ -172,6 +178,7 @@ class LagCovariances:
         *,
         probs_from: LagCovariances | None = None,
         max_lag: int | None = None,
+        normalize: str | None = None,
         dtype=None,
         num_threads: int | None = None,
     ) -> LagCovariances:
@@ -183,6 +190,10 @@ class LagCovariances:
             probs_from: for held-out text: the training covariances, whose centring and whitening are used (and no
                 pseudo-counts), so that likelihoods are of that text under the trained model.
             max_lag: use lags up to this; None for all.
+            normalize: "tokens" multiplies Psi_k by T_k / T, T_k being the number of pairs: the covariance of the text as
+                one stream, in which a word tells nothing of the next line's. A proper sequence of covariances, and in
+                short lines a better model of them. "pairs" takes every word to have a past of its own kind.
+                None takes that of ``probs_from``, else "tokens".
             dtype, num_threads: see the class; None takes those of ``probs_from``, else float64 and 1.
 
         Raises:
@@ -203,8 +214,14 @@ class LagCovariances:
             raise ValueError("counts: expected finite pair counts of at least 0, got NaN, infinite or negative ones")
         if not words.sum() > 0:
             raise ValueError("counts: expected a text of at least one token, got none")
+        if normalize is None:
+            normalize = "tokens" if probs_from is None else probs_from.normalize
+        if normalize not in NORMALIZATIONS:
+            raise ValueError(f"normalize: expected one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
+        num_tokens = words.sum() if normalize == "tokens" else None
         if probs_from is not None:
             options = {
+                "num_tokens": num_tokens,
                 "dtype": probs_from.dtype if dtype is None else dtype,
                 "num_threads": probs_from.num_threads if num_threads is None else num_threads,
             }
@@ -229,6 +246,7 @@ class LagCovariances:
             (words + pseudo_counts) / mass,
             lags,
             shrinkage=total / mass,
+            num_tokens=num_tokens,
             dtype=np.float64 if dtype is None else dtype,
             num_threads=1 if num_threads is None else num_threads,
         )

@@ -15,27 +15,28 @@ def sequences():
     return [np.append(rng.integers(0, V, size=n), np.arange(V)) for n in (30, 1, 57, 12)]
 
 
-def dense_truth(sequences, lag, probs, pseudo_counts):
-    """alpha W (P - a b') W by definition, pair by pair."""
+def dense_truth(sequences, lag, probs, pseudo_counts, normalize):
+    """alpha T_k/T W (P - a b') W by definition, pair by pair."""
     pairs = np.zeros((V, V))
     for ids in sequences:
         for t in range(len(ids) - lag):
             pairs[ids[t + lag], ids[t]] += 1
-    pairs /= pairs.sum()
     total = sum(len(ids) for ids in sequences)
-    alpha = total / (total + pseudo_counts * V)
+    alpha = total / (total + pseudo_counts * V) * (pairs.sum() / total if normalize == "tokens" else 1)
+    pairs /= pairs.sum()
     return (alpha * (pairs - np.outer(pairs.sum(1), pairs.sum(0)))) / np.sqrt(np.outer(probs, probs))
 
 
+@pytest.mark.parametrize("normalize", ["tokens", "pairs"])
 @pytest.mark.parametrize("pseudo_counts", [0.0, 2.5])
-def test_operators_equal_the_definition(sequences, pseudo_counts):
-    cov = covariances(sequences, V, pseudo_counts, max_lag=3)
+def test_operators_equal_the_definition(sequences, pseudo_counts, normalize):
+    cov = covariances(sequences, V, pseudo_counts, max_lag=3, normalize=normalize)
     counts = np.bincount(np.concatenate(sequences), minlength=V) + pseudo_counts
     np.testing.assert_allclose(cov.probs, counts / counts.sum(), rtol=1e-14)
     block = np.random.default_rng(1).normal(size=(V, 3))
     unit = np.sqrt(cov.probs)
     truths = [np.eye(V) - np.outer(unit, unit)]
-    truths += [dense_truth(sequences, lag, cov.probs, pseudo_counts) for lag in (1, 2, 3)]
+    truths += [dense_truth(sequences, lag, cov.probs, pseudo_counts, normalize) for lag in (1, 2, 3)]
     for lag, truth in enumerate(truths):
         np.testing.assert_allclose(cov.dense(lag), truth, atol=1e-12)
         np.testing.assert_allclose(cov.apply(lag, block), truth @ block, atol=1e-12)
@@ -48,6 +49,17 @@ def test_margins_are_zero(sequences, pseudo_counts):
     for lag in range(8):
         assert np.abs(cov.apply(lag, cov.unit[:, None])).max() < 1e-12
         assert np.abs(cov.apply_transposed(lag, cov.unit[:, None])).max() < 1e-12
+
+
+def test_short_lines_have_a_definite_sequence_of_covariances():
+    """Averaged over tokens; averaged over pairs it need not be one."""
+    lines = [np.array([0, 1]), np.array([1, 0]), np.array([2])] * 20
+    smallest = {}
+    for normalize in ("tokens", "pairs"):
+        cov = covariances(lines, 3, max_lag=1, normalize=normalize)
+        one = cov.dense(1)
+        smallest[normalize] = np.linalg.eigvalsh(np.block([[cov.dense(0), one.T], [one, cov.dense(0)]]))[0]
+    assert smallest["tokens"] > -1e-12 > smallest["pairs"]
 
 
 def test_the_row_is_the_later_word():
@@ -108,15 +120,16 @@ def test_restriction_to_a_subspace(sequences):
     )
 
 
-def test_held_out_text_is_centred_and_whitened_by_the_training_text(sequences):
-    training = covariances(sequences, V, 1.0, max_lag=2)
+@pytest.mark.parametrize("normalize", ["tokens", "pairs"])
+def test_held_out_text_is_centred_and_whitened_by_the_training_text(sequences, normalize):
+    training = covariances(sequences, V, 1.0, max_lag=2, normalize=normalize)
     ids = np.random.default_rng(6).integers(0, 5, size=400)  # some training words do not occur
     held_out = LagCovariances.from_counts(counts_of([ids], V, 2), probs_from=training)
     words = (np.eye(V)[ids] - training.probs) / training.unit
     np.testing.assert_allclose(held_out.dense(0), words.T @ words / len(ids), atol=1e-12)
     assert held_out.trace == pytest.approx(np.trace(held_out.dense(0)))
     for lag in (1, 2):
-        truth = words[lag:].T @ words[:-lag] / (len(ids) - lag)
+        truth = words[lag:].T @ words[:-lag] / (len(ids) - (lag if normalize == "pairs" else 0))
         np.testing.assert_allclose(held_out.dense(lag), truth, atol=1e-12)
         np.testing.assert_allclose(held_out.apply_transposed(lag, np.eye(V)), truth.T, atol=1e-12)
 
@@ -141,6 +154,8 @@ def test_bad_counts_are_refused(sequences):
         LagCovariances.from_counts(counts, probs_from=covariances(sequences, V))
     with pytest.raises(ValueError, match="no two words 3 places apart"):
         covariances([np.arange(3)] * 5, 3)
+    with pytest.raises(ValueError, match="normalize: expected one of tokens, pairs"):
+        covariances(sequences, V, normalize="lines")
     with pytest.raises(TypeError, match="dtype: expected float64 or float32"):
         covariances(sequences, V, dtype=np.int64)
     counts.counts = counts.counts * np.nan
