@@ -97,9 +97,9 @@ class TextLDS(SequenceModel):
         self._cached: tuple | None = None
         identity = torch.eye(num_states, dtype=dtype)
         # a state that half remembers, and words that say a little about it
-        self.transition_weight = nn.Parameter(
-            0.5 * torch.linalg.qr(torch.randn(num_states, num_states, dtype=dtype))[0]
-        )
+        rotation = torch.linalg.qr(torch.randn(num_states, num_states, dtype=dtype))[0]
+        # contiguous: SVI would train the contiguous copy that Pyro's parameter store makes of any other
+        self.transition_weight = nn.Parameter((0.5 * rotation).contiguous())
         self.noise_weight = nn.Parameter(0.75**0.5 * identity)
         self.emission = nn.Parameter(0.3 * torch.randn(num_words, num_states, dtype=dtype) * probs.sqrt().unsqueeze(1))
         self.precision_factor = nn.Parameter(0.5 * identity)
