@@ -42,6 +42,11 @@ class PartlyObserved(TorchDistribution):
         )
 
     @property
+    def emission(self) -> PartlyObserved:
+        """What gives evidence: itself, as no two steps need observe the same coordinates."""
+        return self
+
+    @property
     def _shift(self) -> Tensor:
         shift = self.noise.new_zeros(1) if self.offset is None else self.offset
         return shift if self.inputs is None else shift + self.inputs[1] @ self.inputs[0].T
