@@ -1,0 +1,96 @@
+"""What a Gaussian chain answers: states, their covariances, forecasts, innovations."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class StepCovariances:
+    """One covariance for each step and row, of which only the distinct ones are stored.
+
+    Attributes:
+        table: (N, h, h) the distinct ones: those of the transient, behind gaps and at the ends, and the steady one.
+        index: (T,) where rows agree, else (T, R): which one a step and row has. R = prod(B).
+        batch_shape: *B. valid: (T, R) bool, False where there is no state (padding), or None.
+    """
+
+    def __init__(self, table: Tensor, index: Tensor, batch_shape: torch.Size, valid: Tensor | None = None):
+        self.table, self.index, self.batch_shape, self.valid = table, index, torch.Size(batch_shape), valid
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def num_distinct(self) -> int:
+        """How many are stored."""
+        return len(self.table)
+
+    def at(self, step: int) -> Tensor:
+        """(h, h) where rows agree, else (*B, h, h): the covariance at a step (0 .. T-1, or from the end)."""
+        matrix = self.table[self.index[step]]
+        return matrix if self.index.dim() == 1 else matrix.reshape(*self.batch_shape, *matrix.shape[-2:])
+
+    def dense(self) -> Tensor:
+        """(T, *B, h, h), zero at padded steps: takes T h^2 memory a row."""
+        index, h = self.index, self.table.shape[-1]
+        rows = math.prod(self.batch_shape)
+        full = self.table[index]
+        if index.dim() == 1:
+            full = full.unsqueeze(1).expand(-1, rows, -1, -1)
+        if self.valid is not None:
+            full = torch.where(self.valid[..., None, None], full, 0.0)
+        return full.reshape(len(index), *self.batch_shape, h, h)
+
+    def total(self, mask: Tensor | None = None) -> Tensor:
+        """(h, h) their sum over steps and rows.
+
+        Args:
+            mask: (T, *B) bool, or weights, which steps and rows to add up; padded ones never count.
+        """
+        rows, device = math.prod(self.batch_shape), self.table.device
+        weights = torch.ones(len(self.index), rows, dtype=self.table.dtype, device=device)
+        if mask is not None:
+            if mask.shape[0] != len(self.index):
+                raise ValueError(f"mask must be (T, *B) with T = {len(self.index)}, got {tuple(mask.shape)}")
+            weights = mask.to(self.table.dtype).expand(len(self.index), *self.batch_shape).reshape(weights.shape)
+        if self.valid is not None:
+            weights = weights * self.valid
+        if self.index.dim() == 1:
+            weights = weights.sum(1)
+        counts = self.table.new_zeros(len(self.table)).index_add(0, self.index.reshape(-1), weights.reshape(-1))
+        return torch.einsum("n,nij->ij", counts, self.table)
+
+
+class GaussianStates(NamedTuple):
+    """N(means, covariances) of each step's state. means: (T, *B, h), zero at padded steps."""
+
+    means: Tensor
+    covariances: StepCovariances
+
+
+class GaussianForecast(NamedTuple):
+    """The k steps behind each row's own end.
+
+    state_means: (k, *B, h). state_covariances: (k, h, h) where rows agree, else (k, *B, h, h). means: (k, *B, n) of the
+    observations, covariances: (k, n, n) or (k, *B, n, n); both None without an emission, covariances None where the emission
+    gives none.
+    """
+
+    state_means: Tensor
+    state_covariances: Tensor
+    means: Tensor | None
+    covariances: Tensor | None
+
+
+class Innovations(NamedTuple):
+    """y_t minus its prediction from y_1..y_{t-1}. values: (T, *B, n), zero at padded and missing steps.
+
+    covariances: (n, n) matrices as :class:`StepCovariances`, or None where the emission gives none.
+    """
+
+    values: Tensor
+    covariances: StepCovariances | None

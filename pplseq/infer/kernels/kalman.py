@@ -1,0 +1,92 @@
+"""One step of the Kalman filter and smoother for covariances, h x h only: observations enter as information.
+
+An observation says log p(y | x) = constant + b'x - x' Lam x / 2 about its state. Nothing here inverts a covariance of the
+state, so that known starts (covariance zero) and noise on few coordinates are no special cases.
+
+Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 6 (information form); A. E. Bryson and M. Frazier
+(1963), Smoothing for linear and nonlinear dynamic systems (the adjoint form of the smoother).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The symmetric part."""
+    return (matrix + matrix.mT) / 2
+
+
+class Updated(NamedTuple):
+    """What an observation makes of a predicted covariance P.
+
+    filtered: (N, h, h) (P^-1 + Lam)^-1. carry: (N, h, h) W = (I + P Lam)^-1, by which a predicted mean enters the filtered
+    one. information: (N, h, h) Lam W, what the observation says beyond the past. half_log_det: (N,) log det(I + Lam P) / 2.
+    """
+
+    filtered: Tensor
+    carry: Tensor
+    information: Tensor
+    half_log_det: Tensor
+
+
+def update(predicted: Tensor, information: Tensor) -> Updated:
+    """Conditions covariances (N, h, h) on observations with information Lam (N, h, h)."""
+    h = predicted.shape[-1]
+    identity = torch.eye(h, dtype=predicted.dtype, device=predicted.device).expand_as(predicted)
+    factors, pivots, _ = torch.linalg.lu_factor_ex(identity + predicted @ information)
+    solved = torch.linalg.lu_solve(factors, pivots, torch.cat([predicted, identity], -1))
+    carry = solved[..., h:]
+    # all eigenvalues of I + P Lam are at least 1
+    log_det = factors.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+    return Updated(symmetric(solved[..., :h]), carry, symmetric(information @ carry), log_det / 2)
+
+
+def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
+    """A Sigma A' + Q: the covariance one step later."""
+    return symmetric(matrix @ filtered @ matrix.mT) + noise
+
+
+def adjoint(information: Tensor, closed_loop: Tensor, later: Tensor) -> Tensor:
+    """N_t = Lam W + (A W)' N_{t+1} (A W): what all observations from t on say beyond the past."""
+    return information + symmetric(closed_loop.mT @ later @ closed_loop)
+
+
+def smoothed(filtered: Tensor, gain: Tensor, later: Tensor) -> Tensor:
+    """Sigma - Sigma A' N_{t+1} A Sigma, gain = Sigma A': the covariance given all observations."""
+    return filtered - symmetric(gain @ later @ gain.mT)
+
+
+def lag_one(gain: Tensor, predicted_later: Tensor, later: Tensor) -> Tensor:
+    """Cov(x_{t+1}, x_t | all) = (I - P_{t+1} N_{t+1}) A Sigma_t."""
+    return gain.mT - predicted_later @ (later @ gain.mT)
+
+
+class BackwardDraw(NamedTuple):
+    """p(x_t | x_{t+1}, y_1..y_t) = N(x_t|t + J (x_{t+1} - predicted mean), root root')."""
+
+    gain: Tensor
+    root: Tensor
+
+
+def backward_draw(filtered: Tensor, matrix: Tensor, noise: Tensor) -> BackwardDraw:
+    """How a state is drawn given the next one; a singular predicted covariance is allowed."""
+    gain = filtered @ matrix.mT
+    predicted = symmetric(matrix @ gain) + noise
+    # directions in which the next state is certain say nothing about this one
+    values, vectors = torch.linalg.eigh(predicted)
+    floor = torch.finfo(values.dtype).eps * values.shape[-1] * values.amax(-1, keepdim=True).clamp_min(0)
+    inverse = torch.where(values > floor, 1 / values.clamp_min(torch.finfo(values.dtype).tiny), 0)
+    gain = (gain @ vectors) * inverse.unsqueeze(-2) @ vectors.mT
+    # Joseph's form, (I - J A) Sigma (I - J A)' + J Q J', stays positive
+    rest = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device) - gain @ matrix
+    return BackwardDraw(gain, square_root(symmetric(rest @ filtered @ rest.mT + gain @ noise @ gain.mT)))
+
+
+def square_root(covariance: Tensor) -> Tensor:
+    """The symmetric square root of a positive semidefinite matrix."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT

@@ -1,0 +1,151 @@
+"""The recursion x_t = H x_{t-1} + g_t with one matrix for all steps: what means of Gaussian chains are in the steady state.
+
+Batches go step by step, one product of all rows a step. One long sequence is cut into blocks that run side by side, and
+what a block hands over to the next one follows by powers of H, only as far as they are not negligible. An associative scan
+would cost h^3 a step, and is never right for a matrix that does not change.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+ROWS_AT_ONCE = 512  # rows that fill a matrix product; more of them gain nothing
+FEW_ROWS = 64  # below, steps are too small to be taken one by one
+SHORT = 256  # steps below which blocks do not pay
+
+
+def linear_recursion(
+    matrix: Tensor, inputs: Tensor, initial: Tensor | None = None, *, reverse: bool = False, block: int | None = None
+) -> Tensor:
+    """x_t = H x_{t-1} + g_t along the first dimension; in reverse x_t = H x_{t+1} + g_t.
+
+    Args:
+        matrix: (h, h) H.
+        inputs: (T, *B, h) g.
+        initial: (*B, h) the state before the first step (in reverse: behind the last one), or None for zero.
+        reverse: run from the last step to the first.
+        block: steps in a block; None chooses, 0 goes step by step.
+
+    Returns:
+        (T, *B, h), differentiable (also twice) in matrix, inputs and initial.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+
+    Cost: 2 h^2 flops a step and row (up to twice that in blocks), memory T h.
+    """
+    h = inputs.shape[-1]
+    if tuple(matrix.shape) != (h, h):
+        raise ValueError(f"matrix must be (h, h) = {(h, h)} as inputs have h = {h}, got {tuple(matrix.shape)}")
+    if initial is not None and initial.shape[-1] != h:
+        raise ValueError(f"initial must be (*B, {h}), got {tuple(initial.shape)}")
+    if block is not None and block < 0:
+        raise ValueError(f"block must be a number of steps, 0 for one by one, got {block}")
+    if len(inputs) == 0:
+        return inputs.clone()
+    flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:-1]), h)
+    if initial is not None:
+        edge = -1 if reverse else 0
+        first = flat[edge] + initial.expand(inputs.shape[1:]).reshape(flat.shape[1:]) @ matrix.T
+        flat = torch.cat([flat[:-1], first[None]] if reverse else [first[None], flat[1:]])
+    return LinearRecursion.apply(matrix, flat, reverse, block).reshape(inputs.shape)
+
+
+class LinearRecursion(torch.autograd.Function):
+    """x_t = H x_{t-1} + g_t with x_0 = g_0; its backward pass is the recursion of H' in the other direction."""
+
+    @staticmethod
+    def forward(ctx, matrix, inputs, reverse, block):
+        states = inputs.clone(memory_format=torch.contiguous_format)
+        run_(matrix, states, reverse=reverse, block=block)
+        ctx.save_for_backward(matrix, states)
+        ctx.reverse, ctx.block = reverse, block
+        return states
+
+    @staticmethod
+    def backward(ctx, grad):
+        matrix, states = ctx.saved_tensors
+        adjoint = LinearRecursion.apply(matrix.T, grad, not ctx.reverse, ctx.block)
+        later, earlier = (adjoint[:-1], states[1:]) if ctx.reverse else (adjoint[1:], states[:-1])
+        grad_matrix = None
+        if ctx.needs_input_grad[0]:
+            grad_matrix = later.reshape(-1, len(matrix)).T @ earlier.reshape(-1, len(matrix))
+        return grad_matrix, adjoint, None, None
+
+
+# ---------------------------------------------------------------- in place
+def run_(matrix: Tensor, states: Tensor, *, reverse: bool = False, block: int | None = None) -> None:
+    """Turns inputs (T, R, h) into states in place; the first step is one already."""
+    num_steps, num_rows, _ = states.shape
+    if num_steps < 2 or num_rows == 0:
+        return
+    if block is None:
+        block = choose_block(matrix, num_steps, num_rows)
+    if block < 2 or block >= num_steps:
+        _one_by_one_(matrix.T.contiguous(), states, reverse)
+    elif reverse:
+        turned = states.flip(0)
+        _in_blocks_(matrix, turned, block)
+        states.copy_(turned.flip(0))
+    else:
+        _in_blocks_(matrix, states, block)
+
+
+def choose_block(matrix: Tensor, num_steps: int, num_rows: int) -> int:
+    """Steps in a block, 0 for step by step: long against the memory of H, short enough for full matrix products."""
+    if num_rows >= FEW_ROWS or num_steps < SHORT:
+        return 0
+    full = math.ceil(num_steps * num_rows / ROWS_AT_ONCE)
+    return max(full, min(4 * memory(matrix), math.isqrt(num_steps)), 2) | 1  # odd: powers of two collide in caches
+
+
+def memory(matrix: Tensor) -> int:
+    """Steps i after which ||H^i|| is negligible, up to a power of two; at most 2^20."""
+    eps, power, steps = torch.finfo(matrix.dtype).eps, matrix, 1
+    while steps < 2**20:
+        norm = float(power.norm())
+        if norm <= eps:
+            return steps
+        if not norm < 1e6:  # it grows: there is no end
+            return 2**20
+        power, steps = power @ power, 2 * steps
+    return steps
+
+
+def _one_by_one_(transposed: Tensor, states: Tensor, reverse: bool) -> None:
+    steps = states.unbind(0)
+    if reverse:
+        steps = steps[::-1]
+    for before, state in zip(steps[:-1], steps[1:], strict=True):
+        state.addmm_(before, transposed)
+
+
+def _in_blocks_(matrix: Tensor, states: Tensor, block: int) -> None:
+    """Whole blocks side by side from zero, then what they hand over, then the rest."""
+    num_steps, num_rows, h = states.shape
+    num_blocks = num_steps // block
+    whole = num_blocks * block
+    transposed = matrix.T.contiguous()
+    # (block, n R, h): step j of all blocks is one matrix; one row needs no copy for that
+    view = states[:whole].view(num_blocks, block, num_rows, h).transpose(0, 1)
+    steps = view.squeeze(2).unbind(0) if num_rows == 1 else view.reshape(block, num_blocks * num_rows, h).unbind(0)
+    for before, state in zip(steps[:-1], steps[1:], strict=True):
+        state.addmm_(before, transposed)
+    # the true last states of the blocks follow the same recursion, with H^block
+    ends = steps[-1].reshape(num_blocks, num_rows, h).clone()
+    run_(torch.linalg.matrix_power(matrix, block), ends)
+    eps, carry, size = torch.finfo(states.dtype).eps, ends[:-1].reshape(-1, h), None
+    for j in range(block):
+        carry = carry @ transposed
+        steps[j][num_rows:] += carry
+        if j % 8 == 7:  # asking has a price, too
+            size = float(ends.abs().amax()) if size is None else size
+            if float(carry.abs().amax()) <= 1e-3 * eps * size:
+                break
+    if num_rows > 1:
+        view.copy_(torch.stack(steps).view(view.shape))
+    if whole < num_steps:
+        _one_by_one_(transposed, states[whole - 1 :], False)
