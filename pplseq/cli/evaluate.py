@@ -80,6 +80,8 @@ def evaluate(
     if threads:
         torch.set_num_threads(threads)
     trained, vocabulary, _ = load_trained(model, checkpoint)
+    if trained.name == "text_lds":
+        raise ValueError("a text_lds has densities of words, not probabilities: use `pplseq lds evaluate`")
     if vocabulary_file is not None:
         _check_same_vocabulary(vocabulary, vocabulary_file)
     text = _read(model, data, split, vocabulary, options["lower"])

@@ -239,6 +239,7 @@ def test_evaluate(run, tmp_path):
     assert found["gain_per_token"] > 0.01 and 0 < found["filter_decay"] < 1
     assert abs(found["gain_per_token"] - found["steady_gain_per_token"]) > 1e-9
     assert float(load_model(run / "best")[0].mixture_weight) == 0.5  # nothing was written
+    assert "use `pplseq lds evaluate`" in pplseq("evaluate", run, "builtin:generated", code=2).stderr
     assert "give --tune-on" in pplseq("lds", "evaluate", run, "builtin:generated", "--save-weight", code=2).stderr
 
 
