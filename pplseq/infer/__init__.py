@@ -33,6 +33,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "asos_statistics": "asos",
         "asos_likelihood": "asos",
         "fit_asos": "asos_em",
+        "horizon_check": "horizon",
         "TokenEmbedder": "embeddings",
         "singular_pairs": "state_words",
         "rnn_weights": "rnn_export",
