@@ -7,6 +7,8 @@ from torch import Tensor
 
 _SHAPE_ONLY = {"dim", "size", "__get__", "ndimension", "is_floating_point", "numel", "__len__", "stride", "is_complex"}
 
+_VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # properties that are values
+
 
 class GaussianVar(Tensor):
     """``matrix @ x + offset``, where x is a hidden state: its chain and step are known, its value is not.
@@ -46,12 +48,13 @@ class GaussianVar(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", str(func))
         with torch._C.DisableTorchFunctionSubclass():
-            if name in _SHAPE_ONLY:
+            if name in _SHAPE_ONLY and getattr(getattr(func, "__self__", None), "__name__", "") not in _VIEWS:
                 return func(*args, **(kwargs or {}))
             # constructors of distributions check that a parameter equals itself; that is no question about its value
             if name in ("eq", "__eq__") and args[0] is args[1]:
                 return torch.ones(args[0].shape, dtype=torch.bool, device=args[0].device)
-            rule = _RULES.get(name.strip("_"))
+            in_place = name.endswith("_") and not name.endswith("__")
+            rule = None if in_place else _RULES.get(name.strip("_"))
             result = rule(func, *args, **(kwargs or {})) if rule is not None else NotImplemented
         if result is NotImplemented:
             raise TypeError(
@@ -60,6 +63,18 @@ class GaussianVar(Tensor):
                 "added to constants. Its site can also be left out of the collapse and sampled"
             )
         return result
+
+
+# Tensor's own operators turn a TypeError into NotImplemented: Python would make `x == 0` False, and name no reason
+_OPERATORS = {
+    "add": torch.add, "radd": torch.add, "sub": torch.sub, "rsub": torch.rsub, "mul": torch.mul, "rmul": torch.mul,
+    "truediv": torch.div, "matmul": torch.matmul, "rmatmul": lambda var, other: torch.matmul(other, var),
+    "rtruediv": lambda var, other: torch.reciprocal(var), "pow": torch.pow, "rpow": torch.pow, "eq": torch.eq,
+    "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+}  # fmt: skip
+for _name, _function in _OPERATORS.items():
+    setattr(GaussianVar, f"__{_name}__", lambda var, other, _function=_function: _function(var, other))
+GaussianVar.__hash__ = Tensor.__hash__
 
 
 def _plain(value):

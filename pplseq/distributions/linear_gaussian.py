@@ -118,6 +118,19 @@ class LinearGaussian(TorchDistribution):
                     parts.append(value.shape[time : value.dim() - dims])
             batch_shape = broadcast_shapes(*parts)
         super().__init__(torch.Size(batch_shape), torch.Size((size,)), validate_args=False)
+        if self.state is not None:
+            self._align()
+
+    def _align(self) -> None:
+        """Puts the rows' dimensions behind the time of what a vectorised loop index cut out: (T, n, h) to (T, 1, n, h)."""
+        dims = len(self.batch_shape)
+        self.A, self.offset = _with_rows(self.A, 2, dims), _with_rows(self.offset, 1, dims)
+        if isinstance(self.noise, FullNoise):
+            covariance = _with_rows(self.noise.covariance, 2, dims)
+            self.noise = self.noise if covariance is self.noise.covariance else FullNoise(covariance)
+        elif isinstance(self.noise, DiagonalNoise):
+            variances = _with_rows(self.noise.variances, 1, dims)
+            self.noise = self.noise if variances is self.noise.variances else DiagonalNoise(variances)
 
     def expand(self, batch_shape, _instance=None):
         new = object.__new__(LinearGaussian)
@@ -158,10 +171,7 @@ class LinearGaussian(TorchDistribution):
 
     def belief(self) -> GaussianBelief:
         """The Gaussian where x is no symbol: what a chain starts with."""
-        mean, covariance = (
-            torch.zeros(self.event_shape, dtype=self._like.dtype, device=self._like.device),
-            self.noise.covariance,
-        )
+        mean, covariance = self.noise.zero, self.noise.covariance
         if isinstance(self.x, GaussianBelief):
             mean = (self.A @ self.x.mean.unsqueeze(-1)).squeeze(-1)
             covariance = self.A @ self.x.covariance @ self.A.mT + covariance
@@ -196,6 +206,13 @@ class LinearGaussian(TorchDistribution):
             flat = residual.reshape(-1, residual.shape[-1])
             squares = (flat * noise.solve(flat.T).T).sum(-1).reshape(residual.shape[:-1])
         return -0.5 * (squares + noise.log_determinant + noise.size * LOG_2PI)
+
+
+def _with_rows(value: Tensor | None, dims: int, rows: int) -> Tensor | None:
+    if not getattr(value, "time_first", False):
+        return value
+    time, *own = value.shape[: value.dim() - dims]
+    return value.reshape(time, *(1,) * (rows - len(own)), *own, *value.shape[value.dim() - dims :])
 
 
 def _size(noise, offset: Tensor | None) -> int:

@@ -39,7 +39,7 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
         base, dims = base.base_dist, dims + base.reinterpreted_batch_ndims
     loc = getattr(base, "loc", None)
     if not isinstance(loc, GaussianVar):
-        if any(isinstance(value, GaussianVar) for value in vars(base).values()):
+        if _mentions_state(base):
             raise TypeError(
                 f"site {name!r}: a hidden Gaussian state may stand in the mean of a Gaussian only, not elsewhere in "
                 f"{type(base).__name__}"
@@ -61,6 +61,12 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
     if offset is not None and loc.scalar:
         offset = offset.unsqueeze(-1)
     return loc, AffineSite(full_matrix(loc), offset, noise, loc.scalar)
+
+
+def _mentions_state(fn) -> bool:
+    """Whether a distribution, or one that it wraps, has a parameter that is a symbol."""
+    wrapped = getattr(fn, "base_dist", None)
+    return any(isinstance(value, GaussianVar) for value in vars(fn).values()) or wrapped is not None and _mentions_state(wrapped)
 
 
 def _check_event(name: str, var: GaussianVar) -> None:

@@ -8,6 +8,7 @@ import torch
 from pyro import poutine
 
 from pplseq.infer.blocked_enum import BlockedEnum
+from pplseq.infer.kalman_collapse import KalmanCollapse
 
 MODES = ("viterbi", "sample")
 
@@ -61,10 +62,10 @@ def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> 
     """
     program, results = _program(model), []
     for vectorize in (False, True):
-        handler = BlockedEnum(vectorize=vectorize)
-        with torch.random.fork_rng(), torch.no_grad(), poutine.block(), handler:
+        discrete, gaussian = BlockedEnum(vectorize=vectorize), KalmanCollapse(vectorize=vectorize)
+        with torch.random.fork_rng(), torch.no_grad(), poutine.block(), discrete, gaussian:
             program(*args, **kwargs)
-        results.append({name: chain.log_prob() for name, chain in handler.chains.items()})
+        results.append({name: chain.log_prob() for name, chain in {**discrete.chains, **gaussian.chains}.items()})
     recorded, vectorised = results
     for name, expected in recorded.items():
         if name not in vectorised or not torch.allclose(vectorised[name], expected, rtol=rtol):

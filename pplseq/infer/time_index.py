@@ -101,19 +101,25 @@ def _index(tensor: Tensor, index) -> Tensor:
     """tensor[..., t, ...] with the time axis moved to the front."""
     index = index if isinstance(index, tuple) else (index,)
     times = [i for i in index if isinstance(i, TimeIndex)]
-    if len(times) > 1 or any(not isinstance(i, (TimeIndex, slice)) and i is not Ellipsis for i in index):
-        raise TypeError("only slices may stand beside a vectorised time index, as in x[:, t]")
+    others = [i for i in index if not isinstance(i, (TimeIndex, slice, int)) and i is not Ellipsis]
+    if len(times) > 1 or len(others) > 1 or any(not _picks_rows(i) for i in others):
+        raise TypeError(
+            "only slices, integers and one tensor of row numbers may stand beside a vectorised time index, as in x[:, t]"
+        )
     position = next(k for k, i in enumerate(index) if isinstance(i, TimeIndex))
-    time = times[0]
-    if Ellipsis in index[:position]:
+    time, rest = index[position], index[:position] + index[position + 1 :]
+    if any(i is Ellipsis for i in index[:position]):
         position = tensor.dim() - len(index) + position
     if not 0 <= time.start <= time.stop <= tensor.shape[position]:
         raise IndexError(
             f"time {time.start}:{time.stop} is out of range for dimension {position} of a tensor of shape "
             f"{tuple(tensor.shape)}"
         )
-    steps = tuple(slice(i.start, i.stop) if i is time else i for i in index)
-    return mark_time_first(tensor[steps].movedim(position, 0))
+    return mark_time_first(tensor.movedim(position, 0)[(slice(time.start, time.stop), *rest)])
+
+
+def _picks_rows(index) -> bool:
+    return isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64
 
 
 def markov(iterable, history: int = 1, *, vectorize: bool = True):
@@ -130,15 +136,17 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
     """
     from pplseq.infer.recording import ChainMessenger
 
-    handler = next((m for m in reversed(_PYRO_STACK) if isinstance(m, ChainMessenger)), None)
+    handlers = [m for m in _PYRO_STACK if isinstance(m, ChainMessenger)]
     simple = isinstance(iterable, range) and iterable.step == 1 and len(iterable) > 1 and history == 1
-    if handler is None or not handler.vectorize or not vectorize or not simple:
+    if not handlers or not all(h.vectorize for h in handlers) or not vectorize or not simple:
         yield from pyro.markov(iterable, history=history)
         return
     yield iterable[0]
     index = TimeIndex(iterable[1], iterable[-1] + 1)
-    handler.time_index = index
+    for handler in handlers:
+        handler.time_index = index
     try:
         yield index
     finally:
-        handler.time_index = None
+        for handler in handlers:
+            handler.time_index = None

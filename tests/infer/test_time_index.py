@@ -35,6 +35,15 @@ def test_other_slices_count():
     assert torch.equal(y.movedim(1, -1)[:, :2, T], y[:, 1:4, :2].movedim(1, 0))
 
 
+def test_integers_and_row_numbers_count():
+    y, rows = torch.arange(60).view(2, 10, 3), torch.tensor([1, 0, 1])
+    assert torch.equal(y[:, T, 2], y[:, 1:4, 2].T)
+    assert torch.equal(y[1, T], y[1, 1:4])
+    assert torch.equal(y[1, T, -1], y[1, 1:4, -1])
+    assert torch.equal(y[rows, T], y[rows, 1:4].movedim(1, 0))
+    assert torch.equal(y[..., T, 0], y[:, 1:4, 0].T)
+
+
 def test_comparisons():
     lengths, steps = torch.tensor([1, 2, 5]), torch.tensor([[1], [2], [3]])
     assert torch.equal(T < lengths, steps < lengths)
@@ -65,9 +74,9 @@ MISUSES = {
     "float": lambda t: float(t),
     "a list": lambda t: [1, 2, 3][t],
     "range": lambda t: range(t),
-    "x[t, 0]": lambda t: torch.zeros(5, 5)[t, 0],
     "x[t, None]": lambda t: torch.zeros(5, 5)[t, None],
-    "x[t, tensor]": lambda t: torch.zeros(5, 5)[t, torch.tensor([0, 1])],
+    "x[t, mask]": lambda t: torch.zeros(5, 5)[t, torch.tensor([True, False, True, True, False])],
+    "x[t, tensor, tensor]": lambda t: torch.zeros(5, 5, 5)[t, torch.tensor([0, 1]), torch.tensor([0, 1])],
     "x[t, t]": lambda t: torch.zeros(5, 5)[t, t],
     "x * t": lambda t: torch.zeros(5) * t,
     "x + t": lambda t: torch.zeros(5) + t,
