@@ -65,8 +65,10 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
 
 def _mentions_state(fn) -> bool:
     """Whether a distribution, or one that it wraps, has a parameter that is a symbol."""
+    if any(isinstance(value, GaussianVar) for value in vars(fn).values()):
+        return True
     wrapped = getattr(fn, "base_dist", None)
-    return any(isinstance(value, GaussianVar) for value in vars(fn).values()) or wrapped is not None and _mentions_state(wrapped)
+    return wrapped is not None and _mentions_state(wrapped)
 
 
 def _check_event(name: str, var: GaussianVar) -> None:
