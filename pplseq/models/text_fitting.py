@@ -168,7 +168,8 @@ class _Fit:
         self.fell = False
         self.remarks: list[str] = []
         self.fit = TextFit()
-        self.best_model: TextLDS | None = None
+        self.state: tuple | None = None  # parameters, and moments of the means under them
+        self.best_state: tuple | TextLDS | None = None
         self.best_saved = True
         self.signals = StopSignals()
 
@@ -190,7 +191,7 @@ class _Fit:
             if self.log is not None:
                 self.log.close()
         self.signals.reraise()
-        self.fit.model = self.best_model
+        self.fit.model = self._model(self.best_state)
         return self.fit
 
     def _identify(self) -> TextParameters:
@@ -209,7 +210,8 @@ class _Fit:
                     statistics = asos_statistics(steady, self.cov, horizon=settings.horizon)
                 if not math.isfinite(statistics.likelihood.gain):
                     raise ArithmeticError("the likelihood is not finite")
-                self.model = self._model(statistics)
+                if np.linalg.eigvalsh(self.parameters.reduction)[0] < 0:
+                    raise ArithmeticError("the states' second moment is not positive definite")
             except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
                 if self.step == 0:
                     raise ValueError(f"the starting parameters cannot be used: {error}") from error
@@ -217,6 +219,7 @@ class _Fit:
                 raise NonFiniteLoss(
                     f"EM failed in iteration {self.step}: {error}; use more pseudo_counts or fewer states"
                 ) from error
+            self.state = self.parameters, (statistics.smoothed_moment, statistics.filtered_moment)
             self._record(steady, statistics)
             reason = self._reason()
             due = time.monotonic() - self.saved_at >= settings.checkpoint_interval
@@ -243,7 +246,7 @@ class _Fit:
         if improved:
             self.fit.best, self.fit.best_step = value, self.step
         if improved or (self.held_out is None and not self.fell):  # without held-out text the last ones are the best
-            self.best_model, self.best_saved = self.model, False
+            self.best_state, self.best_saved = self.state, False
         record |= {"best": improved, "seconds": round(self._clock(), 3)}
         if self.remarks:
             record["remarks"] = self.remarks
@@ -268,11 +271,14 @@ class _Fit:
     def _clock(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def _model(self, statistics: Any) -> TextLDS:
+    def _model(self, state: tuple | TextLDS) -> TextLDS:
+        if isinstance(state, TextLDS):
+            return state  # as it was read from the folder
+        parameters, moments = state
         model = TextLDS.from_parameters(
-            self.parameters,
+            parameters,
             self.cov.probs,
-            moments=(statistics.smoothed_moment, statistics.filtered_moment),
+            moments=moments,
             dtype=getattr(torch, self.settings.dtype),
             forms=self.counts.forms,
         )
@@ -288,7 +294,7 @@ class _Fit:
         self._save_best()
 
         def write(new: Path) -> None:
-            self._write_model(new, self.model)
+            self._write_model(new, self.state)
             tensors = {name: torch.from_numpy(np.array(getattr(self.parameters, name))) for name in ARRAYS}
             if self.gram is not None:
                 tensors["emission_gram"] = torch.from_numpy(np.array(self.gram))
@@ -308,11 +314,11 @@ class _Fit:
 
     def _save_best(self) -> None:
         if self.folder is not None and not self.best_saved:
-            checkpoint.replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_model))
+            checkpoint.replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_state))
             self.best_saved = True
 
-    def _write_model(self, folder: Path, model: TextLDS) -> None:
-        model.save(folder, vocabulary=self.counts.vocabulary)
+    def _write_model(self, folder: Path, state: tuple | TextLDS) -> None:
+        self._model(state).save(folder, vocabulary=self.counts.vocabulary)
 
     def load(self) -> None:
         if self.folder is None:
@@ -334,7 +340,7 @@ class _Fit:
         from pplseq.models import load_model
 
         checkpoint.recover_folder(self.folder / "best")
-        self.best_model = load_model(self.folder / "best")[0]
+        self.best_state = load_model(self.folder / "best")[0]
 
     def _fingerprint(self) -> str:
         """Of what must not change between two parts of a run."""
