@@ -197,19 +197,17 @@ def stationary_mode(
     """
     size, start = len(weights), weights
     ridge = prior.strength * shrunk.to(weights)
+    held_precision = torch.linalg.pinv(noise, hermitian=True) if hold_noise else None
 
     def objective(matrix, covariance):
         about = mean - first_mean(matrix)
         stationary = stationary_covariance(matrix[:, :size], covariance)
         scatter = residual_scatter(statistics, matrix - start)
-        value = prior.log_prob(matrix, covariance, shrunk)
-        for count, S, total in (
-            (statistics.count, covariance, scatter),
-            (num_sequences, stationary, num_sequences * torch.outer(about, about) + spread),
-        ):
-            factor = torch.linalg.cholesky(S)
-            value = value - count * factor.diagonal().log().sum() - torch.cholesky_solve(total, factor).trace() / 2
-        return value
+        first = num_sequences * torch.outer(about, about) + spread
+        value = prior.log_prob(matrix, covariance, shrunk) + _log_density(num_sequences, stationary, first)
+        if hold_noise:  # it may be singular: what it leaves no room for stays as it is
+            return value - (held_precision * scatter).sum() / 2
+        return value + _log_density(statistics.count, covariance, scatter)
 
     def ascend(point, direction_of, build):
         with torch.enable_grad():
@@ -249,6 +247,12 @@ def stationary_mode(
 
             noise = ascend(noise, towards, lambda s, weights=weights: (weights, symmetrize(s)))
     return weights, noise, floored
+
+
+def _log_density(count: Tensor, covariance: Tensor, scatter: Tensor) -> Tensor:
+    """log N(0, covariance) of so many vectors with this scatter, without its constant."""
+    factor = torch.linalg.cholesky(covariance)
+    return -count * factor.diagonal().log().sum() - torch.cholesky_solve(scatter, factor).trace() / 2
 
 
 def stationary_mean(transition: Tensor, offset: Tensor | None) -> Tensor:

@@ -57,7 +57,9 @@ def guess_parameters(
     rows = valid.flatten()
     flat, extras = filled.flatten(0, 1)[rows], emission_extras.flatten(0, 1)[rows]
     # what inputs explain is not for states to explain
-    centred = flat - mean if extras.shape[-1] == 0 else flat - extras @ _regress(extras, flat).T
+    centred = flat - mean
+    if extras.shape[-1]:
+        centred = centred - extras @ _regress(extras, centred).T
     signal = torch.zeros_like(filled)
     signal[valid] = centred.where(seen[valid], 0.0)
     spread = (centred.square().mean(0)).clamp_min(1e-12)
@@ -83,9 +85,15 @@ def guess_parameters(
     transition[:, :size] = stabilized(transition[:, :size])
     state_noise = _covariance(following - regressors @ transition.T) + 1e-3 * identity
     regressors = torch.cat([states, emission_extras.flatten(0, 1)[now]], 1)
-    target = filled.flatten(0, 1)[now]
+    # data far from zero would drown in rounding and the ridge: only what is left of their mean is regressed
+    constant = _regress(extras, torch.ones_like(extras[:, :1])) if extras.shape[-1] else extras.new_zeros(1, 0)
+    has_offset = extras.shape[-1] > 0 and bool((extras @ constant.T - 1).abs().max() < 1e-6)
+    centre = mean if has_offset else torch.zeros_like(mean)
+    target = filled.flatten(0, 1)[now] - centre
     emission = _regress(regressors, target)
     emission_noise = _covariance(target - regressors @ emission.T) + torch.diag(1e-2 * spread)
+    if has_offset:
+        emission[:, size:] += centre.unsqueeze(-1) * constant
     return Guess(
         transition, state_noise, emission, emission_noise, states.mean(0), _covariance(states) + 1e-3 * identity
     )

@@ -44,7 +44,7 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
         inputs_to, offsets: where inputs enter and where offsets are: "both", "transition", "emission" or "none".
         state_noise, emission_noise: "full" or "diagonal".
         initial: "learned", or "stationary": the distribution that the states tend to without inputs, which needs a stable
-            transition.
+            transition: EM keeps it so; gradients may need a smaller learning rate.
         state_prior, emission_prior: a :class:`~pplseq.infer.lds_em.RegressionPrior` of weights and noise (or a mapping
             of its arguments), for maximum a posteriori; None: maximum likelihood.
         noise_floor: smallest variance that EM may give a noise, or the first state, in any direction.
@@ -110,7 +110,8 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
         real = DTYPES[dtype]
         h, n, inputs = self.num_states, self.num_features, self.num_inputs
         turn = torch.linalg.qr(torch.randn(h, h, dtype=real))[0]
-        self.transition = nn.Parameter(0.9 * turn)
+        # contiguous: Pyro's store would copy it otherwise, and train the copy
+        self.transition = nn.Parameter(((0.5 if initial == "stationary" else 0.9) * turn).contiguous())
         self.emission = nn.Parameter(torch.randn(n, h, dtype=real) / h**0.5)
         for kind, size in (("transition", h), ("emission", n)):
             given = {

@@ -11,7 +11,7 @@ def values(model):
     found = {name: getattr(model, name) for name in (*names, "state_noise", "emission_noise")}
     mean, covariance = model.initial_belief
     found |= {"initial_mean": mean, "initial_covariance": covariance}
-    return {name: None if value is None else value.detach().double().numpy() for name, value in found.items()}
+    return {name: None if value is None else value.detach().double().numpy().copy() for name, value in found.items()}
 
 
 class Dense(NamedTuple):
