@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+from pplseq.infer import gaussian_queries
 from pplseq.infer.gaussian_input import Dynamics, flatten
 from pplseq.infer.gaussian_path import DOUBLE, CovariancePath, PathInput, SmoothedPath
-from pplseq.infer.gaussian_states import GaussianStates, StepCovariances
+from pplseq.infer.gaussian_states import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 __all__ = ["Dynamics", "GaussianChain"]
@@ -252,6 +253,32 @@ class GaussianChain:
         path, valid = self._smoothed_path, self.flat.valid
         table = path.lag_one.to(self.flat.vector.dtype)
         return StepCovariances(table, path.index[:-1], self.batch_shape, None if valid is None else valid[1:])
+
+    # ---------------------------------------------------------------- draws and predictions
+    @torch.no_grad()
+    def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
+        """(S, T, *B, h) exact draws of all states given all observations; no gradients."""
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        vector = self.flat.vector
+        noise = gaussian_queries.standard_normal((num_samples, *vector.shape), vector, seed)
+        draws = gaussian_queries.draw_states(self, noise)
+        return draws.reshape(num_samples, self.num_steps, *self.batch_shape, self.num_states)
+
+    def forecast(self, num_steps: int, *, dynamics: Dynamics | None = None, emission=None) -> GaussianForecast:
+        """The states, and observations, of the steps behind each row's own end.
+
+        Args:
+            num_steps: k, how many.
+            dynamics: of these steps, matrices (h, h), (k, h, h) or (k, *B, h, h) and offset None, (h,) or (k, *B, h); None
+                keeps the chain's own, which then must not change from step to step.
+            emission: gives the observations; None takes the chain's own, if it has one.
+        """
+        return gaussian_queries.forecast(self, num_steps, dynamics, emission)
+
+    def innovations(self, observations: Tensor) -> Innovations:
+        """Observations (T, *B, n) minus their predictions from all earlier ones, and the covariances of that."""
+        return gaussian_queries.innovations(self, observations)
 
 
 def times(matrices: Tensor, vectors: Tensor) -> Tensor:

@@ -70,11 +70,11 @@ def flatten(
         batch,
         start.mean.expand(*batch, h).reshape(rows, h),
         _covariance(start.covariance, batch, h),
-        _by_step(dynamics.matrix, "dynamics.matrix", num_steps - 1, batch, h),
-        _by_step(dynamics.noise, "dynamics.noise", num_steps - 1, batch, h, zero=True),
-        _offset(dynamics.offset, num_steps - 1, batch, h),
+        by_step(dynamics.matrix, "dynamics.matrix", num_steps - 1, batch, h),
+        by_step(dynamics.noise, "dynamics.noise", num_steps - 1, batch, h, zero=True),
+        step_offset(dynamics.offset, num_steps - 1, batch, h),
         vector.expand(num_steps, *batch, h).reshape(num_steps, rows, h),
-        _by_step(evidence.matrix, "evidence.matrix", num_steps, batch, h, zero=True),
+        by_step(evidence.matrix, "evidence.matrix", num_steps, batch, h, zero=True, count="T"),
         evidence.constant.expand(num_steps, *batch).reshape(num_steps, rows),
         valid,
         used,
@@ -154,9 +154,10 @@ def _covariance(covariance: Tensor, batch: torch.Size, h: int) -> Tensor:
         ) from None
 
 
-def _by_step(matrix: Tensor, name: str, steps: int, batch: torch.Size, h: int, zero: bool = False) -> Tensor:
+def by_step(
+    matrix: Tensor, name: str, steps: int, batch: torch.Size, h: int, zero: bool = False, count: str = "T-1"
+) -> Tensor:
     """(1 | steps, 1 | R, h, h)."""
-    count = "T" if name.startswith("evidence") else "T-1"
     wrong = ValueError(
         f"{name} must be (h, h), ({count}, h, h) or ({count}, *B, h, h) with {count} = {steps}, *B = {tuple(batch)} and "
         f"h = {h}, got {tuple(matrix.shape)}"
@@ -179,7 +180,7 @@ def _by_step(matrix: Tensor, name: str, steps: int, batch: torch.Size, h: int, z
         raise wrong from None
 
 
-def _offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int) -> Tensor | None:
+def step_offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int, count: str = "T-1") -> Tensor | None:
     if offset is None or tuple(offset.shape) == (h,):
         return offset
     try:
@@ -188,7 +189,7 @@ def _offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int) -> Ten
         return offset.expand(steps, *batch, h).reshape(steps, math.prod(batch), h)
     except RuntimeError:
         raise ValueError(
-            f"dynamics.offset must be None, (h,) or (T-1, *B, h) = {(steps, *batch, h)}, got {tuple(offset.shape)}"
+            f"dynamics.offset must be None, (h,) or ({count}, *B, h) = {(steps, *batch, h)}, got {tuple(offset.shape)}"
         ) from None
 
 
