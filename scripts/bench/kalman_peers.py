@@ -1,7 +1,7 @@
 """Kalman filter and smoother against dynamax, pyro's GaussianHMM, pykalman and statsmodels: tokens a second.
 
 Latent size h = 50 and 200, 50 observed numbers a step, one thread each, whole calls as a user makes them: from
-observations and parameters to the log-likelihood and filtered means (filter) or smoothed means (smoother). A batch of 256
+observations and parameters to the log-likelihood and filtered means (filter) or smoothed means (smoother). A batch of 1,024
 sentences of 32 steps, and one long sequence; libraries that need minutes for that many steps get fewer, and all are
 reported as tokens a second. Each library works in a process of its own, in turn; before any speed is reported, the
 log-likelihood and all means of a small problem must agree. GaussianHMM gives the log-likelihood only: its filter returns
@@ -23,7 +23,7 @@ import numpy as np
 from peers import Worker, answer_turns, take_turns
 
 N = 50  # observed numbers a step
-CHECK, BATCH = (3, 20), (256, 32)  # sequences, steps
+CHECK, BATCH = (3, 20), (1024, 32)  # sequences, steps
 OPERATIONS = ("filter batch", "smooth batch", "filter long", "smooth long")
 # name -> (library, variant)
 CONTENDERS = {
@@ -39,7 +39,7 @@ CONTENDERS = {
 # (sequences, steps) of a batch, steps of the long sequence: what takes seconds, not minutes
 SIZES = {
     "pplseq": (BATCH, 65536),
-    "dynamax": (BATCH, 2048),
+    "dynamax": ((256, 32), 2048),
     "pyro": ((16, 32), 512),
     "pykalman": ((4, 32), 128),
     "statsmodels": ((8, 32), 256),
