@@ -21,13 +21,18 @@ from pplseq.infer.checkpoint import only_one_run, recover_folder
 from pplseq.infer.settings import History, TrainSettings
 from pplseq.infer.training import model_device, train
 
+TRAINED = ("vlhmm", "hmm")  # models of words that are trained on text
+
 
 def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
     """Train as `config` says in `folder`, with a bar on stderr and a summary on stdout."""
-    from pplseq.models import REGISTRY
-
-    if config.model not in REGISTRY:
-        raise ValueError(f"unknown model {config.model!r}.{nearest(config.model, REGISTRY)}")
+    if config.model.replace("-", "_") == "text_lds":
+        raise ValueError(
+            "a text_lds is fitted to counts, not to batches of text: `pplseq count SOURCE --max-lag 7 --out COUNTS`, then "
+            "`pplseq lds fit COUNTS --out RUN`"
+        )
+    if config.model not in TRAINED:
+        raise ValueError(f"unknown model {config.model!r}.{nearest(config.model, TRAINED)}")
     _prepare_folder(config, folder, resume)
     device = run.choose_device(config.device)
     if config.threads is not None:
@@ -120,8 +125,14 @@ def _prepare_folder(config: RunConfig, folder: Path, resume: bool) -> None:
         return
     if (folder / "last").exists():
         raise ValueError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
-    if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()) and not (folder / "data.json").exists():
-        raise ValueError(f"{folder} is not empty and holds no run; give --out a new folder, so that nothing is overwritten")
+    if (
+        folder.is_dir()
+        and any(path.name != ".lock" for path in folder.iterdir())
+        and not (folder / "data.json").exists()
+    ):
+        raise ValueError(
+            f"{folder} is not empty and holds no run; give --out a new folder, so that nothing is overwritten"
+        )
     if (folder / "config.toml").exists() and run.saved_config(folder) != config:
         (folder / "clusters.paths").unlink(missing_ok=True)
 

@@ -162,6 +162,13 @@ def test_fit_errors(folder, tmp_path, run):
     assert not (tmp_path / "x" / "last").exists()
 
 
+def test_train_says_where_to_go(tmp_path):
+    for name in ("text_lds", "text-lds"):
+        message = pplseq("train", name, "builtin:generated", "--out", tmp_path / "x", code=2).stderr
+        assert "pplseq lds fit COUNTS --out RUN" in message and not (tmp_path / "x").exists()
+    assert "unknown model 'lds'" in pplseq("train", "lds", "builtin:generated", "--out", tmp_path / "x", code=2).stderr
+
+
 def test_counts_that_changed_do_not_resume(folder, tmp_path):
     counts = LagCounts.load(folder / "valid")
     counts.save(tmp_path / "counts")
