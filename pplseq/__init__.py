@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "MISSING": "distributions.state",
         "VLHMM": "models.vlhmm",
         "HMM": "models.hmm",
+        "LDS": "models.lds",
         "TextLDS": "models.text_lds",
         "load_model": "models.storage",
         "load_corpus": "data.text",

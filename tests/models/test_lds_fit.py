@@ -37,7 +37,7 @@ def sequences(truth):
 
 
 def test_it_finds_the_truth(truth, sequences):
-    model = LDS(H, N).fit(sequences, seed=0, max_iterations=60)
+    model = LDS(H, N).fit(sequences, seed=0, max_iterations=40)
     history = model.history
     assert (np.diff(history.log_likelihoods) > 0).all()
     # fitted parameters lie above the truth on what they were fitted to, by about half a nat a parameter
