@@ -78,6 +78,14 @@ def lds() -> None:
 @click.option("--patience", type=click.IntRange(1), help="Stop after this many iterations without a new best.")
 @click.option("--max-time", type=DURATION, help="Stop after this long: 90s, 10m, 2h, or seconds.")
 @click.option("--seed", default=0, show_default=True, help="Of the randomized singular value decomposition.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="Of what has the vocabulary's size; float32 halves the memory.",
+)
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="That share sparse products.")
 @click.pass_context
 def fit(ctx: click.Context, counts: Path | None, out: Path | None, resume: Path | None, **settings: Any) -> None:
     """Fit a model to COUNTS (a folder written by `pplseq count`).
@@ -89,12 +97,12 @@ def fit(ctx: click.Context, counts: Path | None, out: Path | None, resume: Path 
 
     if resume is not None:
         given = {name for name in settings if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
-        fixed = given - {"iterations", "max_time", "patience"}
+        fixed = given - {"iterations", "max_time", "patience", "threads"}
         if out is not None or counts is not None or fixed:
             names = [f"--{name.replace('_', '-')}" for name in sorted(fixed)] + ["--out"] * (out is not None)
             raise click.UsageError(
                 f"--resume continues a run with its own counts and settings: leave out {', '.join(names) or 'COUNTS'}; "
-                "only --iterations, --max-time and --patience can be given anew"
+                "only --iterations, --max-time, --patience and --threads can be given anew"
             )
         summary = resume_fit(resume, {name: settings[name] for name in given}, on_record=_show)
     else:

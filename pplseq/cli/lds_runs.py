@@ -57,7 +57,12 @@ def resume_fit(folder: Path, changes: dict[str, Any], on_record: Callable) -> di
 def _fit(folder, counts, held_out, settings, sources, on_record, *, resume: bool) -> dict[str, Any]:
     from pplseq.models.text_fitting import FitSettings, fit_text_lds
 
-    names = {"states": "num_states", "iterations": "num_iterations", "state_noise": "update_state_noise"}
+    names = {
+        "states": "num_states",
+        "iterations": "num_iterations",
+        "state_noise": "update_state_noise",
+        "threads": "num_threads",
+    }
     chosen = FitSettings(**{names.get(name, name): value for name, value in settings.items()})
     with only_one_run(folder):
         text = json.dumps({"sources": sources, "settings": settings}, indent=1) + "\n"
