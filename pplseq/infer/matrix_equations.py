@@ -83,47 +83,25 @@ def solve_lyapunov(transition: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return symmetric(solve_stein(transition, transition.T, noise))
 
 
-def solve_dare(
-    transition: np.ndarray, information: np.ndarray, noise: np.ndarray, *, tolerance: float = 1e-15
-) -> np.ndarray:
+def solve_dare(transition: np.ndarray, information: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """The filter's Riccati equation X = A (X^-1 + Lam)^-1 A' + Q, in information form, by structured doubling.
-
-        Phi = A', Psi = Lam, Th = Q;  repeat:  W = (I + Psi Th)^-1,
-        Th += Phi' Th W Phi,  Psi += Phi W Psi Phi',  Phi = Phi W Phi;  X = lim Th
 
     Args:
         transition: A (h, h), stable. information: Lam = C'D^-1C (h, h). noise: Q (h, h), positive semidefinite.
-        tolerance: relative change at which to stop.
 
     Returns:
         X (h, h): covariance of the state given the past, Cov(x_t | w_1 ... w_{t-1}), in the long run.
 
     Raises:
         ValueError: if A is not stable, or the doubling does not converge.
-
-    Source:
-        E. K.-W. Chu, H.-Y. Fan, W.-W. Lin and C.-S. Wang (2004), Structure-preserving algorithms for periodic
-        discrete-time algebraic Riccati equations, Int. J. Control 77.
     """
+    import torch
+
+    from pplseq.infer.riccati import predicted_covariance
+
     check_stable("transition", transition)
-    phi, psi, theta = transition.T, symmetric(information), symmetric(noise)
-    identity = np.eye(len(transition))
-    for _ in range(MAX_DOUBLINGS):
-        # one factorisation for the three products with W = (I + Psi Th)^-1
-        solved = np.linalg.solve(identity + psi @ theta, np.concatenate([phi, psi @ phi.T], axis=1))
-        inside, outside = np.split(solved, 2, axis=1)
-        increment = symmetric(phi.T @ theta @ inside)
-        psi = symmetric(psi + phi @ outside)
-        theta, phi = theta + increment, phi @ inside
-        if np.linalg.norm(increment) <= tolerance * np.linalg.norm(theta):
-            return theta
-        if not np.isfinite(theta).all():
-            break
-    raise ValueError(
-        "the Riccati equation has no solution by doubling: expected information and noise positive semidefinite; "
-        f"got smallest eigenvalues {np.linalg.eigvalsh(symmetric(information))[0]:.3g} "
-        f"and {np.linalg.eigvalsh(symmetric(noise))[0]:.3g}"
-    )
+    matrices = (torch.from_numpy(np.ascontiguousarray(m)) for m in (transition, symmetric(noise), symmetric(information)))
+    return predicted_covariance(*matrices).numpy()
 
 
 def clip_eigenvalues(matrix: np.ndarray, radius: float) -> np.ndarray:

@@ -67,24 +67,36 @@ def stationary_coordinates(transition: Tensor, noise: Tensor) -> tuple[Tensor, T
 def predicted_covariance(transition: Tensor, noise: Tensor, information: Tensor) -> Tensor:
     """Cov(z_t | y_1..y_{t-1}) in the steady state: the solution of the discrete algebraic Riccati equation.
 
-    P = A (P^-1 + Lam)^-1 A' + Q, by the structure-preserving doubling algorithm.
+    P = A (P^-1 + Lam)^-1 A' + Q, by structure-preserving doubling: with Phi = A', Psi = Lam, Th = Q repeat
+
+        W = (I + Psi Th)^-1,  Th += Phi' Th W Phi,  Psi += Phi W Psi Phi',  Phi = Phi W Phi;   P = lim Th
 
     Args:
-        transition, noise, information: (h, h) A, Q and Lam = C'D^-1C.
+        transition, noise, information: (h, h) A, Q and Lam = C'D^-1C, the latter two positive semidefinite.
 
-    Source: B. D. O. Anderson (1978), Second-order convergent algorithms for the steady-state Riccati equation.
+    Raises:
+        ValueError: where the doubling does not converge.
+
+    Source: B. D. O. Anderson (1978), Second-order convergent algorithms for the steady-state Riccati equation; E. K.-W. Chu,
+    H.-Y. Fan, W.-W. Lin and C.-S. Wang (2004), Structure-preserving algorithms for periodic discrete-time algebraic Riccati
+    equations, Int. J. Control 77.
     """
     identity = torch.eye(len(noise), dtype=noise.dtype, device=noise.device)
     power, gathered, total = transition.T, information, noise
     for _ in range(MAX_DOUBLINGS):
-        solved = torch.linalg.solve(identity + gathered @ total, power)  # (I + Psi Th)^-1 Phi
-        step = symmetrize(power.T @ total @ solved)
-        # Phi (I + Psi Th)^-1 Psi Phi'
-        gathered = gathered + symmetrize(power @ torch.linalg.solve(identity + gathered @ total, gathered) @ power.T)
-        total, power = total + step, power @ solved
+        # one factorisation for both products with W
+        solved = torch.linalg.solve(identity + gathered @ total, torch.cat([power, gathered @ power.T], 1))
+        inside, outside = solved.split(len(noise), 1)
+        step = symmetrize(power.T @ total @ inside)
+        gathered = symmetrize(gathered + power @ outside)
+        total, power = total + step, power @ inside
         if float(step.detach().norm()) <= torch.finfo(noise.dtype).eps * float(total.detach().norm()):
-            break
-    return symmetrize(total)
+            return symmetrize(total)
+    smallest = [float(torch.linalg.eigvalsh(m.detach())[0]) for m in (information, noise) if bool(torch.isfinite(m).all())]
+    raise ValueError(
+        "the Riccati equation has no solution by doubling: expected information and noise positive semidefinite; got "
+        f"smallest eigenvalues {' and '.join(f'{value:.3g}' for value in smallest) or 'of NaN'}"
+    )
 
 
 def filtered_covariance(predicted: Tensor, information: Tensor) -> Tensor:
