@@ -65,6 +65,7 @@ def problem(h: int, shape: tuple[int, int]):
 # ------------------------------------------------------------------------------------------------ what each library runs
 def pplseq_runs(h: int, variant: str):
     import torch
+
     from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
     from pplseq.infer.gaussian_chain import Dynamics, GaussianChain
 
