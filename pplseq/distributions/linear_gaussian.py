@@ -33,7 +33,8 @@ class LinearEmission:
         weighted = self.noise.solve(self.matrix)  # D^-1 M
         vector = (residual.unsqueeze(-2) @ weighted).squeeze(-2) if weighted.dim() > 2 else residual @ weighted
         if isinstance(self.noise, DiagonalNoise):
-            squares = (residual.square() / self.noise.variances).sum(-1)
+            white = residual * self.noise.variances.rsqrt()
+            squares = torch.linalg.vecdot(white, white)
         elif self.noise.batch_shape:
             squares = (residual * self.noise.solve(residual.unsqueeze(-1)).squeeze(-1)).sum(-1)
         else:  # one noise for all: one triangular solve

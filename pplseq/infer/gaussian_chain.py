@@ -154,7 +154,7 @@ class GaussianChain:
     @once
     def _surprise(self) -> Tensor:
         """(T, R, h) vector - matrix x_t|t = (I + Lam P)^-1 (vector - matrix x_t|t-1); zero without evidence."""
-        surprise = self.flat.vector - times(self.flat.information, self._means)
+        surprise = times(self.flat.information, self._means, self.flat.vector, scale=-1)
         return surprise if self.flat.used is None else torch.where(self.flat.used.unsqueeze(-1), surprise, 0.0)
 
     @once
@@ -281,13 +281,19 @@ class GaussianChain:
         return gaussian_queries.innovations(self, observations)
 
 
-def times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """(1 | T, 1 | R, h, h) times (T, R, h)."""
+def times(matrices: Tensor, vectors: Tensor, plus: Tensor | None = None, scale: int = 1) -> Tensor:
+    """(1 | T, 1 | R, h, h) times (T, R, h), scaled, plus (T, R, h)."""
     if len(matrices) == 1 and matrices.shape[1] == 1:
-        return vectors @ matrices[0, 0].T
+        if plus is None:
+            return vectors @ matrices[0, 0].T
+        h = vectors.shape[-1]  # in one go: a long chain's means are too much for the cache
+        product = torch.addmm(plus.reshape(-1, h), vectors.reshape(-1, h), matrices[0, 0].T, alpha=scale)
+        return product.reshape(plus.shape)
     if matrices.shape[1] == 1:
-        return torch.matmul(vectors, matrices[:, 0].mT)
-    return torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
+        product = torch.matmul(vectors, matrices[:, 0].mT)
+    else:
+        product = torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
+    return product if plus is None else torch.add(plus, product, alpha=scale)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ They are computed in double precision whatever the means are computed in: there 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -99,9 +100,8 @@ class CovariancePath:
     """Predicted and filtered covariances of all steps and rows.
 
     Attributes (N nodes, double precision, differentiable):
-        predicted, filtered: (N, h, h). carry, information, half_log_det: see :class:`~pplseq.infer.kernels.kalman.Updated`.
-        forward: (N, h, h) W A, the mean's step into the node. closed_loop: (N, h, h) A W, the step out of it.
-        gain: (N, h, h) Sigma A'. matrix, noise: (N | 1, h, h), those of the step out of the node.
+        predicted, filtered: (N, h, h). carry, half_log_det: see :class:`~pplseq.infer.kernels.kalman.Updated`.
+        forward: (N, h, h) W A, the mean's step into the node. matrix, noise: (N | 1, h, h), those of the step out of it.
         index: (T,) where rows agree, else (T, R): the node of each step. steady: nodes that follow themselves.
         steady_step: the first step at which all rows are in the steady state, or None.
     """
@@ -112,6 +112,7 @@ class CovariancePath:
         self._predicted: list[Tensor] = [*kalman.symmetric(given.start)]
         self._next: dict[int, int] = {}  # filtered node -> predicted node
         self._parts: list[kalman.Updated] = []
+        self._observed: list[Tensor] = []  # information of the observations
         self._place: list[tuple[int, int, int]] = []  # of a filtered node: predicted node, step, row
         self._filtered: list[Tensor] = []
         self._carry: list[Tensor] = []
@@ -171,6 +172,7 @@ class CovariancePath:
             information = information * torch.tensor(seen, device=self.device, dtype=DOUBLE).view(-1, 1, 1)
         part = kalman.update(torch.stack([self._predicted[p] for p in predicted]), information)
         self._parts.append(part)
+        self._observed.append(information.expand_as(part.filtered))
         self._filtered.extend(part.filtered)
         self._carry.extend(part.carry)
         self._place.extend(zip(predicted, steps, rows, strict=True))
@@ -217,23 +219,35 @@ class CovariancePath:
     # ---------------------------------------------------------------- the table
     def _tabulate(self) -> None:
         given = self.given
-        self.filtered, self.carry, self.information, self.half_log_det = (
-            torch.cat(part) for part in zip(*self._parts, strict=True)
-        )
+        self.filtered, self.carry, self.half_log_det = (torch.cat(part) for part in zip(*self._parts, strict=True))
         parents, steps, rows = (list(part) for part in zip(*self._place, strict=True))
         self.parent = parents
         self.predicted = torch.stack(self._predicted)[parents]
         self.matrix, self.noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
         into = pick(given.matrix, [max(s - 1, 0) for s in steps], rows)
         self.forward = self.carry @ into
-        self.closed_loop = self.matrix @ self.carry
-        self.gain = self.filtered @ self.matrix.mT
         self.steady = frozenset(n for n, later in self._next.items() if later == parents[n] and later in self._fixed)
         del self._parts, self._filtered, self._carry
 
     @property
     def num_nodes(self) -> int:
         return len(self.filtered)
+
+    # what only smoothing needs
+    @cached_property
+    def information(self) -> Tensor:
+        """(N, h, h) Lam W, what the node's observation says beyond the past."""
+        return kalman.symmetric(torch.cat(self._observed) @ self.carry)
+
+    @cached_property
+    def closed_loop(self) -> Tensor:
+        """(N, h, h) A W, the step of means out of the node."""
+        return self.matrix @ self.carry
+
+    @cached_property
+    def gain(self) -> Tensor:
+        """(N, h, h) Sigma A'."""
+        return self.filtered @ self.matrix.mT
 
 
 class SmoothedPath:

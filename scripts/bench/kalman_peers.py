@@ -39,7 +39,7 @@ CONTENDERS = {
 # (sequences, steps) of a batch, steps of the long sequence: what takes seconds, not minutes
 SIZES = {
     "pplseq": (BATCH, 65536),
-    "dynamax": ((256, 32), 2048),
+    "dynamax": (BATCH, 2048),
     "pyro": ((16, 32), 512),
     "pykalman": ((4, 32), 128),
     "statsmodels": ((8, 32), 256),
@@ -78,9 +78,10 @@ def pplseq_runs(h: int, variant: str):
         noise = D.diagonal()
 
         def chain():
-            weighted = C / noise.unsqueeze(-1)  # D^-1 C
-            constant = -0.5 * ((y.square() / noise).sum(-1) + noise.log().sum() + N * np.log(2 * np.pi))
-            evidence = Evidence(y @ weighted, C.T @ weighted, constant)
+            root = noise.rsqrt()
+            white, loadings = y * root, root.unsqueeze(-1) * C
+            constant = -0.5 * (torch.linalg.vecdot(white, white) + noise.log().sum() + N * np.log(2 * np.pi))
+            evidence = Evidence(white @ loadings, loadings.T @ loadings, constant)
             return GaussianChain(GaussianBelief(torch.zeros(h, dtype=dtype), P1), Dynamics(A, Q, None), evidence)
 
         def filter_():

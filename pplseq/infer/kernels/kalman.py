@@ -24,12 +24,11 @@ class Updated(NamedTuple):
     """What an observation makes of a predicted covariance P.
 
     filtered: (N, h, h) (P^-1 + Lam)^-1. carry: (N, h, h) W = (I + P Lam)^-1, by which a predicted mean enters the filtered
-    one. information: (N, h, h) Lam W, what the observation says beyond the past. half_log_det: (N,) log det(I + Lam P) / 2.
+    one. half_log_det: (N,) log det(I + Lam P) / 2.
     """
 
     filtered: Tensor
     carry: Tensor
-    information: Tensor
     half_log_det: Tensor
 
 
@@ -42,7 +41,7 @@ def update(predicted: Tensor, information: Tensor) -> Updated:
     carry = solved[..., h:]
     # all eigenvalues of I + P Lam are at least 1
     log_det = factors.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-    return Updated(symmetric(solved[..., :h]), carry, symmetric(information @ carry), log_det / 2)
+    return Updated(symmetric(solved[..., :h]), carry, log_det / 2)
 
 
 def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
