@@ -185,7 +185,7 @@ class GaussianChain:
         if empty is not None:
             mean = torch.where(empty.unsqueeze(-1), self.flat.mean, mean)
             covariance = torch.where(empty[:, None, None], self.flat.covariance, covariance)
-        return GaussianBelief(mean.reshape(*self.batch_shape, -1), self._unflat(covariance))
+        return GaussianBelief(mean.reshape(*self.batch_shape, self.num_states), self._unflat(covariance))
 
     def _last(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of each row's last step: means (R, h), nodes (() where rows agree, else (R,)), rows without one."""

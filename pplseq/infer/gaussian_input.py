@@ -73,9 +73,9 @@ def flatten(
         by_step(dynamics.matrix, "dynamics.matrix", num_steps - 1, batch, h),
         by_step(dynamics.noise, "dynamics.noise", num_steps - 1, batch, h, zero=True),
         step_offset(dynamics.offset, num_steps - 1, batch, h),
-        vector.expand(num_steps, *batch, h).reshape(num_steps, rows, h),
+        over_rows(vector, num_steps, batch, (h,)),
         by_step(evidence.matrix, "evidence.matrix", num_steps, batch, h, zero=True, count="T"),
-        evidence.constant.expand(num_steps, *batch).reshape(num_steps, rows),
+        over_rows(evidence.constant, num_steps, batch),
         valid,
         used,
     )
@@ -124,6 +124,13 @@ def _batch_shape(start: GaussianBelief, evidence: Evidence, h: int) -> torch.Siz
             f"start.mean {tuple(start.mean.shape)}, evidence.vector {tuple(evidence.vector.shape)} and evidence.constant "
             f"{tuple(evidence.constant.shape)} must agree in *B: (*B, h), (T, *B, h), (T, *B)"
         ) from None
+
+
+def over_rows(value: Tensor, steps: int, batch: torch.Size, event: tuple[int, ...] = ()) -> Tensor:
+    """(T, R, *event) from (T, *b, *event), where *b may have fewer dimensions than *B: none of them is time."""
+    own = value.shape[1 : value.dim() - len(event)]
+    value = value.reshape(len(value), *(1,) * (len(batch) - len(own)), *own, *event)
+    return value.expand(steps, *batch, *event).reshape(steps, math.prod(batch), *event)
 
 
 def _mask(mask: Tensor | None, name: str, num_steps: int, batch: torch.Size) -> Tensor | None:
@@ -175,7 +182,7 @@ def by_step(
     if matrix.dim() == 3:
         return matrix.unsqueeze(1)
     try:
-        return matrix.expand(steps, *batch, h, h).reshape(steps, math.prod(batch), h, h)
+        return over_rows(matrix, steps, batch, (h, h))
     except RuntimeError:
         raise wrong from None
 
@@ -186,7 +193,7 @@ def step_offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int, co
     try:
         if offset.dim() < 2 or offset.shape[0] != steps:
             raise RuntimeError
-        return offset.expand(steps, *batch, h).reshape(steps, math.prod(batch), h)
+        return over_rows(offset, steps, batch, (h,))
     except RuntimeError:
         raise ValueError(
             f"dynamics.offset must be None, (h,) or ({count}, *B, h) = {(steps, *batch, h)}, got {tuple(offset.shape)}"
@@ -217,7 +224,8 @@ def check_numbers(flat: FlatChain) -> None:
 
 
 def _raise_at(name: str, value: Tensor) -> None:
-    bad = ~torch.isfinite(value if value.dim() == 2 else value.sum(-1))
+    bad = ~torch.isfinite(value)
+    bad = bad if bad.dim() == 2 else bad.any(-1)
     if bool(bad.any()):
         step, row = bad.nonzero()[0].tolist()
         raise ValueError(
@@ -232,9 +240,9 @@ def check_covariance(name: str, matrix: Tensor) -> None:
     size = matrix.abs().flatten(-2).amax(-1)[..., None, None]
     if bool(((matrix - matrix.mT).abs() > 10 * slack * size).any()):
         raise ValueError(f"{name} must be symmetric; symmetrise it as (M + M.mT) / 2")
-    lifted = matrix.double() + (slack * size + torch.finfo(torch.float64).tiny) * torch.eye(
-        matrix.shape[-1], dtype=torch.float64, device=matrix.device
-    )
+    size = size.double()
+    relative = matrix.double() / torch.where(size > 0, size, 1.0)  # so that the lift is none of zero, or denormal
+    lifted = relative + slack * torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
     if bool((torch.linalg.cholesky_ex(lifted).info > 0).any()):
         least = float(torch.linalg.eigvalsh(matrix.double()).min())
         raise ValueError(

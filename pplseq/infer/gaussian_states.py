@@ -30,7 +30,10 @@ class StepCovariances:
         return len(self.table)
 
     def at(self, step: int) -> Tensor:
-        """(h, h) where rows agree, else (*B, h, h): the covariance at a step (0 .. T-1, or from the end)."""
+        """(h, h) where rows agree, else (*B, h, h): the covariance at a step (0 .. T-1, or from the end).
+
+        Rows that are padded there may show any value; :meth:`dense` and :meth:`total` leave them out.
+        """
         matrix = self.table[self.index[step]]
         return matrix if self.index.dim() == 1 else matrix.reshape(*self.batch_shape, *matrix.shape[-2:])
 
@@ -54,9 +57,11 @@ class StepCovariances:
         rows, device = math.prod(self.batch_shape), self.table.device
         weights = torch.ones(len(self.index), rows, dtype=self.table.dtype, device=device)
         if mask is not None:
-            if mask.shape[0] != len(self.index):
-                raise ValueError(f"mask must be (T, *B) with T = {len(self.index)}, got {tuple(mask.shape)}")
-            weights = mask.to(self.table.dtype).expand(len(self.index), *self.batch_shape).reshape(weights.shape)
+            wanted = (len(self.index), *self.batch_shape)
+            fits = mask.dim() == len(wanted) and all(m in (1, w) for m, w in zip(mask.shape, wanted, strict=True))
+            if not fits:
+                raise ValueError(f"mask must be (T, *B) = {wanted}, got {tuple(mask.shape)}")
+            weights = mask.to(self.table.dtype).expand(wanted).reshape(weights.shape)
         if self.valid is not None:
             weights = weights * self.valid
         if self.index.dim() == 1:

@@ -147,6 +147,27 @@ def test_gradients_are_finite_differences(options, holes):
             close((value.grad * direction).sum(), slope, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("holes", ["none", "whole", "partly"])
+def test_single_precision(holes):
+    """Padded rows, one of them without a step, rows of which nothing is seen: as in double precision."""
+    model = make(OPTIONS["inputs"])
+    single = LDS(H, N, num_inputs=U, dtype="float32")
+    single.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    x, inputs = data(model, holes)
+    if holes != "none":
+        x[3] = torch.nan
+    lengths = torch.tensor([6, 0, 4, 5])
+    results = []
+    for owner, dtype in ((model, torch.float64), (single, torch.float32)):
+        chain = owner.posterior(x.to(dtype), lengths, inputs=inputs.to(dtype))
+        log_prob, states = chain.log_prob(), chain.smoothed_states()
+        assert log_prob.dtype == states.means.dtype == states.covariances.table.dtype == dtype
+        grads = torch.autograd.grad(owner.log_joint(x.to(dtype), lengths, inputs=inputs.to(dtype)), owner.parameters())
+        results.append([v.double() for v in (log_prob, states.means, states.covariances.dense(), *grads)])
+    close(*results, rtol=1e-4, atol=1e-4)
+    assert float(results[1][0][1]) == 0 and (holes == "none" or float(results[1][0][3]) == 0)
+
+
 def test_step_by_step_is_vectorised():
     model = make(OPTIONS["inputs"])
     x, inputs = data(model, "partly")
