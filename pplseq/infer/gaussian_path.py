@@ -318,7 +318,7 @@ class SmoothedPath:
         information = kalman.adjoint(path.information[nodes], loop, later)
         keep = []
         for i, (pair, node) in enumerate(zip(pairs, nodes, strict=True)):
-            same = self._same_as(pair, node, information[i], loop[i])
+            same = self._same_as(pair, node, information[i], loop[i], known)
             known[pair] = len(self._of) if same is None else same
             if same is None:
                 keep.append(i)
@@ -330,7 +330,7 @@ class SmoothedPath:
             behind = [max(self._of[later_nodes[i]], 0) for i in keep]
             self._lag_one.append(kalman.lag_one(gain, path.predicted[behind], later))
 
-    def _same_as(self, pair: tuple[int, int], node: int, information: Tensor, loop: Tensor) -> int | None:
+    def _same_as(self, pair: tuple[int, int], node: int, information: Tensor, loop: Tensor, known: dict) -> int | None:
         """The node that this one is equal to, or None."""
         later = pair[0]
         if node not in self.path.steady or self._of[later] != node:
@@ -342,10 +342,12 @@ class SmoothedPath:
             if float(_size(information - self._information[fixed])) <= self.path.given.tol * scale or fixed == later:
                 return fixed
         still, record = self._convergence.still(later, float(_size(information - self._information[later])) / scale)
-        if still and forgotten and fixed is None:
-            self._fixed[node] = later
-            return later
         child = len(self._of)
+        if still and forgotten and fixed is None:
+            # from here on, not from the later node on: covariances go by N of the step behind, which there is still another
+            self._fixed[node] = child
+            known[child, node] = child
+            return None
         self._convergence.least[child] = record
         if product is not None:
             self._convergence.sensitivity[child] = product

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_gaussians import SITUATIONS, tiny_case
+from tiny_gaussians import SINGULAR, SITUATIONS, tiny_case
 
 from pplseq.infer.gaussian_oracle import joint_posterior
 
@@ -57,7 +57,7 @@ def test_states_and_their_gradients(situation, which):
     covariances = padded(case, [None if t is None else getattr(t, which)[1] for t in truths], (h, h))
     close(states.means, means)
     close(states.covariances.dense(), covariances)
-    if situation not in ("known start", "singular noise"):  # the textbook's pseudo-inverse has no gradient there
+    if situation not in SINGULAR or which != "smoothed":  # the textbook's pseudo-inverse has no gradient there
         result = dot(states.means) + dot(states.covariances.dense(), 1)
         same_gradients(case, result, dot(means) + dot(covariances, 1), rtol=1e-6, atol=1e-8)
 
@@ -85,18 +85,48 @@ def test_filtered_is_the_belief_about_the_last_state(situation):
 
 
 @every_situation
-def test_the_joint_gaussian_agrees(situation):
-    case = tiny_case(situation, gradients=False)
+def test_one_big_gaussian_agrees(situation):
+    """Values and gradients, in singular covariances as well."""
+    case = tiny_case(situation)
     chain, h = case.chain(), case.mean.shape[-1]
-    log_prob, states = chain.log_prob(), chain.smoothed_states()
+    log_prob, states, lag_one = chain.log_prob(), chain.smoothed_states(), chain.lag_one_covariances()
+    mine, theirs = [], []
     for row, length in enumerate(case.lengths.tolist()):
         if length == 0:
+            assert log_prob[row] == 0
             continue
         expected, mean, covariance = joint_posterior(case.sequence(row))
-        close(log_prob[row], expected)
-        close(states.means[:length, row], mean.view(length, h))
         blocks = covariance.view(length, h, length, h)
-        for t in range(length):
-            close(states.covariances.dense()[t, row], blocks[t, :, t])
-        for t in range(length - 1):
-            close(chain.lag_one_covariances().dense()[t, row], blocks[t + 1, :, t])
+        steps = range(length)
+        mine += [log_prob[row], states.means[:length, row], states.covariances.dense()[:length, row]]
+        theirs += [expected, mean.view(length, h), torch.stack([blocks[t, :, t] for t in steps])]
+        if length > 1:
+            mine.append(lag_one.dense()[: length - 1, row])
+            theirs.append(torch.stack([blocks[t + 1, :, t] for t in steps[:-1]]))
+    close(mine, theirs)
+    mine, theirs = (sum(dot(value, seed) for seed, value in enumerate(values)) for values in (mine, theirs))
+    same_gradients(case, mine, theirs, rtol=1e-6, atol=1e-8)
+
+
+@every_situation
+def test_without_gradients_the_same(situation):
+    """The steady state may be taken earlier, and every query must still be right; gradients asked for later are whole."""
+    case = tiny_case(situation)
+    chain = case.chain()
+    with torch.no_grad():
+        quiet = chain.log_prob(), chain.smoothed_states().means, chain.smoothed_states().covariances.dense()
+    assert not any(value.requires_grad for value in quiet)
+    close(quiet, (chain.log_prob(), chain.smoothed_states().means, chain.smoothed_states().covariances.dense()))
+    same_gradients(case, chain.log_prob().sum(), case.chain().log_prob().sum())
+
+
+@every_situation
+def test_single_precision(situation):
+    case = tiny_case(situation)
+    double, single = case.chain(gradients=False), case.chain(gradients=False, dtype=torch.float32)
+    for name in ("predicted_states", "filtered_states", "smoothed_states"):
+        found, wanted = getattr(single, name)(), getattr(double, name)()
+        assert found.means.dtype == torch.float32
+        close(found.means.double(), wanted.means, rtol=2e-4, atol=2e-4)
+        close(found.covariances.dense().double(), wanted.covariances.dense(), rtol=2e-4, atol=2e-4)
+    close(single.log_prob().double(), double.log_prob(), rtol=2e-4, atol=2e-4)

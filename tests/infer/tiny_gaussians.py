@@ -23,16 +23,36 @@ class Case:
     matrix: torch.Tensor
     noise_root: torch.Tensor
     offset: torch.Tensor | None
-    emission: torch.Tensor  # (n, h) or (T, B, n, h)
+    emission: torch.Tensor  # (n, h), (T, n, h) or (T, B, n, h)
     variances: torch.Tensor  # (n,)
     observations: torch.Tensor  # (T, B, n)
     lengths: torch.Tensor
     seen: torch.Tensor | None
+    more: tuple[
+        torch.Tensor, torch.Tensor
+    ]  # two (h, h) zeros: gradients of covariances, also where their roots have none
 
     @property
     def parameters(self):
-        named = (self.mean, self.root, self.matrix, self.noise_root, self.offset, self.emission, self.variances)
+        named = (
+            self.mean,
+            self.root,
+            self.matrix,
+            self.noise_root,
+            self.offset,
+            self.emission,
+            self.variances,
+            *self.more,
+        )
         return [p for p in named if p is not None]
+
+    @property
+    def covariance(self):
+        return self.root @ self.root.mT + self.more[0] + self.more[0].mT
+
+    @property
+    def noise(self):
+        return self.noise_root @ self.noise_root.mT + self.more[1] + self.more[1].mT
 
     @property
     def valid(self):
@@ -41,22 +61,21 @@ class Case:
     def evidence(self):
         weighted = self.emission.mT / self.variances  # C' D^-1
         y = torch.nan_to_num(self.observations)
-        vector = (weighted @ y.unsqueeze(-1)).squeeze(-1)
+        by_step = weighted.unsqueeze(1) if weighted.dim() == 3 else weighted
+        vector = (by_step @ y.unsqueeze(-1)).squeeze(-1)
         constant = (
             -((y * y / self.variances).sum(-1) + self.variances.log().sum() + y.shape[-1] * math.log(2 * math.pi)) / 2
         )
         return Evidence(vector, weighted @ self.emission, constant)
 
-    def chain(self, **options):
+    def chain(self, gradients=True, dtype=DOUBLE, **options):
         valid = None if bool(self.valid.all()) else self.valid
-        return GaussianChain(
-            GaussianBelief(self.mean, self.root @ self.root.mT),
-            Dynamics(self.matrix, self.noise_root @ self.noise_root.mT, self.offset),
-            self.evidence(),
-            valid=valid,
-            seen=self.seen,
-            **options,
-        )
+        parts = [
+            GaussianBelief(self.mean, self.covariance), Dynamics(self.matrix, self.noise, self.offset), self.evidence()
+        ]  # fmt: skip
+        if not gradients or dtype != DOUBLE:
+            parts = [type(part)(*(None if v is None else v.detach().to(dtype) for v in part)) for part in parts]
+        return GaussianChain(*parts, valid=valid, seen=self.seen, **options)
 
     def sequence(self, row):
         length = int(self.lengths[row])
@@ -68,13 +87,14 @@ class Case:
             return [value[t] if value.dim() == matrices + 1 else value[t, row] for t in steps]
 
         zero = torch.zeros(self.mean.shape[-1], dtype=DOUBLE)
-        emission = [self.emission if self.emission.dim() == 2 else self.emission[t, row] for t in range(length)]
+        shapes = {2: lambda t: self.emission, 3: lambda t: self.emission[t], 4: lambda t: self.emission[t, row]}
+        emission = [shapes[self.emission.dim()](t) for t in range(length)]
         seen = torch.ones(length, dtype=torch.bool) if self.seen is None else self.seen[:length, row]
         return GaussianSequence(
             self.mean[row],
-            self.root @ self.root.mT if self.root.dim() == 2 else self.root[row] @ self.root[row].mT,
+            self.covariance if self.root.dim() == 2 else self.covariance[row],
             each(self.matrix),
-            each(self.noise_root @ self.noise_root.mT),
+            each(self.noise),
             each(zero if self.offset is None else self.offset, 1),
             emission,
             [torch.diag(self.variances)] * length,
@@ -87,9 +107,14 @@ class Case:
         return [kalman_loop(self.sequence(row)) if n > 0 else None for row, n in enumerate(self.lengths.tolist())]
 
 
+# rows that are not seen at the start, in the middle, at the end, anywhere
+GAPS = ((0, 3), (4, 6), (7, 9), (0, 9), (0, 0))
+SINGULAR = ("known start", "singular noise", "no noise", "known rows")  # a covariance of states may have no inverse
 SITUATIONS = (
     "plain", "ragged", "missing", "ragged missing", "known start", "singular noise", "offset", "step offset",
     "changing", "changing missing", "changing by row", "own starts", "one state", "one step", "one row missing",
+    "gaps", "gaps of all", "ragged gaps", "five states", "more features", "evidence by step", "evidence by row",
+    "noise by row missing", "no noise", "no memory", "growing", "known rows", "one state changing by row",
 )  # fmt: skip
 
 
@@ -99,34 +124,52 @@ def tiny_case(situation: str, num_steps: int = 9, h: int = 3, n: int = 2, gradie
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=DOUBLE)
 
-    B = 5
-    h = 1 if situation == "one state" else h
+    B = 1 if situation == "one row missing" else 5
+    h = 1 if "one state" in situation else 5 if situation == "five states" else h
+    n = 7 if situation == "more features" else n
     num_steps = 1 if situation == "one step" else num_steps
-    B = 1 if situation == "one row missing" else B
+    by_row = (B,) if "by row" in situation else ()
     by_step = (num_steps - 1,) if "changing" in situation else ()
-    by_row = (B,) if situation == "changing by row" else ()
-    root = normal(B, h, h) if situation == "own starts" else normal(h, h)
-    noise_root = 0.5 * normal(*by_step, *by_row, h, h)
+    noise_by = (num_steps - 1, B) if situation == "noise by row missing" else by_step + by_row if by_step else ()
+    matrix_by = by_step + by_row if by_step else ()
+    emission_by = {"evidence by step": (num_steps,), "evidence by row": (num_steps, B)}.get(situation, ())
+    emission_by = (num_steps, B) if by_step and by_row else emission_by
+    root, noise_root = normal(h, h), 0.5 * normal(*noise_by, h, h)
+    matrix = 0.5 * normal(*matrix_by, h, h)
     offset = None
+    if situation in ("own starts", "known rows"):
+        root = normal(B, h, h)
+    if situation == "known rows":
+        root[1:3] = 0
     if situation == "known start":
         root = torch.zeros(h, h, dtype=DOUBLE)
     if situation == "singular noise":
         root, noise_root = normal(h, 1), normal(h, 1)
+    if situation == "no noise":  # regression: a state that never moves
+        matrix, noise_root = torch.eye(h, dtype=DOUBLE), torch.zeros(h, h, dtype=DOUBLE)
+    if situation == "no memory":
+        matrix = torch.zeros(h, h, dtype=DOUBLE)
+    if situation == "growing":
+        matrix = matrix * (1.2 / torch.linalg.eigvals(matrix).abs().max())
     if situation == "offset":
         offset = normal(h)
-    if situation in ("step offset", "changing by row"):
+    if situation == "step offset" or "changing by row" in situation:
         offset = normal(num_steps - 1, B, h)
-    emission = normal(*((num_steps, B) if by_row else ()), n, h)
+    emission = normal(*emission_by, n, h)
     lengths = torch.full((B,), num_steps)
-    if "ragged" in situation or situation in ("offset", "changing by row"):
+    if "ragged" in situation or situation in ("offset", "changing by row", "evidence by row"):
         lengths = torch.tensor([num_steps, 4, 1, 0, 6])
     seen = None
     if "missing" in situation:
         seen = torch.rand(num_steps, B, generator=generator) > 0.35
-    observations = normal(num_steps, B, n)
+    if "gaps" in situation:
+        seen = torch.ones(num_steps, B, dtype=torch.bool)
+        for row, (start, stop) in enumerate(GAPS):
+            seen[start:stop, slice(None) if situation == "gaps of all" and row in (1, 2) else row] = False
     case = Case(
-        normal(B, h), root, normal(*by_step, *by_row, h, h) * 0.5, noise_root, offset, emission,
-        torch.rand(n, generator=generator, dtype=DOUBLE) + 0.3, observations, lengths, seen,
+        normal(B, h), root, matrix, noise_root, offset, emission,
+        torch.rand(n, generator=generator, dtype=DOUBLE) + 0.3, normal(num_steps, B, n), lengths, seen,
+        (torch.zeros(h, h, dtype=DOUBLE), torch.zeros(h, h, dtype=DOUBLE)),
     )  # fmt: skip
     for parameter in case.parameters:
         parameter.requires_grad_(gradients)
