@@ -20,6 +20,7 @@ from pplseq.infer.kernels import kalman
 DOUBLE = torch.float64
 ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
 PATIENCE = 16  # steps without a smaller change
+AGREE = 100 * ROUNDING  # covariances that both stand still within this are one
 
 
 class PathInput(NamedTuple):
@@ -68,6 +69,14 @@ def _size(matrix: Tensor) -> Tensor:
     return matrix.detach().abs().flatten(-2).amax(-1)
 
 
+class Record(NamedTuple):
+    """Relative changes on the way to a node: the smallest one, the number of steps since then, the last one."""
+
+    least: float = float("inf")
+    age: int = 0
+    last: float = 0.0
+
+
 class _Convergence:
     """Decides when a recursion of covariances stands still: in value and, where gradients are wanted, in them as well.
 
@@ -78,22 +87,38 @@ class _Convergence:
     def __init__(self, tol: float, wait_for_rounding: bool, wants_gradient: bool, h: int):
         self.tol, self.wait_for_rounding, self.wants_gradient = tol, wait_for_rounding, wants_gradient
         self.sensitivity: dict[int, Tensor] = {}  # node -> X
-        self.least: dict[int, tuple[float, int]] = {}  # node -> smallest change so far, steps since then
+        self.records: dict[int, Record] = {}
         self.identity = torch.eye(h, dtype=DOUBLE)
 
-    def forgotten(self, parent: int, loop: Tensor) -> tuple[bool, Tensor | None]:
-        """Whether the start no longer matters behind a step with this closed loop, and the product of loops."""
+    @property
+    def agree(self) -> float:
+        """Relative difference within which two covariances that stand still are one."""
+        return max(self.tol, AGREE) if self.wait_for_rounding else self.tol
+
+    def forgotten(self, parent: int, loop: Tensor, fresh: bool = False) -> tuple[bool, Tensor | None]:
+        """Whether the start no longer matters behind a step with this closed loop, and the product of loops since then.
+
+        fresh: the parent stands still; what departs from it starts anew.
+        """
         if not self.wants_gradient:
             return True, None
-        product = loop.detach().to(self.identity.device) @ self.sensitivity.get(parent, self.identity)
+        before = self.identity if fresh else self.sensitivity.get(parent, self.identity)
+        product = loop.detach().to(self.identity.device) @ before
         return float(product.norm()) ** 2 <= self.tol * max(1.0, float(len(product)) ** 0.5), product
 
-    def still(self, parent: int, change: float) -> tuple[bool, tuple[float, int]]:
-        """Whether a relative change is none, and the record to keep for the new node."""
-        least, age = self.least.get(parent, (float("inf"), 0))
-        record = (change, 0) if change < least else (least, age + 1)
-        rounding = self.wait_for_rounding and record[0] <= ROUNDING and record[1] >= PATIENCE
-        return change <= self.tol or rounding, record
+    def still(self, parent: int, change: float, fresh: bool = False) -> tuple[bool, Record]:
+        """Whether a relative change is none, and the record to keep for the new node; fresh: as above."""
+        before = Record() if fresh else self.records.get(parent, Record())
+        least, age = before.least, before.age + 1
+        if change < least or change > AGREE:  # what is far above rounding is a new transient, behind a gap
+            least, age = change, 0
+        rounding = self.wait_for_rounding and max(least, change) <= ROUNDING and age >= PATIENCE
+        ahead = change
+        if self.wait_for_rounding and self.tol > ROUNDING and before.last > 0:
+            # single precision: small changes of a slow chain add up, as a geometric series, to what is not small
+            rate = change / before.last
+            ahead = max(change, change * rate / (1 - rate)) if rate < 1 else float("inf")
+        return ahead <= self.tol or rounding, Record(least, age, change)
 
 
 class CovariancePath:
@@ -190,29 +215,33 @@ class CovariancePath:
             self._next[node] = len(self._predicted)
             record = product = None
             if tries:
-                forgotten, product = self._convergence.forgotten(parent, matrix[0] @ self._carry[node])
+                loop = matrix[0] @ self._carry[node]
+                fresh = parent in self._fixed
+                forgotten, product = self._convergence.forgotten(parent, loop, fresh)
                 scale = float(_size(later[i])) or 1.0
-                candidates = [p for p in self._fixed if p != parent]
-                if forgotten and self._nearest(later[i], candidates, scale) is not None:
-                    self._next[node] = self._nearest(later[i], candidates, scale)
-                    continue
                 change = float(_size(later[i] - self._predicted[parent])) / scale
-                still, record = self._convergence.still(parent, change)
-                if still and (forgotten or parent in self._fixed):
-                    self._next[node] = parent
-                    if parent not in self._fixed:
-                        self._fixed.append(parent)
-                    continue
+                still, record = self._convergence.still(parent, change, fresh)
+                if forgotten:
+                    near = self._nearest(later[i], parent, scale * self._convergence.tol)
+                    if near is None and still:
+                        near = self._nearest(later[i], parent, scale * self._convergence.agree)
+                        near = parent if near is None else near
+                    if near is not None:
+                        self._next[node] = near
+                        if near == parent and parent not in self._fixed:
+                            self._fixed.append(parent)
+                        continue
             self._predicted.append(later[i])
             child = len(self._predicted) - 1
             if record is not None:
-                self._convergence.least[child] = record
+                self._convergence.records[child] = record
             if product is not None:
                 self._convergence.sensitivity[child] = product
 
-    def _nearest(self, matrix: Tensor, candidates: list[int], scale: float) -> int | None:
-        for p in candidates:
-            if float(_size(matrix - self._predicted[p])) <= self._convergence.tol * scale:
+    def _nearest(self, matrix: Tensor, parent: int, distance: float) -> int | None:
+        """A node that stands still, and not the parent, within a distance."""
+        for p in self._fixed:
+            if p != parent and float(_size(matrix - self._predicted[p])) <= distance:
                 return p
         return None
 
@@ -338,17 +367,18 @@ class SmoothedPath:
         forgotten, product = self._convergence.forgotten(later, loop.mT)
         scale = float(_size(information)) or 1.0
         fixed = self._fixed.get(node)
-        if fixed is not None and (fixed == later or forgotten):
-            if float(_size(information - self._information[fixed])) <= self.path.given.tol * scale or fixed == later:
-                return fixed
         still, record = self._convergence.still(later, float(_size(information - self._information[later])) / scale)
         child = len(self._of)
-        if still and forgotten and fixed is None:
+        if forgotten and fixed is not None:
+            distance = self._convergence.agree if still else self.path.given.tol
+            if float(_size(information - self._information[fixed])) <= distance * scale:
+                return fixed
+        if still and forgotten:
             # from here on, not from the later node on: covariances go by N of the step behind, which there is still another
             self._fixed[node] = child
             known[child, node] = child
             return None
-        self._convergence.least[child] = record
+        self._convergence.records[child] = record
         if product is not None:
             self._convergence.sensitivity[child] = product
         return None
