@@ -5,9 +5,8 @@ import dataclasses
 import pyro.distributions as dist
 import pytest
 import torch
-from tiny_gaussians import tiny_case
+from tiny_gaussians import chain_of, system, tiny_case
 
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
 from pplseq.infer.gaussian_chain import Dynamics, GaussianChain
 from pplseq.infer.gaussian_oracle import kalman_loop
 
@@ -94,25 +93,6 @@ def test_one_long_sequence():
 
 
 # ------------------------------------------------------------------------------------------------ when it is reached
-def system(h=3, n=2, radius=0.8, seed=0):
-    """A, Q, C, D."""
-    torch.manual_seed(seed)
-    matrix, root, emission = torch.randn(h, h, dtype=F64), torch.randn(h, h, dtype=F64), torch.randn(n, h, dtype=F64)
-    matrix *= radius / torch.linalg.eigvals(matrix).abs().max()
-    return matrix, root @ root.T / h, emission, torch.diag(torch.rand(n, dtype=F64) + 0.3)
-
-
-def chain_of(parts, y, covariance=None, mean=None, **options):
-    """A chain of observations (T, B, n) under a system."""
-    matrix, noise, emission, spread = parts
-    weighted = torch.linalg.solve(spread, emission).T
-    constant = torch.distributions.MultivariateNormal(torch.zeros_like(spread[0]), spread).log_prob(y)
-    evidence = Evidence(y @ weighted.T, weighted @ emission, constant)
-    mean = y.new_zeros(y.shape[1], len(matrix)) if mean is None else mean
-    covariance = torch.eye(len(matrix), dtype=y.dtype) if covariance is None else covariance
-    return GaussianChain(GaussianBelief(mean, covariance), Dynamics(matrix, noise), evidence, **options)
-
-
 def test_the_steady_covariance_solves_the_riccati_equation():
     linalg = pytest.importorskip("scipy.linalg")
     for h, n in ((1, 1), (3, 2), (2, 5)):

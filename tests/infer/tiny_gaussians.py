@@ -174,3 +174,26 @@ def tiny_case(situation: str, num_steps: int = 9, h: int = 3, n: int = 2, gradie
     for parameter in case.parameters:
         parameter.requires_grad_(gradients)
     return case
+
+
+def system(h=3, n=2, radius=0.8, seed=0):
+    """A, Q, C, D."""
+    torch.manual_seed(seed)
+    matrix, root, emission = (
+        torch.randn(h, h, dtype=DOUBLE),
+        torch.randn(h, h, dtype=DOUBLE),
+        torch.randn(n, h, dtype=DOUBLE),
+    )
+    matrix *= radius / torch.linalg.eigvals(matrix).abs().max()
+    return matrix, root @ root.T / h, emission, torch.diag(torch.rand(n, dtype=DOUBLE) + 0.3)
+
+
+def chain_of(parts, y, covariance=None, mean=None, **options):
+    """A chain of observations (T, B, n) under a system."""
+    matrix, noise, emission, spread = parts
+    weighted = torch.linalg.solve(spread, emission).T
+    constant = torch.distributions.MultivariateNormal(torch.zeros_like(spread[0]), spread).log_prob(y)
+    evidence = Evidence(y @ weighted.T, weighted @ emission, constant)
+    mean = y.new_zeros(y.shape[1], len(matrix)) if mean is None else mean
+    covariance = torch.eye(len(matrix), dtype=y.dtype) if covariance is None else covariance
+    return GaussianChain(GaussianBelief(mean, covariance), Dynamics(matrix, noise), evidence, **options)
