@@ -95,16 +95,19 @@ class _Convergence:
         """Relative difference within which two covariances that stand still are one."""
         return max(self.tol, AGREE) if self.wait_for_rounding else self.tol
 
-    def forgotten(self, parent: int, loop: Tensor, fresh: bool = False) -> tuple[bool, Tensor | None]:
-        """Whether the start no longer matters behind a step with this closed loop, and the product of loops since then.
+    def memory(self, parent: int, loop: Tensor, fresh: bool = False) -> tuple[Tensor | None, Tensor | None]:
+        """X of a node, and of the one behind it by a step with this closed loop; None where it does not count.
 
         fresh: the parent stands still; what departs from it starts anew.
         """
         if not self.wants_gradient:
-            return True, None
+            return None, None
         before = self.identity if fresh else self.sensitivity.get(parent, self.identity)
-        product = loop.detach().to(self.identity.device) @ before
-        return float(product.norm()) ** 2 <= self.tol * max(1.0, float(len(product)) ** 0.5), product
+        return before, loop.detach().to(self.identity.device) @ before
+
+    def forgotten(self, product: Tensor | None) -> bool:
+        """Whether the start no longer matters: X is negligible."""
+        return product is None or float(product.norm()) ** 2 <= self.tol * max(1.0, float(len(product)) ** 0.5)
 
     def still(self, parent: int, change: float, fresh: bool = False) -> tuple[bool, Record]:
         """Whether a relative change is none, and the record to keep for the new node; fresh: as above."""
@@ -217,20 +220,22 @@ class CovariancePath:
             if tries:
                 loop = matrix[0] @ self._carry[node]
                 fresh = parent in self._fixed
-                forgotten, product = self._convergence.forgotten(parent, loop, fresh)
+                before, product = self._convergence.memory(parent, loop, fresh)
                 scale = float(_size(later[i])) or 1.0
                 change = float(_size(later[i] - self._predicted[parent])) / scale
                 still, record = self._convergence.still(parent, change, fresh)
-                if forgotten:
+                near = None
+                if self._convergence.forgotten(product):
                     near = self._nearest(later[i], parent, scale * self._convergence.tol)
                     if near is None and still:
                         near = self._nearest(later[i], parent, scale * self._convergence.agree)
-                        near = parent if near is None else near
-                    if near is not None:
-                        self._next[node] = near
-                        if near == parent and parent not in self._fixed:
-                            self._fixed.append(parent)
-                        continue
+                if near is None and still and self._convergence.forgotten(before):  # the parent stands for all to come
+                    near = parent
+                    if not fresh:
+                        self._fixed.append(parent)
+                if near is not None:
+                    self._next[node] = near
+                    continue
             self._predicted.append(later[i])
             child = len(self._predicted) - 1
             if record is not None:
@@ -364,7 +369,8 @@ class SmoothedPath:
         later = pair[0]
         if node not in self.path.steady or self._of[later] != node:
             return None
-        forgotten, product = self._convergence.forgotten(later, loop.mT)
+        _, product = self._convergence.memory(later, loop.mT)
+        forgotten = self._convergence.forgotten(product)
         scale = float(_size(information)) or 1.0
         fixed = self._fixed.get(node)
         still, record = self._convergence.still(later, float(_size(information - self._information[later])) / scale)

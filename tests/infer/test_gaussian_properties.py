@@ -8,6 +8,7 @@ from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
 from pplseq.infer.gaussian_chain import Dynamics, GaussianChain
 
 F64 = torch.float64
+PARTS = "start", "dynamics", "evidence"
 
 
 def close(mine, theirs):
@@ -150,3 +151,22 @@ def test_units_of_the_state_do_not_matter(arguments, scale):
     chain = GaussianChain(**arguments)
     close(other.log_prob(), chain.log_prob())
     close(other.smoothed_states().means / scale, chain.smoothed_states().means)
+
+
+@settings(max_examples=25, deadline=None)
+@given(chains())
+def test_the_steady_state_hides_no_gradient(arguments):
+    grads = []
+    for tol in (None, 0.0):
+        leaves = [[None if v is None else v.clone().requires_grad_() for v in arguments[name]] for name in PARTS]
+        parts = {name: type(arguments[name])(*values) for name, values in zip(PARTS, leaves, strict=True)}
+        chain = GaussianChain(**(arguments | parts), tol=tol)
+        states, lag_one = chain.smoothed_states(), chain.lag_one_covariances()
+        answers = chain.log_prob(), states.means, states.covariances.dense(), lag_one.dense(), chain.filtered().mean
+        total = sum((a * torch.linspace(0.5, 1.5, a.numel(), dtype=F64).view(a.shape)).sum() for a in answers)
+        wanted = [v for values in leaves for v in values if v is not None]
+        found = torch.autograd.grad(total, wanted, allow_unused=True)
+        grads.append([torch.zeros_like(v) if g is None else g for g, v in zip(found, wanted, strict=True)])
+    for mine, theirs in zip(*grads, strict=True):
+        size = 1 + float(theirs.abs().sum())
+        close(mine / size, theirs / size)

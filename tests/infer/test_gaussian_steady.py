@@ -150,10 +150,13 @@ def test_a_coarse_tolerance_is_an_approximation_of_its_size():
     assert errors[0] > errors[1] > errors[2] > 1e-12 and errors[2] < 1e-5
 
 
-def test_a_start_in_the_steady_state_keeps_its_gradient():
-    """Nothing changes from step to step, but what moves the start moves all that follows."""
-    parts, y = system(), torch.randn(60, 2, 2, dtype=F64)
-    start = chain_of(parts, y).predicted_states().covariances.at(-1).clone()
+@pytest.mark.parametrize("radius", [0.8, 1e-9, 0.0])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_start_in_the_steady_state_keeps_its_gradient(radius, known):
+    """Nothing changes from step to step, but what moves the start moves all that follows, or nothing at all."""
+    parts, y = system(radius=radius or 1), torch.randn(60, 2, 2, dtype=F64)
+    parts = [0 * parts[0] if radius == 0 else parts[0], 0 * parts[1] if known else parts[1], *parts[2:]]
+    start = 0 * parts[1] if known else chain_of(parts, y).predicted_states().covariances.at(-1).clone()
     grads = []
     for options in ({}, {"tol": 0.0}):
         leaves = [p.clone().requires_grad_() for p in (*parts, start)]
