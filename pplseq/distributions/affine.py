@@ -21,14 +21,17 @@ class GaussianVar(Tensor):
         chain: the recording that the state belongs to. index: which of its steps.
         matrix: (*b, n, h), or None for the identity. column: a trailing dimension of size one was added.
         scalar: the last dimension is gone (a number a row): matrix has one row.
+        shift: the offset as the program gave it, None for zero, or False where it was computed. That of a step is the same
+        tensor as that of the next one, where an offset that was computed anew can only be taken for another.
     """
 
     @staticmethod
     def make(
-        offset: Tensor, chain, index: int, matrix: Tensor | None = None, column=False, scalar=False
+        offset: Tensor, chain, index: int, matrix: Tensor | None = None, column=False, scalar=False, shift=None
     ) -> GaussianVar:
         var = offset.as_subclass(GaussianVar)
         var.chain, var.index, var.matrix, var.column, var.scalar = chain, index, matrix, column, scalar
+        var.shift = shift
         return var
 
     @property
@@ -82,7 +85,7 @@ def _plain(value):
 
 
 def _like(var: GaussianVar, offset: Tensor, matrix: Tensor | None, **changes) -> GaussianVar:
-    flags = {"column": var.column, "scalar": var.scalar} | changes
+    flags = {"column": var.column, "scalar": var.scalar, "shift": None if var.shift is None else False} | changes
     return GaussianVar.make(offset, var.chain, var.index, matrix, **flags)
 
 
@@ -119,20 +122,21 @@ def _matmul(func, left, right):
 def _linear(func, input, weight, bias=None):
     if not isinstance(input, GaussianVar) or isinstance(weight, GaussianVar) or input.column or input.scalar:
         return NotImplemented
-    return _like(input, torch.nn.functional.linear(_plain(input), weight, bias), compose(weight, input))
+    shift = bias if input.shift is None else False
+    return _like(input, torch.nn.functional.linear(_plain(input), weight, bias), compose(weight, input), shift=shift)
 
 
 def _add(func, left, right, *, alpha=1):
     if not isinstance(right, GaussianVar):
-        return _like(
-            left, func(_plain(left), right, alpha=alpha) if alpha != 1 else func(_plain(left), right), left.matrix
-        )
+        offset = func(_plain(left), right, alpha=alpha) if alpha != 1 else func(_plain(left), right)
+        added = alpha == 1 and "sub" not in func.__name__
+        return _like(left, offset, left.matrix, shift=_added(left, right) if added else False)
     if not isinstance(left, GaussianVar):
         sign = -1 if "sub" in func.__name__ else 1
         matrix = right.matrix if sign * alpha == 1 else sign * alpha * full_matrix(right)
         if "rsub" in func.__name__:
             return NotImplemented
-        return _like(right, torch.add(left, _plain(right), alpha=sign * alpha), matrix)
+        return _like(right, torch.add(left, _plain(right), alpha=sign * alpha), matrix, shift=_added(right, left))
     if (
         right.chain is not left.chain
         or right.index != left.index
@@ -140,16 +144,21 @@ def _add(func, left, right, *, alpha=1):
     ):
         return NotImplemented  # of two different states
     sign = alpha * (-1 if "sub" in func.__name__ else 1)
-    return _like(
-        left, torch.add(_plain(left), _plain(right), alpha=sign), full_matrix(left) + sign * full_matrix(right)
-    )
+    offset, matrix = torch.add(_plain(left), _plain(right), alpha=sign), full_matrix(left) + sign * full_matrix(right)
+    return _like(left, offset, matrix, shift=None if left.shift is None and right.shift is None else False)
+
+
+def _added(var: GaussianVar, constant) -> Tensor | bool:
+    """The shift of a symbol to which a constant was added."""
+    whole = torch.is_tensor(constant) and constant.shape[-1:] == var.shape[-1:] and not (var.column or var.scalar)
+    return constant if var.shift is None and whole else False
 
 
 def _rsub(func, left, right):
     """right - left, where left is the symbol."""
     if isinstance(right, GaussianVar):
         return NotImplemented
-    return _like(left, right - _plain(left), -full_matrix(left))
+    return _like(left, right - _plain(left), -full_matrix(left), shift=_added(left, right))
 
 
 def _neg(func, var):
@@ -196,11 +205,11 @@ def _getitem(func, var, index):
 
 
 def _expand(func, var, *sizes):
-    return _like(var, func(_plain(var), *sizes), var.matrix)
+    return _like(var, func(_plain(var), *sizes), var.matrix, shift=var.shift)
 
 
 def _same(func, var, *args, **kwargs):
-    return _like(var, func(_plain(var), *args, **kwargs), var.matrix)
+    return _like(var, func(_plain(var), *args, **kwargs), var.matrix, shift=var.shift)
 
 
 def _unsqueeze(func, var, dim):
@@ -224,7 +233,8 @@ def _squeeze(func, var, dim=None):
 def _broadcast(func, *tensors):
     tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     full = torch.broadcast_tensors(*(_plain(t) for t in tensors))
-    return tuple(_like(t, f, t.matrix) if isinstance(t, GaussianVar) else f for t, f in zip(tensors, full, strict=True))
+    pairs = zip(tensors, full, strict=True)
+    return tuple(_like(t, f, t.matrix, shift=t.shift) if isinstance(t, GaussianVar) else f for t, f in pairs)
 
 
 _RULES = {

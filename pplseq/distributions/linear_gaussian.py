@@ -149,7 +149,7 @@ class LinearGaussian(TorchDistribution):
     def affine(self) -> tuple[Tensor, Tensor | None]:
         """(matrix, offset or None) of the mean as a function of the hidden state that ``state`` stands for."""
         matrix = compose(self.A, self.x)
-        if self.x.matrix is None:
+        if self.x.shift is None:
             return matrix, self.offset
         shift = (self.A @ self.x.offset.unsqueeze(-1)).squeeze(-1)
         return matrix, shift if self.offset is None else shift + self.offset

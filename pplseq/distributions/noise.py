@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class FullNoise:
-    """N(0, D) with a covariance matrix (*b, n, n)."""
+    """N(0, D) with a covariance matrix (*b, n, n); source: what it was computed from, by name, or None."""
 
-    def __init__(self, covariance: Tensor):
-        self.covariance = covariance
+    def __init__(self, covariance: Tensor, source: tuple[str, Tensor] | None = None):
+        self.covariance, self.source = covariance, source
 
     @cached_property
     def factor(self) -> Tensor:
@@ -56,10 +56,10 @@ class FullNoise:
 
 
 class DiagonalNoise:
-    """N(0, diag(d)) with variances (*b, n)."""
+    """N(0, diag(d)) with variances (*b, n); source: what they were computed from, by name, or None."""
 
-    def __init__(self, variances: Tensor):
-        self.variances = variances
+    def __init__(self, variances: Tensor, source: tuple[str, Tensor] | None = None):
+        self.variances, self.source = variances, source
 
     @property
     def size(self) -> int:
@@ -198,24 +198,30 @@ def as_noise(noise, size: int) -> Noise:
 
 
 def same_tensor(left: Tensor | None, right: Tensor | None) -> bool:
-    """Whether two tensors are views of the same numbers: a loop makes ``A.T`` anew at every step."""
+    """Whether two tensors are views of the same numbers, as a loop makes ``A.T`` anew at every step, or equal constants.
+
+    Parameters that happen to be equal are two: each wants its own gradient.
+    """
     if left is None or right is None:
         return left is right
-    return left is right or (
-        left.data_ptr() == right.data_ptr()
-        and left.shape == right.shape
-        and left.stride() == right.stride()
-        and left.dtype == right.dtype
-        and (not left.requires_grad or left._base is not None and left._base is right._base)
-    )
+    if left is right:
+        return True
+    if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
+        return False
+    if left.requires_grad or right.requires_grad:
+        views = left.data_ptr() == right.data_ptr() and left.stride() == right.stride()
+        return views and left._base is not None and left._base is right._base
+    return torch.equal(left, right)
 
 
 def same_noise(left: Noise, right: Noise) -> bool:
     """Whether two noises are one."""
     if left is right:
         return True
-    if isinstance(left, FullNoise) and isinstance(right, FullNoise):
-        return same_tensor(left.covariance, right.covariance)
-    if isinstance(left, DiagonalNoise) and isinstance(right, DiagonalNoise):
-        return same_tensor(left.variances, right.variances)
+    for kind, numbers in ((FullNoise, "covariance"), (DiagonalNoise, "variances")):
+        if isinstance(left, kind) and isinstance(right, kind):
+            if same_tensor(getattr(left, numbers), getattr(right, numbers)):
+                return True
+            both = left.source is not None and right.source is not None and left.source[0] == right.source[0]
+            return both and same_tensor(left.source[1], right.source[1])
     return False

@@ -48,8 +48,8 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
     if isinstance(base, MultivariateNormal) and dims == 0 and not loc.scalar:
         noise = covariance_of(base)
     elif isinstance(base, Normal) and dims == (0 if loc.scalar else 1) and not isinstance(base.scale, GaussianVar):
-        scale = base.scale.unsqueeze(-1) if loc.scalar else base.scale
-        noise = DiagonalNoise(shared(scale, 1).square())
+        scale = shared(base.scale.unsqueeze(-1) if loc.scalar else base.scale, 1)
+        noise = DiagonalNoise(scale.square(), source=("scale", scale))
     else:
         raise TypeError(
             f"site {name!r}: {type(fn).__name__} of a hidden Gaussian state cannot be integrated out; use MultivariateNormal, "
@@ -57,7 +57,7 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
         )
     if loc.column:
         raise TypeError(f"site {name!r}: its mean is a column; take the last dimension away with squeeze(-1)")
-    offset = None if loc.matrix is None else loc.offset
+    offset = loc.offset if loc.shift is False else loc.shift
     if offset is not None and loc.scalar:
         offset = offset.unsqueeze(-1)
     return loc, AffineSite(full_matrix(loc), offset, noise, loc.scalar)
@@ -77,9 +77,14 @@ def _check_event(name: str, var: GaussianVar) -> None:
 
 
 def covariance_of(fn: MultivariateNormal) -> FullNoise:
-    root = fn._unbroadcasted_scale_tril
-    root = shared(root, 2)
-    return FullNoise(root @ root.mT)
+    """Its covariance as the program gave it, or what it gave in its place, so that steps can be seen to share it."""
+    if "covariance_matrix" in vars(fn):
+        return FullNoise(shared(fn.covariance_matrix, 2))
+    root = shared(fn._unbroadcasted_scale_tril, 2)
+    source = next(
+        ((name, shared(vars(fn)[name], 2)) for name in ("scale_tril", "precision_matrix") if name in vars(fn)), None
+    )
+    return FullNoise(root @ root.mT, source=source)
 
 
 def shared(tensor: Tensor, dims: int) -> Tensor:

@@ -44,7 +44,7 @@ def log_prob(mean, matrix, offset=None, vectorize=True, n=N):
 
 
 A, C = parameters()
-c = torch.tensor([1.0, -2.0]).double()
+c, d = torch.tensor([1.0, -2.0]).double(), torch.tensor([0.5, -1.0, 2.0]).double()
 AFFINE = {
     "x @ C.T": (lambda x: x @ C.T, C, None),
     "c + x @ C.T": (lambda x: c + x @ C.T, C, c),
@@ -61,6 +61,15 @@ AFFINE = {
     "slice": (lambda x: x[..., 1:], EYE[1:], None),
     "slice, all dimensions": (lambda x: x[:, :2], EYE[:2], None),
     "column": (lambda x: (C @ x.unsqueeze(-1)).squeeze(-1), C, None),
+    "shifted": (lambda x: x + d, EYE, d),
+    "shifted from the left": (lambda x: d + x, EYE, d),
+    "shifted down": (lambda x: x - d, EYE, -d),
+    "shifted by a number": (lambda x: x + 2, EYE, 2 * torch.ones(H, dtype=torch.float64)),
+    "shifted twice": (lambda x: (x + d) + d, EYE, 2 * d),
+    "shifted, then moved": (lambda x: (x + d) @ C.T + c, C, C @ d + c),
+    "from d to x": (lambda x: d - x, -EYE, d),
+    "linear without bias": (lambda x: torch.nn.functional.linear(x, C) + c, C, c),
+    "shifted and added": (lambda x: ((x + d) + 0.5 * x) @ C.T, 1.5 * C, C @ d),
 }
 
 
@@ -68,7 +77,30 @@ AFFINE = {
 @pytest.mark.parametrize("case", AFFINE)
 def test_affine_code(case, vectorize):
     mean, matrix, offset = AFFINE[case]
-    close(*log_prob(mean, matrix, offset, vectorize))
+    close(*log_prob(mean, matrix, offset, vectorize, n=len(matrix)))
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_a_lazy_conditional_of_affine_code(vectorize):
+    torch.manual_seed(1)
+    y, R, found = torch.randn(B, T, N, dtype=torch.float64), torch.ones(N, dtype=torch.float64), []
+    for written in (True, False):
+        handler = KalmanCollapse(vectorize=vectorize)
+        with handler, pyro.plate("rows", B, dim=-1):
+            x = None
+            for t in markov(range(T)):
+                if x is None:
+                    x = pyro.sample(f"z_{t}", LinearGaussian(None, None, EYE))
+                elif written:
+                    x = pyro.sample(f"z_{t}", LinearGaussian(x + d, A, EYE, d))
+                else:
+                    x = pyro.sample(f"z_{t}", LinearGaussian(x, A, EYE, A @ d + d))
+                if written:
+                    pyro.sample(f"x_{t}", LinearGaussian(2 * x - d, C, R, c), obs=y[:, t])
+                else:
+                    pyro.sample(f"x_{t}", LinearGaussian(x, 2 * C, R, c - C @ d), obs=y[:, t])
+        found.append(handler.chains["z_0"].log_prob())
+    close(*found)
 
 
 SCALAR = {
