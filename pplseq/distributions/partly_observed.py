@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.gaussian_types import Evidence
+from pplseq.distributions.noise import same_tensor
 
 
 class PartlyObserved(TorchDistribution):
@@ -67,7 +68,9 @@ class PartlyObserved(TorchDistribution):
         else:
             vector = (weighted.unsqueeze(-2) @ matrix).squeeze(-2)
             information = matrix.mT @ precisions[which] @ matrix
-        constant = (residual * weighted).sum(-1) + log_dets[which] + math.log(2 * math.pi) * observed.to(residual).sum(-1)
+        constant = (
+            (residual * weighted).sum(-1) + log_dets[which] + math.log(2 * math.pi) * observed.to(residual).sum(-1)
+        )
         return Evidence(vector, (information + information.mT) / 2, -constant / 2)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -76,6 +79,11 @@ class PartlyObserved(TorchDistribution):
         quadratic = (matrix @ self.state.unsqueeze(-1)).squeeze(-1)
         result = constant + ((vector - quadratic / 2) * self.state).sum(-1)
         return result.expand(torch.broadcast_shapes(result.shape, self.batch_shape))
+
+    def predicts_like(self, other) -> bool:
+        """Whether another one's :meth:`predict` is the same, and inputs play no part."""
+        pairs = (self.matrix, other.matrix), (self.noise, other.noise), (self.offset, other.offset)
+        return self.inputs is None and other.inputs is None and all(same_tensor(*pair) for pair in pairs)
 
     def predict(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (..., n) and covariance (..., n, n) of all of y, without inputs, where z ~ N(mean, covariance)."""

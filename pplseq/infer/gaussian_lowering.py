@@ -13,7 +13,7 @@ from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.distributions.noise import Noise, same_noise, same_tensor
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.infer.gaussian_chain import Dynamics, GaussianChain
-from pplseq.infer.gaussian_sites import shared
+from pplseq.infer.gaussian_sites import SiteEmission, shared
 from pplseq.infer.recording import as_mask, plate_shape, says, stack_steps
 
 
@@ -26,7 +26,8 @@ class Observation:
     data: Tensor | None
     mask: Tensor | bool | None
     event: torch.Size
-    predict: object  # the distribution, for forecasts
+    site: object  # the distribution
+    offset: Tensor | None  # taken off the data already
 
 
 @dataclass
@@ -205,7 +206,34 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
     else:
         evidence = _by_step(steps, by_step, batch, recording)
     shape = evidence.vector.shape[1:-1]
-    return evidence, None if seen is None else seen.expand(-1, *shape), first.predict
+    return evidence, None if seen is None else seen.expand(-1, *shape), _prediction(steps, by_step, batch)
+
+
+def _prediction(steps: list[Step], by_step: dict, batch: torch.Size) -> SiteEmission:
+    """What observations look like, at all steps and behind the end; or, where they change, at the chain's own steps only."""
+    given = [o for o in by_step.values() if o is not None]
+    first = given[0]
+    if not isinstance(first.emission, LinearEmission):
+        predicts = getattr(first.site, "predicts_like", None)
+        same = (
+            all(predicts(o.site) for o in given)
+            if predicts
+            else all(_same_emission(o.emission, first.emission) for o in given)
+        )
+        return SiteEmission(first.site, changes=not same)
+    if not all(_same_emission(o.emission, first.emission) for o in given):
+        return SiteEmission(first.emission, changes=True)
+    if all(same_tensor(o.offset, first.offset) for o in given):
+        return SiteEmission(first.emission, first.offset)
+    like = next(o.offset for o in given if o.offset is not None)
+    offset = stack_steps(
+        steps,
+        batch,
+        lambda s: None if by_step[id(s)] is None else by_step[id(s)].offset,
+        event=first.event,
+        like=like,
+    )
+    return SiteEmission(first.emission, offset, changes=True)
 
 
 def _without_missing(data: Tensor, seen: Tensor | None) -> Tensor:

@@ -79,6 +79,11 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
     state_means = torch.stack(means).reshape(num_steps, *batch, h)
     state_covariances = torch.stack(covariances).to(mean.dtype)  # (k, 1 | R, h, h)
     shared = state_covariances.shape[1] == 1 and (nodes.dim() == 0 or len(nodes) != 1)
+    if emission is None and getattr(chain.emission, "changes", False):
+        raise ValueError(
+            "emission: observations change from step to step, and behind the end they are not known; give "
+            "forecast(num_steps, emission=...) what predicts those, such as LinearEmission(C, FullNoise(D))"
+        )
     emission = chain.emission if emission is None else emission
     if emission is None:
         return GaussianForecast(state_means, _batched(state_covariances, shared, batch), None, None)

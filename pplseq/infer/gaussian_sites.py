@@ -63,6 +63,25 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
     return loc, AffineSite(full_matrix(loc), offset, noise, loc.scalar)
 
 
+class SiteEmission:
+    """What a site's observations look like where its states are Gaussian: for forecasts and innovations.
+
+    Args:
+        emission: gives means and covariances, but for offsets.
+        offset: None, (n,) or (*B, n); (T, *B, n) where it changes from step to step.
+        changes: it is not the same at all steps, so that nothing is known about those behind the end.
+    """
+
+    def __init__(self, emission, offset: Tensor | None = None, changes: bool = False):
+        self.emission, self.offset, self.changes = emission, offset, changes
+
+    def predict(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Mean (..., n) and covariance (..., n, n) of the observation of a state N(mean, covariance)."""
+        mean, covariance = self.emission.predict(mean, covariance)
+        alone = mean.dim() == 1  # a state without rows: its covariance is what is asked for
+        return mean if self.offset is None or alone and self.offset.dim() > 1 else mean + self.offset, covariance
+
+
 def _mentions_state(fn) -> bool:
     """Whether a distribution, or one that it wraps, has a parameter that is a symbol."""
     if any(isinstance(value, GaussianVar) for value in vars(fn).values()):

@@ -111,13 +111,14 @@ class KalmanCollapse(ChainMessenger):
         if value is None:
             msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=recording.zero.dtype)
         if read is None:
-            step.observations.append(Observation(msg["name"], fn, value, msg["mask"], fn.event_shape, fn))
+            step.observations.append(Observation(msg["name"], fn, value, msg["mask"], fn.event_shape, fn, None))
             return
         emission = LinearEmission(read.matrix, read.noise)
         if value is not None:
             value = value.unsqueeze(-1) if read.scalar else value
             value = value if read.offset is None else value - read.offset
-        step.observations.append(Observation(msg["name"], emission, value, msg["mask"], read.matrix.shape[-2:-1], fn))
+        event = read.matrix.shape[-2:-1]
+        step.observations.append(Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset))
 
     # ---------------------------------------------------------------- elimination
     def __exit__(self, exc_type, exc, traceback):
