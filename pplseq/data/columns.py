@@ -1,19 +1,24 @@
-"""Tagged sentences from files of columns: CoNLL-2000 (`word tag chunk`) and the words and tags of CoNLL-U."""
+"""Tagged sentences, read one by one from files of columns: CoNLL-2000 (`word tag chunk`) and CoNLL-U."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import gzip
+import lzma
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from pplseq.data.sources import OPENERS, existing_path
+from pplseq.data.tag_formats import ColumnsFormat, ConlluFormat, Line, LineError, TagFormat
 
 
 class TaggedSentence(NamedTuple):
-    """words, tags: as many of the one as of the other."""
+    """words, tags: as many of the one as of the other; None stands for the tag of a word that is not labelled."""
 
     words: tuple[str, ...]
-    tags: tuple[str, ...]
+    tags: tuple[str | None, ...]
 
 
 def read_columns(path: str | Path, *, tag_column: int = 1) -> Iterator[TaggedSentence]:
@@ -35,22 +40,7 @@ def read_columns(path: str | Path, *, tag_column: int = 1) -> Iterator[TaggedSen
     """
     if tag_column < 1:
         raise ValueError(f"tag_column: expected 1 or more (the word is column 0), got {tag_column}")
-    width: int | None = None
-
-    def token(line: str, place: str) -> tuple[str, str]:
-        nonlocal width
-        columns = line.split()
-        if len(columns) <= tag_column:
-            raise ValueError(
-                f"{place}: expected at least {tag_column + 1} columns, got {len(columns)}: {line!r}; a token's line is its "
-                "word and its tags, and blank lines stand between sentences"
-            )
-        width = width or len(columns)
-        if len(columns) != width:
-            raise ValueError(f"{place}: expected {width} columns as in the lines before, got {len(columns)}: {line!r}")
-        return columns[0], columns[tag_column]
-
-    yield from _sentences(Path(path), token)
+    yield from _sentences(path, ColumnsFormat(tag_column))
 
 
 def read_conllu(path: str | Path, *, tag: str = "upos") -> Iterator[TaggedSentence]:
@@ -67,64 +57,79 @@ def read_conllu(path: str | Path, *, tag: str = "upos") -> Iterator[TaggedSenten
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line that has not ten columns, or an id that is no number; by the line's number. A file without
-            tokens.
+        ValueError: a line that has not ten columns, or an id that is no number or not the next one; by the line's
+            number. A file without tokens.
 
     Source: https://universaldependencies.org/format.html
     """
     if tag not in ("upos", "xpos"):
         raise ValueError(f"tag: expected 'upos' or 'xpos', got {tag!r}")
-    column = {"upos": 3, "xpos": 4}[tag]
-
-    def token(line: str, place: str) -> tuple[str, str] | None:
-        if line.startswith("#"):
-            return None
-        columns = line.split("\t")
-        if len(columns) != 10:
-            raise ValueError(f"{place}: expected 10 columns between tabs (CoNLL-U), got {len(columns)}: {line!r}")
-        if not columns[0].isdecimal():
-            if not columns[0].replace("-", "", 1).replace(".", "", 1).isdecimal():
-                raise ValueError(f"{place}: expected an id such as 3, 3-4 or 3.1, got {columns[0]!r}")
-            return None
-        return "_".join(columns[1].split()), columns[column]
-
-    yield from _sentences(Path(path), token)
+    yield from _sentences(path, ConlluFormat(tag))
 
 
-def _sentences(path: Path, token: Callable[[str, str], tuple[str, str] | None]) -> Iterator[TaggedSentence]:
-    """Groups of what `token(line, place)` reads; blank lines end a group."""
+def _sentences(path: str | Path, tag_format: TagFormat) -> Iterator[TaggedSentence]:
     num_tokens = 0
-    for group in _groups(_numbered_lines(path)):
-        pairs = [pair for number, line in group if (pair := token(line, f"{path}, line {number}")) is not None]
-        if pairs:
-            num_tokens += len(pairs)
-            yield TaggedSentence(*zip(*pairs, strict=True))
+    for block in blocks_of(read_raw_lines(path), tag_format):
+        try:
+            words, tags, _ = tag_format.parse(decoded(block))
+        except LineError as error:
+            raise ValueError(f"{path}, line {error.number}: {error}") from None
+        if words:
+            num_tokens += len(words)
+            yield TaggedSentence(words, tags)
     if not num_tokens:
         raise ValueError(f"{path}: no tokens; expected a token a line, with its tags")
 
 
-def _groups(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    group: list[tuple[int, str]] = []
-    for number, line in lines:
-        if line.strip():
-            group.append((number, line))
-        elif group:
-            yield group
-            group = []
-    if group:
-        yield group
+def read_raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of every line of a file, plain or packed as .gz or .xz; "-" reads standard input.
 
-
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    Bytes, so that a line that is no UTF-8 text is an error of its own sentence alone.
+    """
+    if str(path) == "-":
+        yield from enumerate(sys.stdin.buffer, start=1)
+        return
     path = existing_path(path)
     if path.is_dir():
         raise ValueError(f"{path}: expected a file of columns, got a folder; name one of the files in it")
-    with OPENERS.get(path.suffix, open)(path, "rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8 text; convert the file to UTF-8"
-                ) from error
-            yield number, line.rstrip("\r\n")
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as stream:
+            yield from enumerate(stream, start=1)
+    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
+
+
+def blocks_of(lines: Iterable[tuple[int, bytes]], tag_format: TagFormat) -> Iterator[list[tuple[int, bytes]]]:
+    """The lines of each sentence: a line, or those between blank lines."""
+    block: list[tuple[int, bytes]] = []
+    for number, raw in lines:
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")  # the byte order mark some editors write
+        if tag_format.line_is_sentence:
+            yield [(number, raw)]
+        elif raw.strip():
+            block.append((number, raw))
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def decoded(block: Iterable[tuple[int, bytes]]) -> list[Line]:
+    """The lines as text.
+
+    Raises:
+        LineError: a line that is no UTF-8 text.
+    """
+    lines = []
+    for number, raw in block:
+        if b"\0" in raw:
+            raise LineError(number, "a NUL byte, so this is not a UTF-8 text file; convert it to plain UTF-8 text")
+        try:
+            lines.append(Line(number, raw.decode("utf-8").rstrip("\r\n")))
+        except UnicodeDecodeError as error:
+            raise LineError(
+                number, f"byte 0x{raw[error.start]:02x} is not UTF-8 text; convert the file to UTF-8"
+            ) from None
+    return lines

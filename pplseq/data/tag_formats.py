@@ -1,0 +1,328 @@
+"""How files write tagged sentences: CoNLL-U, columns (CoNLL-2000), word_TAG, and words without tags.
+
+A format parses the lines of one sentence and renders them again with other tags, everything else as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+NO_TAG = "_"  # as CoNLL-U writes what is not specified
+PROBABILITY_KEY = "TagProb"
+
+_ID = re.compile(r"([1-9]\d*)|(\d+)-(\d+)|\d+\.\d+")
+_SPACES = re.compile(r"[ \t]+")  # not the white space of Unicode, which may be part of a word (1 000)
+_PROBABILITY = re.compile(r"[01]\.\d+")
+
+
+class Line(NamedTuple):
+    """A line of a file and its number, from 1."""
+
+    number: int
+    text: str
+
+
+class LineError(ValueError):
+    """What is wrong with a line."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class ParsedSentence(NamedTuple):
+    """words, tags (None where there is none), and for each word where it stands: the index of its line, or its index in
+    the line where a line is a sentence."""
+
+    words: tuple[str, ...]
+    tags: tuple[str | None, ...]
+    places: tuple[int, ...]
+
+
+class TagFormat(ABC):
+    """How a file writes tagged sentences.
+
+    Attributes:
+        name: as `read_tagged` takes it.
+        line_is_sentence: whether a line is a whole sentence; otherwise it is a word, and blank lines end sentences.
+    """
+
+    name: ClassVar[str]
+    line_is_sentence: ClassVar[bool] = False
+
+    @abstractmethod
+    def parse(self, lines: Sequence[Line]) -> ParsedSentence:
+        """The words and tags of one sentence; LineError where a line is malformed."""
+
+    @abstractmethod
+    def render(
+        self,
+        words: Sequence[str],
+        tags: Sequence[str | None],
+        probabilities: Sequence[float] | None = None,
+        lines: Sequence[str] | None = None,
+        places: Sequence[int] = (),
+    ) -> list[str]:
+        """The lines of a sentence.
+
+        Args:
+            words, tags: (T,). probabilities: (T,), written beside the tags where given.
+            lines, places: the sentence as it was read in this format, to keep what is neither tag nor probability.
+        """
+
+
+class ConlluFormat(TagFormat):
+    """CoNLL-U: ten columns between tabs. Comments, multiword tokens (3-4) and empty nodes (3.1) are no words, and stay.
+
+    Args:
+        column: that holds the tag: its name (upos, xpos, feats, deprel, ...) or its index from 0.
+
+    Source: https://universaldependencies.org/format.html
+    """
+
+    name = "conllu"
+
+    def __init__(self, column: str | int | None = None) -> None:
+        column = "upos" if column is None else column
+        known = CONLLU_COLUMNS[2:]
+        if isinstance(column, str):
+            if column.lower() not in known:
+                raise ValueError(f"column: expected one of {', '.join(known)} in a CoNLL-U file, got {column!r}")
+            self.column = CONLLU_COLUMNS.index(column.lower())
+        else:
+            if not 2 <= column < len(CONLLU_COLUMNS):
+                raise ValueError(f"column: expected 2 to 9 in a CoNLL-U file (3 is upos, 4 is xpos), got {column}")
+            self.column = column
+
+    def parse(self, lines: Sequence[Line]) -> ParsedSentence:
+        words, tags, places = [], [], []
+        for place, (number, text) in enumerate(lines):
+            if text.startswith("#"):
+                continue
+            columns = text.split("\t")
+            if len(columns) != 10:
+                raise LineError(
+                    number, f"expected 10 columns between tabs (CoNLL-U), got {len(columns)}: {_shown(text)}"
+                )
+            kind = _ID.fullmatch(columns[0])
+            if kind is None or (kind[2] and int(kind[2]) >= int(kind[3])):
+                raise LineError(number, f"expected an id such as 3, 3-4 or 3.1, got {_shown(columns[0])}")
+            if kind[1] is None:
+                continue
+            if int(kind[1]) != len(words) + 1:
+                raise LineError(
+                    number,
+                    f"expected the word with id {len(words) + 1}, got {columns[0]}; words are numbered from 1 in every "
+                    "sentence, and a blank line stands between sentences",
+                )
+            for index, what in ((1, "form"), (self.column, CONLLU_COLUMNS[self.column])):
+                if not columns[index]:
+                    raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
+            words.append("_".join(columns[1].split()) or "_")
+            tags.append(None if columns[self.column] == NO_TAG else columns[self.column])
+            places.append(place)
+        return ParsedSentence(tuple(words), tuple(tags), tuple(places))
+
+    def render(self, words, tags, probabilities=None, lines=None, places=()):
+        if lines is None:
+            lines = ["\t".join([str(i), word, *["_"] * 8]) for i, word in enumerate(words, start=1)]
+            places = range(len(words))
+        lines = list(lines)
+        for i, place in enumerate(places):
+            columns = lines[place].split("\t")
+            columns[self.column] = _written(tags[i], "\t")
+            if probabilities is not None:
+                kept = [part for part in columns[9].split("|") if not part.startswith(f"{PROBABILITY_KEY}=")]
+                kept = [part for part in kept if part not in ("", "_")]
+                columns[9] = "|".join([*kept, f"{PROBABILITY_KEY}={probabilities[i]:.4f}"])
+            lines[place] = "\t".join(columns)
+        return lines
+
+
+class ColumnsFormat(TagFormat):
+    """A word a line, columns between spaces or tabs, blank lines between sentences, as CoNLL-2000 (`word tag chunk`).
+
+    Args:
+        column: that holds the tag, the word being column 0, or "chunk" (column 2).
+        tags_optional: let words stand without tags.
+
+    Source: Tjong Kim Sang and Buchholz, Introduction to the CoNLL-2000 Shared Task: Chunking (2000).
+    """
+
+    name = "columns"
+    # The columns of such a file have no names: the first tags are those asked for as upos, xpos or pos.
+    NAMES: ClassVar[dict[str, int]] = {"upos": 1, "xpos": 1, "pos": 1, "tag": 1, "chunk": 2}
+
+    def __init__(self, column: str | int | None = None, *, tags_optional: bool = False) -> None:
+        column = 1 if column is None else column
+        if isinstance(column, str):
+            if column.lower() not in self.NAMES:
+                raise ValueError(
+                    f"column: expected a number (the word is column 0) or one of {', '.join(self.NAMES)}, got {column!r}"
+                )
+            column = self.NAMES[column.lower()]
+        if column < 1:
+            raise ValueError(f"column: expected 1 or more (the word is column 0), got {column}")
+        self.column, self.tags_optional = column, tags_optional
+        self.width: int | None = None
+
+    def parse(self, lines: Sequence[Line]) -> ParsedSentence:
+        rows, width = [], self.width
+        for number, text in lines:
+            columns = _SPACES.split(text.strip(" \t"))
+            if len(columns) <= self.column and not self.tags_optional:
+                raise LineError(
+                    number,
+                    f"expected at least {self.column + 1} columns, got {len(columns)}: {_shown(text)}; a token's line is "
+                    "its word and its tags, and blank lines stand between sentences",
+                )
+            width = width or len(columns)
+            if len(columns) != width:
+                raise LineError(
+                    number, f"expected {width} columns as in the lines before, got {len(columns)}: {_shown(text)}"
+                )
+            rows.append(columns)
+        self.width = width  # now that the sentence is known to be sound
+        tags = (row[self.column] if self.column < len(row) else NO_TAG for row in rows)
+        return ParsedSentence(
+            tuple(row[0] for row in rows),
+            tuple(None if tag == NO_TAG else tag for tag in tags),
+            tuple(range(len(rows))),
+        )
+
+    def render(self, words, tags, probabilities=None, lines=None, places=()):
+        found = []
+        for i, word in enumerate(words):
+            columns = [_written(word, " \t")] if lines is None else _SPACES.split(lines[places[i]].strip(" \t"))
+            columns += [NO_TAG] * (self.column + 1 - len(columns))
+            columns[self.column] = _written(tags[i], " \t")
+            if probabilities is not None:
+                columns.append(f"{probabilities[i]:.4f}")
+            separator = "\t" if lines is not None and "\t" in lines[places[i]].strip() else " "
+            found.append(separator.join(columns))
+        return found
+
+
+class WordTagFormat(TagFormat):
+    """A sentence a line, each word with its tag: `The_DT dog_NN barks_VBZ`. The last separator counts: `a_b_NN` is `a_b`.
+
+    A third part that is a probability (`dog_NN_0.9812`) is written if asked for, and read over.
+
+    Args:
+        separator: between word and tag; "/" reads the Brown corpus.
+        tags_optional: let words stand without tags.
+    """
+
+    name = "word_tag"
+    line_is_sentence = True
+
+    def __init__(self, separator: str = "_", *, tags_optional: bool = False) -> None:
+        if not separator or separator.strip() != separator:
+            raise ValueError(f"separator: expected such as _ or /, got {separator!r}")
+        self.separator, self.tags_optional = separator, tags_optional
+
+    def parse(self, lines: Sequence[Line]) -> ParsedSentence:
+        words, tags = [], []
+        for number, text in lines:
+            for token in _tokens(text):
+                word, found, tag = token.rpartition(self.separator)
+                if _PROBABILITY.fullmatch(tag) and self.separator in word[1:]:
+                    word, _, tag = word.rpartition(self.separator)
+                if not found and self.tags_optional:
+                    word, tag = token, ""
+                elif not word or not tag:
+                    raise LineError(number, f"expected word{self.separator}TAG, got {_shown(token)}")
+                words.append(word)
+                tags.append(tag or None)
+        return ParsedSentence(tuple(words), tuple(tags), tuple(range(len(words))))
+
+    def render(self, words, tags, probabilities=None, lines=None, places=()):
+        found = []
+        for i, (word, tag) in enumerate(zip(words, tags, strict=True)):
+            parts = [_written(word, " \t")]
+            if tag is not None:
+                if self.separator in tag:
+                    raise ValueError(
+                        f"tag {tag!r} holds the separator {self.separator!r}, so it could not be read back; choose another "
+                        "separator or format"
+                    )
+                parts.append(_written(tag, " \t"))
+                if probabilities is not None:
+                    parts.append(f"{probabilities[i]:.4f}")
+            found.append(self.separator.join(parts))
+        return [" ".join(found)]
+
+
+class WordsFormat(TagFormat):
+    """A sentence a line, words between spaces, without tags; what is tagged is written as word_TAG."""
+
+    name = "words"
+    line_is_sentence = True
+
+    def __init__(self, separator: str = "_") -> None:
+        self.written = WordTagFormat(separator)
+
+    def parse(self, lines: Sequence[Line]) -> ParsedSentence:
+        words = tuple(token for _, text in lines for token in _tokens(text))
+        return ParsedSentence(words, (None,) * len(words), tuple(range(len(words))))
+
+    def render(self, words, tags, probabilities=None, lines=None, places=()):
+        return self.written.render(words, tags, probabilities)
+
+
+FORMATS = {found.name: found for found in (ConlluFormat, ColumnsFormat, WordTagFormat, WordsFormat)}
+
+
+def guess_format(name: str, lines: Sequence[str], *, separator: str = "_", tags_optional: bool = False) -> str:
+    """The format of a file, by its name (.conllu) or by its first lines.
+
+    Args:
+        name: of the file, without .gz or .xz.
+        lines: some of its first lines that are not blank.
+
+    Raises:
+        ValueError: none fits.
+    """
+    if name.lower().endswith((".conllu", ".conll-u")):
+        return ConlluFormat.name
+    rows = [_tokens(line) for line in lines]
+    if any(len(row) >= 10 and _ID.fullmatch(row[0]) for row in rows if not row[0].startswith("#")):
+        return ConlluFormat.name
+    tokens = [token for row in rows for token in row]
+    if tokens and sum(separator in token[1:-1] for token in tokens) > 0.8 * len(tokens):
+        return WordTagFormat.name
+    widths = [len(row) for row in rows]
+    usual = max(set(widths), key=widths.count, default=0)
+    if usual > 1 and widths.count(usual) > 0.8 * len(widths):
+        second = [row[1] for row in rows if len(row) == usual]
+        # words of a text are lower-case for the most part, tags are not
+        if len(rows) > 10 or sum(tag == tag.upper() for tag in second) > 0.8 * len(second):
+            return ColumnsFormat.name
+    if tags_optional:
+        a_word_a_line = len(rows) > 1 and widths.count(1) > 0.8 * len(rows)
+        return ColumnsFormat.name if a_word_a_line else WordsFormat.name
+    raise ValueError(
+        f"{name}: not clear how it is written; say its format: conllu, columns (word and tags a line), or word_tag "
+        f"(word{separator}TAG, a sentence a line)"
+    )
+
+
+def _tokens(text: str) -> list[str]:
+    return [token for token in _SPACES.split(text) if token]
+
+
+def _written(text: str | None, separators: str) -> str:
+    """A word or tag that its separators do not cut."""
+    if text is None:
+        return NO_TAG
+    for char in (*separators, "\n", "\r"):
+        text = text.replace(char, "_")
+    return text or NO_TAG
+
+
+def _shown(text: str, length: int = 80) -> str:
+    return repr(text if len(text) <= length else text[: length - 1] + "…")

@@ -1,0 +1,300 @@
+"""Files of tagged sentences, read whole and written again with other tags; broken sentences may be skipped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, overload
+
+from pplseq.data.columns import TaggedSentence, blocks_of, decoded, read_raw_lines
+from pplseq.data.sources import OPENERS
+from pplseq.data.tag_formats import (
+    FORMATS,
+    ColumnsFormat,
+    ConlluFormat,
+    LineError,
+    TagFormat,
+    WordsFormat,
+    WordTagFormat,
+    guess_format,
+)
+
+SAMPLE_LINES = 200  # that tell the format
+_BLANK_LINES: dict[bool, list[str]] = {True: [], False: [""]}  # after a sentence, by TagFormat.line_is_sentence
+
+
+class SkippedSentence(NamedTuple):
+    """A sentence that could not be read: its first and last line in the file, the line at fault and what is wrong."""
+
+    first_line: int
+    last_line: int
+    line: int
+    message: str
+
+
+class SentenceBlock(NamedTuple):
+    """A sentence as it stands in a file: its lines, the number of the first, and where in them its words stand."""
+
+    first_line: int
+    lines: tuple[str, ...]
+    places: tuple[int, ...]
+
+
+class TaggedFile(Sequence[TaggedSentence]):
+    """The sentences of a file, and what it takes to write the file again with other tags.
+
+    Sentences without words (an empty line of `word_TAG`, a CoNLL-U sentence of comments alone) are not among the
+    sentences, but stand in their place when the file is written.
+
+    Attributes:
+        name: the file's path. tag_format: how it is written.
+        blocks: every sentence as it stands in the file, also those without words.
+        skipped: sentences that could not be read (`on_error="skip"`).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tag_format: TagFormat,
+        sentences: Sequence[TaggedSentence],
+        blocks: Sequence[SentenceBlock],
+        skipped: Sequence[SkippedSentence] = (),
+    ) -> None:
+        self.name, self.tag_format = name, tag_format
+        self.blocks, self.skipped = tuple(blocks), tuple(skipped)
+        self._sentences = tuple(sentences)
+        self._with_words = tuple(i for i, block in enumerate(self.blocks) if block.places)
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    @overload
+    def __getitem__(self, index: int) -> TaggedSentence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TaggedSentence, ...]: ...
+
+    def __getitem__(self, index):
+        return self._sentences[index]
+
+    @property
+    def format(self) -> str:
+        """The format's name."""
+        return self.tag_format.name
+
+    @property
+    def num_tokens(self) -> int:
+        """Words of all sentences."""
+        return sum(len(sentence.words) for sentence in self._sentences)
+
+    def line_of(self, index: int, position: int = 0) -> int:
+        """The line of the file on which a word of a sentence stands."""
+        block = self.blocks[self._with_words[index]]
+        return block.first_line + (0 if self.tag_format.line_is_sentence else block.places[position])
+
+
+def read_tagged(
+    path: str | Path,
+    format: str | None = None,
+    column: str | int | None = None,
+    *,
+    on_error: str = "raise",
+    tags: str = "required",
+    separator: str = "_",
+) -> TaggedFile:
+    """Read a file of tagged sentences.
+
+    Args:
+        path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
+        format: "conllu", "columns" (CoNLL-2000), "word_tag" (a sentence a line) or "words" (the same without tags). None:
+            by the name (.conllu) or the first lines.
+        column: that holds the tags. CoNLL-U: "upos" (default), "xpos", "feats", ...; columns: a number, the word being
+            column 0 (default 1), or "chunk" (2).
+        on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
+        tags: "required", or "optional": words may lack tags (None; written `_` in columns).
+        separator: between word and tag of "word_tag".
+
+    Returns:
+        The sentences, as a sequence.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a malformed line, by its number; a word without the required tag; a file without words, or of an
+            unclear format.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error: expected 'raise' or 'skip', got {on_error!r}")
+    if tags not in ("required", "optional"):
+        raise ValueError(f"tags: expected 'required' or 'optional', got {tags!r}")
+    name, optional = "<stdin>" if str(path) == "-" else str(path), tags == "optional"
+    raw = list(read_raw_lines(path))
+    if format is None:
+        sample = [line.decode("utf-8", "replace").strip("\ufeff\r\n") for _, line in raw if line.strip()][:SAMPLE_LINES]
+        if not sample:
+            raise ValueError(f"{name}: no words; the file is empty")
+        plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
+        format = guess_format(plain, sample, separator=separator, tags_optional=optional)
+    tag_format = make_format(format, column, separator=separator, tags_optional=optional)
+    sentences, blocks, skipped = [], [], []
+    for block in blocks_of(raw, tag_format):
+        first, last = block[0][0], block[-1][0]
+        try:
+            lines = decoded(block)
+            parsed = tag_format.parse(lines)
+            if not optional and None in parsed.tags:
+                missing = parsed.tags.index(None)
+                line = first if tag_format.line_is_sentence else lines[parsed.places[missing]].number
+                raise LineError(line, f"no tag of the word {parsed.words[missing]!r}{_where(tag_format)}")
+        except LineError as error:
+            if on_error == "raise":
+                raise ValueError(f"{name}, line {error.number}: {error}") from None
+            skipped.append(SkippedSentence(first, last, error.number, str(error)))
+            continue
+        blocks.append(SentenceBlock(first, tuple(line.text for line in lines), parsed.places))
+        if parsed.words:
+            sentences.append(TaggedSentence(parsed.words, parsed.tags))
+    if not sentences:
+        why = f"; the first was skipped because of line {skipped[0].line}: {skipped[0].message}" if skipped else ""
+        raise ValueError(f"{name}: no words in any sentence ({tag_format.name}){why}")
+    return TaggedFile(name, tag_format, sentences, blocks, skipped)
+
+
+def _where(tag_format: TagFormat) -> str:
+    if isinstance(tag_format, WordsFormat):
+        return "; the format 'words' has no tags"
+    column = getattr(tag_format, "column", None)
+    return "" if column is None else f" in column {column} (counted from 0)"
+
+
+def make_format(
+    format: str, column: str | int | None = None, *, separator: str = "_", tags_optional: bool = False
+) -> TagFormat:
+    """The format of a name.
+
+    Raises:
+        ValueError: no such format or column.
+    """
+    if format == ConlluFormat.name:
+        return ConlluFormat(column)
+    if format == ColumnsFormat.name:
+        return ColumnsFormat(column, tags_optional=tags_optional)
+    if format == WordTagFormat.name:
+        return WordTagFormat(separator, tags_optional=tags_optional)
+    if format == WordsFormat.name:
+        return WordsFormat(separator)
+    raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+
+
+def write_tagged(
+    path: str | Path,
+    sentences: Iterable[TaggedSentence],
+    format: str | None = None,
+    column: str | int | None = None,
+    *,
+    source: TaggedFile | None = None,
+    probabilities: Sequence[Sequence[float]] | None = None,
+    separator: str = "_",
+) -> None:
+    """Write tagged sentences to a file, whole or not at all, or to standard output.
+
+    Args:
+        path: the file, written at once when all is rendered (so it may be the one that was read), packed if its name
+            ends in .gz or .xz; "-" is standard output.
+        sentences: what to write. With `source`, its words with other tags.
+        format: as of `read_tagged`; None: that of `source`, else "conllu". column: that gets the tags; None: that of
+            `source` where the format is the same.
+        source: keeps what else stands in the file that was read (comments, multiword tokens, empty nodes, other
+            columns, empty sentences), if it is written in the format it was read in. Sentences that were skipped
+            are left out.
+        probabilities: of the tags, a sequence a sentence: TagProb=0.9731 in the last column of CoNLL-U, a further
+            column of columns, a third part of word_TAG.
+
+    Raises:
+        ValueError: sentences that are not those of the source; probabilities that do not fit; a tag that holds the
+            separator of word_TAG.
+    """
+    text = "\n".join(
+        render_tagged(sentences, format, column, source=source, probabilities=probabilities, separator=separator)
+    )
+    data = (text + "\n").encode("utf-8") if text else b""
+    if str(path) == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    path = Path(path).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.new")
+    try:
+        with OPENERS.get(path.suffix, open)(unfinished, "wb") as stream:
+            stream.write(data)
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def render_tagged(
+    sentences: Iterable[TaggedSentence],
+    format: str | None = None,
+    column: str | int | None = None,
+    *,
+    source: TaggedFile | None = None,
+    probabilities: Sequence[Sequence[float]] | None = None,
+    separator: str = "_",
+) -> list[str]:
+    """The lines that `write_tagged` writes, of all sentences."""
+    sentences = list(sentences)
+    _check(sentences, source, probabilities)
+    same = source is not None and format in (None, source.format)
+    if same:
+        tag_format = source.tag_format if column is None else make_format(source.format, column, separator=separator)
+    else:
+        tag_format = make_format(format or ConlluFormat.name, column, separator=separator)
+    found: list[str] = []
+    after = _BLANK_LINES[tag_format.line_is_sentence]
+    if not same:
+        for i, (words, tags) in enumerate(sentences):
+            found += tag_format.render(words, tags, None if probabilities is None else probabilities[i])
+            found += after
+        return found
+    i = 0
+    for block in source.blocks:
+        if not block.places:
+            found += [*block.lines, *after]
+            continue
+        words, tags = sentences[i]
+        probs = None if probabilities is None else probabilities[i]
+        found += tag_format.render(words, tags, probs, block.lines, block.places)
+        found += after
+        i += 1
+    return found
+
+
+def _check(
+    sentences: Sequence[TaggedSentence],
+    source: TaggedFile | None,
+    probabilities: Sequence[Sequence[float]] | None,
+) -> None:
+    for i, (words, tags) in enumerate(sentences):
+        if len(words) != len(tags):
+            raise ValueError(
+                f"sentences: expected a tag a word, got {len(words)} words and {len(tags)} tags in number {i}"
+            )
+    if probabilities is not None:
+        if len(probabilities) != len(sentences):
+            raise ValueError(f"probabilities: expected {len(sentences)} sentences, got {len(probabilities)}")
+        for i, (sentence, probs) in enumerate(zip(sentences, probabilities, strict=True)):
+            if len(probs) != len(sentence.words):
+                raise ValueError(
+                    f"probabilities: expected {len(sentence.words)} numbers in sentence {i}, got {len(probs)}"
+                )
+    if source is not None:
+        if len(source) != len(sentences):
+            raise ValueError(f"sentences: expected the {len(source)} of {source.name}, got {len(sentences)}")
+        for i, (given, read) in enumerate(zip(sentences, source, strict=True)):
+            if tuple(given.words) != read.words:
+                raise ValueError(
+                    f"sentences: number {i} has other words than {source.name} at line {source.line_of(i)}"
+                )

@@ -1,0 +1,271 @@
+"""Files of tagged sentences: read, written again with other tags, and skipped where they are broken."""
+
+import gzip
+import io
+import sys
+
+import pytest
+
+from pplseq.data import TaggedSentence, read_tagged, write_tagged
+
+CONLLU = """# newdoc
+# sent_id = 1
+1-2\tcan't\t_\t_\t_\t_\t_\t_\t_\tSpaceAfter=No
+1\tca\tcan\tAUX\tMD\tVerbForm=Fin\t0\troot\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t1\tadvmod\t_\tSpaceAfter=No|TagProb=0.1
+2.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t1:x\t_
+
+# a sentence without words
+
+# sent_id = 2
+1\t1 000\t1000\tNUM\tCD\t_\t0\troot\t_\t_
+
+"""
+SENTENCES = [(("ca", "n't"), ("AUX", "PART")), (("1_000",), ("NUM",))]
+BROKEN = """1\ta\ta\tDET\n\n1\tb\tb\tNOUN\tNN\t_\t_\t_\t_\t_\n\n# c
+1\tc\tc\tVERB\tVB\t_\t_\t_\t_\t_\nx\td\td\tVERB\tVB\t_\t_\t_\t_\t_\n2\te\te\tVERB\tVB\t_\t_\t_\t_\t_\n"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="file.txt"):
+        path = tmp_path / name
+        data = content if isinstance(content, bytes) else content.encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return path
+
+    return write
+
+
+def retagged(found, tag="X"):
+    return [TaggedSentence(s.words, (tag,) * len(s.words)) for s in found]
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize("name", ["file.conllu", "file.conllu.gz", "file.txt"])
+def test_conllu(write, name):
+    found = read_tagged(write(CONLLU, name))
+    assert (found.format, list(found), found.num_tokens, found.skipped) == ("conllu", SENTENCES, 3, ())
+    assert [found.line_of(0), found.line_of(0, 1), found.line_of(1)] == [4, 5, 11]
+    assert found[-1] == SENTENCES[1] and found[:1] == (SENTENCES[0],)
+
+
+@pytest.mark.parametrize("column", ["xpos", "XPOS", 4])
+def test_any_column_of_conllu(write, column):
+    assert [s.tags for s in read_tagged(write(CONLLU), column=column)] == [("MD", "RB"), ("CD",)]
+
+
+def test_unlabelled_words(write):
+    path = write(CONLLU)
+    assert [s.tags for s in read_tagged(path, column="feats", tags="optional")] == [("VerbForm=Fin", None), (None,)]
+    with pytest.raises(ValueError, match=r"line 5: no tag of the word \"n't\" in column 5"):
+        read_tagged(path, column="feats")
+    assert list(read_tagged(write("a_X b c_Y\n"), "word_tag", tags="optional")) == [(("a", "b", "c"), ("X", None, "Y"))]
+    assert list(read_tagged(write("a\nb\n"), tags="optional")) == [(("a", "b"), (None, None))]
+    assert list(read_tagged(write("a X\nb _\n"), tags="optional")) == [(("a", "b"), ("X", None))]
+    with pytest.raises(ValueError, match="line 2: no tag of the word 'b'"):
+        read_tagged(write("a X\nb _\n"), "columns")
+
+
+def test_word_tag(write):
+    path = write("The_DT snake_case_NN __SYM ._.\n\nnach\u00a0oben_ADV \u4e2d\u6587_NN x_0.5_CD y_NN_0.25\n")
+    found = read_tagged(path)
+    assert found.format == "word_tag"
+    assert list(found) == [
+        (("The", "snake_case", "_", "."), ("DT", "NN", "SYM", ".")),
+        (("nach\u00a0oben", "\u4e2d\u6587", "x_0.5", "y"), ("ADV", "NN", "CD", "NN")),
+    ]
+    assert found.line_of(1, 2) == 3
+    assert list(read_tagged(write("1/2/CD of/IN\n"), "word_tag", separator="/")) == [(("1/2", "of"), ("CD", "IN"))]
+    for text, wrong in (("a_X b", "'b'"), ("a_X _Y", "'_Y'"), ("a_X b_", "'b_'")):
+        with pytest.raises(ValueError, match=f"line 2: expected word_TAG, got {wrong}"):
+            read_tagged(write(f"a_X\n{text}\n"), "word_tag")
+
+
+@pytest.mark.parametrize(
+    ("content", "format"),
+    [
+        ("The DT B-NP\ndog NN I-NP\n\n# # O\n", "columns"),
+        ("The\tDT\ndog\tNN\n", "columns"),
+        ("the at\ndog nn\nbarks vb\n\n" * 4, "columns"),
+        ("The_DT dog_NN\nbarks_VBZ\n", "word_tag"),
+        ("the dog barks\n", "words"),
+        ("the dog barks\nno\n", "words"),
+        ("the\ndog\n\nbarks\n", "columns"),
+        ("1 the the DET DT _ 0 root _ _\n", "conllu"),
+    ],
+)
+def test_formats_are_told_apart(write, content, format):
+    try:
+        assert read_tagged(write(content), tags="optional").format == format
+    except ValueError as error:
+        assert format == "conllu" and "expected 10 columns between tabs (CoNLL-U), got 1" in str(error)
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa_X b_Y\n")))
+    found = read_tagged("-")
+    assert (found.name, list(found)) == ("<stdin>", [(("a", "b"), ("X", "Y"))])
+
+
+# ---- broken sentences
+
+
+def test_skipped_sentences_are_named_and_lose_no_other(write):
+    path = write(BROKEN, "file.conllu")
+    with pytest.raises(ValueError, match=r"file.conllu, line 1: expected 10 columns"):
+        read_tagged(path)
+    found = read_tagged(path, on_error="skip")
+    assert list(found) == [(("b",), ("NOUN",))]
+    assert [(s.first_line, s.last_line, s.line) for s in found.skipped] == [(1, 1, 1), (5, 8, 7)]
+    assert "expected an id" in found.skipped[1].message
+
+
+def test_broken_lines_of_other_formats(write):
+    found = read_tagged(write(b"a X O\n\nb\n\nc \xff O\n\nd\0 Y O\n\ne Y O\n"), "columns", on_error="skip")
+    assert [s.words for s in found] == [("a",), ("e",)] and [s.line for s in found.skipped] == [3, 5, 7]
+    found = read_tagged(write("a X Y Z\nb X\n\nc X\n\nd Y\n"), on_error="skip", format="columns")
+    assert [s.words for s in found] == [("c",), ("d",)]  # a sentence that is skipped says nothing about the others
+    found = read_tagged(write("a_X b\nc_Y\n"), "word_tag", on_error="skip")
+    assert list(found) == [(("c",), ("Y",))] and found.skipped[0].first_line == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (("1\ta", "3\tb"), "line 2: expected the word with id 2, got 3; words are numbered"),
+        (("1\ta", "1\tb"), "line 2: expected the word with id 2, got 1"),
+        (("2-1\ta", "1\tb"), "line 1: expected an id such as 3, 3-4 or 3.1, got '2-1'"),
+        (("0\ta",), "line 1: expected an id such as"),
+        (("1\t",), "line 1: expected a form, got an empty column"),
+    ],
+)
+def test_malformed_conllu(write, rows, message):
+    with pytest.raises(ValueError, match=message):
+        read_tagged(write("".join(row + "\ta\tX\tX" + "\t_" * 5 + "\n" for row in rows)), "conllu")
+
+
+def test_refusals(write, tmp_path):
+    path = write("a X\n")
+    for options, message in (
+        ({"format": "conll"}, "format: expected one of conllu, columns, word_tag, words, got 'conll'"),
+        ({"format": "conllu", "column": "pos"}, "column: expected one of lemma, upos"),
+        ({"format": "conllu", "column": 1}, "column: expected 2 to 9"),
+        ({"format": "columns", "column": "feats"}, "column: expected a number"),
+        ({"format": "columns", "column": 0}, "column: expected 1 or more"),
+        ({"format": "columns", "column": 2}, "line 1: expected at least 3 columns, got 2"),
+        ({"format": "words"}, "line 1: no tag of the word 'a'; the format 'words' has no tags"),
+        ({"on_error": "ignore"}, "on_error: expected"),
+        ({"tags": "none"}, "tags: expected"),
+        ({"format": "word_tag", "separator": " "}, "separator: expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_tagged(path, **options)
+    with pytest.raises(ValueError, match="not clear how it is written; say its format"):
+        read_tagged(write("a b c\nd e\n"))
+    with pytest.raises(ValueError, match="the file is empty"):
+        read_tagged(write("\n\n"))
+    with pytest.raises(
+        ValueError, match=r"no words in any sentence \(conllu\); the first was skipped because of line 1"
+    ):
+        read_tagged(write("1\ta\n", "file.conllu"), on_error="skip")
+    (tmp_path / "damaged.gz").write_bytes(b"no gzip")
+    with pytest.raises(ValueError, match="damaged or not a .gz file"):
+        read_tagged(tmp_path / "damaged.gz")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_tagged(tmp_path / "absent.conllu")
+
+
+# ---- writing
+
+
+def test_what_is_not_tagged_is_kept(write, tmp_path):
+    source = read_tagged(write(CONLLU, "file.conllu"))
+    path = tmp_path / "new" / "out.conllu"
+    write_tagged(path, source, source=source)
+    assert path.read_text() == CONLLU
+    write_tagged(path, retagged(source), source=source, probabilities=[[0.5, 0.25], [1.0]])
+    changed = CONLLU.replace("AUX", "X").replace("PART", "X").replace("NUM", "X")
+    changed = changed.replace("root\t_\t_", "root\t_\tTagProb=0.5000", 1).replace("TagProb=0.1", "TagProb=0.2500")
+    assert path.read_text() == changed.replace("root\t_\t_", "root\t_\tTagProb=1.0000")
+    write_tagged(path, retagged(source), column="xpos", source=source)
+    assert list(read_tagged(path)) == SENTENCES
+    assert [s.tags for s in read_tagged(path, column="xpos")] == [("X", "X"), ("X",)]
+
+
+def test_a_file_may_be_written_over(write):
+    path = write("a X O\nb Y O\n\n\nc Z O\n", "file.gz")
+    source = read_tagged(path)
+    write_tagged(path, retagged(source), source=source, probabilities=[[0.1, 0.2], [1 / 3]])
+    assert gzip.decompress(path.read_bytes()).decode() == "a X O 0.1000\nb X O 0.2000\n\nc X O 0.3333\n\n"
+    tabs = read_tagged(write("a\tX\tO\n"), "columns", 2)
+    write_tagged(path.with_suffix(".txt"), retagged(tabs, "B"), source=tabs)
+    assert path.with_suffix(".txt").read_text() == "a\tX\tB\n\n"
+
+
+def test_lines_stay_in_their_place(write, tmp_path):
+    source = read_tagged(write("the dog\n\nbarks\n"), tags="optional")
+    assert source.format == "words"
+    write_tagged(tmp_path / "out", retagged(source), source=source)
+    assert (tmp_path / "out").read_text() == "the_X dog_X\n\nbarks_X\n"
+    write_tagged(tmp_path / "out", retagged(source), source=source, probabilities=[[0.5, 0.75], [1]])
+    assert (tmp_path / "out").read_text() == "the_X_0.5000 dog_X_0.7500\n\nbarks_X_1.0000\n"
+    assert [s.tags for s in read_tagged(tmp_path / "out")] == [("X", "X"), ("X",)]
+
+
+@pytest.mark.parametrize("format", ["conllu", "columns", "word_tag"])
+def test_every_format_reads_what_it_writes(tmp_path, format):
+    sentences = [TaggedSentence(("\u5df4\u9ece", "_", "a_b", "#", "1-2"), ("A", "B|C", "D", "#", "``"))]
+    sentences += [TaggedSentence(("\U0001f600", "\u05e9\u05dc\u05d5\u05dd", "e\u0301x", "\u200d"), ("X",) * 4)]
+    if format != "conllu":  # where white space of Unicode becomes _
+        sentences += [TaggedSentence(("a\u2028b", "\u0085", "1\u00a0000"), ("X", "Y", "NUM"))]
+    write_tagged(tmp_path / "out", sentences, format)
+    assert list(read_tagged(tmp_path / "out", format)) == sentences
+    write_tagged(tmp_path / "out", sentences, format, probabilities=[[0.5] * len(s.words) for s in sentences])
+    assert list(read_tagged(tmp_path / "out", format)) == sentences
+
+
+def test_from_one_format_to_another(write, tmp_path, capsysbinary):
+    source = read_tagged(write(CONLLU))
+    write_tagged("-", source, "word_tag", source=source, separator="/")
+    assert capsysbinary.readouterr().out == b"ca/AUX n't/PART\n1_000/NUM\n"
+    write_tagged(tmp_path / "out", [TaggedSentence(("a b", "c"), ("X", None))], "columns", 2)
+    assert (tmp_path / "out").read_text() == "a_b _ X\nc _ _\n\n"
+    write_tagged(tmp_path / "out", [])
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_refused_to_be_written(write, tmp_path):
+    source, out = read_tagged(write(CONLLU)), tmp_path / "out"
+    for sentences, options, message in (
+        (source[:1], {"source": source}, "sentences: expected the 2 of"),
+        ([source[0], TaggedSentence(("x",), ("X",))], {"source": source}, "number 1 has other words than .* line 11"),
+        ([TaggedSentence(("x",), ())], {}, "expected a tag a word, got 1 words and 0 tags in number 0"),
+        (source, {"probabilities": [[1.0, 1.0]]}, "probabilities: expected 2 sentences, got 1"),
+        (source, {"probabilities": [[1.0], [1.0]]}, "probabilities: expected 2 numbers in sentence 0, got 1"),
+        ([TaggedSentence(("x",), ("A_B",))], {"format": "word_tag"}, "tag 'A_B' holds the separator '_'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_tagged(out, sentences, **options)
+    assert not out.exists()
+
+
+def test_long_sentence(tmp_path):
+    sentence = TaggedSentence(tuple(f"w{i}" for i in range(5000)), ("X",) * 5000)
+    for format in ("conllu", "columns", "word_tag"):
+        write_tagged(tmp_path / "out", [sentence], format)
+        assert list(read_tagged(tmp_path / "out")) == [sentence]
+
+
+def test_real_file_is_written_as_it_was(data_folder, tmp_path):
+    path = data_folder / "ud_english_ewt" / "en_ewt-ud-dev.conllu"
+    source = read_tagged(path)
+    write_tagged(tmp_path / "out", source, source=source)
+    assert (tmp_path / "out").read_bytes() == path.read_bytes()
+    path = data_folder / "conll2000" / "test.txt"
+    source = read_tagged(path, column="chunk")
+    write_tagged(tmp_path / "out", source, source=source)
+    assert (tmp_path / "out").read_bytes() == path.read_bytes()
+    assert (len(source), source.num_tokens) == (2012, 47_377)
