@@ -57,7 +57,9 @@ class KalmanCollapse(ChainMessenger):
         site = read_site(msg["name"], fn)
         if site is not None:
             var, read = site
-            if msg["is_observed"] or read is None or read.scalar:
+            if self._is_rest(msg, var):
+                msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=var.chain.zero.dtype)
+            elif msg["is_observed"] or read is None or read.scalar:
                 self._record_observation(msg, var, read)
             else:  # a state, or an observation that is missing: what depends on it will tell
                 self._record_step(msg, var, read)
@@ -66,6 +68,11 @@ class KalmanCollapse(ChainMessenger):
         else:
             return
         msg["done"] = msg["stop"] = True  # hidden from everything outside
+
+    def _is_rest(self, msg, var: GaussianVar) -> bool:
+        """Whether a site stands for what ``obs_mask`` hides: Pyro makes two sites of one then, and the other is recorded."""
+        name, is_rest = msg["name"].removesuffix("_unobserved"), msg["name"].endswith("_unobserved")
+        return is_rest and any(o.name == f"{name}_observed" for o in var.chain.steps[var.index].observations)
 
     def _record_start(self, msg):
         fn = msg["fn"]

@@ -4,107 +4,20 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from linear_systems import LENGTHS, B, N, System, T, close, collapse, lazy, plain, spd
 from pyro import poutine
-from pyro.infer import HMC, SVI, Trace_ELBO
-from pyro.nn import PyroModule, PyroParam
 
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.noise import DiagonalMinusLowRank
-from pplseq.infer.elbo import TraceKalman_ELBO, no_guide
 from pplseq.infer.gaussian_oracle import GaussianSequence, kalman_loop
 from pplseq.infer.kalman_collapse import KalmanCollapse
-from pplseq.infer.state_inference import check_vectorizable
 from pplseq.infer.time_index import markov
-
-close = torch.testing.assert_close
-B, T, N = 3, 7, 4
-LENGTHS = torch.tensor([7, 1, 4])
-
-
-def spd(n, scale=1.0):
-    root = torch.randn(n, n, dtype=torch.float64)
-    return scale * (root @ root.T / n + torch.eye(n, dtype=torch.float64) / 2)
-
-
-class System:
-    """Parameters that ask for gradients, and observations."""
-
-    def __init__(self, h=2, seed=0):
-        torch.manual_seed(seed)
-        A = torch.randn(h, h, dtype=torch.float64)
-        self.A = 0.8 * A / torch.linalg.eigvals(A).abs().max()
-        self.C, self.Q, self.D = torch.randn(N, h, dtype=torch.float64), spd(h, 0.5), spd(N)
-        self.m, self.P = torch.randn(h, dtype=torch.float64), spd(h)
-        self.a, self.c = torch.randn(h, dtype=torch.float64), torch.randn(N, dtype=torch.float64)
-        self.y = torch.randn(B, T, N, dtype=torch.float64)
-        self.parameters = [self.A, self.C, self.Q, self.D, self.m, self.P, self.a, self.c]
-        for value in self.parameters:
-            value.requires_grad_()
-
-    def truth(self, lengths=None, missing=None, y=None):
-        """(B,) log p(y) by the dense loop, row by row."""
-        y, result = self.y if y is None else y, []
-        for row in range(len(y)):
-            n = y.shape[1] if lengths is None else int(lengths[row])
-            seen = [y[row, t] if missing is None or not missing[row, t] else None for t in range(n)]
-            many = [self.C] * n, [self.D] * n, [self.c] * n
-            result.append(
-                kalman_loop(
-                    GaussianSequence(
-                        self.m, self.P, [self.A] * (n - 1), [self.Q] * (n - 1), [self.a] * (n - 1), *many, seen
-                    )
-                ).log_prob
-            )
-        return torch.stack(result)
-
-    def same(self, found, expected):
-        """Values and gradients of two (B,) log-likelihoods."""
-        close(found, expected)
-        weight = torch.arange(1.0, len(found) + 1, dtype=torch.float64)
-        mine = torch.autograd.grad((found * weight).sum(), self.parameters, retain_graph=True, allow_unused=True)
-        theirs = torch.autograd.grad((expected * weight).sum(), self.parameters, retain_graph=True, allow_unused=True)
-        for left, right, of in zip(mine, theirs, self.parameters, strict=True):
-            left, right = (torch.zeros_like(of) if g is None else g for g in (left, right))
-            if left.dim() == 2 and left.shape[0] == left.shape[1] and of is not self.A:
-                left, right = left + left.T, right + right.T  # of covariances only the symmetric part is defined
-            close(left, right, rtol=1e-7, atol=1e-9)
 
 
 @pytest.fixture(params=[1, 2, 5])
 def system(request):
     return System(request.param)
-
-
-def lazy(s, y, lengths=None, loop=markov):
-    x = None
-    with pyro.plate("rows", len(y), dim=-1):
-        for t in loop(range(y.shape[1])):
-            with poutine.mask(mask=True if lengths is None else t < lengths):
-                if x is None:
-                    x = pyro.sample(f"z_{t}", LinearGaussian(None, None, s.P, s.m))
-                else:
-                    x = pyro.sample(f"z_{t}", LinearGaussian(x, s.A, s.Q, s.a))
-                pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[:, t])
-
-
-def plain(s, y, lengths=None, loop=markov):
-    x = None
-    with pyro.plate("rows", len(y), dim=-1):
-        for t in loop(range(y.shape[1])):
-            with poutine.mask(mask=True if lengths is None else t < lengths):
-                if x is None:
-                    x = pyro.sample(f"z_{t}", dist.MultivariateNormal(s.m, s.P), infer={"collapse": True})
-                else:
-                    x = pyro.sample(f"z_{t}", dist.MultivariateNormal(x @ s.A.T + s.a, s.Q))
-                pyro.sample(f"x_{t}", dist.MultivariateNormal(s.c + x @ s.C.T, s.D), obs=y[:, t])
-
-
-def collapse(program, *args, **options):
-    handler = KalmanCollapse(**options)
-    with poutine.trace() as trace, handler:
-        program(*args)
-    return handler.chains["z_0"].log_prob(), trace.trace
 
 
 @pytest.mark.parametrize("program", [lazy, plain])
@@ -147,11 +60,12 @@ def by_mask_around(s, y, missing):
 
 
 @pytest.mark.parametrize("vectorize", [True, False])
-def test_missing_observations_by_mask(system, vectorize):
+@pytest.mark.parametrize("program", [by_mask, by_mask_around])
+def test_missing_observations_by_mask(system, vectorize, program):
     missing = torch.zeros(B, T, dtype=torch.bool)
     missing[0, 2:4] = missing[1, 0] = missing[2, -1] = True
     y = torch.where(missing.unsqueeze(-1), torch.nan, system.y)
-    found, _ = collapse(by_mask_around, system, y, missing, vectorize=vectorize)
+    found, _ = collapse(program, system, y, missing, vectorize=vectorize)
     system.same(found, system.truth(missing=missing))
 
 
@@ -430,97 +344,3 @@ def test_forward_sampling_and_scoring_without_the_handler():
         fn = dist.MultivariateNormal(before @ s.A.T + s.a, s.Q) if t else dist.MultivariateNormal(s.m, s.P)
         expected += fn.log_prob(z).sum() + dist.MultivariateNormal(z @ s.C.T + s.c, s.D).log_prob(s.y[:, t]).sum()
     close(trace.log_prob_sum(), expected)
-
-
-class Model(PyroModule):
-    def __init__(self):
-        super().__init__()
-        self.A = PyroParam(0.5 * torch.eye(2, dtype=torch.float64))
-        self.noise = PyroParam(torch.ones(2, dtype=torch.float64), torch.distributions.constraints.positive)
-
-    def forward(self, y):
-        x, eye = None, torch.eye(2, dtype=torch.float64)
-        with pyro.plate("rows", len(y), dim=-1):
-            for t in markov(range(y.shape[1])):
-                fn = LinearGaussian(None, None, eye) if x is None else LinearGaussian(x, self.A, eye)
-                x = pyro.sample(f"z_{t}", fn)
-                pyro.sample(f"x_{t}", LinearGaussian(x, eye, self.noise), obs=y[:, t])
-
-
-@pytest.mark.parametrize("outside", [True, False])
-def test_svi_trains_the_parameters_of_a_module(outside):
-    pyro.clear_param_store()
-    torch.manual_seed(0)
-    model, y = Model(), torch.randn(5, 6, 2, dtype=torch.float64)
-    program, elbo = (KalmanCollapse()(model), Trace_ELBO()) if outside else (model, TraceKalman_ELBO())
-    svi = SVI(program, no_guide, pyro.optim.Adam({"lr": 0.05}), elbo)
-    losses = [svi.step(y) for _ in range(10)]
-    assert losses[-1] < losses[0] - 0.1
-    assert (model.A - 0.5 * torch.eye(2)).abs().max() > 0.05 and (model.noise - 1).abs().max() > 0.05
-
-
-def test_hmc_over_parameters():
-    s = System(2)
-    y = s.y.detach()
-
-    def program():
-        scale = pyro.sample("scale", dist.LogNormal(torch.zeros((), dtype=torch.float64), 1.0))
-        x, eye = None, torch.eye(2, dtype=torch.float64)
-        with pyro.plate("rows", B, dim=-1):
-            for t in markov(range(T)):
-                fn = LinearGaussian(None, None, eye) if x is None else LinearGaussian(x, s.A.detach(), scale * eye)
-                x = pyro.sample(f"z_{t}", fn)
-                pyro.sample(f"x_{t}", LinearGaussian(x, s.C.detach(), s.D.detach()), obs=y[:, t])
-
-    kernel = HMC(KalmanCollapse()(program), step_size=0.1, num_steps=2, jit_compile=False)
-    kernel.setup(0)
-    value = torch.tensor(0.3, dtype=torch.float64)
-    exact = System(2)
-    for name in ("A", "C", "D"):
-        setattr(exact, name, getattr(s, name).detach())
-    zero = torch.zeros(2, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
-    exact.m, exact.P, exact.a, exact.c = zero[0], torch.eye(2, dtype=torch.float64), zero[0], zero[1]
-    exact.Q = value.exp() * torch.eye(2, dtype=torch.float64)
-    # of log(scale): its density is the normal one
-    expected = exact.truth(y=y).sum() + dist.Normal(0.0, 1.0).log_prob(value)
-    close(-kernel.potential_fn({"scale": value}), expected)
-    pyro.set_rng_seed(0)
-    kernel = HMC(KalmanCollapse()(program), step_size=0.1, num_steps=2)
-    mcmc = pyro.infer.MCMC(kernel, num_samples=5, warmup_steps=2, disable_progbar=True)
-    mcmc.run()
-    assert torch.isfinite(mcmc.get_samples()["scale"]).all()
-
-
-def test_no_graph_is_kept_alive():
-    import gc
-    import weakref
-
-    s = System(2)
-    gc.collect()
-    gc.disable()
-    try:
-        handler = KalmanCollapse(vectorize=False)
-        with handler:
-            lazy(s, s.y)
-        watched = weakref.ref(handler.chains["z_0"])
-        handler.chains.clear()
-        assert watched() is None
-    finally:
-        gc.enable()
-
-
-def test_check_vectorizable_finds_what_is_carried(system):
-    s = system
-    check_vectorizable(lazy, s, s.y)
-
-    def carries(y):
-        x, shift = None, torch.zeros((), dtype=torch.float64)
-        with pyro.plate("rows", len(y), dim=-1):
-            for t in markov(range(T)):
-                fn = LinearGaussian(None, None, s.P, s.m) if x is None else LinearGaussian(x, s.A, s.Q, s.a + shift)
-                x = pyro.sample(f"z_{t}", fn)
-                pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[:, t])
-                shift = shift + 1
-
-    with pytest.raises(ValueError, match="carries more than the hidden state"):
-        check_vectorizable(carries, s.y)
