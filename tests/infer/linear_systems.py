@@ -64,7 +64,7 @@ class System:
             close(left, right, rtol=1e-7, atol=1e-9)
 
 
-def lazy(s, y, lengths=None, loop=markov):
+def lazy(s, y, lengths=None, loop=markov, missing=None):
     x = None
     with pyro.plate("rows", len(y), dim=-1):
         for t in loop(range(y.shape[1])):
@@ -73,10 +73,11 @@ def lazy(s, y, lengths=None, loop=markov):
                     x = pyro.sample(f"z_{t}", LinearGaussian(None, None, s.P, s.m))
                 else:
                     x = pyro.sample(f"z_{t}", LinearGaussian(x, s.A, s.Q, s.a))
-                pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[:, t])
+                with poutine.mask(mask=True if missing is None else ~missing[:, t]):
+                    pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[:, t])
 
 
-def plain(s, y, lengths=None, loop=markov):
+def plain(s, y, lengths=None, loop=markov, missing=None):
     x = None
     with pyro.plate("rows", len(y), dim=-1):
         for t in loop(range(y.shape[1])):
@@ -85,7 +86,8 @@ def plain(s, y, lengths=None, loop=markov):
                     x = pyro.sample(f"z_{t}", dist.MultivariateNormal(s.m, s.P), infer={"collapse": True})
                 else:
                     x = pyro.sample(f"z_{t}", dist.MultivariateNormal(x @ s.A.T + s.a, s.Q))
-                pyro.sample(f"x_{t}", dist.MultivariateNormal(s.c + x @ s.C.T, s.D), obs=y[:, t])
+                with poutine.mask(mask=True if missing is None else ~missing[:, t]):
+                    pyro.sample(f"x_{t}", dist.MultivariateNormal(s.c + x @ s.C.T, s.D), obs=y[:, t])
 
 
 def collapse(program, *args, **options):
