@@ -125,12 +125,12 @@ class LinearGaussian(TorchDistribution):
     def _align(self) -> None:
         """Puts the rows' dimensions behind the time of what a vectorised loop index cut out: (T, n, h) to (T, 1, n, h)."""
         dims = len(self.batch_shape)
-        self.A, self.offset = _with_rows(self.A, 2, dims), _with_rows(self.offset, 1, dims)
+        self.A, self.offset = with_rows(self.A, 2, dims), with_rows(self.offset, 1, dims)
         if isinstance(self.noise, FullNoise):
-            covariance = _with_rows(self.noise.covariance, 2, dims)
+            covariance = with_rows(self.noise.covariance, 2, dims)
             self.noise = self.noise if covariance is self.noise.covariance else FullNoise(covariance)
         elif isinstance(self.noise, DiagonalNoise):
-            variances = _with_rows(self.noise.variances, 1, dims)
+            variances = with_rows(self.noise.variances, 1, dims)
             self.noise = self.noise if variances is self.noise.variances else DiagonalNoise(variances)
 
     def expand(self, batch_shape, _instance=None):
@@ -209,7 +209,8 @@ class LinearGaussian(TorchDistribution):
         return -0.5 * (squares + noise.log_determinant + noise.size * LOG_2PI)
 
 
-def _with_rows(value: Tensor | None, dims: int, rows: int) -> Tensor | None:
+def with_rows(value: Tensor | None, dims: int, rows: int) -> Tensor | None:
+    """What a vectorised loop index cut out, (T, *b, *event), with all dimensions of rows behind time; others as they are."""
     if not getattr(value, "time_first", False):
         return value
     time, *own = value.shape[: value.dim() - dims]

@@ -7,7 +7,7 @@ from pyro.distributions import MultivariateNormal
 
 from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
+from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian, with_rows
 from pplseq.infer.gaussian_chain import GaussianChain
 from pplseq.infer.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.gaussian_sites import AffineSite, covariance_of, read_site
@@ -58,7 +58,7 @@ class KalmanCollapse(ChainMessenger):
         if site is not None:
             var, read = site
             if self._is_rest(msg, var):
-                msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=var.chain.zero.dtype)
+                msg["value"] = var.chain.zero.new_zeros(fn.batch_shape + fn.event_shape)
             elif msg["is_observed"] or read is None or read.scalar:
                 self._record_observation(msg, var, read)
             else:  # a state, or an observation that is missing: what depends on it will tell
@@ -116,12 +116,13 @@ class KalmanCollapse(ChainMessenger):
         check_place(msg, recording)
         value = msg["value"] if msg["is_observed"] else None
         if value is None:
-            msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=recording.zero.dtype)
+            msg["value"] = recording.zero.new_zeros(fn.batch_shape + fn.event_shape)
         if read is None:
             step.observations.append(Observation(msg["name"], fn, value, msg["mask"], fn.event_shape, fn, None))
             return
         emission = LinearEmission(read.matrix, read.noise)
         if value is not None:
+            value = with_rows(value, len(fn.event_shape), len(recording.steps[0].shape))
             value = value.unsqueeze(-1) if read.scalar else value
             value = value if read.offset is None else value - read.offset
         event = read.matrix.shape[-2:-1]

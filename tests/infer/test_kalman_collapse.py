@@ -1,5 +1,7 @@
 """The messenger of Gaussian hidden states: every way to write a program gives the log-likelihood of the textbook filter."""
 
+import contextlib
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -312,6 +314,35 @@ def test_plates_scale_and_subsampling(system):
     rows = trace.nodes["rows"]["value"]
     close(part, found[:, rows])
     close(trace.log_prob_sum(), found[:, rows].sum() / 2 * B / 2)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("plates", [(), (("rows", 4, -1),), (("groups", 2, -2), ("rows", 3, -1)), (("groups", 2, -2),)])
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+def test_rows_may_share_what_is_observed(plates, num_steps, vectorize):
+    """No plates at all, or plates of chains that all see the same, as many rows as steps included."""
+    s = System(2)
+    y, numbers = s.y[0, :num_steps], torch.randn(num_steps, dtype=torch.float64)
+
+    def program(scalar):
+        x = None
+        with contextlib.ExitStack() as stack:
+            for name, size, dim in plates:
+                stack.enter_context(pyro.plate(name, size, dim=dim))
+            for t in markov(range(num_steps)):
+                fn = LinearGaussian(None, None, s.P, s.m) if x is None else LinearGaussian(x, s.A, s.Q, s.a)
+                x = pyro.sample(f"z_{t}", fn)
+                if scalar:
+                    pyro.sample(f"x_{t}", dist.Normal(x[..., 0] + 1.0, 0.5), obs=numbers[t])
+                else:
+                    pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[t])
+
+    shape = tuple(size for _, size, _ in plates) + ((1,) if plates and plates[-1][2] == -2 else ())
+    found = collapse(program, False, vectorize=vectorize)[0]
+    close(found, s.truth(y=s.y[:1, :num_steps])[0].expand(shape))
+    recorded = collapse(program, True, vectorize=False)[0]
+    close(collapse(program, True, vectorize=vectorize)[0], recorded)
+    assert recorded.shape == shape
 
 
 def test_gaussian_hmm_agrees(system):
