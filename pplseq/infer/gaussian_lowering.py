@@ -201,8 +201,12 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
             like=like,
         )
         evidence = emission.evidence(_without_missing(stacked, seen))
-        if evidence.matrix.dim() > 3:
-            evidence = evidence._replace(matrix=_lean(evidence.matrix))
+        matrix = evidence.matrix
+        if isinstance(emission, LinearEmission) and matrix.dim() > 2:  # one of each row, for all steps
+            size, shape = matrix.shape[-1], evidence.vector.shape[:-1]
+            evidence = evidence._replace(matrix=matrix.expand(*shape, size, size))
+        elif matrix.dim() > 3:
+            evidence = evidence._replace(matrix=_lean(matrix))
     else:
         evidence = _by_step(steps, by_step, batch, recording)
     shape = evidence.vector.shape[1:-1]

@@ -89,6 +89,10 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
         return GaussianForecast(state_means, _batched(state_covariances, shared, batch), None, None)
     # the mean of an observation does not depend on the covariance of its state
     observed = emission.predict(state_means, state_covariances[0, 0])[0]
+    if getattr(emission, "by_row", False):
+        rows = state_covariances.expand(-1, len(mean), -1, -1).reshape(num_steps, *batch, h, h)
+        spread = torch.stack([emission.predict(mean.new_zeros(h), covariance)[1] for covariance in rows])
+        return GaussianForecast(state_means, _batched(state_covariances, shared, batch), observed, spread)
     spread = _predicted_covariances(emission, state_covariances.flatten(0, 1))
     if spread is not None:
         spread = _batched(spread.view(*state_covariances.shape[:2], *spread.shape[1:]), shared, batch)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal
 
 from pplseq.distributions.affine import GaussianVar, full_matrix
-from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.distributions.noise import DiagonalNoise, FullNoise, Noise
 
 
@@ -74,6 +74,12 @@ class SiteEmission:
 
     def __init__(self, emission, offset: Tensor | None = None, changes: bool = False):
         self.emission, self.offset, self.changes = emission, offset, changes
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows have matrices, or noise, of their own."""
+        emission = self.emission
+        return isinstance(emission, LinearEmission) and bool(emission.matrix.dim() > 2 or emission.noise.batch_shape)
 
     def predict(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor | None]:
         """Mean (..., n) and covariance (..., n, n) of the observation of a state N(mean, covariance)."""

@@ -284,6 +284,44 @@ def test_matrices_of_each_step(vectorize):
 
 
 @both_forms
+@pytest.mark.parametrize("which", ["A", "C", "Q", "D", "P", "A and C"])
+@pytest.mark.parametrize("num_steps", [B, T])
+def test_matrices_of_each_row(num_steps, which, vectorize):
+    """As many rows as steps, and other numbers: each is a system of its own."""
+    s = System(2)
+    factor = torch.tensor([0.5, 0.8, 1.0], dtype=F64).view(B, 1, 1)
+    own = {name: getattr(s, name) * factor if name in which.split() else getattr(s, name) for name in "ACQDP"}
+    y = s.y[:, :num_steps]
+
+    def program(y):
+        x = None
+        with pyro.plate("rows", B, dim=-1):
+            for t in markov(range(num_steps)):
+                if x is None:
+                    x = pyro.sample(f"z_{t}", dist.MultivariateNormal(s.m, own["P"]), infer={"collapse": True})
+                else:
+                    x = pyro.sample(f"z_{t}", LinearGaussian(x, own["A"], own["Q"], s.a))
+                pyro.sample(f"x_{t}", LinearGaussian(x, own["C"], own["D"], s.c), obs=y[:, t])
+
+    chain = chain_of(program, y, vectorize=vectorize)
+    wanted, ahead = [], []
+    for row in range(B):
+        A, C, Q, D, P = (own[name][row] if own[name].dim() == 3 else own[name] for name in "ACQDP")
+        n = num_steps + 1
+        moves = [A] * num_steps, [Q] * num_steps, [s.a] * num_steps
+        truth = kalman_loop(GaussianSequence(s.m, P, *moves, [C] * n, [D] * n, [s.c] * n, [*y[row], None]))
+        wanted.append(truth.log_prob)
+        ahead.append((C @ truth.predicted[0][-1] + s.c, C @ truth.predicted[1][-1] @ C.T + D))
+    s.same(chain.log_prob(), torch.stack(wanted))
+    dynamics = Dynamics(own["A"].expand(1, B, 2, 2), own["Q"].expand(1, B, 2, 2), s.a)
+    found = chain.forecast(1, dynamics=dynamics)
+    close(
+        (found.means[0], found.covariances[0].expand(B, N, N)),
+        tuple(torch.stack(part) for part in zip(*ahead, strict=True)),
+    )
+
+
+@both_forms
 @pytest.mark.parametrize("driven", [False, True])
 def test_forecasts_of_partly_observed_vectors(driven, vectorize):
     s = System(2)
