@@ -157,19 +157,18 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size) -> tup
         evidence, seen, emission = parts[0]
         return evidence, seen, emission
     shape = broadcast_shapes(*(evidence.vector.shape[1:-1] for evidence, _, _ in parts))
+    by_row = any(seen is not None or evidence.matrix.dim() > 3 for evidence, seen, _ in parts)
     vector = matrix = constant = 0
     for evidence, seen, _ in parts:
-        weight = None if seen is None else seen.to(evidence.vector.dtype)
-        part_matrix = evidence.matrix
-        if weight is not None:
-            if part_matrix.dim() == 3:
-                part_matrix = part_matrix.reshape(len(part_matrix), *(1,) * (weight.dim() - 1), *part_matrix.shape[-2:])
-            part_matrix = torch.where(seen[..., None, None], part_matrix, 0.0)
-        elif part_matrix.dim() == 3 and any(s is not None for _, s, _ in parts):
-            part_matrix = part_matrix.reshape(len(part_matrix), *(1,) * len(shape), *part_matrix.shape[-2:])
-        matrix = matrix + part_matrix
-        vector = vector + (evidence.vector if seen is None else torch.where(seen.unsqueeze(-1), evidence.vector, 0.0))
-        constant = constant + (evidence.constant if seen is None else torch.where(seen, evidence.constant, 0.0))
+        part = evidence.matrix
+        if by_row and part.dim() == 3:  # (T, h, h): its rows stand behind time
+            part = part.reshape(len(part), *(1,) * len(shape), *part.shape[-2:])
+        if seen is not None:
+            part = torch.where(seen[..., None, None], part, 0.0)
+            evidence = Evidence(
+                torch.where(seen.unsqueeze(-1), evidence.vector, 0.0), part, torch.where(seen, evidence.constant, 0.0)
+            )
+        matrix, vector, constant = matrix + part, vector + evidence.vector, constant + evidence.constant
     if matrix.dim() > 3:
         matrix = matrix.expand(len(vector), *shape, *matrix.shape[-2:])
     return Evidence(vector, matrix, constant), None, None
