@@ -1,0 +1,131 @@
+"""Scores of taggers as tables of plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pplseq.infer.tag_comparison import CurvePoint, SystemResult
+from pplseq.infer.tag_scores import McNemar, Share, TagScores, mcnemar
+
+
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> str:
+    """A table with aligned columns.
+
+    Args:
+        columns: a letter each: "l" left, "r" right.
+    """
+    cells = [list(head), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    sides = {"l": str.ljust, "r": str.rjust}
+    lines = [
+        "  ".join(sides[side](cell, width) for cell, width, side in zip(row, widths, columns, strict=True)).rstrip()
+        for row in cells
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def scores_table(scores: TagScores, interval: tuple[float, float] | None = None) -> str:
+    """Accuracy of all, known, unknown and ambiguous words and of sentences."""
+    shares = [
+        ("all words", scores.all_words),
+        ("known words", scores.known_words),
+        ("unknown words", scores.unknown_words),
+        ("ambiguous words", scores.ambiguous_words),
+        ("whole sentences", scores.sentences),
+    ]
+    rows = [
+        [name, _share(share), f"{share.num_correct:,}", f"{share.num:,}"] for name, share in shares if share is not None
+    ]
+    table = plain_table(["", "accuracy", "right", "of"], rows, "lrrr")
+    if interval is not None:
+        table += f"\n95 % interval of the accuracy, drawing sentences: {interval[0]:.4f} to {interval[1]:.4f}"
+    if scores.num_unlabelled:
+        table += f"\n{scores.num_unlabelled:,} words without a gold tag are left out"
+    return table
+
+
+def per_tag_table(scores: TagScores) -> str:
+    """Precision, recall and F1 of every tag."""
+    rows = [
+        [s.tag, _ratio(s.precision), _ratio(s.recall), _ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
+        for s in scores.per_tag()
+    ]
+    rows.append(["mean of gold tags", "", "", _ratio(scores.macro_f1), "", ""])
+    return plain_table(["tag", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
+
+
+def confusion_table(scores: TagScores, top: int = 10) -> str:
+    """The most frequent errors, their share of all errors and the words they happen to."""
+    num_errors = scores.num_tokens - scores.all_words.num_correct
+    pairs = scores.confusion_pairs(top)
+    if not pairs:
+        return "no errors"
+    rows = [
+        [p.gold, p.predicted, f"{p.count:,}", f"{p.count / num_errors:.1%}", " ".join(f"{w} {n}" for w, n in p.words)]
+        for p in pairs
+    ]
+    return plain_table(["gold", "predicted", "count", "of errors", "words"], rows, "llrrl")
+
+
+def comparison_table(results: Sequence[SystemResult]) -> str:
+    """All systems, best first; p is McNemar's test against the best one. Those that failed follow, with the reason."""
+    ranked = sorted((r for r in results if r.scores is not None), key=lambda r: -r.scores.accuracy)
+    rows = []
+    for result in ranked:
+        scores = result.scores
+        p = "" if result is ranked[0] else p_value(mcnemar(ranked[0].scores, scores).p_value)
+        rows.append(
+            [
+                result.name,
+                *map(_share, (scores.all_words, scores.known_words, scores.unknown_words, scores.ambiguous_words)),
+                _share(scores.sentences),
+                _ratio(scores.macro_f1),
+                p,
+                f"{result.train_seconds:,.1f}",
+                f"{result.tokens_per_second:,.0f}",
+            ]
+        )
+    head = ["system", "all", "known", "unknown", "ambiguous", "sentences", "macro F1", "p", "train s", "tokens/s"]
+    table = plain_table(head, rows, "l" + "r" * 9) if rows else ""
+    failed = [f"{result.name}: {result.error}" for result in results if result.scores is None]
+    return "\n".join([table] * bool(table) + [""] * bool(table and failed) + failed)
+
+
+def curve_table(points: Sequence[CurvePoint]) -> str:
+    """A learning curve."""
+    rows = [
+        [
+            f"{point.num_sentences:,}",
+            f"{point.num_tokens:,}",
+            _share(point.result.scores.all_words),
+            _share(point.result.scores.known_words),
+            _share(point.result.scores.unknown_words),
+            f"{point.result.train_seconds:,.1f}",
+        ]
+        for point in points
+    ]
+    return plain_table(["sentences", "tokens", "all", "known", "unknown", "train s"], rows, "r" * 6)
+
+
+def mcnemar_text(first: str, second: str, test: McNemar, interval: tuple[float, float]) -> str:
+    """McNemar's test between two taggers, in two lines."""
+    return (
+        f"right in both {test.num_both:,}; only in {first} {test.num_first:,}; only in {second} {test.num_second:,}; "
+        f"in neither {test.num_neither:,}\n"
+        f"McNemar's test: p = {p_value(test.p_value)}; accuracy of {first} less that of {second}: "
+        f"{interval[0]:+.4f} to {interval[1]:+.4f} (95 %, drawing sentences)"
+    )
+
+
+def p_value(p: float) -> str:
+    """A p-value with two digits."""
+    return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+
+
+def _share(share: Share | None) -> str:
+    return "" if share is None else _ratio(share.accuracy)
+
+
+def _ratio(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4f}"

@@ -1,0 +1,123 @@
+"""Pictures of how well taggers do: the confusion matrix and learning curves, as PNG files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pplseq.infer.tag_comparison import CurvePoint
+from pplseq.infer.tag_scores import TagScores
+
+INK, MUTED, RULE = "#1d1c1a", "#6a665e", "#d8d3c7"
+LINES = ("#1d5a7a", "#c85224", "#7a5c1d", "#4d7a1d", "#6b3d8f", "#1d1c1a", "#b03060", "#a39d92")
+MAX_TAGS = 60  # rows of the matrix
+MAX_COUNTED = 30  # tags up to which counts are written into the cells
+
+
+def draw_confusion(scores: TagScores, path: str | Path, *, title: str = "", dots_per_inch: int = 160) -> Path:
+    """Draw the confusion matrix: rows are gold tags, the most frequent first, coloured by p(predicted | gold).
+
+    Args:
+        scores: of a text.
+        path: the picture; its folder is made.
+
+    Raises:
+        ImportError: without matplotlib, an extra.
+    """
+    ranked = [scores.tags.index(score.tag) for score in scores.per_tag()][:MAX_TAGS]
+    counts = scores.confusion[np.ix_(ranked, ranked)]
+    totals = scores.confusion[ranked].sum(1, keepdims=True)
+    shares = counts / np.maximum(totals, 1)
+    names = [_plain(scores.tags[k]) for k in ranked]
+    size = min(max(0.3 * len(names) + 1.8, 4.5), 16)
+    figure = _figure(size, size)
+    axes = figure.add_axes((0.14, 0.05, 0.83, 0.83))
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    colours = LinearSegmentedColormap.from_list("heat", ["#f6f3ec", "#a9c6d4", "#1d5a7a", "#0b2534"])
+    axes.imshow(shares, cmap=colours, norm=PowerNorm(0.4, 0, 1), interpolation="nearest")
+    letters = min(8.0, 0.6 * size * 72 * 0.83 / len(names))
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=letters, parse_math=False)
+    axes.set_yticks(range(len(names)), names, fontsize=letters, parse_math=False)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("predicted", fontsize=9, color=MUTED)
+    axes.set_ylabel("gold", fontsize=9, color=MUTED)
+    _bare(axes, bottom=False)
+    if len(names) <= MAX_COUNTED:
+        for i, k in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if shares[i, k] > 0.12 else INK
+            axes.text(k, i, str(counts[i, k]), ha="center", va="center", fontsize=letters * 0.75, color=colour)
+    figure.text(
+        0.02, 0.97, _plain(title or f"accuracy {scores.accuracy:.4f}"), fontsize=11, color=INK, parse_math=False
+    )
+    return _save(figure, path, dots_per_inch)
+
+
+def draw_learning_curves(
+    curves: Mapping[str, Sequence[CurvePoint]], path: str | Path, *, dots_per_inch: int = 160
+) -> Path:
+    """Draw accuracy against words of training text, all words solid and unknown words dashed, a colour a system.
+
+    Args:
+        curves: system -> its points (those that failed are left out).
+        path: the picture; its folder is made.
+
+    Raises:
+        ImportError: without matplotlib, an extra.
+    """
+    figure = _figure(7, 4.6)
+    axes = figure.add_axes((0.1, 0.12, 0.64, 0.8))
+    for i, (name, points) in enumerate(curves.items()):
+        points = [point for point in points if point.result.scores is not None]
+        colour = LINES[i % len(LINES)]
+        x = [point.num_tokens for point in points]
+        axes.plot(
+            x, [point.result.scores.accuracy for point in points], "o-", color=colour, markersize=3, label=_plain(name)
+        )
+        unknown = [point.result.scores.unknown_words for point in points]
+        axes.plot(x, [share.accuracy for share in unknown], "--", color=colour, linewidth=1, alpha=0.75)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("words of training text", fontsize=9, color=MUTED)
+    axes.set_title("accuracy: all words (solid), unknown words (dashed)", loc="left", fontsize=10, color=INK)
+    axes.grid(color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    _bare(axes, bottom=True)
+    return _save(figure, path, dots_per_inch)
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
+    figure = Figure(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
+    return figure
+
+
+def _bare(axes: Any, *, bottom: bool) -> None:
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(bottom and side == "bottom")
+    axes.tick_params(colors=MUTED, labelcolor=INK, length=0)
+
+
+def _plain(text: str, length: int = 60) -> str:
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _save(figure: Any, path: str | Path, dots_per_inch: int) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a tag in a script that the font lacks
+        figure.savefig(path, dpi=dots_per_inch, metadata={"Software": "pplseq"} if path.suffix == ".png" else None)
+    return path
