@@ -95,7 +95,10 @@ class GaussianChain:
 
     @property
     def steady_step(self) -> int | None:
-        """The first step from which on all rows have the steady covariance; None where that never happens."""
+        """The first step at which all rows have the steady covariance; None where that never happens.
+
+        Behind a later gap they leave it for a while.
+        """
         return self._path.steady_step
 
     # ---------------------------------------------------------------- computed once

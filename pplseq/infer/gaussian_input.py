@@ -229,8 +229,8 @@ def _raise_at(name: str, value: Tensor) -> None:
     if bool(bad.any()):
         step, row = bad.nonzero()[0].tolist()
         raise ValueError(
-            f"evidence.{name}: row {row}, step {step} is NaN or infinite; for a missing observation set seen to False there, "
-            "behind the end of a row valid"
+            f"evidence.{name}: row {row}, step {step} is NaN or infinite; for a missing observation set seen to False there "
+            "(in a program: poutine.mask around its site), behind the end of a row valid (a mask around all sites of the step)"
         )
 
 

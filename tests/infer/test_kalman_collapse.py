@@ -71,6 +71,15 @@ def test_missing_observations_by_mask(system, vectorize, program):
     system.same(found, system.truth(missing=missing))
 
 
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_nan_that_is_not_masked_is_no_missing_observation(vectorize):
+    s = System(2)
+    y = s.y.detach().clone()
+    y[1, 3, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"row 1, step 3 is NaN .* \(in a program: poutine.mask around its site\)"):
+        collapse(lazy, s, y, vectorize=vectorize)
+
+
 @pytest.mark.parametrize("gone", [0, 3, T - 1])
 @pytest.mark.parametrize("square", [False, True])
 def test_unobserved_sites_are_missing_observations(gone, square):
