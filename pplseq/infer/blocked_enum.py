@@ -13,7 +13,7 @@ from torch import Tensor
 from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
 from pplseq.infer.chain import Chain, build_chain
 from pplseq.infer.eager_chain import EagerChain
-from pplseq.infer.recording import ChainMessenger, as_mask, check_place, emit_factor, plate_shape, says, stack_steps
+from pplseq.infer.recording import ChainMessenger, Chains, as_mask, check_place, emit_factor, plate_shape, says, stack_steps
 
 
 @dataclass
@@ -39,6 +39,8 @@ class _Recording:
     frames: tuple
     scale: float | Tensor
     steps: list[_Step] = field(default_factory=list)
+
+START = "A chain starts at an unobserved transition(None), or transition(belief)"
 
 
 class BlockedEnum(ChainMessenger):
@@ -75,7 +77,7 @@ class BlockedEnum(ChainMessenger):
     def __enter__(self):
         self._recordings: list[_Recording] = []
         self._eager: EagerChain | None = None
-        self.chains, self.state_names, self.time_index = {}, {}, None
+        self.chains, self.state_names, self.time_index = Chains(START), {}, None
         return super().__enter__()
 
     # ---------------------------------------------------------------- recording

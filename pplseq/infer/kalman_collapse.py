@@ -11,7 +11,12 @@ from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian,
 from pplseq.infer.gaussian_chain import GaussianChain
 from pplseq.infer.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.gaussian_sites import AffineSite, covariance_of, read_site
-from pplseq.infer.recording import ChainMessenger, check_place, emit_factor
+from pplseq.infer.recording import ChainMessenger, Chains, check_place, emit_factor
+
+START = (
+    "A chain starts at an unobserved LinearGaussian whose state is None, or at a MultivariateNormal with "
+    "infer={'collapse': True}"
+)
 
 
 class KalmanCollapse(ChainMessenger):
@@ -48,7 +53,7 @@ class KalmanCollapse(ChainMessenger):
 
     def __enter__(self):
         self._recordings: list[Recording] = []
-        self.chains, self.state_names, self.time_index = {}, {}, None
+        self.chains, self.state_names, self.time_index = Chains(START), {}, None
         return super().__enter__()
 
     # ---------------------------------------------------------------- recording

@@ -39,6 +39,17 @@ class ChainMessenger(Messenger):
         return inside_module
 
 
+class Chains(dict):
+    """Name of a chain's first site -> chain. An unknown name is an error that tells those there are, and how chains start."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+
+    def __missing__(self, name):
+        raise KeyError(f"{name!r} is no chain's first site; found {', '.join(map(repr, self)) or 'none'}. {self.how}")
+
+
 class _Frames(Messenger):
     """Puts the plates and the scale in which a chain lived around the factor that is emitted after they were left."""
 

@@ -11,6 +11,7 @@ from tiny_programs import F64, Tables, program, traced_log_prob, words
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.blocked_enum import BlockedEnum
 from pplseq.infer.chain import build_chain
+from pplseq.infer.kalman_collapse import KalmanCollapse
 from pplseq.infer.time_index import markov
 
 close = torch.testing.assert_close
@@ -218,3 +219,13 @@ def test_a_state_is_a_key_and_prints():
         z = pyro.sample("z_0", transition(None))
         pyro.sample("x_0", emission(z), obs=torch.tensor(1))
         assert {z: 1}[z] == 1 and "z_0" in repr(z) and z.dim() == 0 and z.size() == ()
+
+
+def test_the_name_of_no_chain_tells_how_one_starts():
+    def unmarked():
+        pyro.sample("x_0", dist.MultivariateNormal(torch.zeros(2), torch.eye(2)))
+
+    with KalmanCollapse() as posterior:
+        unmarked()
+    with pytest.raises(KeyError, match="'x_0' is no chain's first site; found none. A chain starts at .*collapse"):
+        posterior.chains["x_0"]
