@@ -275,7 +275,10 @@ class GaussianChain:
             num_steps: k, how many.
             dynamics: of these steps, matrices (h, h), (k, h, h) or (k, *B, h, h) and offset None, (h,) or (k, *B, h); None
                 keeps the chain's own, which then must not change from step to step.
-            emission: gives the observations; None takes the chain's own, if it has one.
+            emission: gives the observations; None takes the chain's own, if it has one, which must not change either.
+
+        Raises:
+            ValueError: where the steps behind the end are not known: dynamics or observations change from step to step.
         """
         return gaussian_queries.forecast(self, num_steps, dynamics, emission)
 
