@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,15 +27,23 @@ def save_model(model, folder, *, vocabulary=None, clusters=None) -> Path:
     """
     from pplseq.data.clustering import write_paths
 
+    def more(folder: Path) -> None:
+        if vocabulary is not None:
+            vocabulary.save(folder / "vocab.txt")
+        if clusters is not None:
+            if vocabulary is None:
+                raise ValueError("clusters: they are written by word, so give the vocabulary too")
+            write_paths(folder / "clusters.paths", clusters, vocabulary)
+
+    return write_folder(folder, {"model": model.name, "config": model.config}, model.state_dict(), more)
+
+
+def write_folder(folder, header: dict, tensors: dict, more: Callable[[Path], None] | None = None) -> Path:
+    """Writes config.json (a header) and model.safetensors, and what `more(folder)` writes beside them: all or nothing."""
     folder = Path(folder)
-    tensors = {name: value.detach().contiguous().cpu().clone() for name, value in model.state_dict().items()}
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": model.name,
-        "config": model.config,
-        "shapes": {name: list(value.shape) for name, value in tensors.items()},
-    }
+    tensors = {name: value.detach().contiguous().cpu().clone() for name, value in tensors.items()}
+    shapes = {name: list(value.shape) for name, value in tensors.items()}
+    header = {"format": FORMAT, "version": VERSION, **header, "shapes": shapes}
     folder.parent.mkdir(parents=True, exist_ok=True)
     new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     shutil.rmtree(new, ignore_errors=True)
@@ -42,12 +51,8 @@ def save_model(model, folder, *, vocabulary=None, clusters=None) -> Path:
         new.mkdir()
         (new / "config.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
         save_file(tensors, str(new / "model.safetensors"))
-        if vocabulary is not None:
-            vocabulary.save(new / "vocab.txt")
-        if clusters is not None:
-            if vocabulary is None:
-                raise ValueError("clusters: they are written by word, so give the vocabulary too")
-            write_paths(new / "clusters.paths", clusters, vocabulary)
+        if more is not None:
+            more(new)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
@@ -73,35 +78,13 @@ def load_model(folder, device: str | torch.device = "cpu"):
     from pplseq.data.vocabulary import Vocabulary
     from pplseq.models import REGISTRY, model_class
 
-    folder = Path(folder)
-    if not folder.exists() and folder.with_name(f".{folder.name}.old").exists():
-        folder = folder.with_name(f".{folder.name}.old")  # interrupted between the two renames of a save
+    folder = whole_folder(folder)
+    header, tensors = read_folder(folder)
     path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no model at {folder}: expected a folder with config.json and model.safetensors")
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder was not written by pplseq')
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; use the pplseq that "
-            "wrote it, or train again"
-        )
+    if header.get("model") == "tagger":
+        raise ValueError(f"{folder}: a tagger; use pplseq.models.tagger.load_tagger, or `pplseq tag run`")
     if header.get("model") not in REGISTRY:
         raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(REGISTRY)}")
-    tensors = read_tensors(folder / "model.safetensors")
-    shapes = {name: list(value.shape) for name, value in tensors.items()}
-    promised = header.get("shapes")
-    promised = promised if isinstance(promised, dict) else {}
-    if shapes != promised:
-        wrong = sorted(n for n in {*shapes, *promised} if shapes.get(n) != promised.get(n))
-        raise ValueError(
-            f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
-            "different models"
-        )
     try:
         model = model_class(header["model"]).from_config(header["config"], tensors)
         model.load_state_dict(tensors)
@@ -119,6 +102,48 @@ def load_model(folder, device: str | torch.device = "cpu"):
     if vocabulary is not None and (folder / "clusters.paths").is_file():
         clusters = read_paths(folder / "clusters.paths", vocabulary)
     return model, vocabulary, clusters
+
+
+def whole_folder(folder) -> Path:
+    """The folder itself, or the copy of it that an interrupted save left."""
+    folder = Path(folder)
+    old = folder.with_name(f".{folder.name}.old")  # interrupted between the two renames of a save
+    return old if not folder.exists() and old.exists() else folder
+
+
+def read_folder(folder) -> tuple[dict, dict[str, torch.Tensor]]:
+    """The header and the tensors of a folder that :func:`write_folder` wrote.
+
+    Raises:
+        FileNotFoundError: if there is none. ValueError: if it is truncated, of another format or version, or of other shapes
+            than it says.
+    """
+    folder = whole_folder(folder)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no model at {folder}: expected a folder with config.json and model.safetensors")
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder was not written by pplseq')
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; use the pplseq that "
+            "wrote it, or train again"
+        )
+    tensors = read_tensors(folder / "model.safetensors")
+    shapes = {name: list(value.shape) for name, value in tensors.items()}
+    promised = header.get("shapes")
+    promised = promised if isinstance(promised, dict) else {}
+    if shapes != promised:
+        wrong = sorted(n for n in {*shapes, *promised} if shapes.get(n) != promised.get(n))
+        raise ValueError(
+            f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
+            "different models"
+        )
+    return header, tensors
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
