@@ -1,0 +1,235 @@
+"""What a tagger looks at around each word: templates of words, affixes, capitals and shapes, as sparse feature numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain as chained
+from itertools import groupby
+
+import numpy as np
+
+BEGIN, END, FIRST_VALUE = 0, 1, 2  # values beyond a sentence's ends, and the first of an attribute's own
+ABSENT = -1
+PART_BITS = 21  # of a value number in the code of a template's value; three parts fit into 63 bits
+PART = re.compile(r"([a-z_]+?)([0-9]+)?\[([+-]?[0-9]+)\]")
+
+Sentences = Sequence[Sequence[str]]
+
+
+# ------------------------------------------------------------------------------------------------ attributes of one word
+def word_shape(word: str) -> str:
+    """Upper-case letters as X, lower-case ones as x, digits as d, the rest as it is: `McDonald's-4` is `XxXxxxxx'x-d`."""
+    return "".join("d" if c.isdigit() else "X" if c.isupper() else "x" if c.isalpha() else c for c in word)
+
+
+def short_shape(word: str) -> str:
+    """:func:`word_shape` with each run of one sign as that sign: `McDonald's-4` is `XxXx'x-d`."""
+    return "".join(sign for sign, _ in groupby(word_shape(word)))
+
+
+def capitals(word: str) -> str | None:
+    """ "all" of the letters are capitals (two or more), the "first" is one, or "some" further one is; None without any."""
+    if not any(c.isupper() for c in word):
+        return None
+    if len(word) > 1 and word.isupper():
+        return "all"
+    return "first" if word[0].isupper() else "some"
+
+
+def digits(word: str) -> str | None:
+    """ "all" or "some" of the signs are digits; None without any."""
+    count = sum(c.isdigit() for c in word)
+    return None if count == 0 else "all" if count == len(word) else "some"
+
+
+def hyphen(word: str) -> str | None:
+    """ "inside" a word, or None."""
+    return "inside" if "-" in word[1:-1] else None
+
+
+def prefix(word: str, size: int) -> str | None:
+    """The first letters, in lower case; None for shorter words."""
+    return word[:size].lower() if len(word) >= size else None
+
+
+def suffix(word: str, size: int) -> str | None:
+    """The last letters, in lower case; None for shorter words."""
+    return word[-size:].lower() if len(word) >= size else None
+
+
+ATTRIBUTES: dict[str, Callable[[str], str | None]] = {
+    "word": str,
+    "lower": str.lower,
+    "shape": word_shape,
+    "short_shape": short_shape,
+    "capitals": capitals,
+    "digits": digits,
+    "hyphen": hyphen,
+}
+AFFIXES = {"prefix": prefix, "suffix": suffix}
+
+DEFAULT_TEMPLATES = (
+    "word[0]", "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 6)),
+    "capitals[0]", "digits[0]", "hyphen[0]", "shape[0]", "short_shape[0]",
+    "lower[-2]", "lower[-1]", "lower[1]", "lower[2]",
+    "suffix2[-1]", "suffix3[-1]", "suffix2[1]", "suffix3[1]", "short_shape[-1]", "short_shape[1]", "capitals[-1]|capitals[0]",
+    "lower[-1]|lower[0]", "lower[0]|lower[1]", "lower[-1]|lower[1]",
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ templates
+class _Template:
+    """One or more (attribute, offset) whose values together are one feature."""
+
+    def __init__(self, text: str):
+        self.text, self.parts = text, []
+        for part in text.split("|"):
+            match = PART.fullmatch(part)
+            name, size = (match[1], match[2]) if match else (None, None)
+            if name not in (ATTRIBUTES if size is None else AFFIXES) or (size is not None and int(size) < 1):
+                known = ", ".join([*ATTRIBUTES, *(f"{affix}N" for affix in AFFIXES)])
+                raise ValueError(
+                    f"templates: {text!r} is none; expected attributes with the place they are looked up at, such as "
+                    f"'suffix3[-1]' or 'lower[0]|lower[1]', with attributes of: {known}"
+                )
+            self.parts.append((name + (size or ""), int(match[3])))
+        if len(self.parts) > 63 // PART_BITS:
+            raise ValueError(f"templates: {text!r} has {len(self.parts)} parts, at most {63 // PART_BITS} are possible")
+
+
+def _attribute(name: str) -> Callable[[str], str | None]:
+    if name in ATTRIBUTES:
+        return ATTRIBUTES[name]
+    stem = name.rstrip("0123456789")
+    return partial(AFFIXES[stem], size=int(name[len(stem) :]))
+
+
+class TagFeatures:
+    """Numbers the features of words in sentences: a feature is a template together with its value, `suffix2[-1]=ly`.
+
+    Args:
+        templates: attributes of words at places relative to the current one, joined by `|`. Attributes: word, lower, shape,
+            short_shape, capitals, digits, hyphen, prefixN, suffixN (N letters). Beyond the ends of a sentence an attribute
+            has values of its own.
+        min_count: how often a feature must occur in training to be kept.
+
+    Example::
+
+        features = TagFeatures().fit([["The", "dog", "barks"]])
+        features.encode([["The", "cat"]])       # (2, number of templates) feature numbers
+    """
+
+    def __init__(self, templates: Iterable[str] = DEFAULT_TEMPLATES, min_count: int = 1):
+        self.templates = tuple(templates)
+        if not self.templates:
+            raise ValueError("templates: expected at least one, such as 'word[0]'; got none")
+        if min_count < 1:
+            raise ValueError(f"min_count: expected 1 or more, got {min_count}")
+        self.min_count = min_count
+        self._templates = [_Template(text) for text in self.templates]
+        names = dict.fromkeys(name for template in self._templates for name, _ in template.parts)
+        self._values: dict[str, dict[str, int]] = {name: {} for name in names}
+        self._codes: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in self._templates]
+
+    # ---------------------------------------------------------------- numbering
+    @property
+    def num_features(self) -> int:
+        """How many were seen in training; they have the numbers below."""
+        return sum(map(len, self._codes))
+
+    def fit(self, sentences: Sentences) -> TagFeatures:
+        """Takes in the features of training sentences."""
+        self._values = {name: {} for name in self._values}
+        self._codes = []
+        for codes in self._each_code(sentences, grow=True):
+            known, counts = np.unique(codes[codes != ABSENT], return_counts=True)
+            self._codes.append(known[counts >= self.min_count])
+        return self
+
+    def encode(self, sentences: Sentences) -> np.ndarray:
+        """(N, F) int64 feature numbers of all words, one column a template; -1 where there is no known feature."""
+        columns, first = [], 0
+        for codes, known in zip(self._each_code(sentences), self._codes, strict=True):
+            place = np.searchsorted(known, codes)
+            found = place < len(known)
+            found[found] = known[place[found]] == codes[found]
+            columns.append(np.where(found, place + first, ABSENT))
+            first += len(known)
+        return np.stack(columns, 1)
+
+    def _each_code(self, sentences: Sentences, grow: bool = False):
+        """For every template in turn, (N,) codes of its value at each word; -1 where it has none.
+
+        Attributes are worked out once for each different word, and looked up from there.
+        """
+        words = list(chained.from_iterable(sentences))
+        number = {word: i for i, word in enumerate(dict.fromkeys(words))}
+        tokens = np.fromiter((number[word] for word in words), dtype=np.int64, count=len(words))
+        lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
+        place = np.arange(len(tokens)) - np.repeat(lengths.cumsum() - lengths, lengths)
+        rest = np.repeat(lengths, lengths) - place  # how many words of the sentence from here on
+        of_word = {name: self._value_numbers(name, number, grow) for name in self._values}
+        for template in self._templates:
+            code, absent = np.zeros(len(tokens), dtype=np.int64), np.zeros(len(tokens), dtype=bool)
+            for name, offset in template.parts:
+                before, behind = place + offset < 0, rest - offset <= 0
+                inside = ~(before | behind)
+                value = np.where(before, BEGIN, END)
+                value[inside] = of_word[name][tokens[np.flatnonzero(inside) + offset]]
+                absent |= value == ABSENT
+                code = (code << PART_BITS) | value.clip(0)
+            code[absent] = ABSENT
+            yield code
+
+    def _value_numbers(self, name: str, words: Iterable[str], grow: bool) -> np.ndarray:
+        """(number of different words,) the number of an attribute's value of each."""
+        values, attribute = self._values[name], _attribute(name)
+        if not grow:
+            return np.array([values.get(attribute(word), ABSENT) for word in words], dtype=np.int64)
+        numbers = []
+        for word in words:
+            value = attribute(word)
+            numbers.append(ABSENT if value is None else values.setdefault(value, len(values) + FIRST_VALUE))
+        if len(values) + FIRST_VALUE > 1 << PART_BITS:
+            raise ValueError(
+                f"sentences: {len(values)} values of {name}, at most {(1 << PART_BITS) - FIRST_VALUE} are possible"
+            )
+        return np.array(numbers, dtype=np.int64)
+
+    # ---------------------------------------------------------------- reading and keeping
+    def names(self) -> list[str]:
+        """What each feature number stands for, `suffix2[-1]=ly`; values beyond the ends are `<begin>` and `<end>`."""
+        texts = {name: ["<begin>", "<end>", *values] for name, values in self._values.items()}
+        found, mask = [], (1 << PART_BITS) - 1
+        for template, codes in zip(self._templates, self._codes, strict=True):
+            last = len(template.parts) - 1
+            for code in codes.tolist():
+                parts = (code >> PART_BITS * (last - i) & mask for i in range(last + 1))
+                value = "|".join(texts[name][part] for (name, _), part in zip(template.parts, parts, strict=True))
+                found.append(f"{template.text}={value}")
+        return found
+
+    def as_strings(self, sentences: Sentences) -> list[list[list[str]]]:
+        """The known features of every word of every sentence by name, as other programs take them."""
+        names, rows = self.names(), iter(self.encode(sentences).tolist())
+        return [[[names[i] for i in next(rows) if i != ABSENT] for _ in sentence] for sentence in sentences]
+
+    def state(self) -> tuple[dict, dict[str, np.ndarray]]:
+        """All of it: a JSON-able part and arrays, for :meth:`from_state`."""
+        header = {
+            "templates": list(self.templates),
+            "min_count": self.min_count,
+            "values": {name: list(values) for name, values in self._values.items()},
+        }
+        return header, {f"codes_{i}": codes for i, codes in enumerate(self._codes)}
+
+    @classmethod
+    def from_state(cls, header: dict, arrays: dict[str, np.ndarray]) -> TagFeatures:
+        """What :meth:`state` was called on."""
+        features = cls(header["templates"], header["min_count"])
+        for name in features._values:
+            features._values[name] = {value: i for i, value in enumerate(header["values"][name], FIRST_VALUE)}
+        features._codes = [np.asarray(arrays[f"codes_{i}"]) for i in range(len(features.templates))]
+        return features
