@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
     "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
     "lds": ("pplseq.cli.lds", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
+    "tag": ("pplseq.cli.tag", "Taggers: train them, tag files, score and compare."),
     "cluster": ("pplseq.cli.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "count": ("pplseq.cli.count", "Counts of words and of word pairs at several lags, in shards that add up."),
     "count-merge": ("pplseq.cli.count_merge", "Add up counts of shards or texts."),

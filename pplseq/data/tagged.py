@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -98,7 +98,7 @@ class TaggedFile(Sequence[TaggedSentence]):
 def read_tagged(
     path: str | Path,
     format: str | None = None,
-    column: str | int | None = None,
+    column: str | int | Mapping[str, str | int | None] | None = None,
     *,
     on_error: str = "raise",
     tags: str = "required",
@@ -111,7 +111,7 @@ def read_tagged(
         format: "conllu", "columns" (CoNLL-2000), "word_tag" (a sentence a line) or "words" (the same without tags). None:
             by the name (.conllu) or the first lines.
         column: that holds the tags. CoNLL-U: "upos" (default), "xpos", "feats", ...; columns: a number, the word being
-            column 0 (default 1), or "chunk" (2).
+            column 0 (default 1), or "chunk" (2). A dictionary chooses by the file's format.
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".
@@ -136,7 +136,8 @@ def read_tagged(
             raise ValueError(f"{name}: no words; the file is empty")
         plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
         format = guess_format(plain, sample, separator=separator, tags_optional=optional)
-    tag_format = make_format(format, column, separator=separator, tags_optional=optional)
+    chosen = column.get(format) if isinstance(column, Mapping) else column
+    tag_format = make_format(format, chosen, separator=separator, tags_optional=optional)
     sentences, blocks, skipped = [], [], []
     for block in blocks_of(raw, tag_format):
         first, last = block[0][0], block[-1][0]

@@ -115,8 +115,7 @@ def learning_curve(
     Raises:
         ValueError: fractions that are not in (0, 1].
     """
-    if not fractions or not all(0.0 < fraction <= 1.0 for fraction in fractions):
-        raise ValueError(f"fractions: expected numbers above 0 and at most 1, got {list(fractions)}")
+    check_fractions(fractions)
     order = np.random.default_rng(seed).permutation(len(train))
     points = []
     for fraction in sorted(fractions):
@@ -128,6 +127,13 @@ def learning_curve(
         if on_point is not None:
             on_point(points[-1])
     return points
+
+
+def check_fractions(fractions: Sequence[float]) -> list[float]:
+    """The fractions; ValueError if there are none or one is not in (0, 1]."""
+    if not fractions or not all(0.0 < fraction <= 1.0 for fraction in fractions):
+        raise ValueError(f"fractions: expected numbers above 0 and at most 1, got {list(fractions)}")
+    return list(fractions)
 
 
 def _run(name, tagger, train, test, dev, words) -> SystemResult:

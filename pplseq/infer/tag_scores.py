@@ -18,10 +18,10 @@ RESAMPLED_CELLS = 1 << 22  # counts of sentences drawn at a time by the bootstra
 
 
 class TrainingWords(NamedTuple):
-    """known: words of the training text; ambiguous: those of them that it tags in more than one way."""
+    """known: words of the training text; ambiguous: those of them that it tags in more than one way (None: not told)."""
 
     known: frozenset[str]
-    ambiguous: frozenset[str]
+    ambiguous: frozenset[str] | None
 
 
 def training_words(sentences: Iterable[TaggedSentence]) -> TrainingWords:
@@ -245,7 +245,8 @@ def score_tags(
     known = ambiguous = None
     if training is not None:
         known = np.array([word in training.known for word in words])
-        ambiguous = np.array([word in training.ambiguous for word in words])
+        if training.ambiguous is not None:
+            ambiguous = np.array([word in training.ambiguous for word in words])
     return TagScores(
         tags_seen, tuple(words), ids[:, 0], ids[:, 1], np.array(sentence_of), known, ambiguous, num_unlabelled
     )

@@ -172,9 +172,10 @@ def _token(view: SentenceView, i: int, colours: dict[str, tuple[float, float]]) 
     ]
     sure = 1.0 if view.probabilities is None else min(max(float(view.probabilities[i]), 0.0), 1.0)
     label = "–" if tag is None else escape(tag)
-    label = f"<s>{label}</s> {escape(view.gold[i])}" if wrong else label
     if view.probabilities is not None:
         label += f" {percent(sure)}"
+    if wrong:
+        label = f"<s>{label}</s> {escape(view.gold[i])}"
     rest = "" if view.alternatives is None else ", ".join(f"{other} {percent(p)}" for other, p in view.alternatives[i])
     return (
         f'<span class="{" ".join(names)}" style="{_colour(colours, tag)};--c:{sure:.2f}" title="{escape(rest)}">'

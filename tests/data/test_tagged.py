@@ -57,6 +57,13 @@ def test_any_column_of_conllu(write, column):
     assert [s.tags for s in read_tagged(write(CONLLU), column=column)] == [("MD", "RB"), ("CD",)]
 
 
+def test_a_column_by_format(write):
+    columns = {"conllu": "xpos", "columns": 2}
+    assert read_tagged(write(CONLLU), column=columns)[1].tags == ("CD",)
+    assert read_tagged(write("a X O\nb Y O\n"), column=columns)[0].tags == ("O", "O")
+    assert read_tagged(write("a X O\nb Y O\n"), column={"conllu": "xpos"})[0].tags == ("X", "Y")
+
+
 def test_unlabelled_words(write):
     path = write(CONLLU)
     assert [s.tags for s in read_tagged(path, column="feats", tags="optional")] == [("VerbForm=Fin", None), (None,)]

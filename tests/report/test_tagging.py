@@ -78,7 +78,7 @@ def test_sentence_view():
     assert [re.search(r"--c:([\d.]+)", token["style"])[1] for token in tokens] == ["0.90", "0.33", "1.00"]
     assert tokens[0]["title"] == 'NN 90%, "><i> 10%'
     assert VIEW.num_errors == 1 and SentenceView(("a",), ("X",)).num_errors == 0
-    assert "7" in parsed.texts and " <b> 33%" in parsed.texts
+    assert "7" in parsed.texts and "NN 33%" in parsed.texts and " <b>" in parsed.texts
 
 
 def test_view_without_anything_but_tags():

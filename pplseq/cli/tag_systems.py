@@ -1,0 +1,174 @@
+"""The taggers that `pplseq tag` knows by name, made, saved and loaded. Their modules are imported on use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pplseq.cli import nearest
+
+TRAINING_FILE = "tagging.json"
+FORMAT, VERSION = "pplseq-tagging", 1
+
+
+class System(NamedTuple):
+    """A tagger: the module of its class, what makes one (Class or Class.preset), its options, a line for --help."""
+
+    module: str
+    maker: str
+    options: dict[str, Any]
+    text: str
+
+
+_HMM, _BASE = "pplseq.models.hmm_tagger", "pplseq.baselines.taggers"
+SYSTEMS = {
+    "hmm": System(_HMM, "HMMTagger", {"order": 1}, "bigram HMM"),
+    "trigram": System(_HMM, "HMMTagger", {"order": 2}, "trigram HMM"),
+    "tnt": System(_HMM, "HMMTagger.tnt", {}, "trigram HMM with the smoothing and suffixes of TnT"),
+    "enhanced": System(
+        _HMM, "HMMTagger.enhanced", {}, "the same with word shapes, Witten-Bell and lower-case back-off"
+    ),
+    "plain": System(_HMM, "HMMTagger.plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
+    "latent": System("pplseq.models.latent_tagger", "LatentTagger", {}, "HMM over tags split into substates"),
+    "crf": System("pplseq.models.crf", "LinearChainCRF", {}, "linear-chain conditional random field"),
+    "memm": System("pplseq.models.memm", "MEMM", {}, "maximum-entropy Markov model"),
+    "most-frequent": System(_BASE, "MostFrequentTagger", {}, "the most frequent tag of every word"),
+    "rules": System(_BASE, "RuleTagger", {}, "regular expressions"),
+    "nltk-ngram": System(_BASE, "NltkNgramTagger", {}, "NLTK's n-gram back-off"),
+    "nltk-brill": System(_BASE, "NltkBrillTagger", {}, "NLTK's transformation rules"),
+    "nltk-tnt": System(_BASE, "NltkTntTagger", {}, "NLTK's TnT"),
+    "nltk-perceptron": System(_BASE, "NltkPerceptronTagger", {}, "NLTK's averaged perceptron"),
+    "crfsuite": System(_BASE, "CrfsuiteTagger", {}, "crfsuite's conditional random field"),
+    "maxent": System(_BASE, "MaxentTagger", {}, "scikit-learn's maximum entropy classifier"),
+    "unsupervised": System(_BASE, "UnsupervisedTagger", {}, "Baum-Welch on words alone; its tags are cluster numbers"),
+    "dictionary": System(_BASE, "DictionaryTagger", {}, "EM with the tags that a dictionary allows"),
+}
+# those that `compare` trains unless told otherwise: the unsupervised ones have other tags or need a dictionary
+COMPARED = tuple(name for name in SYSTEMS if name not in ("unsupervised", "dictionary"))
+
+
+class SavedTagger(NamedTuple):
+    """A tagger from a folder.
+
+    Attributes:
+        tagger: as it was saved. system: its name in the table.
+        column: that its tags were read from, where that was chosen. format: of the training text.
+        ambiguous: words that the training text tags in more than one way; None where that is not known.
+    """
+
+    tagger: Any
+    system: str
+    column: str | int | None
+    format: str | None
+    ambiguous: frozenset[str] | None
+
+    @property
+    def columns(self) -> dict[str, str | int | None]:
+        """The column of its tags by the format of a file, as `read_tagged` takes it."""
+        return {} if self.format is None else {self.format: self.column}
+
+
+def maker_of(name: str, options: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+    """What makes an untrained tagger of a system.
+
+    Raises:
+        ValueError: no such system, or an option it does not take.
+        ImportError: the system, or a package that it needs, is not there.
+    """
+    system = check_system(name)
+    make: Any = _class_of(system)
+    for part in system.maker.split(".")[1:]:
+        make = getattr(make, part)
+    options = {**system.options, **(options or {})}
+    parameters = inspect.signature(make).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for option in options:
+            if option not in known:
+                raise ValueError(f"--set {option}: the system {name!r} has no such option.{nearest(option, known)}")
+    return functools.partial(make, **options)
+
+
+def save_tagger(
+    tagger: Any, folder: Path, *, system: str, column: str | int | None, file_format: str, ambiguous: frozenset[str]
+) -> None:
+    """Save a tagger, and beside it what `pplseq tag` needs to know of its training."""
+    tagger.save(folder)
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "system": system,
+        "column": column,
+        "file_format": file_format,
+        "ambiguous_words": sorted(ambiguous),
+    }
+    unfinished = folder / f".{TRAINING_FILE}.new"
+    unfinished.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(unfinished, folder / TRAINING_FILE)
+
+
+def load_tagger(folder: Path) -> SavedTagger:
+    """A tagger that `pplseq tag train` saved.
+
+    Raises:
+        FileNotFoundError: no tagger there.
+        ValueError: a damaged folder, or one of something else.
+        ImportError: the system, or a package that it needs, is not there.
+    """
+    path = folder / TRAINING_FILE
+    if not path.is_file():
+        found = "a model of another kind; " if (folder / "config.json").is_file() else ""
+        raise FileNotFoundError(
+            f"no tagger at {folder}: {found}expected a folder with {TRAINING_FILE}, written by `pplseq tag train`"
+        )
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder was not written by `pplseq tag train`')
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; train the tagger again"
+        )
+    system = str(header.get("system"))
+    tagger = _class_of(check_system(system)).load(folder)
+    words = header.get("ambiguous_words")
+    return SavedTagger(
+        tagger, system, header.get("column"), header.get("file_format"), None if words is None else frozenset(words)
+    )
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
+    """`name=value` pairs; values are read as JSON where they are JSON, else as text."""
+    found = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set: expected NAME=VALUE, got {setting!r}")
+        try:
+            found[name.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            found[name.replace("-", "_")] = value
+    return found
+
+
+def check_system(name: str) -> System:
+    """The system of a name; ValueError where there is none."""
+    if name not in SYSTEMS:
+        raise ValueError(f"no system {name!r}.{nearest(name, SYSTEMS)}")
+    return SYSTEMS[name]
+
+
+def _class_of(system: System) -> Any:
+    name = system.maker.split(".")[0]
+    module = importlib.import_module(system.module)
+    if not hasattr(module, name):
+        raise ImportError(f"{system.module} has no {name}")
+    return getattr(module, name)

@@ -1,0 +1,323 @@
+"""`pplseq tag` with a tagger whose answers can be had by hand."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from toy_tagger import ToyTagger
+
+from pplseq.cli import main, tag_systems
+from pplseq.cli.tag_systems import SYSTEMS, System, load_tagger
+from pplseq.data import TaggedSentence, read_tagged, write_tagged
+
+TRAIN = [
+    TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),
+    TaggedSentence(("the", "barks"), ("D", "N")),
+    TaggedSentence(("a", "dog", "barks"), ("D", "N", "V")),
+]
+TEST = [TaggedSentence(("a", "barks", "?"), ("D", "N", "V")), TaggedSentence(("dog",), ("N",))]
+CONLLU = """# text = can't bark
+1-2\tcan't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tthe\tthe\tX\tXX\t_\t0\troot\t_\tSpaceAfter=No
+2\tdog\tdog\t_\t_\t_\t1\tx\t_\t_
+2.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_
+
+"""
+
+
+def pplseq(*arguments, code=0, input=None):
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=input, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def lines_of(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def toy_systems(monkeypatch):
+    for name, maker in (("hmm", "ToyTagger"), ("rules", "PlainTagger"), ("crfsuite", "Needy"), ("maxent", "Failing")):
+        monkeypatch.setitem(SYSTEMS, name, System("toy_tagger", maker, {}, ""))
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_tagged(tmp_path / "train.conllu", TRAIN)
+    write_tagged(tmp_path / "test.conllu", TEST)
+    return tmp_path
+
+
+@pytest.fixture
+def model(files):
+    folder = files / "model"
+    pplseq("tag", "train", "hmm", files / "train.conllu", "--out", folder)
+    return folder
+
+
+# ---- train
+
+
+def test_train(files):
+    arguments = ("--out", files / "new" / "model", "--dev", files / "test.conllu", "--set", "weight=0.25")
+    (summary,) = lines_of(pplseq("tag", "train", "hmm", files / "train.conllu", *arguments))
+    assert summary.pop("seconds") >= 0
+    assert summary == {
+        "system": "hmm", "out": str(files / "new" / "model"), "sentences": 3, "tokens": 8, "words": 4, "tags": 3,
+        "dev_accuracy": 0.5,
+    }  # fmt: skip
+    saved = load_tagger(files / "new" / "model")
+    assert isinstance(saved.tagger, ToyTagger) and saved.tagger.weight == 0.25
+    assert (saved.system, saved.columns, saved.ambiguous) == ("hmm", {"conllu": 3}, {"barks"})
+
+
+def test_train_from_any_format_and_column(files):
+    write_tagged(files / "train.txt", TRAIN, "word_tag", separator="/")
+    for arguments in (
+        (files / "train.txt", "--format", "word_tag", "--separator", "/"),
+        (files / "train.conllu",),
+        ("-", "--format", "columns", "--column", "2"),
+    ):
+        columns = "the x D\ndog x N\nbarks x V\n\nthe x D\nbarks x N\n\na x D\ndog x N\nbarks x V\n"
+        pplseq("tag", "train", "hmm", *arguments, "--out", files / "model", input=columns)
+        assert load_tagger(files / "model").tagger.counts == ToyTagger().fit(TRAIN).counts
+    assert load_tagger(files / "model").columns == {"columns": 2}
+
+
+def test_words_without_tags(files):
+    arguments = ("tag", "train", "hmm", "-", "--format", "columns", "--out", files / "model")
+    failed = pplseq(*arguments, input="a X\nb _\n", code=2)
+    assert failed.stderr == "Error: <stdin>, line 2: no tag of the word 'b' in column 1 (counted from 0)\n"
+    pplseq(*arguments, "--partial", input="a X\nb _\n")
+    assert load_tagger(files / "model").tagger.known_words == {"a", "b"}
+
+
+def test_broken_training_text(files):
+    path = files / "broken.conllu"
+    path.write_text((files / "train.conllu").read_text().replace("\tdog", " dog", 1))
+    failed = pplseq("tag", "train", "hmm", path, "--out", files / "model", code=2)
+    assert failed.stderr.startswith(f"Error: {path}, line 2: expected 10 columns between tabs (CoNLL-U), got 9: '2 dog")
+    assert not (files / "model").exists()
+    result = pplseq("tag", "train", "hmm", path, "--out", files / "model", "--on-error", "skip")
+    assert json.loads(result.stdout)["sentences"] == 2
+    told = result.stderr.splitlines()
+    assert told[0].startswith(f"{path}: skipped lines 1 to 3: line 2: expected 10 columns")
+    assert told[1] == f"{path}: 1 skipped, 2 sentences read"
+
+
+def test_refused_to_train(files, monkeypatch):
+    def error(system, *arguments):
+        arguments = ("tag", "train", system, files / "train.conllu", "--out", files / "model", *arguments)
+        return pplseq(*arguments, code=2).stderr
+
+    assert "system 'hmm' has no such option. Did you mean 'weight'?" in error("hmm", "--set", "wieght=1")
+    assert "expected NAME=VALUE, got 'weight'" in error("hmm", "--set", "weight")
+    assert 'pip install "pplseq[tagging]"' in error("crfsuite")
+    assert error("maxent") == "Error: sentences: too few\n"
+    assert "'hnm' is not one of" in error("hnm")
+    monkeypatch.setitem(SYSTEMS, "memm", System("toy_tagger", "Absent", {}, ""))
+    assert "toy_tagger has no Absent" in error("memm")
+    assert not (files / "model").exists()
+
+
+def test_presets_and_options(monkeypatch):
+    monkeypatch.setattr(ToyTagger, "heavy", classmethod(lambda cls, weight=9: cls(weight)), raising=False)
+    monkeypatch.setitem(SYSTEMS, "tnt", System("toy_tagger", "ToyTagger.heavy", {"weight": 3}, ""))
+    assert tag_systems.maker_of("tnt")().weight == 3 and tag_systems.maker_of("tnt", {"weight": 2})().weight == 2
+    assert tag_systems.parse_settings(("a=1", "b-c=[1, 2]", "d=word", "e=null", "f==")) == {
+        "a": 1, "b_c": [1, 2], "d": "word", "e": None, "f": "=",
+    }  # fmt: skip
+
+
+# ---- run
+
+
+def test_run_writes_what_it_read(model):
+    result = pplseq("tag", "run", model, "--format", "conllu", input=CONLLU)
+    assert result.stdout == CONLLU.replace("\tX\t", "\tD\t").replace("dog\tdog\t_", "dog\tdog\tN")
+    result = pplseq("tag", "run", model, "--probabilities", input=CONLLU)
+    assert "SpaceAfter=No|TagProb=0.7143\n" in result.stdout and "1\tx\t_\tTagProb=0.7143\n" in result.stdout
+    result = pplseq("tag", "run", model, "--column", "xpos", input=CONLLU)
+    assert [s.tags for s in read_rows(result.stdout, 4)] == [("D", "N")]
+
+
+def read_rows(text, column):
+    rows = [line.split("\t") for line in text.splitlines() if line[:1].isdigit()]
+    rows = [row for row in rows if row[0].isdecimal()]
+    return [TaggedSentence(tuple(row[1] for row in rows), tuple(row[column] for row in rows))]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("the dog\n\nbarks \u4e2d\u6587\n", (), "the_D dog_N\n\nbarks_V \u4e2d\u6587_D\n"),
+        ("the_X dog\n", ("--format", "word_tag"), "the_D dog_N\n"),
+        ("the_X dog_Y\n", ("--to", "columns"), "the D\ndog N\n\n"),
+        ("the X O\ndog Y O\n", (), "the D O\ndog N O\n\n"),
+        ("the\ndog\n", (), "the D\ndog N\n\n"),
+        ("the\ndog\n", ("--format", "columns", "--probabilities"), "the D 0.7143\ndog N 0.7143\n\n"),
+        ("the dog\n", ("--probabilities",), "the_D_0.7143 dog_N_0.7143\n"),
+        ("dog\n", ("--to", "conllu", "--decode", "posterior"), "1\tdog\t_\tN\t_\t_\t_\t_\t_\t_\n\n"),
+    ],
+)
+def test_formats(model, text, options, expected):
+    assert pplseq("tag", "run", model, *options, input=text).stdout == expected
+
+
+def test_run_to_a_file(model, files):
+    pplseq("tag", "run", model, files / "test.conllu", "--out", files / "test.conllu")  # over itself
+    assert read_tagged(files / "test.conllu")[0].tags == ("D", "V", "D")
+
+
+def test_questions_are_answered_in_json(model, files):
+    options = "--probabilities --top 2 --n-best 2 --samples 3 --seed 1 --entropy --log-prob --surprising".split()
+    found = lines_of(pplseq("tag", "run", model, *options, input="the barks\n\nnew\n"))
+    assert [row["words"] for row in found] == [["the", "barks"], ["new"]]
+    assert set(found[0]) == {
+        "words", "tags", "probabilities", "alternatives", "n_best", "samples", "entropy", "log_prob", "surprisals",
+    }  # fmt: skip
+    assert found[0]["n_best"][0]["prob"] == pytest.approx(found[0]["probabilities"][0] * found[0]["probabilities"][1])
+    pplseq("tag", "run", model, "--json", "--out", files / "new" / "out.jsonl", input="the dog\n")
+    assert json.loads((files / "new" / "out.jsonl").read_text()) == {"words": ["the", "dog"], "tags": ["D", "N"]}
+    assert (
+        "--to chooses a format" in pplseq("tag", "run", model, "--json", "--to", "columns", input="a\n", code=2).stderr
+    )
+
+
+def test_a_tagger_without_probabilities(files):
+    pplseq("tag", "train", "rules", files / "train.conllu", "--out", files / "plain")
+    assert (
+        pplseq("tag", "run", files / "plain", "--html", files / "page.html", input="the dog\n").stdout
+        == "the_D dog_N\n"
+    )
+    assert "fainter" not in (files / "page.html").read_text().partition("</style>")[2]
+    failed = pplseq("tag", "run", files / "plain", "--entropy", input="the dog\n", code=2)
+    assert "entropy: the system 'toy-plain' does not give an entropy" in failed.stderr
+
+
+def test_run_skips_broken_sentences(model):
+    broken = CONLLU + "1\tx\n\n" + CONLLU
+    failed = pplseq("tag", "run", model, "--format", "conllu", input=broken, code=2)
+    assert "<stdin>, line 7: expected 10 columns" in failed.stderr and failed.stdout == ""
+    result = pplseq("tag", "run", model, "--on-error", "skip", input=broken)
+    assert result.stdout.count("\tthe\tD\t") == result.stdout.count("# text") == 2
+    assert result.stderr.startswith("<stdin>: skipped line 7: line 7: expected 10 columns")
+
+
+def test_tags_of_another_set_are_noted_when_written_over(model):
+    assert "Note: the model is one for another tag set" in pplseq("tag", "run", model, input="the_X dog_Y\n").stderr
+    assert pplseq("tag", "run", model, input="the dog\n").stderr == ""
+
+
+def test_page_of_run(model, files):
+    pplseq("tag", "run", model, "--html", files / "new" / "page.html", "--max-sentences", 1, input="the dog\nnew\n")
+    page = (files / "new" / "page.html").read_text()
+    assert "The first 1 of 2 sentences." in page and "D 71%, N 14%, V 14%" in page and "<bdi>new" not in page
+
+
+def test_long_sentence(model):
+    text = " ".join(["the", "dog"] * 2500)
+    assert pplseq("tag", "run", model, input=text + "\n").stdout == " ".join(["the_D", "dog_N"] * 2500) + "\n"
+
+
+# ---- eval
+
+
+def test_eval(model, files):
+    output = pplseq("tag", "eval", model, files / "test.conllu").stdout
+    assert "all words          0.5000      2   4" in output and "unknown words      0.0000      0   1" in output
+    assert "ambiguous words    0.0000      0   1" in output
+    assert output.splitlines()[-2].split()[:3] == ["N", "V", "1"]
+    (found,) = lines_of(pplseq("tag", "eval", model, files / "test.conllu", "--json"))
+    assert found["all"] == {"accuracy": 0.5, "correct": 2, "num": 4}
+    assert found["confusions"][0] == {"gold": "N", "predicted": "V", "count": 1, "words": [["barks", 1]]}
+
+
+def test_eval_draws_and_writes_pages(model, files):
+    pytest.importorskip("matplotlib")
+    drawings = ("--confusion", files / "new" / "c.png", "--html", files / "new" / "p.html")
+    pplseq("tag", "eval", model, files / "test.conllu", *drawings)
+    assert (files / "new" / "c.png").read_bytes()[:4] == b"\x89PNG"
+    page = (files / "new" / "p.html").read_text()
+    assert (
+        "All sentences with errors." in page
+        and "<bdi>barks</bdi>" in page
+        and "<s>V" in page
+        and "<bdi>dog" not in page
+    )
+
+
+def test_eval_against_another(model, files):
+    pplseq("tag", "train", "rules", files / "test.conllu", "--out", files / "better")
+    result = pplseq("tag", "eval", model, files / "test.conllu", "--against", files / "better")
+    assert f"{files / 'better'}: accuracy 1.0000" in result.stdout
+    assert "right in both 2; only in" in result.stdout and "McNemar's test: p = 0.50" in result.stdout
+    (found,) = lines_of(pplseq("tag", "eval", model, files / "test.conllu", "--against", files / "better", "--json"))
+    assert found["against"]["mcnemar"]["num_second"] == 2
+
+
+def test_eval_of_tags_never_seen(model):
+    output = pplseq("tag", "eval", model, "-", input="the_D dog_N mews_Q\n").stdout
+    assert "tags that the model has not seen in training, always wrong: Q 1" in output
+    failed = pplseq("tag", "eval", model, "-", input="the_X dog_Y\n", code=2).stderr
+    assert (
+        "the model is one for another tag set: it knows the tags of only 0% of the words. Its tags are D N V;" in failed
+    )
+    assert (
+        "words without a gold tag"
+        in pplseq("tag", "eval", model, "-", "--format", "columns", input="a D\nb _\n").stdout
+    )
+    assert "at least one word with a tag" in pplseq("tag", "eval", model, "-", input="the dog\n", code=2).stderr
+
+
+def test_folders_that_hold_no_tagger(model, files):
+    def error(folder):
+        return pplseq("tag", "eval", folder, files / "test.conllu", code=2).stderr
+
+    assert "no tagger at" in error(files / "nowhere")
+    (model / "tagging.json").rename(model / "other.json")
+    assert "a model of another kind; expected a folder with tagging.json" in error(model)
+    for content, message in (
+        ("{", "not readable as JSON"),
+        ("[]", "was not written by"),
+        ('{"format": "pplseq-tagging", "version": 9}', "format version 9"),
+        ('{"format": "pplseq-tagging", "version": 1, "system": "x"}', "no system 'x'"),
+    ):
+        (model / "tagging.json").write_text(content)
+        assert message in error(model)
+
+
+# ---- compare
+
+
+def test_compare(files):
+    arguments = ("tag", "compare", files / "train.conllu", files / "test.conllu", "--out", files / "out.json")
+    result = pplseq(*arguments, "--systems", "hmm,crfsuite,rules")
+    lines = result.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[2:4]] == [["hmm", "0.5000"], ["rules", "0.5000"]]
+    assert lines[4:] == ["", 'crfsuite: nothing works without "nothing": pip install "pplseq[tagging]"']
+    assert "crfsuite         not there: nothing" in result.stderr
+    found = json.loads((files / "out.json").read_text())
+    assert found["systems"]["crfsuite"]["missing"] and found["systems"]["hmm"]["all"]["num"] == 4
+    result = pplseq(*arguments, "--systems", "maxent,hmm", "--limit", 1, code=1)
+    assert "maxent: ValueError: sentences: too few" in result.stdout and "hmm" in result.stdout
+
+
+def test_learning_curves(files):
+    arguments = ("tag", "compare", files / "train.conllu", files / "test.conllu", "--systems", "hmm,crfsuite")
+    pytest.importorskip("matplotlib")
+    drawing = ("--plot", files / "curve.png", "--out", files / "out.json")
+    output = pplseq(*arguments, "--learning-curve", "0.4,1", *drawing).stdout
+    assert output.splitlines()[-1].split()[:3] == ["3", "8", "0.5000"]
+    assert (files / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    curve = json.loads((files / "out.json").read_text())["learning_curves"]["hmm"]
+    assert [point["num_sentences"] for point in curve] == [1, 3]
+    assert "--plot draws the learning curves" in pplseq(*arguments, "--plot", "x.png", code=2).stderr
+    assert "expected numbers between commas" in pplseq(*arguments, "--learning-curve", "x", code=2).stderr
+    assert "fractions: expected" in pplseq(*arguments, "--learning-curve", "2", code=2).stderr
+
+
+def test_refused_to_compare(files):
+    arguments = ("tag", "compare", files / "train.conllu", files / "test.conllu", "--systems")
+    assert "no system 'hnm'. Did you mean 'hmm'?" in pplseq(*arguments, "hmm,hnm", code=2).stderr
+    assert "--systems: expected names" in pplseq(*arguments, ",", code=2).stderr
