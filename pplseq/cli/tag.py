@@ -70,8 +70,9 @@ def tag() -> None:
 def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, **options: Any) -> None:
     """Train SYSTEM on TEXT (- for stdin) and save it. Prints a JSON line. `pplseq tag --help` lists the systems."""
     from pplseq.cli.tag_runs import read, train_tagger
-    from pplseq.cli.tag_systems import maker_of, parse_settings
+    from pplseq.cli.tag_systems import check_out, maker_of, parse_settings
 
+    check_out(out)
     make = maker_of(system, parse_settings(options["settings"]))
     use_threads(threads)
     tags = "optional" if options["partial"] or system == "unsupervised" else "required"

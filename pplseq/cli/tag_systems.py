@@ -18,36 +18,33 @@ FORMAT, VERSION = "pplseq-tagging", 1
 
 
 class System(NamedTuple):
-    """A tagger: the module of its class, what makes one (Class or Class.preset), its options, a line for --help."""
+    """How a tagger is made: its name in `pplseq.models.tagger.TAGGERS`, a preset of its class, options; a line for --help."""
 
-    module: str
-    maker: str
+    tagger: str
+    preset: str | None
     options: dict[str, Any]
     text: str
 
 
-_HMM, _BASE = "pplseq.models.hmm_tagger", "pplseq.baselines.taggers"
 SYSTEMS = {
-    "hmm": System(_HMM, "HMMTagger", {"order": 1}, "bigram HMM"),
-    "trigram": System(_HMM, "HMMTagger", {"order": 2}, "trigram HMM"),
-    "tnt": System(_HMM, "HMMTagger.tnt", {}, "trigram HMM with the smoothing and suffixes of TnT"),
-    "enhanced": System(
-        _HMM, "HMMTagger.enhanced", {}, "the same with word shapes, Witten-Bell and lower-case back-off"
-    ),
-    "plain": System(_HMM, "HMMTagger.plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
-    "latent": System("pplseq.models.latent_tagger", "LatentTagger", {}, "HMM over tags split into substates"),
-    "crf": System("pplseq.models.crf", "LinearChainCRF", {}, "linear-chain conditional random field"),
-    "memm": System("pplseq.models.memm", "MEMM", {}, "maximum-entropy Markov model"),
-    "most-frequent": System(_BASE, "MostFrequentTagger", {}, "the most frequent tag of every word"),
-    "rules": System(_BASE, "RuleTagger", {}, "regular expressions"),
-    "nltk-ngram": System(_BASE, "NltkNgramTagger", {}, "NLTK's n-gram back-off"),
-    "nltk-brill": System(_BASE, "NltkBrillTagger", {}, "NLTK's transformation rules"),
-    "nltk-tnt": System(_BASE, "NltkTntTagger", {}, "NLTK's TnT"),
-    "nltk-perceptron": System(_BASE, "NltkPerceptronTagger", {}, "NLTK's averaged perceptron"),
-    "crfsuite": System(_BASE, "CrfsuiteTagger", {}, "crfsuite's conditional random field"),
-    "maxent": System(_BASE, "MaxentTagger", {}, "scikit-learn's maximum entropy classifier"),
-    "unsupervised": System(_BASE, "UnsupervisedTagger", {}, "Baum-Welch on words alone; its tags are cluster numbers"),
-    "dictionary": System(_BASE, "DictionaryTagger", {}, "EM with the tags that a dictionary allows"),
+    "hmm": System("hmm-tagger", None, {"order": 1}, "bigram HMM"),
+    "trigram": System("hmm-tagger", None, {"order": 2}, "trigram HMM"),
+    "tnt": System("hmm-tagger", "tnt", {}, "trigram HMM with the smoothing and suffixes of TnT"),
+    "enhanced": System("hmm-tagger", "enhanced", {}, "the same with word shapes, Witten-Bell and lower-case back-off"),
+    "plain": System("hmm-tagger", "plain", {}, "HMM by maximum likelihood, nothing smoothed"),
+    "latent": System("latent-tagger", None, {}, "HMM over tags split into substates"),
+    "crf": System("crf-tagger", None, {}, "linear-chain conditional random field"),
+    "memm": System("memm-tagger", None, {}, "maximum-entropy Markov model"),
+    "most-frequent": System("most-frequent", None, {}, "the most frequent tag of every word"),
+    "rules": System("rules", None, {}, "regular expressions"),
+    "nltk-ngram": System("nltk-ngram", None, {}, "NLTK's n-gram back-off"),
+    "nltk-brill": System("nltk-brill", None, {}, "NLTK's transformation rules"),
+    "nltk-tnt": System("nltk-tnt", None, {}, "NLTK's TnT"),
+    "nltk-perceptron": System("nltk-perceptron", None, {}, "NLTK's averaged perceptron"),
+    "crfsuite": System("crfsuite", None, {}, "crfsuite's conditional random field"),
+    "maxent": System("maxent", None, {}, "scikit-learn's maximum entropy classifier"),
+    "unsupervised": System("dictionary-tagger", None, {}, "Baum-Welch on words alone; its tags are cluster numbers"),
+    "dictionary": System("dictionary-tagger", None, {}, "EM with the tags that a dictionary allows"),
 }
 # those that `compare` trains unless told otherwise: the unsupervised ones have other tags or need a dictionary
 COMPARED = tuple(name for name in SYSTEMS if name not in ("unsupervised", "dictionary"))
@@ -83,8 +80,8 @@ def maker_of(name: str, options: Mapping[str, Any] | None = None) -> Callable[[]
     """
     system = check_system(name)
     make: Any = _class_of(system)
-    for part in system.maker.split(".")[1:]:
-        make = getattr(make, part)
+    if system.preset is not None:
+        make = getattr(make, system.preset)
     options = {**system.options, **(options or {})}
     parameters = inspect.signature(make).parameters.values()
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -93,6 +90,19 @@ def maker_of(name: str, options: Mapping[str, Any] | None = None) -> Callable[[]
             if option not in known:
                 raise ValueError(f"--set {option}: the system {name!r} has no such option.{nearest(option, known)}")
     return functools.partial(make, **options)
+
+
+def check_out(folder: Path) -> None:
+    """ValueError where saving would replace a folder that holds something else than a tagger."""
+    if folder.is_dir() and any(folder.iterdir()):
+        try:
+            header = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            header = None
+        if not isinstance(header, dict) or header.get("model") != "tagger":
+            raise ValueError(
+                f"--out: {folder} is not empty and holds no tagger, and would be replaced; name a new folder"
+            )
 
 
 def save_tagger(
@@ -114,34 +124,36 @@ def save_tagger(
 
 
 def load_tagger(folder: Path) -> SavedTagger:
-    """A tagger that `pplseq tag train` saved.
+    """A tagger that `pplseq tag train` saved, or its own `save`.
 
     Raises:
         FileNotFoundError: no tagger there.
         ValueError: a damaged folder, or one of something else.
         ImportError: the system, or a package that it needs, is not there.
     """
+    from pplseq.models import tagger as taggers
+
+    tagger = taggers.load_tagger(folder)
     path = folder / TRAINING_FILE
     if not path.is_file():
-        found = "a model of another kind; " if (folder / "config.json").is_file() else ""
-        raise FileNotFoundError(
-            f"no tagger at {folder}: {found}expected a folder with {TRAINING_FILE}, written by `pplseq tag train`"
-        )
+        return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder was not written by `pplseq tag train`')
+        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this file was not written by `pplseq tag train`')
     if header.get("version") != VERSION:
         raise ValueError(
             f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; train the tagger again"
         )
-    system = str(header.get("system"))
-    tagger = _class_of(check_system(system)).load(folder)
     words = header.get("ambiguous_words")
     return SavedTagger(
-        tagger, system, header.get("column"), header.get("file_format"), None if words is None else frozenset(words)
+        tagger,
+        str(header.get("system")),
+        header.get("column"),
+        header.get("file_format"),
+        None if words is None else frozenset(words),
     )
 
 
@@ -167,8 +179,10 @@ def check_system(name: str) -> System:
 
 
 def _class_of(system: System) -> Any:
-    name = system.maker.split(".")[0]
-    module = importlib.import_module(system.module)
-    if not hasattr(module, name):
-        raise ImportError(f"{system.module} has no {name}")
-    return getattr(module, name)
+    from pplseq.models.tagger import TAGGERS
+
+    module, _, name = TAGGERS[system.tagger].partition(":")
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        raise ImportError(f"{module} has no {name}")
+    return getattr(found, name)

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import toy_tagger
 from click.testing import CliRunner
 from toy_tagger import ToyTagger
 
 from pplseq.cli import main, tag_systems
 from pplseq.cli.tag_systems import SYSTEMS, System, load_tagger
 from pplseq.data import TaggedSentence, read_tagged, write_tagged
+from pplseq.models.tagger import TAGGERS
 
 TRAIN = [
     TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),
@@ -37,8 +39,11 @@ def lines_of(result):
 
 @pytest.fixture(autouse=True)
 def toy_systems(monkeypatch):
-    for name, maker in (("hmm", "ToyTagger"), ("rules", "PlainTagger"), ("crfsuite", "Needy"), ("maxent", "Failing")):
-        monkeypatch.setitem(SYSTEMS, name, System("toy_tagger", maker, {}, ""))
+    systems = {"hmm": "ToyTagger", "rules": "PlainTagger", "crfsuite": "Needy", "maxent": "Failing", "memm": "Absent"}
+    for system, maker in systems.items():
+        tagger = getattr(getattr(toy_tagger, maker, None), "name", "absent")
+        monkeypatch.setitem(TAGGERS, tagger, f"toy_tagger:{maker}")
+        monkeypatch.setitem(SYSTEMS, system, System(tagger, None, {}, ""))
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_broken_training_text(files):
     assert told[1] == f"{path}: 1 skipped, 2 sentences read"
 
 
-def test_refused_to_train(files, monkeypatch):
+def test_refused_to_train(files):
     def error(system, *arguments):
         arguments = ("tag", "train", system, files / "train.conllu", "--out", files / "model", *arguments)
         return pplseq(*arguments, code=2).stderr
@@ -115,14 +120,23 @@ def test_refused_to_train(files, monkeypatch):
     assert 'pip install "pplseq[tagging]"' in error("crfsuite")
     assert error("maxent") == "Error: sentences: too few\n"
     assert "'hnm' is not one of" in error("hnm")
-    monkeypatch.setitem(SYSTEMS, "memm", System("toy_tagger", "Absent", {}, ""))
     assert "toy_tagger has no Absent" in error("memm")
     assert not (files / "model").exists()
 
 
+def test_other_folders_are_not_replaced(files, model):
+    arguments = ("tag", "train", "rules", files / "train.conllu", "--out")
+    assert "is not empty and holds no tagger" in pplseq(*arguments, files, code=2).stderr
+    assert (files / "test.conllu").exists()
+    pplseq(*arguments, model)
+    assert load_tagger(model).system == "rules"
+    (files / "empty").mkdir()
+    pplseq(*arguments, files / "empty")
+
+
 def test_presets_and_options(monkeypatch):
     monkeypatch.setattr(ToyTagger, "heavy", classmethod(lambda cls, weight=9: cls(weight)), raising=False)
-    monkeypatch.setitem(SYSTEMS, "tnt", System("toy_tagger", "ToyTagger.heavy", {"weight": 3}, ""))
+    monkeypatch.setitem(SYSTEMS, "tnt", System("toy", "heavy", {"weight": 3}, ""))
     assert tag_systems.maker_of("tnt")().weight == 3 and tag_systems.maker_of("tnt", {"weight": 2})().weight == 2
     assert tag_systems.parse_settings(("a=1", "b-c=[1, 2]", "d=word", "e=null", "f==")) == {
         "a": 1, "b_c": [1, 2], "d": "word", "e": None, "f": "=",
@@ -274,17 +288,20 @@ def test_folders_that_hold_no_tagger(model, files):
     def error(folder):
         return pplseq("tag", "eval", folder, files / "test.conllu", code=2).stderr
 
-    assert "no tagger at" in error(files / "nowhere")
-    (model / "tagging.json").rename(model / "other.json")
-    assert "a model of another kind; expected a folder with tagging.json" in error(model)
+    assert "no " in error(files / "nowhere")
     for content, message in (
         ("{", "not readable as JSON"),
         ("[]", "was not written by"),
         ('{"format": "pplseq-tagging", "version": 9}', "format version 9"),
-        ('{"format": "pplseq-tagging", "version": 1, "system": "x"}', "no system 'x'"),
     ):
         (model / "tagging.json").write_text(content)
         assert message in error(model)
+    (model / "tagging.json").unlink()  # as one saved from Python
+    (found,) = lines_of(pplseq("tag", "eval", model, files / "test.conllu", "--json"))
+    assert found["unknown"]["num"] == 1 and "ambiguous" not in found
+    header = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**header, "model": "hmm"}))
+    assert "no tagger" in error(model)
 
 
 # ---- compare

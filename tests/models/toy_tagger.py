@@ -2,15 +2,16 @@
 
 import heapq
 import itertools
-import json
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
+import torch
+
+from pplseq.models.tagger import Tagger
 
 
-class PlainTagger:
+class PlainTagger(Tagger):
     """The most frequent tag of every word. `weight` is added to the counts of all tags."""
 
     name = "toy-plain"
@@ -37,16 +38,14 @@ class PlainTagger:
     def tag(self, sentences):
         return [tuple(self.tags[int(self.probs(word).argmax())] for word in words) for words in sentences]
 
-    def save(self, folder):
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps([self.weight, self.tags, self.counts]))
+    def state(self):
+        return {"weight": self.weight, "tags": self.tags, "counts": self.counts}, {"empty": torch.zeros(1)}
 
     @classmethod
-    def load(cls, folder):
-        tagger = cls()
-        tagger.weight, tags, counts = json.loads((Path(folder) / "config.json").read_text())
-        tagger.tags, tagger.counts = tuple(tags), {word: Counter(found) for word, found in counts.items()}
+    def from_state(cls, config, tensors):
+        tagger = cls(config["weight"])
+        tagger.tags = tuple(config["tags"])
+        tagger.counts = {word: Counter(found) for word, found in config["counts"].items()}
         return tagger
 
 
@@ -81,8 +80,10 @@ class ToyTagger(PlainTagger):
         return np.array([-self.surprising(words).sum() for words in sentences])
 
 
-class Needy:
+class Needy(PlainTagger):
     """A tagger whose package is not installed."""
+
+    name = "toy-needy"
 
     def __init__(self):
         raise ImportError('nothing works without "nothing": pip install "pplseq[tagging]"')
@@ -91,7 +92,7 @@ class Needy:
 class Failing(PlainTagger):
     """A tagger that cannot learn."""
 
-    name = "failing"
+    name = "toy-failing"
 
     def fit(self, sentences, dev=None, *, progress=False):
         raise ValueError("sentences: too few")
