@@ -66,7 +66,7 @@ def _check_states(name: str, value: Tensor, shape: str, sizes: tuple[int, ...]) 
         raise ValueError(f"{name} must have shape (..., {shape}) = (..., {sizes}), got {tuple(value.shape)}")
 
 
-def _check_normalised(name: str, log_probs: Tensor) -> None:
+def check_normalised(name: str, log_probs: Tensor) -> None:
     """Rows must sum to one, or be -inf throughout; on as long as Pyro's validation is."""
     if not Distribution._validate_args or not log_probs.numel():
         return
@@ -91,8 +91,8 @@ class DenseTransition(Transition):
         if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"matrix must be square, (..., Z, Z), got {tuple(matrix.shape)}")
         _check_states("initial", initial, "Z", matrix.shape[-1:])
-        _check_normalised("initial", initial)
-        _check_normalised("matrix", matrix)
+        check_normalised("initial", initial)
+        check_normalised("matrix", matrix)
         self.initial, self.matrix = initial, matrix
         self.num_states, self.device = matrix.shape[-1], matrix.device
         self.batch_shape = torch.broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
@@ -156,7 +156,7 @@ class CategoricalEmission(Emission):
     def __init__(self, log_probs: Tensor):
         if log_probs.dim() < 2:
             raise ValueError(f"log_probs must have shape (..., Z, V), got {tuple(log_probs.shape)}")
-        _check_normalised("log_probs", log_probs)
+        check_normalised("log_probs", log_probs)
         self.log_probs = log_probs
         self.num_states, self.num_words = log_probs.shape[-2:]
         self.batch_shape = log_probs.shape[:-2]

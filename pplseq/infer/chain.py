@@ -433,14 +433,18 @@ class DenseChain(Chain):
 def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
     """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`."""
     from pplseq.distributions.block import BlockTransition
+    from pplseq.distributions.second_order import SecondOrderTransition
     from pplseq.infer.block_chain import BlockChain
     from pplseq.infer.gap_chain import GapChain
+    from pplseq.infer.second_order import SecondOrderChain
 
+    if isinstance(transition, SecondOrderTransition):
+        return SecondOrderChain(transition, emission, obs, **options)
     if isinstance(transition, BlockTransition):
         chain = BlockChain(transition, emission, obs, **options)
         return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)
     raise TypeError(
-        f"transition must be a DenseTransition, StepTransition or BlockTransition, got {type(transition).__name__}"
+        f"transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got {type(transition).__name__}"
     )

@@ -130,7 +130,7 @@ def test_wrong_arguments_are_refused():
         build_chain(transition, emission, x).k_best(0)
     with pytest.raises(ValueError, match="row without any step"):
         build_chain(transition, emission, x, valid=torch.zeros(3, 1, dtype=torch.bool)).filtered()
-    with pytest.raises(TypeError, match="DenseTransition, StepTransition or BlockTransition"):
+    with pytest.raises(TypeError, match="SecondOrderTransition or BlockTransition"):
         build_chain(object(), emission, x)
     with pytest.raises(ValueError, match="D = 2"):
         build_chain(transition, GaussianEmission(torch.zeros(2, 2), torch.ones(2, 2)), torch.zeros(3, 1, 3)).log_prob()

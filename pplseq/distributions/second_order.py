@@ -1,0 +1,42 @@
+"""Transitions that depend on the last two states."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from pplseq.distributions.dense import Transition, check_normalised
+from pplseq.distributions.state import take_rows
+
+
+class SecondOrderTransition(Transition):
+    """p(z_t = c | z_{t-2} = a, z_{t-1} = b) as a transition between pairs: state a M + b is followed by states b M + c.
+
+    Args:
+        initial: (M^2,) log p of the first pair, (state before the first, first state); -inf for pairs that cannot be first.
+        table: (M, M, M) log p(c | a, b), [a, b, c].
+    """
+
+    def __init__(self, initial: Tensor, table: Tensor):
+        size = table.shape[-1]
+        if tuple(table.shape) != (size, size, size) or tuple(initial.shape) != (size * size,):
+            raise ValueError(
+                f"table must be (M, M, M) and initial (M^2,), got {tuple(table.shape)} and {tuple(initial.shape)}"
+            )
+        check_normalised("initial", initial)
+        check_normalised("table", table)
+        self.initial, self.table, self.num_tags = initial, table, size
+        self.num_states, self.device = size * size, table.device
+
+    def initial_log_prob(self):
+        return self.initial
+
+    def rows(self, previous, inputs=None):
+        if previous is None:
+            return self.initial
+        last = previous % self.num_tags
+        table = take_rows(self.table.flatten(0, 1), previous)
+        full = table.new_full((*table.shape[:-1], self.num_tags, self.num_tags), -math.inf)
+        index = last[..., None, None].expand(*last.shape, 1, self.num_tags)
+        return full.scatter(-2, index, table.unsqueeze(-2)).flatten(-2)

@@ -1,0 +1,149 @@
+"""Products of messages over pairs of states with a second-order transition: M^3 a step instead of M^4.
+
+A message is over pairs (a, b), the state before and the state, flattened as a M + b. One step leads from (a, b) to (b, c), so that
+for every b there is a product of its own: a batch of M small matrices instead of one of M^2 x M^2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pplseq.infer.kernels.path_scan import sample_log
+
+MAX_CELLS = 1 << 22  # scores in one temporary of a maximum
+
+
+class SecondOrderMatrices:
+    """The steps of a second-order chain as linear maps in log space: what :class:`~pplseq.infer.kernels.scan.StepMatrices` is to
+    a first-order one.
+
+    Args:
+        log: (M, M, M) log p(c | a, b), [a, b, c].
+    """
+
+    shared, restart = False, None
+
+    def __init__(self, log: Tensor):
+        self.size = log.shape[-1]
+        self.table = log
+        self.reach = 500.0 if log.dtype == torch.float64 else 60.0
+        top = log.amax(-1, keepdim=True).clamp_min(torch.finfo(log.dtype).min)
+        shifted = log - top
+        self.safe = bool(shifted.detach().amin() > -self.reach)
+        self.scaled = shifted.exp().transpose(0, 1)  # (b, a, c)
+        self.top = top.squeeze(-1)  # (a, b)
+
+    def _pairs(self, message: Tensor) -> Tensor:
+        return message.reshape(-1, self.size, self.size)
+
+    def forward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_a exp(message[a, b]) p(c | a, b): over pairs (b, c)."""
+        score = self._pairs(message) + self.top  # (R, a, b)
+        high = score.detach().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
+        product = torch.bmm((score - high).exp().permute(2, 0, 1), self.scaled)  # (b, R, c)
+        if not self.safe and bool((product.detach() < math.exp(-self.reach)).any()):
+            parts = self._pairs(message).split(max(1, MAX_CELLS // self.size**3))
+            result = torch.cat([torch.logsumexp(part.unsqueeze(-1) + self.table, 1) for part in parts])
+        else:
+            result = _log(product).transpose(0, 1) + high.transpose(1, 2)
+        return result.reshape(message.shape)
+
+    def backward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_c p(c | a, b) exp(message[b, c]) up to a constant: over pairs (a, b)."""
+        score = self._pairs(message)  # (R, b, c)
+        high = score.amax(2, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
+        product = torch.bmm((score - high).exp().transpose(0, 1), self.scaled.transpose(1, 2))  # (b, R, a)
+        if not self.safe and bool((product < math.exp(-self.reach)).any()):
+            parts = score.split(max(1, MAX_CELLS // self.size**3))
+            result = torch.cat([torch.logsumexp(part.unsqueeze(1) + self.table, -1) for part in parts])
+        else:
+            result = product.log().permute(1, 2, 0) + high.transpose(1, 2) + self.top
+        return result.reshape(message.shape)
+
+    def best(self, message: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
+        """The k best ways into each pair, for messages (R, M^2, j): scores (R, M^2, k), and which of (a, j) it was, as a j' + j."""
+        rows, _, ranks = message.shape
+        size, values, pointers = self.size, [], []
+        for part in message.reshape(rows, size, size, ranks).split(max(1, MAX_CELLS // (size**3 * ranks))):
+            if ranks == 1 and k == 1:
+                found = (part + self.table).max(1)  # (r, b, c)
+                values.append(found.values.unsqueeze(-1))
+                pointers.append(found.indices.unsqueeze(-1))
+                continue
+            score = part.unsqueeze(-1) + self.table.unsqueeze(-2)  # (r, a, b, j, c)
+            score = score.permute(0, 2, 4, 1, 3).flatten(-2)
+            found = score.topk(k, dim=-1)
+            values.append(found.values)
+            pointers.append(found.indices)
+        return torch.cat(values).reshape(rows, -1, k), torch.cat(pointers).reshape(rows, -1, k)
+
+    def at(self, t: int) -> Tensor:
+        """(M^2, M^2) log matrix between pairs: for small M."""
+        size = self.size
+        full = self.table.new_full((size, size, size, size), -math.inf)
+        same = torch.arange(size, device=full.device)
+        full[:, same, same] = self.table
+        return full.reshape(size * size, size * size)
+
+    def triples(self, message: Tensor, later: Tensor) -> Tensor:
+        """(R, M, M, M) p(a, b, c) in proportion to message[a, b] p(c | a, b) later[b, c], both in logs."""
+        score = self._pairs(message).unsqueeze(-1) + self.table + self._pairs(later).unsqueeze(1)
+        return torch.softmax(score.flatten(1), -1).reshape(score.shape)
+
+
+def _log(value: Tensor) -> Tensor:
+    """The logarithm, with gradient 0 where it is -inf."""
+    positive = value > 0
+    return torch.where(positive, torch.where(positive, value, 1.0).log(), -math.inf)
+
+
+def k_best_pass(
+    init: Tensor, matrices: SecondOrderMatrices, emit: Tensor, valid: Tensor | None, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k most probable paths: pairs (k, T, R) and log-probabilities (k, R), -inf where there are fewer."""
+    num_steps, rows, pairs = emit.shape
+    size = matrices.size
+    message = emit.new_full((rows, pairs, k), -math.inf)
+    message[..., 0] = init + emit[0]
+    # (from a, rank) is all that is remembered: the pair before (b, c) is (a, b)
+    keep = torch.arange(k, device=emit.device).expand(rows, pairs, k)
+    pointers = []
+    for t in range(1, num_steps):
+        best, pointer = matrices.best(message, k)
+        best = best + emit[t].unsqueeze(-1)
+        if valid is not None:
+            best = torch.where(valid[t][:, None, None], best, message)
+            pointer = torch.where(valid[t][:, None, None], pointer, keep)
+        message = best
+        pointers.append(pointer)
+    log_prob, place = message.flatten(1).topk(k, dim=-1)  # (R, k): pair k + rank
+    pair, rank = place // k, place % k
+    path = [pair]
+    for t in range(num_steps - 1, 0, -1):
+        found = pointers[t - 1].flatten(1).gather(-1, pair * k + rank)
+        moved, rank_moved = (found // k) * size + pair // size, found % k
+        if valid is not None:
+            moved = torch.where(valid[t][:, None], moved, pair)
+            rank_moved = torch.where(valid[t][:, None], rank_moved, rank)
+        pair, rank = moved, rank_moved
+        path.append(pair)
+    return torch.stack(path[::-1]).movedim(-1, 0), log_prob.movedim(-1, 0)
+
+
+def sample_pass(matrices: SecondOrderMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
+    """Exact posterior paths by backward sampling: pairs (S, T, R)."""
+    num_steps, rows, _ = filtered.shape
+    size = matrices.size
+    pair = sample_log(filtered[-1].expand(num_samples, -1, -1))
+    path = [pair]
+    row = torch.arange(rows, device=filtered.device)
+    for t in range(num_steps - 1, 0, -1):
+        b, c = pair // size, pair % size
+        before = filtered[t - 1].reshape(rows, size, size)[row, :, b]  # (S, R, a)
+        moved = sample_log(before + matrices.table[:, b, c].permute(1, 2, 0)) * size + b
+        pair = moved if valid is None else torch.where(valid[t], moved, pair)
+        path.append(pair)
+    return torch.stack(path[::-1], 1)

@@ -1,0 +1,123 @@
+"""Counts of tagged text, and probabilities of tags and words from them.
+
+The tag "boundary" stands before and behind every sentence; it is the last one, number N. M = N + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pplseq.data.columns import TaggedSentence
+
+SMOOTHING = ("mle", "add", "witten_bell", "deleted_interpolation")
+FLOOR = 1e-12  # of unsmoothed probabilities, so that no sentence is impossible
+
+
+class TagCounts(NamedTuple):
+    """What a supervised hidden Markov model of tags knows of its training text.
+
+    Attributes:
+        tags: N names. words: V words, sorted.
+        trigrams: (M, M, M) how often tag c followed a, b; sentences stand between two boundaries and one.
+        word_tags: (V, N) how often a word had a tag.
+    """
+
+    tags: tuple[str, ...]
+    words: tuple[str, ...]
+    trigrams: np.ndarray
+    word_tags: np.ndarray
+
+
+def count_tags(sentences: Sequence[TaggedSentence]) -> TagCounts:
+    """Counts of tagged sentences; empty ones count for nothing."""
+    tags = sorted({tag for sentence in sentences for tag in sentence.tags})
+    words = sorted({word for sentence in sentences for word in sentence.words})
+    tag_number, word_number = ({name: i for i, name in enumerate(names)} for names in (tags, words))
+    boundary = len(tags)
+    track, spoken, said = [], [], []
+    for sentence in sentences:
+        if sentence.words:
+            numbers = [tag_number[tag] for tag in sentence.tags]
+            track += [boundary, boundary, *numbers]
+            said += numbers
+            spoken += [word_number[word] for word in sentence.words]
+    track.append(boundary)
+    track = np.array(track, dtype=np.int64)
+    size = boundary + 1
+    code = (track[:-2] * size + track[1:-1]) * size + track[2:]
+    # windows that run over the two boundaries between sentences predict nothing
+    real = ~((track[1:-1] == boundary) & (track[2:] == boundary))
+    trigrams = np.bincount(code[real], minlength=size**3).reshape(size, size, size)
+    pairs = np.array(spoken, dtype=np.int64) * max(boundary, 1) + np.array(said, dtype=np.int64)
+    word_tags = np.bincount(pairs, minlength=len(words) * boundary).reshape(len(words), boundary)
+    return TagCounts(tuple(tags), tuple(words), trigrams.astype(np.float64), word_tags.astype(np.float64))
+
+
+# ------------------------------------------------------------------------------------------------ transitions
+def transition_probs(trigrams: np.ndarray, order: int, smoothing: str, add: float = 1.0) -> np.ndarray:
+    """p(tag | one or two tags before): (M, M) or (M, M, M), contexts first; every row sums to one.
+
+    Args:
+        trigrams: (M, M, M) counts.
+        order: 1 or 2 tags before.
+        smoothing: "mle" (unseen: a tiny probability), "add" (add-lambda with lambda = `add`), "witten_bell" (Witten and Bell
+            1991, backing off to shorter contexts), "deleted_interpolation" (Brants 2000, section 2.2).
+
+    Raises:
+        ValueError: an unknown smoothing or order, or a lambda that is not positive.
+    """
+    if order not in (1, 2):
+        raise ValueError(f"order must be 1 (bigrams) or 2 (trigrams), got {order!r}")
+    if smoothing not in SMOOTHING:
+        raise ValueError(f"smoothing must be one of {', '.join(SMOOTHING)}; got {smoothing!r}")
+    if smoothing == "add" and not add > 0:
+        raise ValueError(f"add must be positive, got {add}")
+    levels = [trigrams.sum((0, 1)), trigrams.sum(0), trigrams][: order + 1]  # counts of unigrams, bigrams, trigrams
+    if smoothing == "deleted_interpolation":
+        weights = interpolation_weights(levels)
+        return sum(weight * _ratio(count) for weight, count in zip(weights, levels, strict=True)) + np.zeros_like(
+            levels[-1]
+        )
+    if smoothing == "witten_bell":
+        probs = levels[0] / levels[0].sum()
+        for count in levels[1:]:
+            new = (count > 0).sum(-1, keepdims=True)  # how many tags came anew behind a context
+            total = count.sum(-1, keepdims=True) + new
+            probs = np.where(total > 0, (count + new * probs) / np.maximum(total, 1), probs)
+        return probs
+    count = levels[-1] + (add if smoothing == "add" else FLOOR)
+    return count / count.sum(-1, keepdims=True)
+
+
+def _ratio(count: np.ndarray) -> np.ndarray:
+    """Relative frequencies, those of a shorter context (or even ones) where a context was never seen, so that rows sum to one."""
+    total = count.sum(-1, keepdims=True)
+    shorter = _ratio(count.sum(0)) if count.ndim > 1 else np.full(count.shape, 1 / len(count))
+    return np.where(total > 0, count / np.maximum(total, 1), shorter)
+
+
+def interpolation_weights(levels: Sequence[np.ndarray]) -> np.ndarray:
+    """Weights of unigrams, bigrams (and trigrams): each n-gram votes, with its count, for the context that predicts it best
+    when one occurrence is left out.
+
+    Source: T. Brants (2000), TnT: a statistical part-of-speech tagger, figure 1.
+    """
+    longest = levels[-1]
+    votes = np.zeros(len(levels))
+    ratios = []
+    for count in levels:
+        total = count.sum(-1, keepdims=True) - 1
+        ratio = np.divide(count - 1, total, out=np.zeros_like(count), where=total > 0)
+        ratios.append(np.broadcast_to(ratio, longest.shape))
+    ratios = np.stack(ratios)
+    best = ratios.max(0)
+    seen = longest > 0
+    # ties are shared, as there is no reason for either
+    winners = (ratios == best) & seen
+    share = longest / np.maximum(winners.sum(0), 1)
+    for i in range(len(levels)):
+        votes[i] = share[winners[i]].sum()
+    return votes / votes.sum()

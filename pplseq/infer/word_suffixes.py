@@ -1,0 +1,98 @@
+"""Tags of words that were never seen, guessed from their endings and their shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+CLASSES = ("capitals", "shape")
+
+
+def capital_class(word: str) -> str:
+    """Brants' two classes of words."""
+    return "capital" if word[:1].isupper() else "other"
+
+
+def shape_class(word: str) -> str:
+    """Classes of words that look alike: digits, web addresses, punctuation, hyphens, capitals."""
+    if any(c.isdigit() for c in word):
+        if all(c.isdigit() or c in ".,:/-%$" for c in word):
+            return "number"
+        return "digit"
+    if not any(c.isalpha() for c in word):
+        return "punctuation"
+    if "@" in word or "://" in word or word.lower().startswith("www."):
+        return "address"
+    if word.isupper():
+        return "letter" if len(word) == 1 else "upper"
+    hyphen = "-hyphen" if "-" in word[1:-1] else ""
+    if word[0].isupper():
+        return ("mixed" if any(c.isupper() for c in word[1:]) else "capital") + hyphen
+    return "other" + hyphen
+
+
+class SuffixGuesser:
+    """P(tag | suffix, class of word), smoothed from short suffixes to long ones.
+
+        P(t | s_i) = (P^(t | s_i) + theta P(t | s_{i-1})) / (1 + theta)
+
+    with s_i the last i letters. Each class of words has a trie of its own.
+
+    Args:
+        words: V words.
+        word_tags: (V, N) how often each had each tag.
+        max_count: only words that are no more frequent than this count.
+        max_length: of suffixes.
+        theta: weight of the shorter suffix; None: the standard deviation of the tags' probabilities without a suffix (Brants).
+        classes: "capitals" (two tries, capitalised or not) or "shape" (see :func:`shape_class`).
+
+    Source: T. Brants (2000), TnT: a statistical part-of-speech tagger, section 2.3.
+    """
+
+    def __init__(
+        self,
+        words,
+        word_tags: np.ndarray,
+        *,
+        max_count: int = 10,
+        max_length: int = 10,
+        theta: float | None = None,
+        classes: str = "capitals",
+    ):
+        if classes not in CLASSES:
+            raise ValueError(f"classes must be one of {', '.join(CLASSES)}; got {classes!r}")
+        if max_count < 1 or max_length < 0 or not (theta is None or theta >= 0):
+            raise ValueError(
+                f"max_count must be at least 1, max_length and theta not negative; got {max_count}, {max_length} and {theta}"
+            )
+        self.class_of = capital_class if classes == "capitals" else shape_class
+        self.max_length = max_length
+        totals = word_tags.sum(-1)
+        rare = np.flatnonzero(totals <= max_count)
+        if not len(rare):
+            rare = np.arange(len(words))
+        self.tag_probs = word_tags.sum(0) / totals.sum()
+        spread = float(self.tag_probs.std(ddof=1)) if len(self.tag_probs) > 1 else 0.0
+        self.theta = spread if theta is None else theta
+        keys: dict[tuple[str, str], int] = {}
+        rows, sources = [], []
+        for v in rare.tolist():
+            word = words[v]
+            kind = self.class_of(word)
+            for i in range(min(max_length, len(word)) + 1):
+                rows.append(keys.setdefault((kind, word[len(word) - i :]), len(keys)))
+                sources.append(v)
+        counts = np.zeros((len(keys), word_tags.shape[1]))
+        np.add.at(counts, rows, word_tags[sources])
+        self._keys = keys
+        self._probs = counts / counts.sum(-1, keepdims=True)
+        self._known: dict[str, np.ndarray] = {}
+
+    def tag_given_word(self, word: str) -> np.ndarray:
+        """(N,) P(tag | the word's ending and class)."""
+        kind, probs = self.class_of(word), self.tag_probs
+        for i in range(min(self.max_length, len(word)) + 1):
+            row = self._keys.get((kind, word[len(word) - i :]))
+            if row is None:
+                break
+            probs = (self._probs[row] + self.theta * probs) / (1 + self.theta)
+        return probs
