@@ -23,6 +23,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "TableTransition": "block",
         "BlockEmission": "block",
         "BlockHMM": "block_hmm",
+        "LinearChain": "linear_chain",
         "LinearGaussian": "linear_gaussian",
         "GaussianBelief": "gaussian_types",
         "Evidence": "gaussian_types",

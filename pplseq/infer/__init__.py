@@ -44,5 +44,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "rnn_weights": "rnn_export",
         "score_next_words": "next_word",
         "tune_mixture_weight": "next_word",
+        "TagFeatures": "tag_features",
+        "CRFSettings": "crf_fitting",
+        "EmbeddingColumns": "tag_columns",
+        "PosteriorColumns": "tag_columns",
     },
 )

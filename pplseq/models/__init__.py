@@ -31,6 +31,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "HMM": "hmm",
         "LDS": "lds",
         "TextLDS": "text_lds",
+        "CRFTagger": "crf",
+        "MEMMTagger": "memm",
         "FitSettings": "text_fitting",
         "fit_text_lds": "text_fitting",
         "Priors": "hmm_priors",

@@ -1,0 +1,259 @@
+"""Sentences in numbers for taggers with features, and the optimisers of their weights: L-BFGS, and SGD on sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+BUCKET_CELLS = 1 << 21  # steps x rows x states of one bucket
+BUCKET_SPREAD = 1.2  # longest over shortest sentence of a bucket
+
+
+# ------------------------------------------------------------------------------------------------ sparse features
+class SparseRows:
+    """A sparse (N, F) matrix by rows: numbers of the columns that are not zero, and their values (None: all are one).
+
+    Args:
+        columns: (M,) int64, row after row. offsets: (N + 1,) where rows begin. num_columns: F. values: (M,) or None.
+    """
+
+    def __init__(self, columns: Tensor, offsets: Tensor, num_columns: int, values: Tensor | None = None):
+        self.columns, self.offsets, self.num_columns, self.values = columns, offsets, num_columns, values
+
+    @classmethod
+    def from_table(cls, table: np.ndarray, num_columns: int, values: np.ndarray | None = None) -> SparseRows:
+        """Of a (N, k) table of column numbers, -1 where there is none."""
+        present = table >= 0
+        offsets = np.concatenate([[0], present.sum(1).cumsum()])
+        values = None if values is None else torch.from_numpy(values[present])
+        return cls(torch.from_numpy(table[present]), torch.from_numpy(offsets), num_columns, values)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def transposed(self) -> SparseRows:
+        order = self.columns.argsort(stable=True)
+        rows = torch.repeat_interleave(torch.arange(len(self)), self.offsets.diff())
+        counts = torch.bincount(self.columns, minlength=self.num_columns)
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return SparseRows(rows[order], offsets, len(self), None if self.values is None else self.values[order])
+
+    def rows(self, index: Tensor) -> tuple[SparseRows, Tensor]:
+        """Some rows, over those columns only that occur in them, and the numbers of these."""
+        sizes = self.offsets.diff()[index]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        taken = ranges(self.offsets[index], sizes)
+        used, columns = self.columns[taken].unique(return_inverse=True)
+        values = None if self.values is None else self.values[taken]
+        return SparseRows(columns, offsets, len(used), values), used
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """(N, K) its product with a dense (F, K) matrix, without a gradient."""
+        if not len(self.columns):
+            return matrix.new_zeros(len(self), matrix.shape[-1])
+        values = None if self.values is None else self.values.to(matrix.dtype)
+        return embedding_bag(
+            self.columns, matrix, self.offsets, mode="sum", include_last_offset=True, per_sample_weights=values
+        )
+
+
+def ranges(starts: Tensor, sizes: Tensor) -> Tensor:
+    """starts[0] .. starts[0] + sizes[0] - 1, then the next, in one row."""
+    ends = sizes.cumsum(0)
+    return torch.arange(int(ends[-1]) if len(ends) else 0) + torch.repeat_interleave(starts - ends + sizes, sizes)
+
+
+class _SparseProduct(torch.autograd.Function):
+    """rows @ matrix, whose gradient is the product with the transposed rows: both are sums over few entries a row."""
+
+    @staticmethod
+    def forward(ctx, matrix, rows):
+        ctx.rows = rows
+        return rows.times(matrix)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return ctx.rows.transposed.times(grad.contiguous()), None
+
+
+def sparse_product(rows: SparseRows, matrix: Tensor) -> Tensor:
+    """(N, K) product of sparse rows (N, F) and a dense matrix (F, K), differentiable in the matrix."""
+    return _SparseProduct.apply(matrix, rows)
+
+
+# ------------------------------------------------------------------------------------------------ sentences
+class Bucket(NamedTuple):
+    """Sentences of like length. tokens: (B, T) numbers of their words, 0 at padded steps; lengths: (B,)."""
+
+    tokens: Tensor
+    lengths: Tensor
+
+    def take(self, values: Tensor) -> Tensor:
+        """(B, T, ...) of values (N, ...) by words."""
+        return values.index_select(0, self.tokens.reshape(-1)).reshape(*self.tokens.shape, *values.shape[1:])
+
+
+@dataclass
+class TagData:
+    """Sentences as features and tags, all words in a row.
+
+    features: (N, F) sparse. lengths: (number of sentences,) words of each; none is empty. tags: (N,) numbers, -1 where
+    unknown; None in use. columns: (N, h) real-valued features, or None. used: which of the features it is about (all: None).
+    """
+
+    features: SparseRows
+    lengths: Tensor
+    tags: Tensor | None = None
+    columns: Tensor | None = None
+    used: Tensor | None = None
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        return self.lengths.cumsum(0) - self.lengths
+
+    @cached_property
+    def complete(self) -> bool:
+        """Every word has a tag."""
+        return self.tags is not None and not bool((self.tags < 0).any())
+
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """All sentences, by length."""
+        order = self.lengths.argsort(stable=True)
+        lengths, groups, first = self.lengths[order].tolist(), [], 0
+        for i, length in enumerate(lengths):
+            full = (i - first + 1) * length * 32 > BUCKET_CELLS
+            if i > first and (full or length > BUCKET_SPREAD * lengths[first] + 1):
+                groups.append(order[first:i])
+                first = i
+        return [self.bucket(rows) for rows in (*groups, order[first:])]
+
+    def bucket(self, rows: Tensor) -> Bucket:
+        lengths = self.lengths[rows]
+        steps = torch.arange(int(lengths.max()))
+        tokens = self.starts[rows].unsqueeze(-1) + steps
+        return Bucket(tokens.where(steps < lengths.unsqueeze(-1), 0), lengths)
+
+    def sentences(self, rows: Tensor) -> TagData:
+        """Some of the sentences, over the features that occur in them."""
+        lengths = self.lengths[rows]
+        tokens = ranges(self.starts[rows], lengths)
+        features, used = self.features.rows(tokens)
+        tags, columns = (None if value is None else value[tokens] for value in (self.tags, self.columns))
+        return TagData(features, lengths, tags, columns, used)
+
+
+# ------------------------------------------------------------------------------------------------ optimisers
+@dataclass(frozen=True)
+class CRFSettings:
+    """How weights are found.
+
+    l2: the penalty l2 * |w|^2 on weights, as crfsuite's c2 (a Gaussian prior of variance 1 / (2 l2)).
+    method: "lbfgs", all sentences at once, or "sgd", some at a time with AdaGrad's step sizes.
+    max_iterations, tolerance, period: of L-BFGS; it stops when `period` iterations improve the loss by less than this share.
+    history_size: of L-BFGS's approximation of the curvature.
+    epochs, batch_size (sentences), lr, seed: of SGD; its steps shrink to nothing over the last half of the epochs.
+    """
+
+    l2: float = 1.0
+    method: str = "lbfgs"
+    max_iterations: int = 300
+    tolerance: float = 1e-5
+    period: int = 10
+    history_size: int = 6
+    epochs: int = 15
+    batch_size: int = 32
+    lr: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.method not in ("lbfgs", "sgd"):
+            raise ValueError(f"method: expected 'lbfgs' or 'sgd', got {self.method!r}")
+        if not self.l2 >= 0:
+            raise ValueError(f"l2: expected 0 or more, got {self.l2}")
+        for name in ("max_iterations", "period", "history_size", "epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+
+Loss = Callable[[TagData, float], Tensor]  # data, weight of the prior -> negative log-posterior
+Watch = Callable[[int, float], None]  # iteration, loss
+
+
+def fit_weights(
+    parameters: Iterable[Tensor], loss: Loss, data: TagData, settings: CRFSettings, watch: Watch | None = None
+) -> list[float]:
+    """Minimises loss(data, 1), the penalised negative log-likelihood in nats.
+
+    Args:
+        parameters: what is learned, changed in place.
+        loss: of sentences and the share of the penalty that goes with them.
+        watch: called with each iteration (of SGD: epoch) and its loss.
+
+    Returns:
+        The loss after each iteration; of SGD the sum over an epoch's batches, while weights move.
+    """
+    parameters = list(parameters)
+    watch = watch or (lambda iteration, value: None)
+    return (_lbfgs if settings.method == "lbfgs" else _sgd)(parameters, loss, data, settings, watch)
+
+
+def _lbfgs(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CRFSettings, watch: Watch) -> list[float]:
+    size = settings.period
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=size, max_eval=40 * size, history_size=settings.history_size,
+        tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(data, 1.0)
+        if not bool(value.isfinite()):
+            raise ValueError(f"loss: it became {float(value.detach())}; features may hold infinite or missing numbers")
+        value.backward()
+        return value
+
+    history: list[float] = []
+    for done in range(0, settings.max_iterations, size):
+        optimizer.param_groups[0]["max_iter"] = min(size, settings.max_iterations - done)
+        value = float(optimizer.step(closure).detach())  # the loss before these iterations
+        history.append(value)
+        watch(done, value)
+        if len(history) > 1 and history[-2] - value < settings.tolerance * abs(value):
+            break
+    with torch.no_grad():
+        history.append(float(loss(data, 1.0)))
+    return history
+
+
+def _sgd(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CRFSettings, watch: Watch) -> list[float]:
+    optimizer = torch.optim.Adagrad(parameters, lr=settings.lr)
+    generator = torch.Generator().manual_seed(settings.seed)
+    steps = settings.epochs * -(-data.num_sentences // settings.batch_size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2.0 - 2.0 * step / max(steps, 1)))
+    history: list[float] = []
+    for epoch in range(settings.epochs):
+        total = 0.0
+        for rows in torch.randperm(data.num_sentences, generator=generator).split(settings.batch_size):
+            optimizer.zero_grad()
+            value = loss(data.sentences(rows), len(rows) / data.num_sentences)
+            value.backward()
+            optimizer.step()
+            schedule.step()
+            total += float(value.detach())
+        history.append(total)
+        watch(epoch, total)
+    return history
