@@ -47,7 +47,9 @@ class CRFTagger(FeatureTagger):
         templates: of features; see :class:`~pplseq.infer.tag_features.TagFeatures`.
         min_count: how often a feature must occur in training.
         columns: real-valued features beside them (token embeddings, posteriors of states); see
-            :mod:`pplseq.infer.tag_columns`. They are standardised. After loading, set the attribute again.
+            :mod:`pplseq.infer.tag_columns`. After loading, set the attribute again.
+        column_scale: standard deviation that dense columns are brought to, a factor of sparse ones: the smaller, the more the
+            penalty holds their weights back.
         pairs: "observed": only pairs of feature and tag seen in training have a weight, as in crfsuite; or "all".
         settings: penalty and optimiser.
         dtype: in which features are summed up; all else is float64.

@@ -88,6 +88,7 @@ class FeatureTagger(ProbabilisticTagger):
         *,
         min_count: int = 1,
         columns: ColumnSource | None = None,
+        column_scale: float = 1.0,
         pairs: str = "observed",
         settings: CRFSettings | None = None,
         dtype: str = "float32",
@@ -99,10 +100,13 @@ class FeatureTagger(ProbabilisticTagger):
             raise ValueError(f"dtype: expected 'float32' or 'float64', got {dtype!r}")
         if decode not in DECODERS:
             raise ValueError(f"decode must be one of {', '.join(DECODERS)}; got {decode!r}")
+        if not column_scale > 0:
+            raise ValueError(f"column_scale: expected a positive number, got {column_scale}")
         self.features = TagFeatures(templates, min_count)
         self.columns, self.pairs, self.dtype, self.decode = columns, pairs, dtype, decode
         self.settings = CRFSettings() if settings is None else settings
-        self.column_scale: Tensor | None = None  # (2, h) mean and standard deviation of dense columns in training
+        self.column_scale = float(column_scale)
+        self.column_moments: Tensor | None = None  # (2, h) mean and standard deviation of dense columns in training
         self.num_sparse_columns = self.num_dense_columns = 0
         self.weights: FeatureWeights | None = None
         self.history: list[float] = []
@@ -130,20 +134,24 @@ class FeatureTagger(ProbabilisticTagger):
             if len(found.values) != len(table):
                 raise ValueError(f"columns: expected a row for each of {len(table)} words, got {len(found.values)}")
             if found.ids is None:
-                if found.values.shape[1] != self.num_dense_columns:
-                    raise ValueError(
-                        f"columns: expected {self.num_dense_columns} numbers a word, got {found.values.shape[1]}"
-                    )
-                dense = torch.as_tensor(found.values, dtype=getattr(torch, self.dtype))
+                dense = self._dense(np.asarray(found.values))
             else:
                 ids = np.where((found.ids >= 0) & (found.values != 0), found.ids + self.features.num_features, -1)
-                values = np.concatenate([np.ones(table.shape), found.values], 1).astype(self.dtype)
+                values = np.concatenate([np.ones(table.shape), self.column_scale * found.values], 1).astype(self.dtype)
                 table = np.concatenate([table, ids], 1)
-        if dense is not None and self.column_scale is not None:
-            dense = ((dense - self.column_scale[0]) / self.column_scale[1]).to(dense.dtype)
         lengths = torch.tensor([len(words) for words in sentences])
         numbers = None if tags is None else self._tag_numbers(tags)
         return TagData(SparseRows.from_table(table, self.num_features, values), lengths, numbers, dense)
+
+    def _dense(self, values: np.ndarray) -> Tensor:
+        """Columns of mean 0 and standard deviation `column_scale`, by their moments in training."""
+        if values.shape[1] != self.num_dense_columns:
+            raise ValueError(f"columns: expected {self.num_dense_columns} numbers a word, got {values.shape[1]}")
+        columns = torch.from_numpy(values.astype(np.float64))
+        if self.column_moments is None:
+            self.column_moments = torch.stack([columns.mean(0), columns.std(0, correction=0).clamp_min(1e-8)])
+        mean, deviation = self.column_moments
+        return (columns - mean).mul_(self.column_scale / deviation).to(getattr(torch, self.dtype))
 
     def _tag_numbers(self, tags: Sequence[Sequence[str | None]]) -> Tensor:
         number: dict[str | None, int] = {tag: k for k, tag in enumerate(self.tags)} | {None: -1}
@@ -170,15 +178,11 @@ class FeatureTagger(ProbabilisticTagger):
         self.tags, self.known_words = tags, frozenset(chained.from_iterable(words))
         self.features.fit(words)
         self.num_sparse_columns = self.num_dense_columns = 0
-        self.column_scale = None
+        self.column_moments = None
         if self.columns is not None:
             number = self.columns.num_columns
             self.num_sparse_columns, self.num_dense_columns = (number, 0) if self.columns.sparse else (0, number)
         data = self.encode(words, [sentence.tags for sentence in sentences])
-        if data.columns is not None:
-            columns = data.columns.double()
-            self.column_scale = torch.stack([columns.mean(0), columns.std(0, correction=0).clamp_min(1e-8)])
-            data.columns = ((columns - self.column_scale[0]) / self.column_scale[1]).to(data.columns.dtype)
         self.weights = self._new_weights(self._pairs(data))
         settings = self.settings
         total = settings.max_iterations if settings.method == "lbfgs" else settings.epochs
@@ -233,6 +237,7 @@ class FeatureTagger(ProbabilisticTagger):
             "features": header,
             "tags": list(self.tags),
             "known_words": sorted(self.known_words),
+            "column_scale": self.column_scale,
             "num_columns": [self.num_sparse_columns, self.num_dense_columns],
             "pairs": self.pairs,
             "dtype": self.dtype,
@@ -240,8 +245,8 @@ class FeatureTagger(ProbabilisticTagger):
             "settings": asdict(self.settings),
         }
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()} | dict(self.weights.state_dict())
-        if self.column_scale is not None:
-            tensors["column_scale"] = self.column_scale
+        if self.column_moments is not None:
+            tensors["column_moments"] = self.column_moments
         return config, tensors
 
     @classmethod
@@ -256,7 +261,7 @@ class FeatureTagger(ProbabilisticTagger):
         tagger.features = TagFeatures.from_state(config["features"], codes)
         tagger.tags, tagger.known_words = tuple(config["tags"]), frozenset(config["known_words"])
         tagger.num_sparse_columns, tagger.num_dense_columns = config["num_columns"]
-        tagger.column_scale = tensors.get("column_scale")
+        tagger.column_moments = tensors.get("column_moments")
         tagger.weights = tagger._new_weights(tensors["pairs"])
         names = tagger.weights.state_dict().keys()
         tagger.weights.load_state_dict({name: tensors[name] for name in names})
