@@ -70,15 +70,15 @@ def tag() -> None:
 def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, **options: Any) -> None:
     """Train SYSTEM on TEXT (- for stdin) and save it. Prints a JSON line. `pplseq tag --help` lists the systems."""
     from pplseq.cli.tag_runs import read, train_tagger
-    from pplseq.cli.tag_systems import check_out, maker_of, parse_settings
+    from pplseq.cli.tag_systems import check_out, make_tagger, parse_settings
 
     check_out(out)
-    make = maker_of(system, parse_settings(options["settings"]))
     use_threads(threads)
+    tagger = make_tagger(system, parse_settings(options["settings"]))
     tags = "optional" if options["partial"] or system == "unsupervised" else "required"
     sentences = read(text, options, tags=tags)
     dev = None if options["dev"] is None else read(options["dev"], options)
-    summary = train_tagger(make(), system, sentences, dev, out, progress=not quiet and sys.stderr.isatty())
+    summary = train_tagger(tagger, system, sentences, dev, out, progress=not quiet and sys.stderr.isatty())
     click.echo(json.dumps(summary, ensure_ascii=False))
 
 

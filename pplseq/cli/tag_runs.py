@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from pplseq.cli.tag_systems import SavedTagger, check_system, maker_of, save_tagger
+from pplseq.cli.tag_systems import SavedTagger, check_system, make_tagger, save_tagger
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.tagged import TaggedFile, read_tagged
 from pplseq.infer.tag_comparison import CurvePoint, SystemResult, check_fractions, compare_taggers, learning_curve
@@ -257,15 +257,9 @@ def makers_of(systems: str) -> dict[str, Callable[[], Any]]:
     names = [name.strip() for name in systems.split(",") if name.strip()]
     if not names:
         raise ValueError("--systems: expected names between commas, got none")
-    makers = {}
-    for name in dict.fromkeys(names):
+    for name in names:
         check_system(name)
-        makers[name] = partial(_make, name)
-    return makers
-
-
-def _make(name: str) -> Any:
-    return maker_of(name)()
+    return {name: partial(make_tagger, name) for name in dict.fromkeys(names)}
 
 
 def fractions_of(text: str | None) -> list[float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import importlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +27,13 @@ class System(NamedTuple):
 
 
 SYSTEMS = {
-    "hmm": System("hmm-tagger", None, {"order": 1}, "bigram HMM"),
-    "trigram": System("hmm-tagger", None, {"order": 2}, "trigram HMM"),
+    "hmm": System("hmm-tagger", "bigram", {}, "bigram HMM, otherwise as enhanced"),
+    "trigram": System("hmm-tagger", None, {"order": 2}, "trigram HMM; the same as tnt unless options are --set"),
     "tnt": System("hmm-tagger", "tnt", {}, "trigram HMM with the smoothing and suffixes of TnT"),
-    "enhanced": System("hmm-tagger", "enhanced", {}, "the same with word shapes, Witten-Bell and lower-case back-off"),
-    "plain": System("hmm-tagger", "plain", {}, "HMM by maximum likelihood, nothing smoothed"),
+    "enhanced": System(
+        "hmm-tagger", "enhanced", {}, "trigram HMM with word shapes, Witten-Bell and lower-case back-off"
+    ),
+    "plain": System("hmm-tagger", "plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
     "latent": System("latent-tagger", None, {}, "HMM over tags split into substates"),
     "crf": System("crf-tagger", None, {}, "linear-chain conditional random field"),
     "memm": System("memm-tagger", None, {}, "maximum-entropy Markov model"),
@@ -46,8 +48,8 @@ SYSTEMS = {
     "unsupervised": System("dictionary-tagger", None, {}, "Baum-Welch on words alone; its tags are cluster numbers"),
     "dictionary": System("dictionary-tagger", None, {}, "EM with the tags that a dictionary allows"),
 }
-# those that `compare` trains unless told otherwise: the unsupervised ones have other tags or need a dictionary
-COMPARED = tuple(name for name in SYSTEMS if name not in ("unsupervised", "dictionary"))
+# those that `compare` trains unless told otherwise: trigram is tnt, and the last two have other tags or need a dictionary
+COMPARED = tuple(name for name in SYSTEMS if name not in ("trigram", "unsupervised", "dictionary"))
 
 
 class SavedTagger(NamedTuple):
@@ -71,25 +73,35 @@ class SavedTagger(NamedTuple):
         return {} if self.format is None else {self.format: self.column}
 
 
-def maker_of(name: str, options: Mapping[str, Any] | None = None) -> Callable[[], Any]:
-    """What makes an untrained tagger of a system.
+def make_tagger(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """An untrained tagger of a system.
+
+    Args:
+        options: that its class takes, or fields of its `settings`.
 
     Raises:
         ValueError: no such system, or an option it does not take.
         ImportError: the system, or a package that it needs, is not there.
     """
     system = check_system(name)
-    make: Any = _class_of(system)
+    make = _class_of(system)
     if system.preset is not None:
         make = getattr(make, system.preset)
-    options = {**system.options, **(options or {})}
     parameters = inspect.signature(make).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for option in options:
-            if option not in known:
-                raise ValueError(f"--set {option}: the system {name!r} has no such option.{nearest(option, known)}")
-    return functools.partial(make, **options)
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "settings"]
+    given = {**system.options, **(options or {})}
+    tagger = make(**{option: value for option, value in given.items() if option in named})
+    given = {option: value for option, value in given.items() if option not in named}
+    settings = getattr(tagger, "settings", None)
+    fields = [field.name for field in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
+    for option in given:
+        if option not in fields:
+            raise ValueError(
+                f"--set {option}: the system {name!r} has no such option.{nearest(option, named + fields)}"
+            )
+    if given:
+        tagger.settings = dataclasses.replace(settings, **given)
+    return tagger
 
 
 def check_out(folder: Path) -> None:

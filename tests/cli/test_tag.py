@@ -135,9 +135,16 @@ def test_other_folders_are_not_replaced(files, model):
 
 
 def test_presets_and_options(monkeypatch):
+    make = tag_systems.make_tagger
     monkeypatch.setattr(ToyTagger, "heavy", classmethod(lambda cls, weight=9: cls(weight)), raising=False)
+    monkeypatch.setattr(ToyTagger, "fixed", classmethod(lambda cls: cls(7)), raising=False)
     monkeypatch.setitem(SYSTEMS, "tnt", System("toy", "heavy", {"weight": 3}, ""))
-    assert tag_systems.maker_of("tnt")().weight == 3 and tag_systems.maker_of("tnt", {"weight": 2})().weight == 2
+    monkeypatch.setitem(SYSTEMS, "enhanced", System("toy", "fixed", {}, ""))
+    assert make("tnt").weight == 3 and make("tnt", {"weight": 2}).weight == 2
+    tagger = make("enhanced", {"rate": 0.5})
+    assert (tagger.weight, tagger.settings.rate, make("enhanced").settings.rate) == (7, 0.5, 1.0)
+    with pytest.raises(ValueError, match="--set weight: the system 'enhanced' has no such option. There are: rate"):
+        make("enhanced", {"weight": 1})
     assert tag_systems.parse_settings(("a=1", "b-c=[1, 2]", "d=word", "e=null", "f==")) == {
         "a": 1, "b_c": [1, 2], "d": "word", "e": None, "f": "=",
     }  # fmt: skip

@@ -4,11 +4,17 @@ import heapq
 import itertools
 import math
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from pplseq.models.tagger import Tagger
+
+
+@dataclass(frozen=True)
+class ToySettings:
+    rate: float = 1.0
 
 
 class PlainTagger(Tagger):
@@ -17,7 +23,7 @@ class PlainTagger(Tagger):
     name = "toy-plain"
 
     def __init__(self, weight=0.5):
-        self.weight = weight
+        self.weight, self.settings = weight, ToySettings()
 
     def fit(self, sentences, dev=None, *, progress=False):
         self.counts = {}
