@@ -446,5 +446,6 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)
     raise TypeError(
-        f"transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got {type(transition).__name__}"
+        "transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got "
+        f"{type(transition).__name__}"
     )

@@ -24,8 +24,8 @@ class SecondOrderChain(DenseChain):
         super().__init__(transition, emission, obs, **options)
         if len(self.batch_shape) != 1 or emission.batch_shape:
             raise ValueError(
-                f"obs: a second-order chain takes one batch dimension, (T, B), got rows of shape {tuple(self.batch_shape)}; put "
-                "the sequences in one plate"
+                f"obs: a second-order chain takes one batch dimension, (T, B), got rows of shape {tuple(self.batch_shape)}; "
+                "put the sequences in one plate"
             )
 
     def _lower(self) -> Factors:

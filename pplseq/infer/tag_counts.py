@@ -93,7 +93,7 @@ def transition_probs(trigrams: np.ndarray, order: int, smoothing: str, add: floa
 
 
 def _ratio(count: np.ndarray) -> np.ndarray:
-    """Relative frequencies, those of a shorter context (or even ones) where a context was never seen, so that rows sum to one."""
+    """Relative frequencies; those of a shorter context, or even ones, where a context was never seen: rows sum to one."""
     total = count.sum(-1, keepdims=True)
     shorter = _ratio(count.sum(0)) if count.ndim > 1 else np.full(count.shape, 1 / len(count))
     return np.where(total > 0, count / np.maximum(total, 1), shorter)

@@ -36,8 +36,8 @@ class HMMTaggerSettings:
         unknown: words never seen say nothing ("ignore"), or have the tags of rare words with the same ending ("suffix"), and
             the same look ("suffix+shape").
         lower_case: an unknown word that is known in lower case has that word's tags.
-        max_count: words up to this frequent are rare. max_suffix: letters of an ending. suffix_theta: weight of shorter endings;
-            see :class:`~pplseq.infer.word_suffixes.SuffixGuesser`.
+        max_count: words up to this frequent are rare. max_suffix: letters of an ending.
+        suffix_theta: weight of shorter endings; see :class:`~pplseq.infer.word_suffixes.SuffixGuesser`.
     """
 
     order: int = 2

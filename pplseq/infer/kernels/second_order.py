@@ -1,7 +1,7 @@
 """Products of messages over pairs of states with a second-order transition: M^3 a step instead of M^4.
 
-A message is over pairs (a, b), the state before and the state, flattened as a M + b. One step leads from (a, b) to (b, c), so that
-for every b there is a product of its own: a batch of M small matrices instead of one of M^2 x M^2.
+A message is over pairs (a, b), the state before and the state, flattened as a M + b. One step leads from (a, b) to (b, c), so
+that for every b there is a product of its own: a batch of M small matrices instead of one of M^2 x M^2.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import math
 import torch
 from torch import Tensor
 
+from pplseq.infer.kernels.log_semiring import logsumexp
 from pplseq.infer.kernels.path_scan import sample_log
 
 MAX_CELLS = 1 << 22  # scores in one temporary of a maximum
 
 
 class SecondOrderMatrices:
-    """The steps of a second-order chain as linear maps in log space: what :class:`~pplseq.infer.kernels.scan.StepMatrices` is to
-    a first-order one.
+    """The steps of a second-order chain as linear maps in log space: what
+    :class:`~pplseq.infer.kernels.scan.StepMatrices` is to a first-order one.
 
     Args:
         log: (M, M, M) log p(c | a, b), [a, b, c].
@@ -46,7 +47,7 @@ class SecondOrderMatrices:
         product = torch.bmm((score - high).exp().permute(2, 0, 1), self.scaled)  # (b, R, c)
         if not self.safe and bool((product.detach() < math.exp(-self.reach)).any()):
             parts = self._pairs(message).split(max(1, MAX_CELLS // self.size**3))
-            result = torch.cat([torch.logsumexp(part.unsqueeze(-1) + self.table, 1) for part in parts])
+            result = torch.cat([logsumexp(part.unsqueeze(-1) + self.table, 1) for part in parts])
         else:
             result = _log(product).transpose(0, 1) + high.transpose(1, 2)
         return result.reshape(message.shape)
@@ -58,27 +59,26 @@ class SecondOrderMatrices:
         product = torch.bmm((score - high).exp().transpose(0, 1), self.scaled.transpose(1, 2))  # (b, R, a)
         if not self.safe and bool((product < math.exp(-self.reach)).any()):
             parts = score.split(max(1, MAX_CELLS // self.size**3))
-            result = torch.cat([torch.logsumexp(part.unsqueeze(1) + self.table, -1) for part in parts])
+            result = torch.cat([logsumexp(part.unsqueeze(1) + self.table, -1) for part in parts])
         else:
             result = product.log().permute(1, 2, 0) + high.transpose(1, 2) + self.top
         return result.reshape(message.shape)
 
     def best(self, message: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-        """The k best ways into each pair, for messages (R, M^2, j): scores (R, M^2, k), and which of (a, j) it was, as a j' + j."""
+        """The k best ways into each pair, for messages (R, M^2, j): scores (R, M^2, k), and which (a, rank): a j + rank."""
         rows, _, ranks = message.shape
-        size, values, pointers = self.size, [], []
-        for part in message.reshape(rows, size, size, ranks).split(max(1, MAX_CELLS // (size**3 * ranks))):
-            if ranks == 1 and k == 1:
-                found = (part + self.table).max(1)  # (r, b, c)
-                values.append(found.values.unsqueeze(-1))
-                pointers.append(found.indices.unsqueeze(-1))
-                continue
-            score = part.unsqueeze(-1) + self.table.unsqueeze(-2)  # (r, a, b, j, c)
-            score = score.permute(0, 2, 4, 1, 3).flatten(-2)
-            found = score.topk(k, dim=-1)
-            values.append(found.values)
-            pointers.append(found.indices)
-        return torch.cat(values).reshape(rows, -1, k), torch.cat(pointers).reshape(rows, -1, k)
+        size = self.size
+        message = message.reshape(rows, size, size, ranks)
+        # words allow few states: rows and middle states b that are possible at all
+        row, middle = (message > -math.inf).any(-1).any(1).nonzero().unbind(1)
+        values = message.new_full((rows, size, size, k), -math.inf)
+        pointers = torch.zeros(rows, size, size, k, dtype=torch.long, device=message.device)
+        table = self.table.transpose(0, 1)  # (b, a, c)
+        for r, b in zip(*(part.split(max(1, MAX_CELLS // (size**2 * ranks))) for part in (row, middle)), strict=True):
+            score = message[r, :, b].unsqueeze(-1) + table[b].unsqueeze(2)  # (n, a, rank, c)
+            found = score.flatten(1, 2).topk(k, dim=1) if k > 1 else score.flatten(1, 2).max(1, keepdim=True)
+            values[r, b], pointers[r, b] = found[0].mT, found[1].mT
+        return values.reshape(rows, -1, k), pointers.reshape(rows, -1, k)
 
     def at(self, t: int) -> Tensor:
         """(M^2, M^2) log matrix between pairs: for small M."""
