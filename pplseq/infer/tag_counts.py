@@ -76,11 +76,6 @@ def transition_probs(trigrams: np.ndarray, order: int, smoothing: str, add: floa
     if smoothing == "add" and not add > 0:
         raise ValueError(f"add must be positive, got {add}")
     levels = [trigrams.sum((0, 1)), trigrams.sum(0), trigrams][: order + 1]  # counts of unigrams, bigrams, trigrams
-    if smoothing == "deleted_interpolation":
-        weights = interpolation_weights(levels)
-        return sum(weight * _ratio(count) for weight, count in zip(weights, levels, strict=True)) + np.zeros_like(
-            levels[-1]
-        )
     if smoothing == "witten_bell":
         probs = levels[0] / levels[0].sum()
         for count in levels[1:]:
@@ -88,8 +83,12 @@ def transition_probs(trigrams: np.ndarray, order: int, smoothing: str, add: floa
             total = count.sum(-1, keepdims=True) + new
             probs = np.where(total > 0, (count + new * probs) / np.maximum(total, 1), probs)
         return probs
-    count = levels[-1] + (add if smoothing == "add" else FLOOR)
-    return count / count.sum(-1, keepdims=True)
+    if smoothing == "deleted_interpolation":
+        weights = interpolation_weights(levels)
+        probs = sum(weight * _ratio(count) for weight, count in zip(weights, levels, strict=True)) + FLOOR
+    else:
+        probs = levels[-1] + (add if smoothing == "add" else FLOOR)
+    return probs / probs.sum(-1, keepdims=True)
 
 
 def _ratio(count: np.ndarray) -> np.ndarray:

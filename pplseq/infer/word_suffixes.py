@@ -1,10 +1,15 @@
-"""Tags of words that were never seen, guessed from their endings and their shapes."""
+"""Words that were never seen: their tags, guessed from their endings and shapes, and the probability of their spelling."""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
 CLASSES = ("capitals", "shape")
+CODE_POINTS = 0x110000
 
 
 def capital_class(word: str) -> str:
@@ -85,7 +90,6 @@ class SuffixGuesser:
         np.add.at(counts, rows, word_tags[sources])
         self._keys = keys
         self._probs = counts / counts.sum(-1, keepdims=True)
-        self._known: dict[str, np.ndarray] = {}
 
     def tag_given_word(self, word: str) -> np.ndarray:
         """(N,) P(tag | the word's ending and class)."""
@@ -96,3 +100,33 @@ class SuffixGuesser:
                 break
             probs = (self._probs[row] + self.theta * probs) / (1 + self.theta)
         return probs
+
+
+class SpellingModel:
+    """p(word) letter by letter up to an end, over all strings of Unicode: p(letter | letter before) from a list of words, backing
+    off to single letters and to all code points by the estimate of Witten and Bell (1991).
+
+    Args:
+        words: each counts once.
+    """
+
+    def __init__(self, words: Iterable[str]):
+        self._pairs, self._letters, self._contexts, self._followers = Counter(), Counter(), Counter(), Counter()
+        for word in words:
+            for pair in zip(("", *word), (*word, ""), strict=True):  # "" stands for both ends
+                self._followers[pair[0]] += pair not in self._pairs
+                self._pairs[pair] += 1
+                self._contexts[pair[0]] += 1
+                self._letters[pair[1]] += 1
+        self._num_letters = self._letters.total()
+
+    def log_prob(self, word: str) -> float:
+        """log p(word), nats."""
+        total, num_seen = 0.0, max(len(self._letters), 1)
+        for before, letter in zip(("", *word), (*word, ""), strict=True):
+            prob = (self._letters[letter] + num_seen / (CODE_POINTS + 1)) / (self._num_letters + num_seen)
+            followers = self._followers[before]
+            if followers:
+                prob = (self._pairs[before, letter] + followers * prob) / (self._contexts[before] + followers)
+            total += math.log(prob)
+        return total

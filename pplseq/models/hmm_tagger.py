@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -15,15 +17,16 @@ from torch import Tensor
 from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Transition
 from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.distributions.state import gather_last, take_rows
 from pplseq.infer.chain import Chain, build_chain
 from pplseq.infer.tag_counts import SMOOTHING, TagCounts, count_tags, transition_probs
 from pplseq.infer.time_index import markov
-from pplseq.infer.word_suffixes import SuffixGuesser
+from pplseq.infer.word_suffixes import SpellingModel, SuffixGuesser
 from pplseq.models.tagger import GenerativeTagger, Words, check_sentences
 
 # chosen on the development part of UD English EWT
 ENHANCED = {"smoothing": "witten_bell", "unknown": "suffix+shape", "lower_case": True, "suffix_theta": 0.6}
-UNKNOWN = ("ignore", "suffix", "suffix+shape")
+UNKNOWN = ("none", "suffix", "suffix+shape")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class HMMTaggerSettings:
     Attributes:
         order: tags that the next one depends on, 1 or 2.
         smoothing: of transitions; see :func:`~pplseq.infer.tag_counts.transition_probs`. add: lambda of "add".
-        unknown: words never seen say nothing ("ignore"), or have the tags of rare words with the same ending ("suffix"), and
+        unknown: words never seen say nothing about tags ("none"), or have the tags of rare words with the same ending ("suffix"), and
             the same look ("suffix+shape").
         lower_case: an unknown word that is known in lower case has that word's tags.
         max_count: words up to this frequent are rare. max_suffix: letters of an ending.
@@ -62,9 +65,11 @@ class HMMTagger(GenerativeTagger):
 
         tag_t ~ p(tag | one or two tags before),  word_t ~ p(word | tag_t),  up to a boundary behind the last word
 
-    A known word has p(word | tag) = count(word, tag) / count(tag). An unknown one has P(tag | ending) / P(tag), which is
-    p(word | tag) up to a factor that all tags share: decisions and posteriors are exact, but :meth:`log_prob` of a sentence
-    with unknown words is that of its known words, plus what the others say about tags.
+    With e the probability that a word is new, (number of words seen once + 1/2) / (number of tokens + 1), a known word has
+    p(word | tag) = (1 - e) count(word, tag) / count(tag). A new one is any other string of Unicode, with e p(spelling)
+    P(tag | ending) / P(tag): Bayes' rule as in TnT, so that new words have probability e over all tags (each tag by itself as
+    far as the new words' tags are distributed like all others). Neither e nor the spelling moves a tag; they make
+    probabilities of sentences and :meth:`surprising` words comparable.
 
     Example::
 
@@ -98,7 +103,7 @@ class HMMTagger(GenerativeTagger):
     @classmethod
     def plain(cls) -> HMMTagger:
         """Bigrams by relative frequency; unknown words say nothing."""
-        return cls(order=1, smoothing="mle", unknown="ignore")
+        return cls(order=1, smoothing="mle", unknown="none")
 
     # ---------------------------------------------------------------- learning
     def fit(self, sentences: Sequence[TaggedSentence], dev=None, *, progress: bool = False) -> HMMTagger:
@@ -111,17 +116,21 @@ class HMMTagger(GenerativeTagger):
         self.counts, self.tags, self.known_words = counts, counts.tags, frozenset(counts.words)
         self._word_number = {word: i for i, word in enumerate(counts.words)}
         self._num_tags = counts.word_tags.sum(0)
+        totals = counts.word_tags.sum(1)
+        new = ((totals == 1).sum() + 0.5) / (totals.sum() + 1)
         with np.errstate(divide="ignore"):
-            self._known_log_probs = np.log(counts.word_tags / np.maximum(self._num_tags, 1))
-        self._log_tag_probs = np.log(self._num_tags / self._num_tags.sum())
+            self._known_log_probs = np.log(counts.word_tags / self._num_tags) + math.log1p(-new)
+            self._log_likeness = np.log(counts.word_tags / totals[:, None]) - np.log(self._num_tags / totals.sum())
+        self._log_new = math.log(new)
+        rare = np.flatnonzero(totals <= max(settings.max_count, totals.min()))
+        self._spelling = SpellingModel(counts.words[i] for i in rare)
         self._guesser = None
-        if settings.unknown != "ignore":
+        if settings.unknown != "none":
             classes = "shape" if settings.unknown == "suffix+shape" else "capitals"
             self._guesser = SuffixGuesser(
                 counts.words, counts.word_tags, max_count=settings.max_count, max_length=settings.max_suffix,
                 theta=settings.suffix_theta, classes=classes,
             )  # fmt: skip
-        self._guesses: dict[str, np.ndarray] = {}
         probs = transition_probs(counts.trigrams, settings.order, settings.smoothing, settings.add)
         self._transition = self._make_transition(torch.from_numpy(np.ascontiguousarray(probs)).log())
         return self
@@ -137,18 +146,18 @@ class HMMTagger(GenerativeTagger):
 
     # ---------------------------------------------------------------- words
     def _word_log_prob(self, word: str) -> np.ndarray:
-        """(N,) log p(word | tag), of unknown words up to a constant."""
+        """(N,) log p(word | tag)."""
         number = self._word_number.get(word)
-        if number is None and self.settings.lower_case:
-            number = self._word_number.get(word.lower())
         if number is not None:
             return self._known_log_probs[number]
-        if self._guesser is None:
-            return np.zeros(len(self.tags))
-        if word not in self._guesses:
+        likeness = np.zeros(len(self.tags))  # log P(tag | word) / P(tag)
+        number = self._word_number.get(word.lower()) if self.settings.lower_case else None
+        if number is not None:
+            likeness = self._log_likeness[number]
+        elif self._guesser is not None:
             with np.errstate(divide="ignore"):
-                self._guesses[word] = np.log(self._guesser.tag_given_word(word)) - self._log_tag_probs
-        return self._guesses[word]
+                likeness = np.log(self._guesser.tag_given_word(word) / self._guesser.tag_probs)
+        return self._log_new + self._spelling.log_prob(word) + likeness
 
     def emission(self, types: Sequence[str]) -> CategoricalEmission:
         """p(word | state) of given words; the boundary's is number len(types)."""
@@ -233,8 +242,8 @@ class HMMTagger(GenerativeTagger):
 
 
 class WordTable(CategoricalEmission):
-    """log p(word | tag) of the words of a batch, where tags are states or the second of a pair; rows need not sum to one, as
-    these are not all the words there are.
+    """log p(word | tag) of the words of a batch, where tags are states or the second of a pair; columns need not sum to one,
+    as these are not all the words there are.
 
     Args:
         table: (words, M). order: 1, states are tags; 2, states are pairs a M + b.
@@ -254,6 +263,23 @@ class WordTable(CategoricalEmission):
     def log_likelihood(self, obs):
         emit = self.table[obs]
         return emit if self.order == 1 else emit.repeat(*[1] * (emit.dim() - 1), emit.shape[-1])
+
+    def distribution(self, state):
+        return _TableRows(take_rows(self.log_probs, state))
+
+
+class _TableRows(dist.Categorical):
+    """Scores with the table's numbers as they are; draws from the words in it."""
+
+    def __init__(self, log_probs: Tensor):
+        super().__init__(logits=log_probs, validate_args=False)
+        self.log_probs = log_probs
+
+    def expand(self, batch_shape, _instance=None):
+        return _TableRows(self.log_probs.expand(*batch_shape, -1))
+
+    def log_prob(self, value):
+        return gather_last(self.log_probs, value)
 
 
 def _without_boundary(row: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+"""Hidden Markov taggers: the program, known and unknown words, TnT beside NLTK's."""
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from tagged_toy import tagged_sentences
+
+from pplseq.data.columns import TaggedSentence
+from pplseq.infer.blocked_enum import BlockedEnum
+from pplseq.models.hmm_tagger import HMMTagger, HMMTaggerSettings
+
+TRAIN, TEST = tagged_sentences(), tagged_sentences(15, seed=1)
+WORDS = [sentence.words for sentence in TEST]
+
+
+@pytest.fixture(params=["bigram", "tnt"])
+def tagger(request):
+    return getattr(HMMTagger, request.param)().fit(TRAIN)
+
+
+def test_the_program_is_the_chain(tagger):
+    types, x, lengths = tagger.encode(WORDS)
+    with BlockedEnum() as posterior:
+        tagger.model(x, lengths, tagger.emission(types))
+    chain = tagger.chain(WORDS)
+    torch.testing.assert_close(posterior.chains["tag_0"].log_prob(), chain.log_prob())
+    torch.testing.assert_close(posterior.chains["tag_0"].viterbi()[0], chain.viterbi()[0])
+
+
+def test_the_joint_probability_by_hand(tagger):
+    """log p(words, tags) of the best path is what the program's sites add up to."""
+    words = WORDS[0]
+    (tags, log_posterior), *_ = tagger.n_best(words, 1)
+    numbers = [tagger.tags.index(tag) for tag in tags] + [len(tagger.tags)]
+    size, before = len(tagger.tags) + 1, [len(tagger.tags), *numbers]
+    states = numbers if tagger.settings.order == 1 else [a * size + b for a, b in zip(before, numbers, strict=False)]
+    types, x, lengths = tagger.encode([words])
+    values = {f"tag_{t}": torch.tensor([state]) for t, state in enumerate(states)}
+    with pyro.validation_enabled(False):
+        conditioned = poutine.condition(tagger.model, data=values)
+        joint = poutine.trace(conditioned).get_trace(x, lengths, tagger.emission(types)).log_prob_sum()
+    np.testing.assert_allclose(float(joint), log_posterior + tagger.log_prob([words])[0], rtol=1e-9)
+
+
+def test_known_words_keep_to_their_tags(tagger):
+    probs = tagger.marginals([("the", "dog", ".")])[0]
+    assert probs[1, tagger.tags.index("VERB")] == 0
+
+
+def test_unknown_words():
+    ignorant, guessing = HMMTagger.plain().fit(TRAIN), HMMTagger.enhanced().fit(TRAIN)
+    verb, noun = guessing.tags.index("VERB"), guessing.tags.index("NOUN")
+    guess = guessing._word_log_prob("climbed"), guessing._word_log_prob("ration")
+    assert guess[0][verb] > guess[0][noun] and guess[1][verb] < guess[1][noun]
+    assert (ignorant._word_log_prob("climbed") == 0).all()
+    # lower case is a word known in lower case
+    np.testing.assert_allclose(guessing._word_log_prob("DOG"), guessing._word_log_prob("dog"))
+    assert not np.allclose(HMMTagger.tnt().fit(TRAIN)._word_log_prob("DOG"), guessing._word_log_prob("dog"))
+
+
+def test_counts_of_parts_add_up():
+    from pplseq.infer.tag_counts import count_tags
+
+    whole, first, second = (count_tags(part) for part in (TRAIN, TRAIN[:50], TRAIN[50:]))
+    assert first.tags == second.tags == whole.tags
+    np.testing.assert_array_equal(first.trigrams + second.trigrams, whole.trigrams)
+
+
+def test_a_word_and_a_tag():
+    tagger = HMMTagger.tnt().fit([TaggedSentence(("one",), ("X",))])
+    assert tagger.tag([("one",), ("two", "three")]) == [("X",), ("X", "X")]
+
+
+def test_bad_settings():
+    for options, message in (
+        ({"order": 3}, "order must be"),
+        ({"smoothing": "x"}, "smoothing"),
+        ({"unknown": "x"}, "unknown"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            HMMTaggerSettings(**options)
+    with pytest.raises(ValueError, match="word without a tag"):
+        HMMTagger().fit([TaggedSentence(("a", "b"), ("X", None))])
+    with pytest.raises(ValueError, match="2 words but 1 tags"):
+        HMMTagger().fit([TaggedSentence(("a", "b"), ("X",))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("column", "expected"), [("upos", 0.9240), ("xpos", 0.9256)])
+def test_tnt_is_as_good_as_nltks(data_folder, column, expected):
+    from pplseq.data.columns import read_conllu
+
+    folder = data_folder / "ud_english_ewt"
+    train, test = (list(read_conllu(folder / f"en_ewt-ud-{part}.conllu", tag=column)) for part in ("train", "test"))
+    found = HMMTagger.tnt().fit(train).tag([sentence.words for sentence in test])
+    pairs = [
+        (a, b) for tags, sentence in zip(found, test, strict=True) for a, b in zip(tags, sentence.tags, strict=True)
+    ]
+    assert abs(np.mean([a == b for a, b in pairs]) - expected) < 0.001
