@@ -54,7 +54,7 @@ def test_unknown_words():
     verb, noun = guessing.tags.index("VERB"), guessing.tags.index("NOUN")
     guess = guessing._word_log_prob("climbed"), guessing._word_log_prob("ration")
     assert guess[0][verb] > guess[0][noun] and guess[1][verb] < guess[1][noun]
-    assert (ignorant._word_log_prob("climbed") == 0).all()
+    assert len(set(ignorant._word_log_prob("climbed"))) == 1
     # lower case is a word known in lower case
     np.testing.assert_allclose(guessing._word_log_prob("DOG"), guessing._word_log_prob("dog"))
     assert not np.allclose(HMMTagger.tnt().fit(TRAIN)._word_log_prob("DOG"), guessing._word_log_prob("dog"))
