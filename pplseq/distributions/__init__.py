@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "Emission": "dense",
         "DenseTransition": "dense",
         "StepTransition": "dense",
+        "SecondOrderTransition": "second_order",
         "CategoricalEmission": "dense",
         "GaussianEmission": "dense",
         "BlockLayout": "blocks",

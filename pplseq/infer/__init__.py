@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "PairMarginals": "chain",
         "ExpectedCounts": "chain",
         "NextDistribution": "chain",
+        "SecondOrderChain": "second_order",
         "BlockedEnum": "blocked_enum",
         "markov": "time_index",
         "TimeIndex": "time_index",

@@ -103,8 +103,8 @@ class SuffixGuesser:
 
 
 class SpellingModel:
-    """p(word) letter by letter up to an end, over all strings of Unicode: p(letter | letter before) from a list of words, backing
-    off to single letters and to all code points by the estimate of Witten and Bell (1991).
+    """p(word) letter by letter up to an end, over all strings of Unicode: p(letter | letter before) from a list of words,
+    backing off to single letters and to all code points by the estimate of Witten and Bell (1991).
 
     Args:
         words: each counts once.

@@ -36,8 +36,8 @@ class HMMTaggerSettings:
     Attributes:
         order: tags that the next one depends on, 1 or 2.
         smoothing: of transitions; see :func:`~pplseq.infer.tag_counts.transition_probs`. add: lambda of "add".
-        unknown: words never seen say nothing about tags ("none"), or have the tags of rare words with the same ending ("suffix"), and
-            the same look ("suffix+shape").
+        unknown: words never seen say nothing about tags ("none"), or have the tags of rare words with the same ending
+            ("suffix"), and the same look ("suffix+shape").
         lower_case: an unknown word that is known in lower case has that word's tags.
         max_count: words up to this frequent are rare. max_suffix: letters of an ending.
         suffix_theta: weight of shorter endings; see :class:`~pplseq.infer.word_suffixes.SuffixGuesser`.
