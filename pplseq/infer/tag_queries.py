@@ -12,6 +12,7 @@ from pplseq.data.columns import TaggedSentence
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
+MOST_SURPRISING = 3  # words of a sentence that are named
 SHARED_TAGS = 0.5  # of a text's words must have tags that the model knows
 
 
@@ -82,7 +83,7 @@ def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> 
     Returns:
         A dictionary a sentence: "words", "tags", and as asked "probabilities" (a word), "alternatives" (a word a list of
         {"tag", "prob"}), "n_best" ({"tags", "log_prob", "prob"}: of the taggings given the words), "samples", "entropy"
-        (nats), "log_prob" (nats), "surprisals" (nats, a word).
+        (nats), "log_prob" (nats), "surprisals" (nats, a word) and "most_surprising" ({"position" from 1, "word", "nats"}).
 
     Raises:
         ValueError: a question that the tagger has no answer to.
@@ -105,7 +106,7 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
         index = {tag: k for k, tag in enumerate(tagger.tags)}
         for found, marginals in zip(answers, tagger.marginals(sentences), strict=True):
             if questions.probabilities:
-                found["probabilities"] = [float(marginals[t, index[tag]]) for t, tag in enumerate(found["tags"])]
+                found["probabilities"] = [_prob(marginals[t, index[tag]]) for t, tag in enumerate(found["tags"])]
             if questions.top:
                 found["alternatives"] = [_top(tagger.tags, row, questions.top) for row in marginals]
     if questions.entropy:
@@ -117,20 +118,26 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
     for i, (words, found) in enumerate(zip(sentences, answers, strict=True)):
         if questions.n_best:
             found["n_best"] = [
-                {"tags": list(path), "log_prob": float(log_prob), "prob": math.exp(log_prob)}
+                {"tags": list(path), "log_prob": float(log_prob), "prob": math.exp(min(log_prob, 0.0))}
                 for path, log_prob in tagger.n_best(words, questions.n_best)
             ]
         if questions.num_samples:
             drawn = tagger.sample(words, questions.num_samples, seed=questions.seed + start + i)
             found["samples"] = [list(path) for path in drawn]
         if questions.surprising:
-            found["surprisals"] = [float(nats) for nats in tagger.surprising(words)]
+            found["surprisals"] = nats = [float(value) for value in tagger.surprising(words)]
+            first = sorted(range(len(nats)), key=lambda t: -nats[t])[:MOST_SURPRISING]
+            found["most_surprising"] = [{"position": t + 1, "word": words[t], "nats": nats[t]} for t in first]
     return answers
 
 
 def _top(tags: Sequence[str], probs: Any, top: int) -> list[dict[str, Any]]:
     ranked = sorted(range(len(tags)), key=lambda k: -float(probs[k]))[:top]
-    return [{"tag": tags[k], "prob": float(probs[k])} for k in ranked]
+    return [{"tag": tags[k], "prob": _prob(probs[k])} for k in ranked if probs[k] > 0]
+
+
+def _prob(value: Any) -> float:
+    return min(float(value), 1.0)  # sums of rounded numbers may pass it
 
 
 def unseen_tags(tags: Sequence[str], sentences: Sequence[TaggedSentence]) -> Counter[str]:

@@ -120,6 +120,8 @@ def mcnemar_text(first: str, second: str, test: McNemar, interval: tuple[float, 
 
 def p_value(p: float) -> str:
     """A p-value with two digits."""
+    if p < 1e-99:
+        return "< 1e-99"
     return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 

@@ -196,6 +196,7 @@ def test_questions_are_answered_in_json(model, files):
     assert [row["words"] for row in found] == [["the", "barks"], ["new"]]
     assert set(found[0]) == {
         "words", "tags", "probabilities", "alternatives", "n_best", "samples", "entropy", "log_prob", "surprisals",
+        "most_surprising",
     }  # fmt: skip
     assert found[0]["n_best"][0]["prob"] == pytest.approx(found[0]["probabilities"][0] * found[0]["probabilities"][1])
     pplseq("tag", "run", model, "--json", "--out", files / "new" / "out.jsonl", input="the dog\n")

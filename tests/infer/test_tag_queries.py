@@ -31,6 +31,7 @@ def test_answers(tagger):
     assert first["probabilities"] == [0.6, 1.5 / 3.5]
     assert first["alternatives"][0] == [{"tag": "D", "prob": 0.6}, {"tag": "N", "prob": 0.2}]
     assert first["log_prob"] == pytest.approx(-math.log(4 * 6)) and first["surprisals"] == pytest.approx(np.log([4, 6]))
+    assert [(row["position"], row["word"]) for row in first["most_surprising"]] == [(2, "barks"), (1, "the")]
     assert first["n_best"][0]["tags"] == ["D", "N"] and first["n_best"][0]["prob"] == pytest.approx(0.6 * 1.5 / 3.5)
     probs = [path["prob"] for path in first["n_best"]]
     assert probs == sorted(probs, reverse=True) and np.log(probs) == pytest.approx(
@@ -41,8 +42,17 @@ def test_answers(tagger):
     assert empty == {
         "words": [], "tags": [], "probabilities": [], "alternatives": [], "entropy": 0.0, "log_prob": 0.0,
         "n_best": [{"tags": [], "log_prob": 0.0, "prob": 1.0}], "samples": [[]] * 4, "surprisals": [],
+        "most_surprising": [],
     }  # fmt: skip
     assert unknown["entropy"] == pytest.approx(math.log(3))
+
+
+def test_probabilities_are_none_above_one_or_zero(tagger):
+    tagger.marginals = lambda sentences: [
+        np.array([[1.0000000000000002, 0.0, -0.0]] * len(words)) for words in sentences
+    ]
+    (found,) = answer(tagger, [("the",)], TagQuestions(probabilities=True, top=3))
+    assert found["probabilities"] == [1.0] and found["alternatives"] == [[{"tag": "D", "prob": 1.0}]]
 
 
 def test_only_what_is_asked(tagger):

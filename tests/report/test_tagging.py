@@ -145,7 +145,7 @@ def test_other_texts():
     right = score_tags(GOLD, [sentence.tags for sentence in GOLD])
     text = mcnemar_text("a", "b", mcnemar(right, SCORES), difference_interval(right, SCORES))
     assert text.startswith("right in both 3; only in a 2; only in b 0; in neither 0\nMcNemar's test: p = 0.50; ")
-    assert [p_value(p) for p in (1.0, 0.0512, 0.00123, 1.23e-9)] == ["1.00", "0.051", "0.001", "1e-09"]
+    assert [p_value(p) for p in (1.0, 0.0512, 0.00123, 1.23e-9, 0.0)] == ["1.00", "0.051", "0.001", "1e-09", "< 1e-99"]
     table = curve_table([CurvePoint(1, 1000, SystemResult("x", SCORES, 2.0))])
     assert table.splitlines()[2].split() == ["1", "1,000", "0.6000", "0.5000", "0.6667", "2.0"]
 
