@@ -232,7 +232,7 @@ def _lbfgs(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CR
         value = float(optimizer.step(closure).detach())  # the loss before these iterations
         history.append(value)
         watch(done, value)
-        if len(history) > 1 and history[-2] - value < settings.tolerance * abs(value):
+        if len(history) > 1 and history[-2] - value <= settings.tolerance * abs(value):
             break
     with torch.no_grad():
         history.append(float(loss(data, 1.0)))
