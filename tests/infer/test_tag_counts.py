@@ -7,7 +7,7 @@ import pytest
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.infer.tag_counts import SMOOTHING, count_tags, interpolation_weights, transition_probs
-from pplseq.infer.word_suffixes import SuffixGuesser, shape_class
+from pplseq.infer.word_suffixes import SpellingModel, SuffixGuesser, shape_class
 
 SENTENCES = [
     TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),
@@ -122,3 +122,15 @@ def test_bad_suffix_options():
         SuffixGuesser(("a",), np.ones((1, 1)), classes="look")
     with pytest.raises(ValueError, match="max_count must be at least 1"):
         SuffixGuesser(("a",), np.ones((1, 1)), max_count=0)
+
+
+def test_spelling_by_hand():
+    spelling = SpellingModel(["ab", "a"])
+    # ends came twice and letters three times, three different ones; behind an "a" came "b" and the end, once each
+    rest = 3 / (0x110000 + 1)
+    a, b, end = (np.array([2, 1, 2]) + rest) / (5 + 3)
+    np.testing.assert_allclose(spelling.log_prob("a"), np.log((2 + a) / 3 * (1 + 2 * end) / 4))
+    np.testing.assert_allclose(spelling.log_prob("b"), np.log(b / 3 * (1 + end) / 2))
+    unseen = rest / 8
+    np.testing.assert_allclose(a + b + end + (0x110000 - 2) * unseen, 1)
+    np.testing.assert_allclose(spelling.log_prob("\U0001f600"), np.log(unseen / 3 * end))

@@ -55,9 +55,25 @@ def test_unknown_words():
     guess = guessing._word_log_prob("climbed"), guessing._word_log_prob("ration")
     assert guess[0][verb] > guess[0][noun] and guess[1][verb] < guess[1][noun]
     assert len(set(ignorant._word_log_prob("climbed"))) == 1
-    # lower case is a word known in lower case
-    np.testing.assert_allclose(guessing._word_log_prob("DOG"), guessing._word_log_prob("dog"))
-    assert not np.allclose(HMMTagger.tnt().fit(TRAIN)._word_log_prob("DOG"), guessing._word_log_prob("dog"))
+    # a word known in lower case has its tags, with the probability of a new word
+    noun_only = [tag == "NOUN" for tag in guessing.tags]
+    assert (np.isfinite(guessing._word_log_prob("DOG")) == noun_only).all()
+    assert np.isfinite(HMMTagger.tnt().fit(TRAIN)._word_log_prob("DOG")).sum() > 1
+    assert guessing._word_log_prob("DOG")[noun] < guessing._word_log_prob("dog")[noun] - 10
+
+
+def test_probabilities_of_words():
+    """Known words and all strings together have probability one, given a tag and over all tags."""
+    tagger = HMMTagger.plain().fit(TRAIN)
+    known = np.exp([tagger._word_log_prob(word) for word in tagger.counts.words]).sum(0)
+    new = np.exp(tagger._word_log_prob("climbed") - tagger._spelling.log_prob("climbed"))
+    np.testing.assert_allclose(known + new, 1)
+    for tagger in (HMMTagger.tnt().fit(TRAIN), HMMTagger.enhanced().fit(TRAIN)):
+        shares = tagger.counts.word_tags.sum(0) / tagger.counts.word_tags.sum()
+        for word in ("climbed", "Rations", "DOG", "9"):
+            over_tags = (np.exp(tagger._word_log_prob(word)) * shares).sum()
+            np.testing.assert_allclose(np.log(over_tags), tagger._log_new + tagger._spelling.log_prob(word))
+    assert tagger.surprising(("the", "careful", "climbed", "walk")).argmax() == 2
 
 
 def test_counts_of_parts_add_up():

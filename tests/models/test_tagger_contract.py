@@ -131,6 +131,11 @@ def test_strings_are_no_sentences(tagger):
             tagger.tag(wrong)
 
 
+def test_words_are_strings(probabilistic):
+    with pytest.raises(TypeError, match="number 1 holds 3"):
+        probabilistic.tag([("a",), ("a", 3)])
+
+
 def test_save_and_load(tagger, tmp_path):
     folder = tagger.save(tmp_path / "tagger")
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["tagger"] == tagger.name
@@ -139,11 +144,13 @@ def test_save_and_load(tagger, tmp_path):
     assert tuple(loaded.tags) == tuple(tagger.tags) and set(loaded.known_words) == set(tagger.known_words)
     words = [s.words for s in TRAIN[:12]] + NEW
     assert loaded.tag(words) == tagger.tag(words)
+    loaded.save(folder)  # over itself
     if isinstance(tagger, ProbabilisticTagger):
         for got, expected in zip(loaded.marginals(words), tagger.marginals(words), strict=True):
             np.testing.assert_allclose(got, expected, atol=1e-12)
-        (folder / "model.safetensors").write_bytes(b"broken")
-        with pytest.raises(ValueError, match="tagger"):
+        tensors = folder / "model.safetensors"
+        tensors.write_bytes(tensors.read_bytes()[:-1])
+        with pytest.raises(ValueError, match="model.safetensors"):
             load_tagger(folder)
 
 
