@@ -29,7 +29,7 @@ class SecondOrderMatrices:
 
     def __init__(self, log: Tensor):
         self.size = log.shape[-1]
-        self.table = log
+        self.table, self.into = log, log.permute(1, 2, 0).contiguous()  # (a, b, c), (b, c, a)
         self.reach = 500.0 if log.dtype == torch.float64 else 60.0
         top = log.amax(-1, keepdim=True).clamp_min(torch.finfo(log.dtype).min)
         shifted = log - top
@@ -64,22 +64,6 @@ class SecondOrderMatrices:
             result = product.log().permute(1, 2, 0) + high.transpose(1, 2) + self.top
         return result.reshape(message.shape)
 
-    def best(self, message: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-        """The k best ways into each pair, for messages (R, M^2, j): scores (R, M^2, k), and which (a, rank): a j + rank."""
-        rows, _, ranks = message.shape
-        size = self.size
-        message = message.reshape(rows, size, size, ranks)
-        # words allow few states: rows and middle states b that are possible at all
-        row, middle = (message > -math.inf).any(-1).any(1).nonzero().unbind(1)
-        values = message.new_full((rows, size, size, k), -math.inf)
-        pointers = torch.zeros(rows, size, size, k, dtype=torch.long, device=message.device)
-        table = self.table.transpose(0, 1)  # (b, a, c)
-        for r, b in zip(*(part.split(max(1, MAX_CELLS // (size**2 * ranks))) for part in (row, middle)), strict=True):
-            score = message[r, :, b].unsqueeze(-1) + table[b].unsqueeze(2)  # (n, a, rank, c)
-            found = score.flatten(1, 2).topk(k, dim=1) if k > 1 else score.flatten(1, 2).max(1, keepdim=True)
-            values[r, b], pointers[r, b] = found[0].mT, found[1].mT
-        return values.reshape(rows, -1, k), pointers.reshape(rows, -1, k)
-
     def at(self, t: int) -> Tensor:
         """(M^2, M^2) log matrix between pairs: for small M."""
         size = self.size
@@ -100,30 +84,48 @@ def _log(value: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, value, 1.0).log(), -math.inf)
 
 
+def _wanted(reached: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, b and c of the pairs (b, c) that words allow, whose b is `reached` (R, M), in rows that go on; sorted."""
+    size = reached.shape[-1]
+    some = reached.unsqueeze(-1) & (emit > -math.inf).reshape(-1, size, size)
+    return (some if valid is None else some & valid[:, None, None]).nonzero().unbind(1)
+
+
 def k_best_pass(
     init: Tensor, matrices: SecondOrderMatrices, emit: Tensor, valid: Tensor | None, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The k most probable paths: pairs (k, T, R) and log-probabilities (k, R), -inf where there are fewer."""
+    """The k most probable paths: pairs (k, T, R) and log-probabilities (k, R), -inf where there are fewer.
+
+    Only pairs that words allow are looked at.
+    """
     num_steps, rows, pairs = emit.shape
-    size = matrices.size
+    size, into = matrices.size, matrices.into
     message = emit.new_full((rows, pairs, k), -math.inf)
     message[..., 0] = init + emit[0]
-    # (from a, rank) is all that is remembered: the pair before (b, c) is (a, b)
-    keep = torch.arange(k, device=emit.device).expand(rows, pairs, k)
-    pointers = []
+    # which (a, rank) led into each pair, as a k + rank, for row M^2 + pair in order: the pair before (b, c) is (a, b)
+    ways = []
     for t in range(1, num_steps):
-        best, pointer = matrices.best(message, k)
-        best = best + emit[t].unsqueeze(-1)
-        if valid is not None:
-            best = torch.where(valid[t][:, None, None], best, message)
-            pointer = torch.where(valid[t][:, None, None], pointer, keep)
-        message = best
-        pointers.append(pointer)
+        before = message.reshape(rows, size, size, k)
+        row, b, c = _wanted((before > -math.inf).any(-1).any(1), emit[t], None if valid is None else valid[t])
+        place = (row * size + b) * size + c
+        values, pointers = emit.new_full((max(len(row), 1), k), -math.inf), place.new_zeros(max(len(row), 1), k)
+        for part in torch.arange(len(row), device=emit.device).split(max(1, MAX_CELLS // (size * k))):
+            score = before[row[part], :, b[part]] + into[b[part], c[part]].unsqueeze(-1)  # (n, a, rank)
+            found = score.flatten(1).topk(k) if k > 1 else score.flatten(1).max(1, keepdim=True)
+            values[part], pointers[part] = found[0], found[1]
+        if valid is None:
+            message = torch.full_like(message, -math.inf)
+        else:
+            message = message.masked_fill(valid[t][:, None, None], -math.inf)
+        message.view(-1, k)[place] = values[: len(row)] + emit[t].reshape(-1)[place].unsqueeze(-1)
+        ways.append((place, pointers))
     log_prob, place = message.flatten(1).topk(k, dim=-1)  # (R, k): pair k + rank
     pair, rank = place // k, place % k
     path = [pair]
+    first = torch.arange(rows, device=emit.device).unsqueeze(-1) * pairs
     for t in range(num_steps - 1, 0, -1):
-        found = pointers[t - 1].flatten(1).gather(-1, pair * k + rank)
+        places, pointers = ways[t - 1]
+        found = pointers[torch.searchsorted(places, first + pair).clamp_max(len(pointers) - 1), rank]
         moved, rank_moved = (found // k) * size + pair // size, found % k
         if valid is not None:
             moved = torch.where(valid[t][:, None], moved, pair)
