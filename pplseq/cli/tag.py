@@ -63,7 +63,9 @@ def tag() -> None:
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="An option of the system; may be repeated."
 )
-@click.option("--partial", is_flag=True, help="Let words lack tags (_), where the system can learn from such text.")
+@click.option(
+    "--partial", is_flag=True, help="Let words lack tags (_).  [default: for the systems that learn from such text]"
+)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @reading
 @THREADS
@@ -75,7 +77,7 @@ def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, *
     check_out(out)
     use_threads(threads)
     tagger = make_tagger(system, parse_settings(options["settings"]))
-    tags = "optional" if options["partial"] or system == "unsupervised" else "required"
+    tags = "optional" if options["partial"] or SYSTEMS[system].untagged else "required"
     sentences = read(text, options, tags=tags)
     dev = None if options["dev"] is None else read(options["dev"], options)
     summary = train_tagger(tagger, system, sentences, dev, out, progress=not quiet and sys.stderr.isatty())
@@ -145,6 +147,9 @@ def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads
 @click.argument("text")
 @click.option("--against", type=click.Path(path_type=Path), help="Another tagger: McNemar's test between the two.")
 @click.option("--decode", type=click.Choice(["viterbi", "posterior"]), help="As of run.")
+@click.option(
+    "--clusters", is_flag=True, help="The model's tags are clusters without names.  [default: of unsupervised]"
+)
 @click.option("--top", default=10, show_default=True, type=click.IntRange(0), help="Most frequent errors listed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.option("--confusion", type=click.Path(dir_okay=False, path_type=Path), help="Draw the confusion matrix (PNG).")
@@ -157,6 +162,7 @@ def evaluate(
     text: str,
     against: Path | None,
     decode: str | None,
+    clusters: bool,
     top: int,
     as_json: bool,
     confusion: Path | None,
@@ -168,7 +174,8 @@ def evaluate(
     """Score MODEL on TEXT, which has the right tags.
 
     Accuracy of all, known, unknown and ambiguous words and whole sentences; precision, recall and F1 of every tag; the most
-    frequent errors. Words without a tag (_) are left out.
+    frequent errors. Words without a tag (_) are left out. Clusters, as of `unsupervised`, are called by the tag they have most
+    often in TEXT (many-to-one), and their V-measure is told.
     """
     from pplseq.cli import tag_runs
     from pplseq.cli.tag_systems import load_tagger
@@ -176,7 +183,7 @@ def evaluate(
     use_threads(threads)
     saved = load_tagger(model)
     sentences = tag_runs.read(text, options, saved, tags="optional")
-    result = tag_runs.score(saved, sentences, decode)
+    result = tag_runs.score(saved, sentences, decode, clusters)
     other = None if against is None else tag_runs.score(load_tagger(against), sentences, decode)
     if as_json:
         click.echo(json.dumps(tag_runs.scores_json(str(model), text, result, against, other), ensure_ascii=False))

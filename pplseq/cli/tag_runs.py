@@ -144,7 +144,9 @@ def _views(
     numbers: Sequence[int],
     decode: str | None,
     gold: Sequence[Sequence[str | None]] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> list[SentenceView]:
+    """names: what clusters are called."""
     tagger = saved.tagger
     probabilistic = hasattr(tagger, "marginals")
     questions = TagQuestions(probabilities=True, top=SHOWN_ALTERNATIVES) if probabilistic else TagQuestions()
@@ -153,7 +155,7 @@ def _views(
         views.append(
             SentenceView(
                 found["words"],
-                found["tags"],
+                found["tags"] if names is None else [names.get(cluster) for cluster in found["tags"]],
                 found.get("probabilities"),
                 None if gold is None else gold[i],
                 [word in tagger.known_words for word in found["words"]],
@@ -174,29 +176,42 @@ def _cut(shown: int, num: int, what: str) -> list[str]:
 
 
 class Scored(NamedTuple):
-    """Scores of a tagger on a text, the tags it gave, those it has never seen with counts, and seconds of tagging."""
+    """Scores of a tagger on a text, the tags it gave, those it has never seen with counts, and seconds of tagging. clusters:
+    how well clusters agree with tags, and what each is called; None of a tagger whose tags have names."""
 
     scores: TagScores
     tags: list[tuple[str, ...]]
     unseen: Counter[str]
     seconds: float
+    clusters: dict[str, Any] | None = None
 
 
-def score(saved: SavedTagger, sentences: TaggedFile, decode: str | None) -> Scored:
+def score(saved: SavedTagger, sentences: TaggedFile, decode: str | None, clusters: bool = False) -> Scored:
     """Tag a text and score it; ValueError for a model of another tag set."""
-    unseen = unseen_tags(saved.tagger.tags, sentences)
+    clusters = clusters or saved.system == "unsupervised"
+    unseen = Counter() if clusters else unseen_tags(saved.tagger.tags, sentences)
     began = time.perf_counter()
     words = [sentence.words for sentence in sentences]
     tags = saved.tagger.tag(words) if decode is None else saved.tagger.tag(words, decode=decode)
     seconds = time.perf_counter() - began
+    agreement = None
+    if clusters:
+        from pplseq.infer.tag_clusters import names_of_clusters, score_clusters
+
+        names = names_of_clusters(sentences, tags)
+        agreement = {**score_clusters(sentences, tags)._asdict(), "names": names}
+        tags = [tuple(names.get(cluster) for cluster in row) for row in tags]
     training = TrainingWords(frozenset(saved.tagger.known_words), saved.ambiguous)
-    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds)
+    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds, agreement)
 
 
 def scores_text(model: Path, result: Scored, top: int, against: Path | None, other: Scored | None) -> str:
     """The tables."""
     scores = result.scores
     parts = [tag_tables.scores_table(scores, scores.interval())]
+    if result.clusters is not None:
+        shown = " ".join(f"{name} {result.clusters[name]:.4f}" for name in ("v_measure", "homogeneity", "completeness"))
+        parts[0] += f"\nclusters called by their most frequent tag (many-to-one); {shown}"
     if result.unseen:
         listed = ", ".join(f"{tag} {count:,}" for tag, count in result.unseen.most_common())
         parts.append(f"tags that the model has not seen in training, always wrong: {listed}")
@@ -214,6 +229,8 @@ def scores_json(model: str, text: str, result: Scored, against: Path | None, oth
     """The numbers."""
     found = {"model": model, "text": text, **result.scores.summary()}
     found |= {"interval": result.scores.interval(), "unseen_tags": dict(result.unseen), "seconds": result.seconds}
+    if result.clusters is not None:
+        found["clusters"] = result.clusters
     found["confusions"] = [pair._asdict() for pair in result.scores.confusion_pairs(50)]
     if other is not None:
         test = mcnemar(result.scores, other.scores)._asdict()
@@ -244,6 +261,7 @@ def errors_page(
         [i + 1 for i in shown],
         decode,
         [sentences[i].tags for i in shown],
+        None if result.clusters is None else result.clusters["names"],
     )
     notes = _cut(len(shown), len(wrong), "sentences with errors") or ["All sentences with errors."]
     _write(path, render_tagging_page(views, title=title, scores=result.scores, notes=notes))

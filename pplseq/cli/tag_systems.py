@@ -18,12 +18,19 @@ FORMAT, VERSION = "pplseq-tagging", 1
 
 
 class System(NamedTuple):
-    """How a tagger is made: its name in `pplseq.models.tagger.TAGGERS`, a preset of its class, options; a line for --help."""
+    """How a tagger is made.
+
+    Attributes:
+        tagger: its name in `pplseq.models.tagger.TAGGERS`. preset: a class method that makes it. options: of either.
+        text: a line for --help.
+        untagged: whether it learns from words without tags as well.
+    """
 
     tagger: str
     preset: str | None
     options: dict[str, Any]
     text: str
+    untagged: bool = False
 
 
 SYSTEMS = {
@@ -45,11 +52,18 @@ SYSTEMS = {
     "nltk-perceptron": System("nltk-perceptron", None, {}, "NLTK's averaged perceptron"),
     "crfsuite": System("crfsuite", None, {}, "crfsuite's conditional random field"),
     "maxent": System("maxent", None, {}, "scikit-learn's maximum entropy classifier"),
-    "unsupervised": System("dictionary-tagger", None, {}, "Baum-Welch on words alone; its tags are cluster numbers"),
-    "dictionary": System("dictionary-tagger", None, {}, "EM with the tags that a dictionary allows"),
+    "semi-supervised": System(
+        "dictionary-tagger", "semi_supervised", {}, "HMM, EM on text that is partly tagged", True
+    ),
+    "dictionary": System(
+        "dictionary-tagger", "from_dictionary", {}, "HMM, EM with the tags of a dictionary (--set lexicon=FILE)", True
+    ),
+    "unsupervised": System(
+        "dictionary-tagger", "unsupervised", {}, "HMM, Baum-Welch on words alone; its tags are numbered states", True
+    ),
 }
-# those that `compare` trains unless told otherwise: trigram is tnt, and the last two have other tags or need a dictionary
-COMPARED = tuple(name for name in SYSTEMS if name not in ("trigram", "unsupervised", "dictionary"))
+# those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text
+COMPARED = tuple(name for name, system in SYSTEMS.items() if name != "trigram" and not system.untagged)
 
 
 class SavedTagger(NamedTuple):
@@ -84,13 +98,14 @@ def make_tagger(name: str, options: Mapping[str, Any] | None = None) -> Any:
         ImportError: the system, or a package that it needs, is not there.
     """
     system = check_system(name)
-    make = _class_of(system)
+    made_by = made = _class_of(system)
     if system.preset is not None:
-        make = getattr(make, system.preset)
-    parameters = inspect.signature(make).parameters.values()
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "settings"]
+        made_by = getattr(made, system.preset)
+    named, any_other = _parameters(made_by)
+    if any_other and made_by is not made:
+        named += [name for name in _parameters(made)[0] if name not in named]  # which the preset hands on
     given = {**system.options, **(options or {})}
-    tagger = make(**{option: value for option, value in given.items() if option in named})
+    tagger = made_by(**{option: value for option, value in given.items() if option in named})
     given = {option: value for option, value in given.items() if option not in named}
     settings = getattr(tagger, "settings", None)
     fields = [field.name for field in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
@@ -102,6 +117,13 @@ def make_tagger(name: str, options: Mapping[str, Any] | None = None) -> Any:
     if given:
         tagger.settings = dataclasses.replace(settings, **given)
     return tagger
+
+
+def _parameters(make: Any) -> tuple[list[str], bool]:
+    """Names that a callable takes, and whether it takes any other."""
+    parameters = inspect.signature(make).parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "settings"]
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def check_out(folder: Path) -> None:

@@ -14,6 +14,7 @@ from pplseq.infer.tag_scores import TagScores
 
 INK, MUTED, RULE = "#1d1c1a", "#6a665e", "#d8d3c7"
 LINES = ("#1d5a7a", "#c85224", "#7a5c1d", "#4d7a1d", "#6b3d8f", "#1d1c1a", "#b03060", "#a39d92")
+MARKERS = ("o", "s", "^", "x")  # for more lines than colours
 MAX_TAGS = 60  # rows of the matrix
 MAX_COUNTED = 30  # tags up to which counts are written into the cells
 
@@ -61,7 +62,7 @@ def draw_confusion(scores: TagScores, path: str | Path, *, title: str = "", dots
 def draw_learning_curves(
     curves: Mapping[str, Sequence[CurvePoint]], path: str | Path, *, dots_per_inch: int = 160
 ) -> Path:
-    """Draw accuracy against words of training text, all words solid and unknown words dashed, a colour a system.
+    """Draw accuracy against words of training text, of all words and of unknown words side by side, a line a system.
 
     Args:
         curves: system -> its points (those that failed are left out).
@@ -70,25 +71,28 @@ def draw_learning_curves(
     Raises:
         ImportError: without matplotlib, an extra.
     """
-    figure = _figure(7, 4.6)
-    axes = figure.add_axes((0.1, 0.12, 0.64, 0.8))
-    for i, (name, points) in enumerate(curves.items()):
-        points = [point for point in points if point.result.scores is not None]
-        colour = LINES[i % len(LINES)]
-        x = [point.num_tokens for point in points]
-        axes.plot(
-            x, [point.result.scores.accuracy for point in points], "o-", color=colour, markersize=3, label=_plain(name)
-        )
-        unknown = [point.result.scores.unknown_words for point in points]
-        axes.plot(x, [share.accuracy for share in unknown], "--", color=colour, linewidth=1, alpha=0.75)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("words of training text", fontsize=9, color=MUTED)
-    axes.set_title("accuracy: all words (solid), unknown words (dashed)", loc="left", fontsize=10, color=INK)
-    axes.grid(color=RULE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    _bare(axes, bottom=True)
+    figure = _figure(11, 4.6)
+    worked = {name: [p for p in points if p.result.scores is not None] for name, points in curves.items()}
+    last = {name: points[-1].result.scores.accuracy for name, points in worked.items() if points}
+    ranked = sorted(last, key=lambda name: -last[name])  # in the order in which the lines end
+    for left, title, share in ((0.055, "all words", "all_words"), (0.46, "unknown words", "unknown_words")):
+        axes = figure.add_axes((left, 0.12, 0.36, 0.78))
+        for i, name in enumerate(ranked):
+            x = [point.num_tokens for point in worked[name]]
+            y = [getattr(point.result.scores, share).accuracy for point in worked[name]]
+            style = {"color": LINES[i % len(LINES)], "marker": MARKERS[i // len(LINES) % len(MARKERS)]}
+            axes.plot(x, y, markersize=3.5, linewidth=1.2, label=_plain(name), **style)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        axes.tick_params(labelsize=8.5)
+        axes.set_xlabel("words of training text", fontsize=9, color=MUTED)
+        axes.set_title(f"accuracy on {title}", loc="left", fontsize=10, color=INK)
+        axes.grid(color=RULE, linewidth=0.6)
+        axes.set_axisbelow(True)
+        _bare(axes, bottom=True)
+    if ranked:
+        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return _save(figure, path, dots_per_inch)
 
 

@@ -150,6 +150,25 @@ def test_presets_and_options(monkeypatch):
     }  # fmt: skip
 
 
+def test_every_system_is_a_tagger():
+    assert {system.tagger for system in SYSTEMS.values()} <= set(TAGGERS)
+    assert set(tag_systems.COMPARED) < set(SYSTEMS)
+
+
+@pytest.mark.parametrize("system", ["trigram", "tnt", "enhanced", "plain", "crf", "most-frequent"])
+def test_real_systems(files, system):
+    options = ("--set", "max_iterations=3") if system == "crf" else ()
+    pplseq("tag", "train", system, files / "train.conllu", "--out", files / "model", *options)
+    assert pplseq("tag", "run", files / "model", input="a dog barks\n\nthe barks\n").stdout.startswith(
+        "a_D dog_N barks_V\n\n"
+    )
+    (found,) = lines_of(pplseq("tag", "eval", files / "model", files / "test.conllu", "--json"))
+    assert (found["known"]["num"], found["unknown"]["num"], found["ambiguous"]["num"]) == (3, 1, 1)
+    if system not in ("most-frequent", "plain"):  # of which the best taggings with a new word are several
+        (found,) = lines_of(pplseq("tag", "run", files / "model", "--n-best", 2, "--entropy", input="a new dog\n"))
+        assert found["n_best"][0]["tags"] == found["tags"] and found["entropy"] > 0
+
+
 # ---- run
 
 
@@ -290,6 +309,17 @@ def test_eval_of_tags_never_seen(model):
         in pplseq("tag", "eval", model, "-", "--format", "columns", input="a D\nb _\n").stdout
     )
     assert "at least one word with a tag" in pplseq("tag", "eval", model, "-", input="the dog\n", code=2).stderr
+
+
+def test_eval_of_clusters(model, files):
+    pytest.importorskip("sklearn")
+    text = "the_X dog_Y barks_X\nthe_X dog_Y\n"
+    page = files / "page.html"
+    output = pplseq("tag", "eval", model, "-", "--clusters", "--html", page, input=text).stdout
+    assert "all words          1.0000      5   5" in output and "homogeneity 1.0000" in output
+    assert "All sentences with errors." in page.read_text() and 'class="wrong' not in page.read_text()
+    found = json.loads(pplseq("tag", "eval", model, "-", "--clusters", "--json", input=text).stdout)
+    assert found["clusters"]["names"] == {"D": "X", "N": "Y", "V": "X"} and found["clusters"]["many_to_one"] == 1.0
 
 
 def test_folders_that_hold_no_tagger(model, files):

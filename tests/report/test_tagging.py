@@ -165,4 +165,5 @@ def test_pictures(tmp_path):
     assert draw_confusion(many, tmp_path / "many.svg").stat().st_size > 1000
     points = [CurvePoint(n, 10 * n, SystemResult("x", SCORES, 1.0)) for n in (1, 10, 100)]
     curves = {"one": points, "two": [CurvePoint(1, 5, SystemResult("two", error="failed"))]}
+    assert draw_learning_curves({}, tmp_path / "none.png").exists()
     assert draw_learning_curves(curves, tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
