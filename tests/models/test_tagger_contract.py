@@ -35,6 +35,8 @@ MAKERS = {
     "hmm, tnt": _tagger("hmm-tagger", "tnt"),
     "hmm, enhanced": _tagger("hmm-tagger", "enhanced"),
     "hmm, plain": _tagger("hmm-tagger", "plain"),
+    "crf": _tagger("crf-tagger"),
+    "memm": _tagger("memm-tagger"),
 }
 ANSWERS = dict(the="D", a="D", dog="N", cat="N", Rex="P", barks="V", sleeps="V", big="A") | {"42": "A", ".": "."}
 FORMS = [
