@@ -11,7 +11,7 @@ from pplseq.distributions.dense import Emission
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.infer.chain import DenseChain, ExpectedCounts, Factors, StateMarginals, query
 from pplseq.infer.kernels import second_order
-from pplseq.infer.kernels.scan import forward_in_log_space
+from pplseq.infer.kernels.scan import Forward, forward_in_log_space
 
 
 class SecondOrderChain(DenseChain):
@@ -39,13 +39,29 @@ class SecondOrderChain(DenseChain):
 
     @cached_property
     def _forward(self):
-        f = self.factors  # with gradients: an autograd loop over steps
+        f = self.factors
+        parts = (f.init, f.pair, f.emit)
+        if f.emit.dtype in second_order.LOWEST and not (torch.is_grad_enabled() and any(p.requires_grad for p in parts)):
+            with torch.no_grad():
+                messages, steps, lost = second_order.forward_pass(f.init, self._matrices, f.emit, f.valid)
+            if not bool(lost.any()):
+                return Forward(steps.sum(0, dtype=torch.float64).to(steps.dtype), messages, steps, in_logs=False)
+        # an autograd loop over steps
         return forward_in_log_space(f.init, second_order.SecondOrderMatrices(f.pair), f.emit, f.valid)
 
     def _predict(self, belief, inputs):
         return self._matrices.forward(1, belief.dense(self.transition.num_states))
 
-    # ---------------------------------------------------------------- triples
+    # ---------------------------------------------------------------- pairs and triples
+    @query
+    def marginals(self) -> StateMarginals:
+        f, forward = self.factors, self._possible()
+        if not forward.in_logs:
+            probs, lost = second_order.state_posterior(forward.messages, self._matrices, f.emit, f.valid)
+            if not bool(lost.any()):
+                return StateMarginals(None, probs)
+        return super().marginals()
+
     def _triples(self):
         """(R, M, M, M) p(z_{t-1}, z_t, z_{t+1} | x), step by step, and the rows (R,) that have them."""
         f, forward, beta = self.factors, self._possible(), self._beta
@@ -66,7 +82,11 @@ class SecondOrderChain(DenseChain):
 
     @query
     def entropy(self) -> Tensor:
-        """(B,) entropy of p(z_1..z_T | x), nats: of the first pair, and of each triple given its first two."""
+        """(B,) entropy of p(z_1..z_T | x), nats."""
+        forward = self._possible()
+        if not forward.in_logs:
+            return second_order.path_entropy(forward.messages, self._matrices, self.factors.valid)
+        # of the first pair, and of each triple given its first two
         probs = self.marginals().probs
         total = torch.special.entr(probs[0]).sum(-1)
         for triples, rows in self._triples():

@@ -33,9 +33,9 @@ def tables(size, words=4, zeros=False, seed=0, spread=1.0):
     return initial.flatten(), score.log_softmax(-1), emission
 
 
-def chains(size, x, lengths=None, seen=None, **options):
+def chains(size, x, lengths=None, seen=None, gradients=True, **options):
     """The chain, its dense twin over pairs, and the tables they have in common."""
-    parameters = [p.requires_grad_() for p in tables(size, **options)]
+    parameters = [p.requires_grad_(gradients) for p in tables(size, **options)]
     initial, table, emission = parameters
     emission = CategoricalEmission(emission.repeat(size, 1))
     valid = None if lengths is None else torch.arange(len(x))[:, None] < lengths
@@ -63,8 +63,14 @@ SITUATIONS = {
 
 
 @pytest.fixture(params=list(SITUATIONS))
-def both(request):
-    options = dict(SITUATIONS[request.param])
+def situation(request):
+    return request.param
+
+
+@pytest.fixture(params=[True, False], ids=["gradients", "no gradients"])
+def both(request, situation):
+    """With gradients everything is done in log space, without on scaled probabilities."""
+    options = dict(SITUATIONS[situation], gradients=request.param)
     x = torch.randint(4, (6, 4), generator=torch.Generator().manual_seed(1))
     seen = None
     if options.pop("missing", False):
@@ -77,6 +83,8 @@ def test_likelihood_and_its_gradient(both):
     second, dense, parameters = both
     close(second.log_prob(), dense.log_prob())
     close(second.token_log_probs(), dense.token_log_probs())
+    if not parameters[0].requires_grad:
+        return
     gradients = [torch.autograd.grad(c.log_prob().sum(), parameters) for c in (second, dense)]
     for got, expected in zip(*gradients, strict=True):
         possible = ~torch.isneginf(expected) & ~torch.isneginf(got)
@@ -96,6 +104,27 @@ def test_posteriors(both):
     close((got.start, got[3]), (expected.start, expected[3]))
 
 
+def test_which_way_is_taken():
+    x = torch.randint(4, (6, 2))
+    for gradients, spread in ((True, 1.0), (False, 1.0), (False, 400.0)):
+        second = chains(3, x, gradients=gradients, spread=spread)[0]
+        assert second._forward.in_logs == (gradients or spread > 1)
+
+
+def test_single_precision():
+    """float32, log space and scaled, beside float64."""
+    x = torch.randint(4, (60, 3), generator=torch.Generator().manual_seed(1))
+    exact, _, (initial, table, emission) = chains(4, x, torch.tensor([60, 7, 31]), gradients=False, spread=4.0)
+    for needed in (True, False):
+        transition = SecondOrderTransition(initial.float(), table.float().requires_grad_(needed))
+        words = CategoricalEmission(emission.float().repeat(4, 1))
+        second = build_chain(transition, words, x, valid=exact.valid)
+        assert second._forward.in_logs == needed
+        close(second.log_prob().detach().double(), exact.log_prob(), rtol=1e-5, atol=1e-4)
+        close(second.marginals().probs.double(), exact.marginals().probs, rtol=1e-3, atol=1e-4)
+        close(second.entropy().double(), exact.entropy(), rtol=1e-3, atol=1e-3)
+
+
 def test_paths(both):
     second, dense, _ = both
     close(second.viterbi()[1], dense.viterbi()[1])
@@ -109,10 +138,11 @@ def test_paths(both):
     close(second.viterbi()[0], found[0][0])
 
 
-def test_k_best_and_entropy_against_all_paths():
+@pytest.mark.parametrize("gradients", [True, False])
+def test_k_best_and_entropy_against_all_paths(gradients):
     size, steps = 3, 4
     x = torch.tensor([0, 2, 1, 3])
-    second, _, parameters = chains(size, x[:, None])
+    second, _, parameters = chains(size, x[:, None], gradients=gradients)
     initial, table, emission = (p.detach() for p in parameters)
     scores = {}
     for path in itertools.product(range(size), repeat=steps):

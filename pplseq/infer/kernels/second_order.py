@@ -15,6 +15,8 @@ from pplseq.infer.kernels.log_semiring import logsumexp
 from pplseq.infer.kernels.path_scan import sample_log
 
 MAX_CELLS = 1 << 22  # scores in one temporary of a maximum
+# a smaller product may have lost digits, or be what is left of several that underflowed
+LOWEST = {torch.float64: 1e-280, torch.float32: 1e-30}
 
 
 class SecondOrderMatrices:
@@ -89,6 +91,109 @@ def _wanted(reached: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor
     size = reached.shape[-1]
     some = reached.unsqueeze(-1) & (emit > -math.inf).reshape(-1, size, size)
     return (some if valid is None else some & valid[:, None, None]).nonzero().unbind(1)
+
+
+def _pieces(matrices: SecondOrderMatrices, number: int, device) -> tuple[Tensor, ...]:
+    return torch.arange(number, device=device).split(max(1, MAX_CELLS // matrices.size))
+
+
+def forward_pass(
+    init: Tensor, matrices: SecondOrderMatrices, emit: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Filtering with scaled probabilities, over the pairs that words allow; without gradients.
+
+    Returns:
+        p(pair_t | x_<=t) (T, R, M^2), the last one carried over padded steps; log p(x_t | x_<t) (T, R), 0 at padded steps; and
+        the rows (R,) in which digits may have been lost, to be redone in log space.
+    """
+    num_steps, rows, pairs = emit.shape
+    size, into = matrices.size, matrices.into.exp()
+    message = init + emit[0]
+    top = message.amax(-1).clamp_min(torch.finfo(emit.dtype).min)
+    message = (message - top.unsqueeze(-1)).exp()
+    total = message.sum(-1)
+    lost = total <= 0
+    messages, steps = [message / total.unsqueeze(-1)], [total.log() + top]
+    if valid is not None:
+        steps[0] = steps[0].where(valid[0], 0.0)
+    for t in range(1, num_steps):
+        before = messages[-1].reshape(rows, size, size)
+        now = None if valid is None else valid[t]
+        row, b, c = _wanted((before > 0).any(1), emit[t], now)
+        place = (row * size + b) * size + c
+        said = emit[t].reshape(-1)[place]
+        top = said.new_full((rows,), torch.finfo(emit.dtype).min).scatter_reduce(0, row, said, "amax")
+        values = (said - top[row]).exp()
+        for part in _pieces(matrices, len(row), emit.device):
+            values[part] *= (before[row[part], :, b[part]] * into[b[part], c[part]]).sum(-1)
+        lost.index_fill_(0, row[values < LOWEST[emit.dtype]], True)
+        total = values.new_zeros(rows).index_add_(0, row, values)
+        message = torch.zeros_like(messages[-1])
+        message.view(-1)[place] = values / total[row]
+        step = total.log() + top
+        if now is not None:
+            message, step = torch.where(now.unsqueeze(-1), message, messages[-1]), step.where(now, 0.0)
+        messages.append(message)
+        steps.append(step)
+    steps = torch.stack(steps)
+    return torch.stack(messages), steps, lost | ~steps.isfinite().all(0)
+
+
+def state_posterior(
+    messages: Tensor, matrices: SecondOrderMatrices, emit: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """p(pair_t | x) (T, R, M^2) from what :func:`forward_pass` gives, 0 at padded steps; and the rows to be redone."""
+    num_steps, rows, pairs = emit.shape
+    size, table = matrices.size, matrices.table.exp()
+    later = torch.ones_like(emit[0])
+    lost = torch.zeros(rows, dtype=torch.bool, device=emit.device)
+    probs = [messages[-1]]
+    for t in range(num_steps - 1, 0, -1):
+        # p(x_>=t | pair_t) up to a factor
+        top = emit[t].amax(-1, keepdim=True).clamp_min(torch.finfo(emit.dtype).min)
+        evidence = ((emit[t] - top).exp() * later).reshape(rows, size, size)
+        now = None if valid is None else valid[t]
+        before = messages[t - 1].reshape(rows, size, size)
+        row, a, b = (before > 0 if now is None else (before > 0) & now[:, None, None]).nonzero().unbind(1)
+        place = (row * size + a) * size + b
+        values = emit.new_empty(len(row))
+        for part in _pieces(matrices, len(row), emit.device):
+            values[part] = (table[a[part], b[part]] * evidence[row[part], b[part]]).sum(-1)
+        highest = values.new_zeros(rows).scatter_reduce(0, row, values, "amax")
+        values = values / highest[row]
+        lost.index_fill_(0, row[~(values > LOWEST[emit.dtype])], True)
+        new = torch.zeros_like(later)
+        new.view(-1)[place] = values
+        later = new if now is None else torch.where(now.unsqueeze(-1), new, later)
+        prob = messages[t - 1] * later
+        probs.append(prob / prob.sum(-1, keepdim=True))
+    probs = torch.stack(probs[::-1])
+    lost |= ~probs.isfinite().all(-1).all(0)
+    return (probs if valid is None else probs * valid.unsqueeze(-1)), lost
+
+
+def path_entropy(messages: Tensor, matrices: SecondOrderMatrices, valid: Tensor | None) -> Tensor:
+    """(R,) entropy of the path given x, nats, forward in time: that of the path up to t given the pair at t.
+
+    Source: D. Hernando, V. Crespi, G. Cybenko (2005), Efficient computation of the hidden Markov model entropy.
+    """
+    num_steps, rows, pairs = messages.shape
+    size, into = matrices.size, matrices.into.exp()
+    inner = torch.zeros_like(messages[0])
+    for t in range(1, num_steps):
+        now = messages[t].reshape(rows, size, size) > 0
+        row, b, c = (now if valid is None else now & valid[t][:, None, None]).nonzero().unbind(1)
+        place, before = (row * size + b) * size + c, messages[t - 1].reshape(rows, size, size)
+        rest, values = inner.reshape(rows, size, size), inner.new_empty(len(row))
+        for part in _pieces(matrices, len(row), messages.device):
+            weight = before[row[part], :, b[part]] * into[b[part], c[part]]
+            weight = weight / weight.sum(-1, keepdim=True)
+            values[part] = (weight * rest[row[part], :, b[part]] + torch.special.entr(weight)).sum(-1)
+        new = inner.clone() if valid is None else torch.where(valid[t].unsqueeze(-1), torch.zeros_like(inner), inner)
+        new.view(-1)[place] = values
+        inner = new
+    last = messages[-1]
+    return (last * inner + torch.special.entr(last)).sum(-1)
 
 
 def k_best_pass(
