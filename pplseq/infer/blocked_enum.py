@@ -13,7 +13,16 @@ from torch import Tensor
 from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
 from pplseq.infer.chain import Chain, build_chain
 from pplseq.infer.eager_chain import EagerChain
-from pplseq.infer.recording import ChainMessenger, Chains, as_mask, check_place, emit_factor, plate_shape, says, stack_steps
+from pplseq.infer.recording import (
+    ChainMessenger,
+    Chains,
+    as_mask,
+    check_place,
+    emit_factor,
+    plate_shape,
+    says,
+    stack_steps,
+)
 
 
 @dataclass
@@ -83,6 +92,8 @@ class BlockedEnum(ChainMessenger):
     # ---------------------------------------------------------------- recording
     def _pyro_sample(self, msg):
         fn = msg["fn"]
+        if isinstance(fn, StateCategorical | StateEmission):
+            self.check_conditioned(msg)
         if isinstance(fn, StateCategorical):
             if isinstance(fn.previous, StateVar) or fn.previous is None or isinstance(fn.previous, Belief):
                 self._record_state(msg)

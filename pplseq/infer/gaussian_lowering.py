@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -75,10 +76,22 @@ def chain_steps(recording: Recording) -> list[Step]:
 def _looks_observed(recording: Recording, steps: list[Step], index: int) -> bool:
     """Whether an unobserved leaf is a missing observation and no last state."""
     leaf = steps[index]
+    parent = steps[leaf.parent]
+    stem, before = _stem(leaf.name), _stem(parent.name)  # "x" of "x_7": sites of one kind have one
+    if stem == before:
+        return False
+    if stem in {_stem(o.name) for step in steps for o in step.observations}:
+        return True
+    if parent.parent is not None and before == _stem(steps[parent.parent].name):
+        return True  # states are called otherwise
     if any(step.parent == leaf.parent for step in steps[index + 1 :]) or leaf.matrix.shape[-2] != len(recording.zero):
         return True  # its state goes on without it, or it has not the size of a state
     emissions = [o.emission for step in steps for o in step.observations if isinstance(o.emission, LinearEmission)]
     return any(same_tensor(leaf.matrix, emission.matrix) for emission in emissions)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[_\d:]+$", "", name)
 
 
 def _raise_not_markov(step: Step, recording: Recording) -> None:

@@ -8,6 +8,8 @@ They are computed in double precision whatever the means are computed in: there 
 
 from __future__ import annotations
 
+import math
+import warnings
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,8 +21,8 @@ from pplseq.infer.kernels import kalman
 
 DOUBLE = torch.float64
 ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
+LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 PATIENCE = 16  # steps without a smaller change
-AGREE = 100 * ROUNDING  # covariances that both stand still within this are one
 
 
 class PathInput(NamedTuple):
@@ -88,12 +90,13 @@ class _Convergence:
         self.tol, self.wait_for_rounding, self.wants_gradient = tol, wait_for_rounding, wants_gradient
         self.sensitivity: dict[int, Tensor] = {}  # node -> X
         self.records: dict[int, Record] = {}
+        self.rounding = ROUNDING
         self.identity = torch.eye(h, dtype=DOUBLE)
 
     @property
     def agree(self) -> float:
-        """Relative difference within which two covariances that stand still are one."""
-        return max(self.tol, AGREE) if self.wait_for_rounding else self.tol
+        """Relative difference within which two covariances that stand still are one: well above rounding."""
+        return max(self.tol, 100 * self.rounding) if self.wait_for_rounding else self.tol
 
     def memory(self, parent: int, loop: Tensor, fresh: bool = False) -> tuple[Tensor | None, Tensor | None]:
         """X of a node, and of the one behind it by a step with this closed loop; None where it does not count.
@@ -113,9 +116,9 @@ class _Convergence:
         """Whether a relative change is none, and the record to keep for the new node; fresh: as above."""
         before = Record() if fresh else self.records.get(parent, Record())
         least, age = before.least, before.age + 1
-        if change < least or change > AGREE:  # what is far above rounding is a new transient, behind a gap
+        if change < least or change > 100 * self.rounding:  # what is far above rounding is a new transient, behind a gap
             least, age = change, 0
-        rounding = self.wait_for_rounding and max(least, change) <= ROUNDING and age >= PATIENCE
+        rounding = self.wait_for_rounding and max(least, change) <= self.rounding and age >= PATIENCE
         ahead = change
         if self.wait_for_rounding and self.tol > ROUNDING and before.last > 0:
             # single precision: small changes of a slow chain add up, as a geometric series, to what is not small
@@ -147,6 +150,7 @@ class CovariancePath:
         h = given.start.shape[-1]
         self._convergence = _Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
         self._fixed: list[int] = []  # predicted nodes that follow themselves
+        self._warned = False
         self.steady_step: int | None = None
         index = self._walk()
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
@@ -198,12 +202,27 @@ class CovariancePath:
         information = pick(self.given.information, steps, rows)
         if not all(seen):
             information = information * torch.tensor(seen, device=self.device, dtype=DOUBLE).view(-1, 1, 1)
-        part = kalman.update(torch.stack([self._predicted[p] for p in predicted]), information)
+        before = torch.stack([self._predicted[p] for p in predicted])
+        self._expect_rounding(float((_size(before) * _size(information)).max()))
+        part = kalman.update(before, information)
         self._parts.append(part)
         self._observed.append(information.expand_as(part.filtered))
         self._filtered.extend(part.filtered)
         self._carry.extend(part.carry)
         self._place.extend(zip(predicted, steps, rows, strict=True))
+
+    def _expect_rounding(self, precision: float) -> None:
+        """Precise observations, a large P Lam, cost digits: changes then stop falling further above the last digit."""
+        error = torch.finfo(DOUBLE).eps * precision
+        self._convergence.rounding = max(self._convergence.rounding, 64 * error)
+        if error > LOST and not self._warned and not self.given.wants_gradient:  # samplers and optimisers pass through
+            self._warned = True
+            warnings.warn(
+                f"observations are 1e{math.log10(precision):.0f} times as precise as what is known of the state before them: "
+                f"in double precision results have about {max(-math.log10(error), 0):.0f} digits; give observations more noise",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _step(self, nodes: list[int]) -> None:
         """Finds the predicted nodes behind filtered ones."""
@@ -264,6 +283,11 @@ class CovariancePath:
         del self._parts, self._filtered, self._carry
 
     @property
+    def rounding(self) -> float:
+        """Relative changes of covariances that may be rounding errors."""
+        return self._convergence.rounding
+
+    @property
     def num_nodes(self) -> int:
         return len(self.filtered)
 
@@ -308,6 +332,7 @@ class SmoothedPath:
         self._lag_one: list[Tensor] = [zero]
         self._of: list[int] = [-1]  # the filtered node of each node
         self._convergence = _Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
+        self._convergence.rounding = path.rounding
         self._fixed: dict[int, int] = {}  # filtered node -> node that follows itself
         index = self._walk(columns)
         index = index if back is None else index[:, back.reshape(-1)]

@@ -60,6 +60,8 @@ class KalmanCollapse(ChainMessenger):
     def _pyro_sample(self, msg):
         fn = msg["fn"]
         site = read_site(msg["name"], fn)
+        if site is not None or isinstance(fn, LinearGaussian):
+            self.check_conditioned(msg)
         if site is not None:
             var, read = site
             if self._is_rest(msg, var):

@@ -7,7 +7,11 @@ import functools
 import pyro
 import torch
 from pyro.nn import PyroModule
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.replay_messenger import ReplayMessenger
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pplseq.distributions.state import broadcast_shapes
@@ -23,6 +27,40 @@ class ChainMessenger(Messenger):
 
     vectorize: bool = True
     time_index = None
+
+    _recordings: list
+
+    @property
+    def num_plates(self) -> int:
+        """The plates around the chains that were recorded so far."""
+        return max((len(recording.frames) for recording in self._recordings), default=0)
+
+    def check_conditioned(self, msg: dict) -> None:
+        """Raises where ``pyro.condition``, ``pyro.do`` or a replayed trace has a value for a site that is eliminated here.
+
+        Handlers outside of this one come too late, and no handler knows the name of many steps at once.
+        """
+        if msg["is_observed"]:
+            return
+        for handler in _PYRO_STACK:
+            values = handler.trace if isinstance(handler, ReplayMessenger) else None
+            if isinstance(handler, ConditionMessenger | DoMessenger):
+                values = handler.data
+            if not values:
+                continue
+            name = next((name for name in self._step_names(msg["name"]) if name in values), None)
+            if name is not None:
+                raise ValueError(
+                    f"site {name!r} has a value in {type(handler).__name__}, which {type(self).__name__} would pass over: give "
+                    "observed values as obs=..., or condition the program inside of this handler with "
+                    "markov(..., vectorize=False)"
+                )
+
+    def _step_names(self, name: str) -> list[str]:
+        index = self.time_index
+        if index is None or f"{index}" not in name:
+            return [name]
+        return [name.replace(f"{index}", str(t)) for t in range(index.start, index.stop)]
 
     def __call__(self, fn):
         wrapped = super().__call__(fn)

@@ -127,7 +127,7 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
 
     Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands
     for all others. The body may then carry nothing but the hidden state from step to step; ``check_vectorizable`` finds
-    out. Everywhere else this is ``pyro.markov``.
+    out. Everywhere else, and in several plates, it runs step by step, as ``pyro.markov`` does.
 
     Args:
         iterable: usually ``range(T)``.
@@ -142,6 +142,10 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
         yield from pyro.markov(iterable, history=history)
         return
     yield iterable[0]
+    if any(handler.num_plates > 1 for handler in handlers):
+        # in two plates a tensor of the inner one alone, indexed by time, looks like one of the outer plate
+        yield from iterable[1:]
+        return
     index = TimeIndex(iterable[1], iterable[-1] + 1)
     for handler in handlers:
         handler.time_index = index
