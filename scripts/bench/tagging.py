@@ -1,0 +1,127 @@
+"""Seconds of training and tokens a second of tagging: the library's taggers against NLTK's and crfsuite, in the same run.
+
+    OMP_NUM_THREADS=1 python scripts/bench/tagging.py [--systems hmm nltk-tnt] [--column xpos] [--repeat 3]
+
+UD English-EWT below PPLSEQ_DATA, gold tokens: trained on train, tagging test. One thread, processor seconds, so that other work
+on the machine does not count. All systems are trained first, then tag the text in turn: "first" is the first time, with all
+caches empty, "tokens_per_second" the median of the later ones. "sentence_milliseconds" is for sentences of dev handed over one
+at a time. No speed is reported of taggers that are one method but do not agree, or that tag worse than they are known to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from record import ROOT, data_folder, record
+
+SYSTEMS = ("hmm", "tnt", "enhanced", "latent", "nltk-tnt", "nltk-perceptron", "crfsuite")
+SAME = {("tnt", "nltk-tnt"): 0.001}  # by how much the accuracies may differ: ties and rounding
+LEAST = {"hmm": 0.91, "tnt": 0.92, "enhanced": 0.92, "latent": 0.93, "nltk-perceptron": 0.925, "crfsuite": 0.935}
+PROMISED = {"hmm": {"tokens_per_second": 50_000}, "latent": {"train_seconds": 60}}
+
+
+def train_all(systems, train):
+    """Taggers, and the processor seconds of their training."""
+    from pplseq.cli.tag_systems import make_tagger
+
+    taggers, times = {}, {}
+    for name in systems:
+        tagger = make_tagger(name)
+        started = time.process_time()
+        tagger.fit(train)
+        taggers[name], times[name] = tagger, time.process_time() - started
+        print(f"{name}: trained in {times[name]:.1f} s", flush=True)
+    return taggers, times
+
+
+def tag_in_turn(taggers, words, repeat: int):
+    """Tags of each tagger, and the processor seconds of every turn."""
+    tags, times = {}, {name: [] for name in taggers}
+    for _ in range(repeat + 1):
+        for name, tagger in taggers.items():
+            started = time.process_time()
+            tags[name] = tagger.tag(words)
+            times[name].append(time.process_time() - started)
+    return tags, times
+
+
+def milliseconds_each(tagger, words) -> float:
+    """Median over sentences that come one at a time."""
+    times = []
+    for sentence in words:
+        started = time.process_time()
+        tagger.tag([sentence])
+        times.append(time.process_time() - started)
+    return 1e3 * statistics.median(times)
+
+
+def check(accuracy: dict[str, float]) -> None:
+    """Ends the program where a system is not what it should be."""
+    for name, least in LEAST.items():
+        if accuracy.get(name, 1.0) < least:
+            sys.exit(f"{name} tags {accuracy[name]:.4f} right, expected {least} or more; no speed is reported")
+    for (one, other), tolerance in SAME.items():
+        if one in accuracy and other in accuracy and abs(accuracy[one] - accuracy[other]) > tolerance:
+            sys.exit(
+                f"{one} {accuracy[one]:.4f} and {other} {accuracy[other]:.4f} are one method; no speed is reported"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", default=SYSTEMS, metavar="NAME", help="of `pplseq tag`")
+    parser.add_argument("--column", choices=("upos", "xpos"), default="upos", help="of tags")
+    parser.add_argument("--repeat", type=int, default=3, help="turns after the first")
+    parser.add_argument("--sentences", type=int, default=100, help="that come one at a time")
+    options = parser.parse_args()
+
+    import torch
+
+    from pplseq.data.columns import read_conllu
+    from pplseq.infer.tag_scores import score_tags, training_words
+    from pplseq.report.tag_tables import plain_table
+
+    torch.set_num_threads(1)
+    folder: Path = data_folder() / "ud_english_ewt"
+    train, dev, test = (
+        list(read_conllu(folder / f"en_ewt-ud-{part}.conllu", tag=options.column)) for part in ("train", "dev", "test")
+    )
+    words = [sentence.words for sentence in test]
+    single = [sentence.words for sentence in dev[: options.sentences]]
+    num_tokens = sum(map(len, words))
+    taggers, train_seconds = train_all(options.systems, train)
+    tags, times = tag_in_turn(taggers, words, options.repeat)
+    each = {name: milliseconds_each(tagger, single) for name, tagger in taggers.items()}
+    known = training_words(train)
+    accuracy = {name: score_tags(test, found, known).accuracy for name, found in tags.items()}
+    check(accuracy)
+    rows = {
+        name: {
+            "accuracy": round(accuracy[name], 4),
+            "train_seconds": round(train_seconds[name], 2),
+            "tokens_per_second_first": round(num_tokens / times[name][0]),
+            "tokens_per_second": round(num_tokens / statistics.median(times[name][1:] or times[name])),
+            "sentence_milliseconds": round(each[name], 2),
+        }
+        for name in taggers
+    }
+    head = ("system", "accuracy", "train s", "tokens/s first", "tokens/s", "ms a sentence")
+    print(plain_table(head, [[name, *(f"{v:,}" for v in row.values())] for name, row in rows.items()], "lrrrrr"))
+    path = ROOT / "results" / "bench" / "tagging.json"
+    results = json.loads(path.read_text())["results"] if path.is_file() else {}
+    results[options.column] = rows
+    record(
+        "tagging", results, promised=PROMISED, num_tokens={"train": sum(len(s.words) for s in train), "test": num_tokens},
+        protocol="UD English-EWT, one thread, processor seconds; all systems of a column of tags in one run",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
