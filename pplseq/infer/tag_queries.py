@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pplseq.data.columns import TaggedSentence
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
+PATHS_PER_TAGGING = 16  # looked at, at most
 MOST_SURPRISING = 3  # words of a sentence that are named
 SHARED_TAGS = 0.5  # of a text's words must have tags that the model knows
 
@@ -118,8 +121,8 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
     for i, (words, found) in enumerate(zip(sentences, answers, strict=True)):
         if questions.n_best:
             found["n_best"] = [
-                {"tags": list(path), "log_prob": float(log_prob), "prob": math.exp(min(log_prob, 0.0))}
-                for path, log_prob in tagger.n_best(words, questions.n_best)
+                {"tags": list(path), "log_prob": log_prob, "prob": math.exp(min(log_prob, 0.0))}
+                for path, log_prob in distinct_taggings(tagger, words, questions.n_best)
             ]
         if questions.num_samples:
             drawn = tagger.sample(words, questions.num_samples, seed=questions.seed + start + i)
@@ -129,6 +132,23 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
             first = sorted(range(len(nats)), key=lambda t: -nats[t])[:MOST_SURPRISING]
             found["most_surprising"] = [{"position": t + 1, "word": words[t], "nats": nats[t]} for t in first]
     return answers
+
+
+def distinct_taggings(tagger: Any, words: Words, n: int) -> list[tuple[tuple[str, ...], float]]:
+    """The n best taggings of a sentence, all different, and their log-probabilities given the words, nats.
+
+    Where tags have several states, many of the best paths of states are the same tagging. Then more paths are asked for, up to
+    `PATHS_PER_TAGGING` a tagging, and probabilities of the same tagging add up; each is a lower bound, over the paths found.
+    """
+    num = n
+    while True:
+        paths = tagger.n_best(words, num)
+        found: dict[tuple[str, ...], float] = {}
+        for tags, log_prob in paths:
+            found[tags] = float(np.logaddexp(found[tags], log_prob)) if tags in found else float(log_prob)
+        if len(found) >= n or len(paths) < num or num >= n * PATHS_PER_TAGGING:
+            return sorted(found.items(), key=lambda entry: -entry[1])[:n]
+        num *= 4
 
 
 def _top(tags: Sequence[str], probs: Any, top: int) -> list[dict[str, Any]]:
