@@ -127,7 +127,7 @@ def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads
     names = ("probabilities", "decode", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
     questions = TagQuestions(**{name: options[name] for name in names})
     check_answerable(saved.tagger, questions)
-    sentences = read(text, options, saved, tags="optional")
+    sentences = read(text, options, saved, tags="optional", allow_empty=True)
     note_other_tags(saved, sentences)
     answers = answer(saved.tagger, [sentence.words for sentence in sentences], questions)
     if as_json or questions.beyond_tags:

@@ -37,7 +37,12 @@ SHOWN_ALTERNATIVES = 4  # of a word, on a page
 
 
 def read(
-    path: str, options: Mapping[str, Any], saved: SavedTagger | None = None, *, tags: str = "required"
+    path: str,
+    options: Mapping[str, Any],
+    saved: SavedTagger | None = None,
+    *,
+    tags: str = "required",
+    allow_empty: bool = False,
 ) -> TaggedFile:
     """A file as the options say, by default with the column of a saved tagger. Names what was skipped on stderr."""
     column = column_of(options["column"])
@@ -50,6 +55,7 @@ def read(
         on_error=options["on_error"],
         tags=tags,
         separator=options["separator"],
+        allow_empty=allow_empty,
     )
     for first, last, line, message in found.skipped:
         lines = f"line {first}" if first == last else f"lines {first} to {last}"

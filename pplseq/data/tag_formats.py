@@ -134,11 +134,14 @@ class ConlluFormat(TagFormat):
         lines = list(lines)
         for i, place in enumerate(places):
             columns = lines[place].split("\t")
-            columns[self.column] = _written(tags[i], "\t")
-            if probabilities is not None:
+            tag = _written(tags[i], "\t")
+            if probabilities is not None or tag != columns[self.column]:  # a probability told before is of another tag
                 kept = [part for part in columns[9].split("|") if not part.startswith(f"{PROBABILITY_KEY}=")]
-                kept = [part for part in kept if part not in ("", "_")]
-                columns[9] = "|".join([*kept, f"{PROBABILITY_KEY}={probabilities[i]:.4f}"])
+                if probabilities is not None:
+                    kept = [part for part in kept if part not in ("", NO_TAG)]
+                    kept.append(f"{PROBABILITY_KEY}={probabilities[i]:.4f}")
+                columns[9] = "|".join(kept) or NO_TAG
+            columns[self.column] = tag
             lines[place] = "\t".join(columns)
         return lines
 
@@ -299,8 +302,9 @@ def guess_format(name: str, lines: Sequence[str], *, separator: str = "_", tags_
     usual = max(set(widths), key=widths.count, default=0)
     if usual > 1 and widths.count(usual) > 0.8 * len(widths):
         second = [row[1] for row in rows if len(row) == usual]
-        # words of a text are lower-case for the most part, tags are not
-        if len(rows) > 10 or sum(tag == tag.upper() for tag in second) > 0.8 * len(second):
+        # words of a text are lower-case for the most part, and few of them come again and again
+        few = len(second) > 10 and len(set(second)) < len(second) / 3
+        if few or sum(tag == tag.upper() for tag in second) > 0.8 * len(second):
             return ColumnsFormat.name
     if tags_optional:
         a_word_a_line = len(rows) > 1 and widths.count(1) > 0.8 * len(rows)

@@ -103,6 +103,7 @@ def read_tagged(
     on_error: str = "raise",
     tags: str = "required",
     separator: str = "_",
+    allow_empty: bool = False,
 ) -> TaggedFile:
     """Read a file of tagged sentences.
 
@@ -115,6 +116,7 @@ def read_tagged(
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".
+        allow_empty: take a file without words for no sentences, instead of an error.
 
     Returns:
         The sentences, as a sequence.
@@ -132,10 +134,10 @@ def read_tagged(
     raw = list(read_raw_lines(path))
     if format is None:
         sample = [line.decode("utf-8", "replace").strip("\ufeff\r\n") for _, line in raw if line.strip()][:SAMPLE_LINES]
-        if not sample:
+        if not sample and not allow_empty:
             raise ValueError(f"{name}: no words; the file is empty")
         plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
-        format = guess_format(plain, sample, separator=separator, tags_optional=optional)
+        format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample)
     chosen = column.get(format) if isinstance(column, Mapping) else column
     tag_format = make_format(format, chosen, separator=separator, tags_optional=optional)
     sentences, blocks, skipped = [], [], []
@@ -156,7 +158,7 @@ def read_tagged(
         blocks.append(SentenceBlock(first, tuple(line.text for line in lines), parsed.places))
         if parsed.words:
             sentences.append(TaggedSentence(parsed.words, parsed.tags))
-    if not sentences:
+    if not sentences and not (allow_empty and not skipped):
         why = f"; the first was skipped because of line {skipped[0].line}: {skipped[0].message}" if skipped else ""
         raise ValueError(f"{name}: no words in any sentence ({tag_format.name}){why}")
     return TaggedFile(name, tag_format, sentences, blocks, skipped)
@@ -216,10 +218,8 @@ def write_tagged(
         ValueError: sentences that are not those of the source; probabilities that do not fit; a tag that holds the
             separator of word_TAG.
     """
-    text = "\n".join(
-        render_tagged(sentences, format, column, source=source, probabilities=probabilities, separator=separator)
-    )
-    data = (text + "\n").encode("utf-8") if text else b""
+    lines = render_tagged(sentences, format, column, source=source, probabilities=probabilities, separator=separator)
+    data = "".join(line + "\n" for line in lines).encode("utf-8")
     if str(path) == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

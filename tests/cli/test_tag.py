@@ -204,6 +204,13 @@ def test_formats(model, text, options, expected):
     assert pplseq("tag", "run", model, *options, input=text).stdout == expected
 
 
+@pytest.mark.parametrize("text", ["", "\n", "\n\n"])
+def test_nothing_to_tag(model, files, text):
+    assert pplseq("tag", "run", model, "--html", files / "page.html", "--probabilities", input=text).stdout == text
+    assert pplseq("tag", "run", model, "--entropy", input=text).stdout == ""
+    assert "the file is empty" in pplseq("tag", "eval", model, "-", input=text, code=2).stderr
+
+
 def test_run_to_a_file(model, files):
     pplseq("tag", "run", model, files / "test.conllu", "--out", files / "test.conllu")  # over itself
     assert read_tagged(files / "test.conllu")[0].tags == ("D", "V", "D")

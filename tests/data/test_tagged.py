@@ -99,6 +99,7 @@ def test_word_tag(write):
         ("the at\ndog nn\nbarks vb\n\n" * 4, "columns"),
         ("The_DT dog_NN\nbarks_VBZ\n", "word_tag"),
         ("the dog barks\n", "words"),
+        ("".join(f"John{i} Smith{i}\n" for i in range(30)), "words"),
         ("the dog barks\nno\n", "words"),
         ("the\ndog\n\nbarks\n", "columns"),
         ("1 the the DET DT _ 0 root _ _\n", "conllu"),
@@ -210,6 +211,26 @@ def test_a_file_may_be_written_over(write):
     tabs = read_tagged(write("a\tX\tO\n"), "columns", 2)
     write_tagged(path.with_suffix(".txt"), retagged(tabs, "B"), source=tabs)
     assert path.with_suffix(".txt").read_text() == "a\tX\tB\n\n"
+
+
+def test_a_file_without_words(write, tmp_path):
+    for content, name in (("", "a.txt"), ("\n\n", "b.txt"), ("# nothing\n\n", "c.conllu")):
+        source = read_tagged(write(content, name), allow_empty=True)
+        assert len(source) == 0
+        write_tagged(tmp_path / "out", [], source=source)
+        assert (tmp_path / "out").read_text() == content
+    with pytest.raises(ValueError, match="no words in any sentence"):
+        read_tagged(write("1\tbroken\n", "d.conllu"), on_error="skip", allow_empty=True)
+
+
+def test_a_probability_goes_with_its_tag(write, tmp_path):
+    source = read_tagged(write(CONLLU, "file.conllu"))
+    tags = [("AUX", "X"), ("X",)]
+    write_tagged(
+        tmp_path / "out", [TaggedSentence(s.words, t) for s, t in zip(source, tags, strict=True)], source=source
+    )
+    changed = CONLLU.replace("PART", "X").replace("NUM", "X").replace("|TagProb=0.1", "")
+    assert (tmp_path / "out").read_text() == changed
 
 
 def test_lines_stay_in_their_place(write, tmp_path):
