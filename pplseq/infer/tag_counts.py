@@ -13,6 +13,7 @@ import numpy as np
 from pplseq.data.columns import TaggedSentence
 
 SMOOTHING = ("mle", "add", "witten_bell", "deleted_interpolation")
+MAX_TRIGRAM_TAGS = 400  # the boundary too: 64 million trigrams
 FLOOR = 1e-12  # of unsmoothed probabilities, so that no sentence is impossible
 
 
@@ -21,22 +22,32 @@ class TagCounts(NamedTuple):
 
     Attributes:
         tags: N names. words: V words, sorted.
-        trigrams: (M, M, M) how often tag c followed a, b; sentences stand between two boundaries and one.
+        ngrams: (M, M, M) how often tag c followed a, b, or (M, M) how often it followed b; sentences stand between two
+            boundaries and one.
         word_tags: (V, N) how often a word had a tag.
     """
 
     tags: tuple[str, ...]
     words: tuple[str, ...]
-    trigrams: np.ndarray
+    ngrams: np.ndarray
     word_tags: np.ndarray
 
 
-def count_tags(sentences: Sequence[TaggedSentence]) -> TagCounts:
-    """Counts of tagged sentences; empty ones count for nothing."""
+def count_tags(sentences: Sequence[TaggedSentence], order: int = 2) -> TagCounts:
+    """Counts of tagged sentences, of trigrams (order 2) or bigrams (1); empty sentences count for nothing.
+
+    Raises:
+        ValueError: too many tags for trigrams.
+    """
     tags = sorted({tag for sentence in sentences for tag in sentence.tags})
     words = sorted({word for sentence in sentences for word in sentence.words})
     tag_number, word_number = ({name: i for i, name in enumerate(names)} for names in (tags, words))
-    boundary = len(tags)
+    boundary, size = len(tags), len(tags) + 1
+    if order == 2 and size > MAX_TRIGRAM_TAGS:
+        raise ValueError(
+            f"sentences: {len(tags):,} different tags are too many for trigrams of them (at most {MAX_TRIGRAM_TAGS - 1}); use "
+            "order=1, bigrams, or a column with fewer tags"
+        )
     track, spoken, said = [], [], []
     for sentence in sentences:
         if sentence.words:
@@ -46,22 +57,23 @@ def count_tags(sentences: Sequence[TaggedSentence]) -> TagCounts:
             spoken += [word_number[word] for word in sentence.words]
     track.append(boundary)
     track = np.array(track, dtype=np.int64)
-    size = boundary + 1
-    code = (track[:-2] * size + track[1:-1]) * size + track[2:]
+    code = track[1:-1] * size + track[2:]
+    if order == 2:
+        code += track[:-2] * size**2
     # windows that run over the two boundaries between sentences predict nothing
     real = ~((track[1:-1] == boundary) & (track[2:] == boundary))
-    trigrams = np.bincount(code[real], minlength=size**3).reshape(size, size, size)
+    ngrams = np.bincount(code[real], minlength=size ** (order + 1)).reshape((size,) * (order + 1))
     pairs = np.array(spoken, dtype=np.int64) * max(boundary, 1) + np.array(said, dtype=np.int64)
     word_tags = np.bincount(pairs, minlength=len(words) * boundary).reshape(len(words), boundary)
-    return TagCounts(tuple(tags), tuple(words), trigrams.astype(np.float64), word_tags.astype(np.float64))
+    return TagCounts(tuple(tags), tuple(words), ngrams.astype(np.float64), word_tags.astype(np.float64))
 
 
 # ------------------------------------------------------------------------------------------------ transitions
-def transition_probs(trigrams: np.ndarray, order: int, smoothing: str, add: float = 1.0) -> np.ndarray:
+def transition_probs(ngrams: np.ndarray, order: int, smoothing: str, add: float = 1.0) -> np.ndarray:
     """p(tag | one or two tags before): (M, M) or (M, M, M), contexts first; every row sums to one.
 
     Args:
-        trigrams: (M, M, M) counts.
+        ngrams: (M, M, M) counts, or (M, M) for one tag before.
         order: 1 or 2 tags before.
         smoothing: "mle" (unseen: a tiny probability), "add" (add-lambda with lambda = `add`), "witten_bell" (Witten and Bell
             1991, backing off to shorter contexts), "deleted_interpolation" (Brants 2000, section 2.2).
@@ -75,7 +87,12 @@ def transition_probs(trigrams: np.ndarray, order: int, smoothing: str, add: floa
         raise ValueError(f"smoothing must be one of {', '.join(SMOOTHING)}; got {smoothing!r}")
     if smoothing == "add" and not add > 0:
         raise ValueError(f"add must be positive, got {add}")
-    levels = [trigrams.sum((0, 1)), trigrams.sum(0), trigrams][: order + 1]  # counts of unigrams, bigrams, trigrams
+    if ngrams.ndim not in (order + 1, 3):
+        raise ValueError(f"ngrams: {order} tags before need counts of {order + 1}-grams, got shape {ngrams.shape}")
+    levels = [ngrams]  # counts of unigrams, bigrams, trigrams
+    while levels[0].ndim > 1:
+        levels.insert(0, levels[0].sum(0))
+    levels = levels[: order + 1]
     if smoothing == "witten_bell":
         probs = levels[0] / levels[0].sum()
         for count in levels[1:]:

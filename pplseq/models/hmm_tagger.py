@@ -108,7 +108,7 @@ class HMMTagger(GenerativeTagger):
     # ---------------------------------------------------------------- learning
     def fit(self, sentences: Sequence[TaggedSentence], dev=None, *, progress: bool = False) -> HMMTagger:
         check_sentences(sentences)
-        return self.set_counts(count_tags(sentences))
+        return self.set_counts(count_tags(sentences, self.settings.order))
 
     def set_counts(self, counts: TagCounts) -> HMMTagger:
         """Takes counts for the training text; counts of parts of a text may be added up before."""
@@ -131,7 +131,7 @@ class HMMTagger(GenerativeTagger):
                 counts.words, counts.word_tags, max_count=settings.max_count, max_length=settings.max_suffix,
                 theta=settings.suffix_theta, classes=classes,
             )  # fmt: skip
-        probs = transition_probs(counts.trigrams, settings.order, settings.smoothing, settings.add)
+        probs = transition_probs(counts.ngrams, settings.order, settings.smoothing, settings.add)
         self._transition = self._make_transition(torch.from_numpy(np.ascontiguousarray(probs)).log())
         return self
 
@@ -226,7 +226,7 @@ class HMMTagger(GenerativeTagger):
         counts = self.counts
         where = np.nonzero(counts.word_tags)
         tensors = {
-            "trigrams": torch.from_numpy(counts.trigrams),
+            "ngrams": torch.from_numpy(counts.ngrams),
             "word_tags_at": torch.from_numpy(np.stack(where)),
             "word_tags": torch.from_numpy(counts.word_tags[where]),
         }
@@ -238,7 +238,7 @@ class HMMTagger(GenerativeTagger):
         word_tags = np.zeros((len(words), len(tags)))
         word_tags[tuple(tensors["word_tags_at"].numpy())] = tensors["word_tags"].numpy()
         tagger = cls(HMMTaggerSettings(**config["settings"]))
-        return tagger.set_counts(TagCounts(tags, words, tensors["trigrams"].numpy(), word_tags))
+        return tagger.set_counts(TagCounts(tags, words, tensors["ngrams"].numpy(), word_tags))
 
 
 class WordTable(CategoricalEmission):

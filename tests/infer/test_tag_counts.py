@@ -33,18 +33,32 @@ def test_counts():
     names = [*counts.tags, "$"]
     expected = trigrams(SENTENCES)
     found = {
-        (names[a], names[b], names[c]): int(counts.trigrams[a, b, c])
-        for a, b, c in zip(*counts.trigrams.nonzero(), strict=True)
+        (names[a], names[b], names[c]): int(counts.ngrams[a, b, c])
+        for a, b, c in zip(*counts.ngrams.nonzero(), strict=True)
     }
     assert found == dict(expected)
     assert counts.word_tags[counts.words.index("dog")].tolist() == [0, 0, 2, 0]
     assert counts.word_tags.sum() == 10
 
 
+def test_bigrams():
+    bigrams, trigrams = count_tags(SENTENCES, order=1).ngrams, count_tags(SENTENCES).ngrams
+    np.testing.assert_array_equal(bigrams, trigrams.sum(0))
+    for smoothing in SMOOTHING:
+        np.testing.assert_allclose(transition_probs(bigrams, 1, smoothing), transition_probs(trigrams, 1, smoothing))
+
+
+def test_many_tags():
+    sentence = TaggedSentence(("a",) * 1000, tuple(map(str, range(1000))))
+    with pytest.raises(ValueError, match="1,000 different tags are too many for trigrams"):
+        count_tags([sentence])
+    assert count_tags([sentence], order=1).ngrams.shape == (1001, 1001)
+
+
 @pytest.mark.parametrize("smoothing", SMOOTHING)
 @pytest.mark.parametrize("order", [1, 2])
 def test_rows_are_distributions(smoothing, order):
-    probs = transition_probs(count_tags(SENTENCES).trigrams, order, smoothing)
+    probs = transition_probs(count_tags(SENTENCES).ngrams, order, smoothing)
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-12)
     assert (probs >= 0).all() and probs.shape == (5,) * (order + 1)
 
@@ -52,19 +66,19 @@ def test_rows_are_distributions(smoothing, order):
 def test_relative_frequencies_and_added_counts():
     counts = count_tags(SENTENCES)
     d, n, v = (counts.tags.index(tag) for tag in "DNV")
-    mle = transition_probs(counts.trigrams, 1, "mle")
+    mle = transition_probs(counts.ngrams, 1, "mle")
     np.testing.assert_allclose(mle[n, v], 1, atol=1e-9)
     np.testing.assert_allclose(mle[d, n], 0.5, atol=1e-9)
-    added = transition_probs(counts.trigrams, 1, "add", add=0.5)
+    added = transition_probs(counts.ngrams, 1, "add", add=0.5)
     np.testing.assert_allclose(added[d, n], 1.5 / (2 + 2.5))
 
 
 def test_witten_bell_by_hand():
     counts = count_tags(SENTENCES)
     d, n = (counts.tags.index(tag) for tag in "DN")
-    unigram = counts.trigrams.sum((0, 1)) / counts.trigrams.sum()
+    unigram = counts.ngrams.sum((0, 1)) / counts.ngrams.sum()
     # behind D came two different tags, twice in all
-    np.testing.assert_allclose(transition_probs(counts.trigrams, 1, "witten_bell")[d, n], (1 + 2 * unigram[n]) / 4)
+    np.testing.assert_allclose(transition_probs(counts.ngrams, 1, "witten_bell")[d, n], (1 + 2 * unigram[n]) / 4)
 
 
 def test_interpolation_weights_against_the_loop_of_the_article():
@@ -110,11 +124,12 @@ def test_shapes():
         ((3, "mle"), "order must be"),
         ((1, "good"), "smoothing must be one of"),
         ((1, "add", 0.0), "add must be positive"),
+        ((2, "mle"), r"need counts of 3-grams, got shape \(5, 5\)"),
     ],
 )
 def test_bad_options(arguments, message):
     with pytest.raises(ValueError, match=message):
-        transition_probs(count_tags(SENTENCES).trigrams, *arguments)
+        transition_probs(count_tags(SENTENCES, order=1).ngrams, *arguments)
 
 
 def test_bad_suffix_options():

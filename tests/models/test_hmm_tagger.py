@@ -81,7 +81,7 @@ def test_counts_of_parts_add_up():
 
     whole, first, second = (count_tags(part) for part in (TRAIN, TRAIN[:50], TRAIN[50:]))
     assert first.tags == second.tags == whole.tags
-    np.testing.assert_array_equal(first.trigrams + second.trigrams, whole.trigrams)
+    np.testing.assert_array_equal(first.ngrams + second.ngrams, whole.ngrams)
 
 
 def test_a_word_and_a_tag():
