@@ -18,27 +18,31 @@ from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import DenseTransition, Transition
 from pplseq.infer import split_merge
 from pplseq.infer.chain import Chain, build_chain
-from pplseq.infer.split_merge import SubstateCounts, TaggedTokens
+from pplseq.infer.rare_words import FormModel
+from pplseq.infer.split_merge import SubstateCounts, SubstateModel, TaggedTokens
+from pplseq.infer.substate_words import SubstateWords
 from pplseq.infer.time_index import markov
-from pplseq.infer.word_suffixes import SuffixGuesser
 from pplseq.models.hmm_tagger import WordTable
 from pplseq.models.tagger import GenerativeTagger, Words, check_sentences, tag_names
 
-# chosen on the development part of UD English EWT
-SUFFIXES = {"max_count": 10, "max_length": 10, "theta": 0.6, "classes": "shape"}
+TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impossible
 
 
 @dataclass(frozen=True)
 class LatentTaggerSettings:
-    """How a :class:`LatentTagger` learns.
+    """How a :class:`LatentTagger` learns; defaults were chosen on the development part of UD English EWT.
 
     Attributes:
         num_substates: of each tag, a power of two; rounds of splitting are its logarithm.
         num_iterations: of EM in each round. noise: by which new substates differ; see
             :func:`~pplseq.infer.split_merge.split`.
-        merge: share of each round's splits that is undone where it helps least; then num_substates bounds the number.
+        merge: share of each round's splits that is undone where it helps least, except in the first round; num_substates then
+            bounds the number.
         transition_count: pseudo-count of p(substate | tag before), to which transitions back off.
         emission_count: pseudo-count of p(substate | tag) in p(substate | word, tag).
+        form_count: pseudo-count of what a word's form says about its tag; 0: new words only are judged by their form.
+        form_l2: weight of the squared weights of the model of forms.
+        max_count: words up to this frequent are rare: new words are taken to be like them.
         seed: of the noise.
     """
 
@@ -48,6 +52,9 @@ class LatentTaggerSettings:
     merge: float = 0.0
     transition_count: float = 20.0
     emission_count: float = 5.0
+    form_count: float = 0.5
+    form_l2: float = 0.2
+    max_count: float = 10
     seed: int = 0
 
     def __post_init__(self):
@@ -58,11 +65,9 @@ class LatentTaggerSettings:
                 "num_iterations must not be negative, noise and merge be in [0, 1); got "
                 f"{self.num_iterations}, {self.noise} and {self.merge}"
             )
-        if not (self.transition_count >= 0 and self.emission_count > 0):
-            raise ValueError(
-                "transition_count must not be negative, emission_count be positive; got "
-                f"{self.transition_count} and {self.emission_count}"
-            )
+        for setting in ("transition_count", "emission_count", "form_count", "form_l2", "max_count"):
+            if not getattr(self, setting) >= 0:
+                raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
 
 
 class LatentTagger(GenerativeTagger):
@@ -71,7 +76,8 @@ class LatentTagger(GenerativeTagger):
         z_t ~ p(z_t | z_{t-1}),  word_t ~ p(word_t | z_t),  tag_t = tag of z_t,  up to a boundary behind the last word
 
     Training counts tags and words, then repeatedly splits every state in two and runs EM on the tagged text, in which
-    each word opens the states of its tag only.
+    each word opens the states of its tag only. Words that are new or rare are judged by their form as well, inside
+    p(word | z); see :class:`~pplseq.infer.substate_words.SubstateWords`.
 
     Example::
 
@@ -106,19 +112,22 @@ class LatentTagger(GenerativeTagger):
             for words_, tags_ in sentences
         ]
         of_symbol = torch.tensor([*symbols, (-1, len(tags))])
-        counts, sizes = self._learn(TaggedTokens.pack(rows, of_symbol[:, 1]), progress)
-        self._set(tags, words, of_symbol, counts.transition.double(), counts.emission.double(), sizes)
-        return self
+        word_tags = torch.zeros(len(words), len(tags), dtype=torch.float64)
+        for row in rows:
+            word_tags.index_put_(tuple(of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True)
+        forms = FormModel.fit(words, word_tags, max_count=self.settings.max_count, l2=self.settings.form_l2)
+        model, counts = self._learn(TaggedTokens.pack(rows, of_symbol[:, 1]), progress)
+        counts = SubstateCounts(counts.log_prob, counts.transition.double(), counts.emission.double())
+        return self._set(tags, words, of_symbol, counts, model.sizes, forms)
 
-    def _learn(self, tokens: TaggedTokens, progress: bool) -> tuple[SubstateCounts, Tensor]:
+    def _learn(self, tokens: TaggedTokens, progress: bool) -> tuple[SubstateModel, SubstateCounts]:
         from tqdm import tqdm
 
-        settings = self.settings
+        settings, of_symbol = self.settings, tokens.tag_of_symbol
         rounds = settings.num_substates.bit_length() - 1
         self.log_probs = []
         model = split_merge.supervised(tokens, torch.float32)
-        of_symbol = tokens.tag_of_symbol
-        with tqdm(total=rounds * settings.num_iterations, desc="EM", disable=not progress) as bar:
+        with tqdm(desc="EM", disable=not progress) as bar:
 
             def each(log_prob: float) -> None:
                 self.log_probs.append(log_prob)
@@ -127,95 +136,51 @@ class LatentTagger(GenerativeTagger):
             for k in range(rounds):
                 model = split_merge.split(model, of_symbol, noise=settings.noise, seed=settings.seed + k)
                 model = split_merge.fit_em(model, tokens, settings.num_iterations, each)
-        return split_merge.expected_counts(model, tokens), model.sizes
+                if settings.merge and k:  # two substates are hardly ever one too many
+                    counts = split_merge.expected_counts(model, tokens, merge_loss=True)
+                    model, _ = split_merge.merge(counts, of_symbol, model.sizes, settings.merge)
+                    model = split_merge.fit_em(model, tokens, (settings.num_iterations + 1) // 2, each)
+        return model, split_merge.expected_counts(model, tokens)
 
     def _set(
         self,
         tags: Sequence[str],
         words: Sequence[str],
         of_symbol: Tensor,
-        transition: Tensor,
-        emission: Tensor,
+        counts: SubstateCounts,
         sizes: Tensor,
-    ) -> None:
-        """Probabilities from expected counts, as in :class:`~pplseq.infer.split_merge.SubstateCounts`; of_symbol (S, 2) words
-        and tags."""
+        forms: FormModel,
+    ) -> LatentTagger:
+        """Probabilities from expected counts; of_symbol (S, 2) words and tags."""
+        settings = self.settings
         self.tags, self.words, self.known_words = tuple(tags), tuple(words), frozenset(words)
-        self._word_number = {word: i for i, word in enumerate(words)}
-        self._of_symbol, self._counts, self._sizes = of_symbol, SubstateCounts(0.0, transition, emission), sizes
-        filled = split_merge.filled_slots(sizes, emission.shape[1])
-        self._tag_of_state = filled.nonzero()[:, 0]
-        self._transition = self._transition_of(transition, filled)
-        self._set_emission(emission, filled)
+        self._of_symbol, self._counts, self._sizes, self._forms = of_symbol, counts, sizes, forms
+        self._substate_words = SubstateWords(
+            self.words, of_symbol, counts.emission, sizes, forms, form_count=settings.form_count,
+            substate_count=settings.emission_count, max_count=settings.max_count,
+        )  # fmt: skip
+        self._tag_of_state = self._substate_words.tag_of_state
+        self._transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes).matrix())
+        return self
 
-    def _transition_of(self, counts: Tensor, filled: Tensor) -> DenseTransition:
-        """p(z' | z) = (count(z, z') + k p(z' | tag of z)) / (count(z) + k), with p(z' | tag) much the same way from p(z')."""
-        num_tags, width = filled.shape
-        kept = filled.reshape(-1)
-        table = counts.permute(0, 2, 1, 3).reshape(num_tags * width, num_tags * width)[kept][:, kept]
-        of_tag = table.new_zeros(num_tags, len(table)).index_add(0, self._tag_of_state, table)
-        overall = table.sum(0) / table.sum()
-        # a tag pair that was never seen stays possible
-        by_tag = (of_tag + overall) / (of_tag.sum(-1, keepdim=True) + 1)
-        weight = max(self.settings.transition_count, 1e-6)
-        rows = (table + weight * by_tag[self._tag_of_state]) / (table.sum(-1, keepdim=True) + weight)
+    def _transition_of(self, counts: Tensor) -> DenseTransition:
+        """p(z' | z) = (n(z, z') + k p(z' | tag of z)) / (n(z) + k), where p(z' | tag) has one pseudo-count of p(z')."""
+        of_tag = counts.new_zeros(len(self._sizes), len(counts)).index_add(0, self._tag_of_state, counts)
+        overall = counts.sum(0) / counts.sum()
+        by_tag = (of_tag + overall) / (of_tag.sum(-1, keepdim=True) + 1)  # any tag may follow any other
+        weight = max(self.settings.transition_count, TINY_COUNT)
+        rows = (counts + weight * by_tag[self._tag_of_state]) / (counts.sum(-1, keepdim=True) + weight)
         initial = rows[-1].clone()
         initial[-1] = 0.0  # a sentence has a word
         return DenseTransition((initial / initial.sum()).log(), rows.log())
 
     # ---------------------------------------------------------------- words
-    def _set_emission(self, counts: Tensor, filled: Tensor) -> None:
-        word, tag = self._of_symbol.T
-        num_tags, width = filled.shape
-        weight = self.settings.emission_count
-        visits = counts.new_zeros(num_tags, width).index_add(0, tag, counts)
-        self._substate_share = visits / visits.sum(-1, keepdim=True)
-        total = counts.sum(-1, keepdim=True)
-        # p(word, state) = p(word, tag) p(state | word, tag)
-        joint = total * (counts + weight * self._substate_share[tag]) / (total + weight)
-        normaliser = joint.new_zeros(num_tags, width).index_add(0, tag, joint)
-        self._symbol_log_probs = (joint / normaliser[tag].clamp_min(1e-300)).log()
-        slot = filled.reshape(-1).nonzero().squeeze(-1)  # of each state, in the padded table
-        number = torch.full((num_tags * width,), -1)
-        number[slot] = torch.arange(len(slot))
-        self._state_of_slot = number.view(num_tags, width)
-        self._symbols_of_word: list[list[int]] = [[] for _ in self.words]
-        for symbol, w in enumerate(word[:-1].tolist()):
-            self._symbols_of_word[w].append(symbol)
-        word_tags = np.zeros((len(self.words), len(self.tags)))
-        np.add.at(word_tags, (word[:-1].numpy(), tag[:-1].numpy()), total[:-1, 0].numpy())
-        self._guesser = SuffixGuesser(self.words, word_tags, **SUFFIXES)
-        self._log_tag_probs = np.log(word_tags.sum(0) / word_tags.sum())
-        # substates of a tag where its words are rare
-        rare = (word_tags.sum(-1) <= SUFFIXES["max_count"])[word[:-1]]
-        rare_visits = counts.new_zeros(num_tags, width).index_add(0, tag[:-1][rare], counts[:-1][rare])
-        share = (rare_visits + self._substate_share) / (rare_visits.sum(-1, keepdim=True) + 1)
-        self._rare_log_share = (share / self._substate_share.clamp_min(1e-300))[filled].log()
-        self._guesses: dict[str, Tensor] = {}
-
-    def _word_log_prob(self, word: str) -> Tensor:
-        """(Z,) log p(word | state), of unknown words up to a constant."""
-        number = self._word_number.get(word)
-        if number is None:
-            number = self._word_number.get(word.lower())
-        if number is None:
-            if word not in self._guesses:
-                of_tag = np.log(np.maximum(self._guesser.tag_given_word(word), 1e-300)) - self._log_tag_probs
-                row = self._rare_log_share + torch.from_numpy(np.append(of_tag, -np.inf))[self._tag_of_state]
-                self._guesses[word] = row
-            return self._guesses[word]
-        row = torch.full((len(self._tag_of_state),), -torch.inf, dtype=torch.float64)
-        for symbol in self._symbols_of_word[number]:
-            tag = int(self._of_symbol[symbol, 1])
-            size = int(self._sizes[tag])
-            row[self._state_of_slot[tag, :size]] = self._symbol_log_probs[symbol, :size]
-        return row
-
     def emission(self, types: Sequence[str]) -> WordTable:
         """p(word | state) of given words; the boundary's is number len(types)."""
-        boundary = torch.full((len(self._tag_of_state),), -torch.inf, dtype=torch.float64)
-        boundary[-1] = 0.0
-        return WordTable(torch.stack([*(self._word_log_prob(word) for word in types), boundary]))
+        table = self._substate_words.log_probs(types)
+        boundary = torch.full_like(table[:1], -torch.inf)
+        boundary[0, -1] = 0.0
+        return WordTable(torch.cat([table, boundary]))
 
     def encode(self, sentences: Sequence[Words]) -> tuple[list[str], Tensor, Tensor]:
         """The different words of sentences; ids (B, T + 1), ended by the boundary; lengths with it."""
@@ -271,38 +236,55 @@ class LatentTagger(GenerativeTagger):
         if num_sentences < 0 or max_length < 1:
             raise ValueError(f"num_sentences and max_length must be positive, got {num_sentences} and {max_length}")
         rng = np.random.default_rng(seed)
-        rows = np.concatenate([self._transition.initial[None].exp(), self._transition.matrix.exp()]).cumsum(-1)
-        word, tag = self._of_symbol.T.numpy()
-        slot = (self._state_of_slot >= 0).nonzero()[:, 1].numpy()
+        rows = torch.cat([self._transition.initial[None], self._transition.matrix]).exp().cumsum(-1).numpy()
+        words_of: dict[int, np.ndarray] = {}
+        table = self._substate_words.log_probs(self.words) if num_sentences else None
+
+        def draw(cumulative: np.ndarray) -> int:
+            return min(
+                int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")), len(cumulative) - 1
+            )
+
         drawn = []
         for _ in range(num_sentences):
             state, words, tags = -1, [], []
             while len(words) < max_length:
-                row = rows[state + 1]
-                state = min(int(np.searchsorted(row, rng.random() * row[-1], side="right")), len(row) - 1)
-                k = int(self._tag_of_state[state])
-                if k == len(self.tags):
+                state = draw(rows[state + 1])
+                tag = int(self._tag_of_state[state])
+                if tag == len(self.tags):
                     break
-                of_tag = np.flatnonzero(tag == k)
-                mass = self._symbol_log_probs[of_tag, slot[state]].exp().numpy()
-                words.append(self.words[word[rng.choice(of_tag, p=mass / mass.sum())]])
-                tags.append(self.tags[k])
+                if state not in words_of:
+                    words_of[state] = table[:, state].exp().cumsum(0).numpy()
+                words.append(self.words[draw(words_of[state])])
+                tags.append(self.tags[tag])
             drawn.append(TaggedSentence(tuple(words), tuple(tags)))
         return drawn
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        tensors = {
+        header, tensors = self._forms.state()
+        tensors = {f"forms.{name}": value for name, value in tensors.items()}
+        tensors |= {
             "symbols": self._of_symbol,
             "transition_counts": self._counts.transition,
             "emission_counts": self._counts.emission,
             "sizes": self._sizes,
         }
-        return {"settings": asdict(self.settings), "tags": self.tags, "words": self.words}, tensors
+        config = {
+            "settings": asdict(self.settings),
+            "tags": self.tags,
+            "words": self.words,
+            "forms": header,
+            "log_probs": self.log_probs,
+        }
+        return config, tensors
 
     @classmethod
     def from_state(cls, config, tensors):
         tagger = cls(LatentTaggerSettings(**config["settings"]))
-        counts = tensors["transition_counts"], tensors["emission_counts"]
-        tagger._set(config["tags"], config["words"], tensors["symbols"], *counts, tensors["sizes"])
-        return tagger
+        tagger.log_probs = config["log_probs"]
+        own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
+        forms = FormModel.from_state(config["forms"], own)
+        log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
+        counts = SubstateCounts(log_prob, tensors["transition_counts"], tensors["emission_counts"])
+        return tagger._set(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)

@@ -99,8 +99,26 @@ def test_saved_with_its_probabilities(tagger, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_substates": 3}, {"num_substates": 0}, {"noise": 1.0}, {"merge": 1.0}, {"emission_count": 0.0}]
+    "options", [{"num_substates": 3}, {"num_substates": 0}, {"noise": 1.0}, {"merge": 1.0}, {"emission_count": -1.0}]
 )
 def test_bad_settings(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         LatentTaggerSettings(**options)
+
+
+def test_merging_keeps_fewer_substates():
+    whole, merged = (LatentTagger(num_substates=4, num_iterations=4, merge=share).fit(TRAIN) for share in (0.0, 0.6))
+    assert len(whole.tag_of_state()) == 21
+    # ten splits in the second round, of which six are undone
+    assert len(merged.tag_of_state()) == 21 - 6
+    gold = [sentence.tags for sentence in TEST]
+    found = merged.tag(WORDS)
+    assert np.mean([a == b for x, y in zip(gold, found, strict=True) for a, b in zip(x, y, strict=True)]) > 0.9
+
+
+def test_new_words_by_their_form():
+    tagger = LatentTagger(num_substates=2, num_iterations=2, max_count=1000).fit(TRAIN)  # no word of the toy is rare
+    table = tagger.emission(["climbed", "ration"]).table
+    states, verb, noun = tagger.tag_of_state(), tagger.tags.index("VERB"), tagger.tags.index("NOUN")
+    best = table[:, states == verb].logsumexp(-1) - table[:, states == noun].logsumexp(-1)
+    assert float(best[0]) > 0.5 and float(best[1]) < -0.5
