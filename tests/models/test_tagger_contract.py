@@ -37,6 +37,7 @@ MAKERS = {
     "hmm, plain": _tagger("hmm-tagger", "plain"),
     "crf": _tagger("crf-tagger"),
     "memm": _tagger("memm-tagger"),
+    "latent": _tagger("latent-tagger", num_substates=2, num_iterations=5),
 }
 ANSWERS = dict(the="D", a="D", dog="N", cat="N", Rex="P", barks="V", sleeps="V", big="A") | {"42": "A", ".": "."}
 FORMS = [
