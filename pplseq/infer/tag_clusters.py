@@ -1,4 +1,4 @@
-"""How well clusters, numbered by nobody, agree with tags: many-to-one accuracy and V-measure."""
+"""Clusters, numbered by nobody, beside tags: where an HMM may start from them; many-to-one accuracy and V-measure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain as chained
 from typing import NamedTuple
 
+import numpy as np
+
+from pplseq.data.clustering import brown_clusters
 from pplseq.data.columns import TaggedSentence
+
+CLUSTER_NOISE = 0.1  # a state's words that are at first of any cluster
+CLUSTER_PSEUDO_COUNT = 0.5  # of transitions
 
 
 class ClusterScores(NamedTuple):
@@ -43,6 +49,36 @@ def score_clusters(gold: Sequence[TaggedSentence], clusters: Sequence[Sequence[H
     found = [number.setdefault(cluster, len(number)) for _, cluster in pairs]
     homogeneity, completeness, v_measure = homogeneity_completeness_v_measure([tag for tag, _ in pairs], found)
     return ClusterScores(right / len(pairs), float(v_measure), float(homogeneity), float(completeness), len(pairs))
+
+
+def tables_of_clusters(lines: Sequence[np.ndarray], num_words: int, num_states: int) -> dict[str, np.ndarray]:
+    """Probabilities of an HMM whose states are Brown clusters with some noise, so that EM can move words between them.
+
+    Args:
+        lines: word ids of each sentence, none empty. num_words: V.
+        num_states: Z, and clusters; states for which there are no words start with the words of all.
+
+    Returns:
+        initial (Z,), transition (Z, Z) and emission (Z, V), nowhere 0.
+    """
+    ids, starts = np.concatenate(lines), np.cumsum([0, *map(len, lines)])
+    block = brown_clusters(ids, num_words, min(num_states, num_words), line_starts=starts).block_of_word
+    counts = np.bincount(ids, minlength=num_words) + 1e-3  # words of other texts
+    emission = np.zeros((num_states, num_words))
+    emission[block, np.arange(num_words)] = counts
+    emission *= (1 - CLUSTER_NOISE) / np.maximum(emission.sum(1, keepdims=True), 1e-300)
+    emission += CLUSTER_NOISE * counts / counts.sum()
+    inside = np.ones(len(ids) - 1, dtype=bool)
+    inside[starts[1:-1] - 1] = False  # the last word of a sentence and the first of the next
+    transition = np.full((num_states, num_states), CLUSTER_PSEUDO_COUNT)
+    np.add.at(transition, (block[ids[:-1]][inside], block[ids[1:]][inside]), 1.0)
+    initial = np.full(num_states, CLUSTER_PSEUDO_COUNT)
+    np.add.at(initial, block[ids[starts[:-1]]], 1.0)
+    return {
+        "initial": initial / initial.sum(),
+        "transition": transition / transition.sum(1, keepdims=True),
+        "emission": emission / emission.sum(1, keepdims=True),
+    }
 
 
 def names_of_clusters(gold: Iterable[TaggedSentence], clusters: Iterable[Sequence[Hashable]]) -> dict[Hashable, str]:

@@ -13,13 +13,15 @@ from torch import Tensor
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.em import Batch, FitHistory, expectation_maximization
-from pplseq.infer.tag_clusters import names_of_clusters
+from pplseq.infer.tag_clusters import names_of_clusters, tables_of_clusters
 from pplseq.infer.tag_dictionary import TagDictionary, WordClasses
+from pplseq.infer.tag_starts import Counts, count_states, like_rare_words
 from pplseq.models.hmm import HMM
 from pplseq.models.tagger import GenerativeTagger, check_sentences, tag_names
 
 EM_CELLS = 1 << 22  # rows x steps x states of a batch of EM
 LEARN_FROM = ("tags", "dictionary", "words")
+STARTS = ("random", "clusters")
 STATE = "state{}"  # names of tags that nobody named
 
 
@@ -40,7 +42,9 @@ class DictionaryTagger(GenerativeTagger):
         max_iterations, tolerance: of EM, see :func:`~pplseq.infer.em.expectation_maximization`.
         pseudo_count: added to every transition (1: add-one).
         emission_pseudo_count: added to every word of every state that may emit it.
-        num_restarts: starts of which the likeliest after a few iterations goes on; only "words" starts at random.
+        tagged_weight: how many times words whose tag is observed count; EM on much text without tags forgets few tags.
+        start: of "words": "random", or "clusters", from as many Brown clusters, the same whatever the seed.
+        num_restarts: random starts of which the likeliest after a few iterations goes on.
         seed: of the starts.
         decode: see :class:`~pplseq.models.tagger.ProbabilisticTagger`.
 
@@ -70,14 +74,22 @@ class DictionaryTagger(GenerativeTagger):
         tolerance: float = 1e-4,
         pseudo_count: float = 0.1,
         emission_pseudo_count: float = 0.0,
+        tagged_weight: float = 1.0,
+        start: str = "random",
         num_restarts: int = 1,
         seed: int = 0,
         decode: str = "viterbi",
     ):
         if learn_from not in LEARN_FROM:
             raise ValueError(f"learn_from must be one of {', '.join(LEARN_FROM)}; got {learn_from!r}")
+        if start not in STARTS:
+            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {start!r}")
+        if start == "clusters" and num_restarts != 1:
+            raise ValueError(f"num_restarts: start='clusters' is one start, got {num_restarts}; use start='random'")
         if num_states < 1 or min_count < 1 or max_iterations < 1 or num_restarts < 1:
             raise ValueError("num_states, min_count, max_iterations and num_restarts must be at least 1")
+        if not tagged_weight >= 1:
+            raise ValueError(f"tagged_weight must be at least 1, got {tagged_weight}")
         if pseudo_count < 0 or emission_pseudo_count < 0 or (lexicon_strength is not None and not lexicon_strength > 0):
             raise ValueError("pseudo counts must not be negative, and lexicon_strength positive or None")
         self.learn_from, self.num_states, self.lexicon_strength = learn_from, int(num_states), lexicon_strength
@@ -85,14 +97,16 @@ class DictionaryTagger(GenerativeTagger):
         self.open_tags = None if open_tags is None else tuple(open_tags)
         self.min_count, self.max_iterations, self.tolerance = int(min_count), int(max_iterations), float(tolerance)
         self.pseudo_count, self.emission_pseudo_count = float(pseudo_count), float(emission_pseudo_count)
+        self.tagged_weight, self.start = float(tagged_weight), start
         self.num_restarts, self.seed, self.decode = int(num_restarts), int(seed), decode
         self.history: FitHistory | None = None
         self.hmm: HMM | None = None
 
     @classmethod
     def unsupervised(cls, num_states: int = 50, **options) -> DictionaryTagger:
-        """Baum-Welch on words alone."""
-        return cls("words", **{"num_states": num_states, "min_count": 2, "max_iterations": 100, **options})
+        """Baum-Welch on words alone, from Brown clusters: from random starts it finds states that are less like tags."""
+        chosen = {"min_count": 2, "max_iterations": 30, "start": "clusters", **options}
+        return cls("words", num_states=num_states, **chosen)
 
     @classmethod
     def from_dictionary(cls, lexicon=None, **options) -> DictionaryTagger:
@@ -162,6 +176,11 @@ class DictionaryTagger(GenerativeTagger):
     def _ids(self, words: Sequence[str]) -> list[int]:
         return [self._number[word] if word in self._number else self._number[self._classes(word)] for word in words]
 
+    def _class_numbers(self) -> Tensor:
+        """(vocabulary,) the number of each word's class, and of classes themselves."""
+        number = {name: k for k, name in enumerate(self._classes.names)}
+        return torch.tensor([*(number[self._classes(word)] for word in self.words), *number.values()])
+
     def _batches(self, sentences: Sequence[TaggedSentence]) -> list[Batch]:
         number = {tag: k for k, tag in enumerate(self.tags)}
         rows = sorted(sentences, key=lambda sentence: len(sentence.words))
@@ -179,50 +198,51 @@ class DictionaryTagger(GenerativeTagger):
             start = end
         return batches
 
-    def _start(self, sentences, dictionary: TagDictionary, batches: Sequence[Batch]) -> HMM:
+    def _start(self, sentences: Sequence[TaggedSentence], dictionary: TagDictionary, batches: Sequence[Batch]) -> HMM:
+        words = [self._ids(sentence.words) for sentence in sentences]
+        size, num_words = len(self.tags), len(self.vocabulary)
         if self.learn_from == "words":
-            return self._random_start(batches)
+            if self.start == "random":
+                return self._random_start(batches)
+            tables = tables_of_clusters([np.array(row) for row in words], num_words, size)
+            return self._new_hmm().set_parameters(**tables)
+        number: dict[str | None, int] = {None: -1} | {tag: k for k, tag in enumerate(self.tags)}
+        untagged = self.learn_from == "dictionary"
+        states = [[-1 if untagged else number[tag] for tag in sentence.tags] for sentence in sentences]
+        tagged = count_states(words, states, size, num_words)
         weights = torch.from_numpy(dictionary.weights(self.vocabulary, self.tags, self.open_tags))
-        hard = self.lexicon_strength is None
-        size = len(self.tags)
-        seen = torch.bincount(
-            torch.cat([b.x[self._valid(b)] for b in batches]), minlength=len(self.vocabulary)
-        ).double()
-        emission, transition, initial = weights * seen, torch.ones(size, size), torch.ones(size)
-        sightings = torch.zeros_like(emission)
-        if self.learn_from == "tags":
-            number = {tag: k for k, tag in enumerate(self.tags)}
-            for words, tags in sentences:
-                states = [-1 if tag is None else number[tag] for tag in tags]
-                for i, (word, state) in enumerate(zip(self._ids(words), states, strict=True)):
-                    if state >= 0:
-                        sightings[state, word] += 1
-                        if i and states[i - 1] >= 0:
-                            transition[states[i - 1], state] += 1
-                        elif not i:
-                            initial[state] += 1
-            # words that were never seen with a tag begin as the dictionary, or nothing, has them
-            emission = torch.where(sightings.sum(0) > 0, sightings + 0.01 * emission, emission)
-        emission = emission + 1e-3 * (seen + 0.1) / seen.sum() * ((weights > 0) | (not hard))
-        concentration = 1.0 + self.emission_pseudo_count * ((weights > 0) | (sightings > 0) | (not hard)).double()
-        if not hard:
-            listed = torch.tensor([word in dictionary for word in self.vocabulary])
-            concentration = concentration + self.lexicon_strength * weights * listed
-            emission = emission + self.lexicon_strength * weights * listed
-        model = self._new_hmm(concentration)
+        listed = torch.tensor([word in dictionary for word in self.vocabulary])
+        sighted = tagged.emission.sum(0) > 0
+        seen = torch.bincount(torch.cat([torch.tensor(row) for row in words]), minlength=num_words).double()
+        emission = weights * seen
+        if bool(sighted.any()):
+            # words never seen with a tag begin as the dictionary has them, or as rare words of their class that have tags
+            guess = weights * like_rare_words(tagged.emission, self._class_numbers())
+            emission = torch.where(listed, emission, guess / guess.sum(0).clamp_min(1e-300) * seen)
+            emission = torch.where(sighted, tagged.emission + 0.01 * emission, emission)
+        soft = self.lexicon_strength is not None
+        allowed = (weights > 0) | (tagged.emission > 0) | torch.tensor(soft)
+        emission = emission + 1e-3 * (seen + 0.1) / seen.sum() * allowed
+        extra = (self.tagged_weight - 1.0) * tagged.emission + self.emission_pseudo_count * allowed
+        if soft:
+            listing = self.lexicon_strength * weights * listed
+            emission, extra = emission + listing, extra + listing
         noise = torch.rand(size, size, dtype=torch.float64) * 0.01 + 1.0
-        rows = [
-            value.double() / value.double().sum(-1, keepdim=True) for value in (initial, transition * noise, emission)
-        ]
-        return model.set_parameters(initial=rows[0], transition=rows[1], emission=rows[2])
+        start = Counts(tagged.initial + 1.0, (tagged.transition + 1.0) * noise, emission)
+        more = [(self.tagged_weight - 1.0) * value for value in (tagged.initial, tagged.transition)]
+        return _set(self._new_hmm(Counts(*more, extra)), start)
 
-    def _new_hmm(self, concentration: Tensor | None = None) -> HMM:
-        priors: dict[str, Any] = {"initial": 1.0 + self.pseudo_count, "transition": 1.0 + self.pseudo_count}
-        if concentration is not None and bool((concentration != 1).any()):
-            priors["emission"] = concentration.tolist()
-        elif concentration is None and self.emission_pseudo_count:
-            priors["emission"] = 1.0 + self.emission_pseudo_count
-        return HMM(len(self.tags), len(self.vocabulary), priors=priors)
+    def _new_hmm(self, extra: Counts | None = None) -> HMM:
+        """An HMM with priors that are worth these counts, and the pseudo-counts."""
+        if extra is None:
+            extra = Counts(*(torch.zeros(()) for _ in range(2)), torch.full((), self.emission_pseudo_count))
+        pseudo = {"initial": self.pseudo_count, "transition": self.pseudo_count, "emission": 0.0}
+        priors = {name: 1.0 + pseudo[name] + value.double() for name, value in extra._asdict().items()}
+        flat = {
+            name: float(v.flatten()[0]) if bool((v == v.flatten()[0]).all()) else v.tolist()
+            for name, v in priors.items()
+        }
+        return HMM(len(self.tags), len(self.vocabulary), priors=flat)
 
     def _random_start(self, batches: Sequence[Batch]) -> HMM:
         whole = Batch(torch.cat([b.x[self._valid(b)] for b in batches])[None])
@@ -258,9 +278,8 @@ class DictionaryTagger(GenerativeTagger):
             emission = sum(
                 model.expected_statistics(model.posterior(b.x, b.lengths, **b.known), b)["emission"] for b in batches
             )
-        emission = emission + self.emission_pseudo_count * (model.emission > 0)
-        if model.priors is not None and isinstance(model.priors.emission, list):
-            emission = emission + torch.tensor(model.priors.emission, dtype=torch.float64) - 1.0
+        prior = torch.as_tensor(model.priors.emission, dtype=torch.float64)
+        emission = emission + (prior - 1.0)
         once = [i for i, word in enumerate(self.words) if counts[word] == 1]
         classes = torch.tensor([self._number[self._classes(self.words[i])] for i in once], dtype=torch.long)
         extra = torch.zeros_like(emission)
@@ -356,8 +375,13 @@ class DictionaryTagger(GenerativeTagger):
 
 OPTIONS = (
     "learn_from", "num_states", "lexicon_strength", "open_tags", "min_count", "max_iterations", "tolerance", "pseudo_count",
-    "emission_pseudo_count", "num_restarts", "seed", "decode",
+    "emission_pseudo_count", "tagged_weight", "start", "num_restarts", "seed", "decode",
 )  # fmt: skip
+
+
+def _set(model: HMM, counts: Counts) -> HMM:
+    rows = {name: value / value.sum(-1, keepdim=True) for name, value in counts._asdict().items()}
+    return model.set_parameters(**rows)
 
 
 def _mixed(probs: Tensor) -> Tensor:

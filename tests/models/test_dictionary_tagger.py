@@ -10,7 +10,7 @@ import torch
 from pplseq.data.columns import TaggedSentence
 from pplseq.infer.em import Batch
 from pplseq.infer.kernels import scan
-from pplseq.infer.tag_clusters import names_of_clusters, score_clusters
+from pplseq.infer.tag_clusters import names_of_clusters, score_clusters, tables_of_clusters
 from pplseq.infer.tag_dictionary import TagDictionary, WordClasses
 from pplseq.models.dictionary_tagger import DictionaryTagger
 from pplseq.models.tagger import load_tagger
@@ -54,11 +54,15 @@ def accuracy(tagger, sentences):
     "tagger",
     [
         DictionaryTagger.unsupervised(4, max_iterations=25, tolerance=0.0),
-        DictionaryTagger.unsupervised(3, max_iterations=25, tolerance=0.0, pseudo_count=0.0, num_restarts=2),
+        DictionaryTagger.unsupervised(
+            3, max_iterations=25, tolerance=0.0, pseudo_count=0.0, start="random", num_restarts=2
+        ),
         DictionaryTagger.from_dictionary(max_iterations=25, tolerance=0.0, pseudo_count=0.0),
         DictionaryTagger.from_dictionary(LEXICON, lexicon_strength=2.0, max_iterations=25, tolerance=0.0),
         DictionaryTagger.semi_supervised(max_iterations=25, tolerance=0.0, emission_pseudo_count=0.1),
-        DictionaryTagger.semi_supervised({"dog": ["N"]}, max_iterations=25, tolerance=0.0, min_count=3),
+        DictionaryTagger.semi_supervised(
+            {"dog": ["N"]}, max_iterations=25, tolerance=0.0, min_count=3, tagged_weight=5.0
+        ),
     ],
 )
 def test_the_objective_never_falls(tagger):
@@ -178,7 +182,7 @@ def test_untagged_text_is_learned_from():
 
 
 def test_words_alone():
-    tagger = DictionaryTagger.unsupervised(4, num_restarts=2, seed=2).fit(TEXT)
+    tagger = DictionaryTagger.unsupervised(4, start="random", num_restarts=2, seed=2).fit(TEXT)
     assert tagger.tags == ("state0", "state1", "state2", "state3")
     scores = score_clusters(MORE, tagger.tag([s.words for s in MORE]))
     assert scores.many_to_one > 0.7 and 0.4 < scores.v_measure <= 1.0
@@ -187,8 +191,32 @@ def test_words_alone():
     assert accuracy(tagger, TEXT) == pytest.approx(
         score_clusters(TEXT, tagger.state_paths([s.words for s in TEXT])).many_to_one
     )
-    same = DictionaryTagger.unsupervised(4, num_restarts=2, seed=2).fit(untagged(TEXT))
+    same = DictionaryTagger.unsupervised(4, start="random", num_restarts=2, seed=2).fit(untagged(TEXT))
     assert torch.equal(same.hmm.emission, tagger.hmm.emission), "tags of the text are not looked at"
+
+
+def test_words_alone_from_clusters():
+    tagger = DictionaryTagger.unsupervised(4, seed=1).fit(untagged(TEXT))
+    assert score_clusters(MORE, tagger.tag([s.words for s in MORE])).many_to_one > 0.9
+    same = DictionaryTagger.unsupervised(4, seed=2).fit(TEXT)
+    assert torch.equal(same.hmm.emission, tagger.hmm.emission), "nothing is random, and tags are not looked at"
+    few = [TaggedSentence(("a", "b"), (None, None))]
+    assert len(DictionaryTagger.unsupervised(9).fit(few).tag([("b", "a")])[0]) == 2, "more states than words"
+
+
+def test_tables_of_clusters():
+    lines = [np.array(row) for row in ([0, 2, 1], [1, 3, 0], [0, 3, 0], [1, 2, 0], [0], [2])] * 3
+    tables = tables_of_clusters(lines, 4, 2)
+    assert {name: table.shape for name, table in tables.items()} == {
+        "initial": (2,), "transition": (2, 2), "emission": (2, 4)
+    }  # fmt: skip
+    assert all((table > 0).all() and np.allclose(table.sum(-1), 1) for table in tables.values())
+    owner = tables["emission"].argmax(0)
+    assert owner[0] == owner[1] != owner[2] == owner[3]
+    # 12 bigrams from the one cluster to the other, 12 back: sentences do not run into each other
+    assert tables["transition"][owner[0], owner[2]] == pytest.approx(12.5 / 13)
+    assert tables["transition"][owner[2], owner[0]] == pytest.approx(12.5 / 13)
+    assert tables["initial"][owner[0]] == pytest.approx(15.5 / 19)
 
 
 # ---------------------------------------------------------------- unknown words, saving, generating
@@ -241,6 +269,8 @@ def test_batches_change_nothing(monkeypatch):
     [
         ({"learn_from": "air"}, "learn_from must be one of"),
         ({"num_states": 0}, "must be at least 1"),
+        ({"start": "here"}, "start must be one of"),
+        ({"start": "clusters", "num_restarts": 2}, "is one start"),
         ({"lexicon_strength": 0.0}, "lexicon_strength positive or None"),
         ({"lexicon": {"a": []}}, "positive weights"),
         ({"lexicon": {"a": "N"}}, "expected a list"),
