@@ -120,14 +120,17 @@ def decoded(block: Iterable[tuple[int, bytes]]) -> list[Line]:
     """The lines as text.
 
     Raises:
-        LineError: a line that is no UTF-8 text.
+        LineError: a line that is no UTF-8 text, or holds what no line of text does.
     """
     lines = []
     for number, raw in block:
         if b"\0" in raw:
             raise LineError(number, "a NUL byte, so this is not a UTF-8 text file; convert it to plain UTF-8 text")
+        raw = raw.rstrip(b"\r\n")
+        if b"\r" in raw:
+            raise LineError(number, "a carriage return within the line; convert the file's line ends to \\n or \\r\\n")
         try:
-            lines.append(Line(number, raw.decode("utf-8").rstrip("\r\n")))
+            lines.append(Line(number, raw.decode("utf-8")))
         except UnicodeDecodeError as error:
             raise LineError(
                 number, f"byte 0x{raw[error.start]:02x} is not UTF-8 text; convert the file to UTF-8"

@@ -179,6 +179,8 @@ def test_refusals(write, tmp_path):
         ValueError, match=r"no words in any sentence \(conllu\); the first was skipped because of line 1"
     ):
         read_tagged(write("1\ta\n", "file.conllu"), on_error="skip")
+    with pytest.raises(ValueError, match="line 1: a carriage return within the line; convert"):
+        read_tagged(write("a X\rb Y\r"), "columns")
     (tmp_path / "damaged.gz").write_bytes(b"no gzip")
     with pytest.raises(ValueError, match="damaged or not a .gz file"):
         read_tagged(tmp_path / "damaged.gz")
