@@ -332,3 +332,18 @@ def test_scores_of_clusters():
     assert perfect.many_to_one == 1.0 and perfect.v_measure == pytest.approx(1.0)
     with pytest.raises(ValueError, match="a cluster a word"):
         score_clusters(gold, [(1,), (), (1, 1)])
+
+
+def test_weight_of_tagged_words():
+    """Tagged words that count four times are the same as four copies of them."""
+    few, rest = TEXT[:4], untagged(TEXT[4:20])
+    options = dict(pseudo_count=0.0, max_iterations=200, tolerance=0.0)
+    weighted = DictionaryTagger.semi_supervised(tagged_weight=4.0, **options).fit(few + rest)
+    copied = DictionaryTagger.semi_supervised(**options).fit(4 * few + rest)
+    for name in ("initial", "transition"):
+        torch.testing.assert_close(getattr(weighted.hmm, name), getattr(copied.hmm, name), atol=1e-4, rtol=1e-3)
+    assert np.allclose(
+        weighted.marginals([s.words for s in MORE])[0], copied.marginals([s.words for s in MORE])[0], atol=1e-3
+    )
+    once = DictionaryTagger.semi_supervised(**options).fit(few + rest)
+    assert not torch.allclose(once.hmm.transition, copied.hmm.transition, atol=1e-3)
