@@ -1,5 +1,6 @@
 """What a report about a run shows (`learning`, `usage`, `blocks`, `sentence`, `tokens`, `summary`) and how it is drawn
-(`page`, `drawing`, `style`, `picture`). Names are imported on first use."""
+(`page`, `drawing`, `style`, `picture`); tagged sentences and scores of taggers (`tagging`, `tag_tables`,
+`tagging_picture`). Names are imported on first use."""
 
 from pplseq._lazy import lazy_names
 
@@ -10,5 +11,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "summarise": "summary",
         "render_page": "page",
         "draw_picture": "picture",
+        "SentenceView": "tagging",
+        "render_tagging_page": "tagging",
+        "draw_confusion": "tagging_picture",
+        "draw_learning_curves": "tagging_picture",
     },
 )
