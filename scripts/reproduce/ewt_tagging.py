@@ -89,15 +89,15 @@ def table(rows: dict[str, dict]) -> str:
     """Rows of one column of tags, as text."""
     from pplseq.report.tag_tables import plain_table
 
-    lines = []
+    lines, failed = [], []
     for name, row in rows.items():
         if "error" in row:
-            lines.append([name, row["error"], *[""] * (len(HEAD) - 2)])
+            failed.append(f"{name} failed: {row['error']}")
             continue
         shares = [f"{row[key]:.4f}" for key in ("accuracy", "known", "unknown", "sentences")]
         v_measure = f"{row['clusters']['v_measure']:.4f}" if "clusters" in row else ""
         lines.append([name, *shares, v_measure, f"{row['train_seconds']:.1f}", f"{row['tokens_per_second']:,.0f}"])
-    return plain_table(HEAD, lines, "l" + "r" * (len(HEAD) - 1))
+    return "\n".join([plain_table(HEAD, lines, "l" + "r" * (len(HEAD) - 1)), *failed])
 
 
 def main() -> None:
