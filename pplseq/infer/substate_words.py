@@ -68,15 +68,19 @@ class SubstateWords:
         rare_visits = counts.new_zeros(filled.shape).index_add(0, tag[rare], counts[rare])
         rare_share = (rare_visits + share) / (rare_visits.sum(-1, keepdim=True) + 1)
         self.rare_share = rare_share[filled].clamp_min(TINY)
+        self.known_forms = forms.log_probs(words).exp()
         log_norm = self._known(torch.arange(len(words))).sum(0)
         once = [words[i] for i in (of_word <= 1.0 + 1e-3).nonzero().squeeze(-1).tolist()]
-        log_norm = log_norm + self.form_count * self._by_form(once).sum(0)
+        log_norm = log_norm + self.form_count * self.by_form(once).sum(0)
         self.log_norm = log_norm.clamp_min(TINY).log()
 
-    def _by_form(self, words: Sequence[str]) -> Tensor:
+    def by_form(self, words: Sequence[str]) -> Tensor:
         """(n, Z) p(state | form of each word); the boundary has none."""
-        log_probs = self.forms.log_probs(words)
-        probs = torch.cat([log_probs.exp(), log_probs.new_zeros(len(words), 1)], -1)
+        return self._substates(self.forms.log_probs(words).exp())
+
+    def _substates(self, tag_probs: Tensor) -> Tensor:
+        """(n, Z) from (n, M - 1)."""
+        probs = torch.cat([tag_probs, tag_probs.new_zeros(len(tag_probs), 1)], -1)
         return probs[:, self.tag_of_state] * self.rare_share
 
     def _known(self, numbers: Tensor) -> Tensor:
@@ -90,7 +94,7 @@ class SubstateWords:
         table.index_put_((row.unsqueeze(-1), self.states_of_symbol[symbol]), self.joint[symbol], accumulate=True)
         table = table[:, :-1]
         if self.form_count > 0:
-            table = table + self.form_count * self._by_form([self.words[i] for i in numbers.tolist()])
+            table = table + self.form_count * self._substates(self.known_forms[numbers])
         return table
 
     def log_probs(self, words: Sequence[str]) -> Tensor:
@@ -102,5 +106,5 @@ class SubstateWords:
         table = self.joint.new_empty(len(words), self.num_states)
         table[known] = self._known(number[known])
         new = [word for word, i in zip(words, numbers, strict=True) if i < 0]
-        table[~known] = (self.form_count or 1.0) * self._by_form(new)
+        table[~known] = (self.form_count or 1.0) * self.by_form(new)
         return table.log_() - self.log_norm

@@ -51,8 +51,8 @@ class LatentTaggerSettings:
     noise: float = 0.1
     merge: float = 0.0
     transition_count: float = 20.0
-    emission_count: float = 5.0
-    form_count: float = 0.5
+    emission_count: float = 10.0
+    form_count: float = 1.0
     form_l2: float = 0.2
     max_count: float = 10
     seed: int = 0

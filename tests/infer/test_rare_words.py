@@ -79,7 +79,7 @@ def test_the_event_space_has_probability_one(form_count):
     words = substate_words(form_count)
     once = ["talked", "nation", "1990"]
     known = words.log_probs(WORDS).exp().sum(0)
-    new = form_count * words._by_form(once).sum(0) / words.log_norm.exp()
+    new = form_count * words.by_form(once).sum(0) / words.log_norm.exp()
     torch.testing.assert_close((known + new)[:-1], torch.ones(6, dtype=torch.float64))
     assert bool(torch.isneginf(words.log_probs(WORDS + ["new"])[:, -1]).all())
 
