@@ -39,15 +39,19 @@ def count_states(
     return counts
 
 
-def like_rare_words(sightings: Tensor, class_of: Tensor) -> Tensor:
-    """(Z, V) p(state | word), that of the words of the same class that were sighted at most twice.
+def rare_by_class(sightings: Tensor, class_of: Tensor) -> Tensor:
+    """(Z, C) counts of words that were sighted at most twice, which are like those to come, by their classes.
 
     Args:
         sightings: (Z, V) of words in states. class_of: (V,) the class of each word.
     """
     rare = (sightings.sum(0) > 0) & (sightings.sum(0) <= 2)
     counts = sightings.new_zeros(len(sightings), int(class_of.max()) + 1)
-    counts.index_add_(1, class_of[rare], sightings[:, rare])
-    whole = counts.sum(1, keepdim=True) + 0.1  # all classes together, for those with few words
+    return counts.index_add_(1, class_of[rare], sightings[:, rare])
+
+
+def state_given_class(counts: Tensor) -> Tensor:
+    """(Z, C) p(state | class) from counts (Z, C), smoothed by those of all classes together, for classes with few words."""
+    whole = counts.sum(1, keepdim=True) + 0.1
     counts = counts + whole / whole.sum()
-    return (counts / counts.sum(0))[:, class_of]
+    return counts / counts.sum(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from pplseq.data.ragged import pad_sequences
 from pplseq.infer.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.tag_clusters import names_of_clusters, tables_of_clusters
 from pplseq.infer.tag_dictionary import TagDictionary, WordClasses
-from pplseq.infer.tag_starts import Counts, count_states, like_rare_words
+from pplseq.infer.tag_starts import Counts, count_states, rare_by_class, state_given_class
 from pplseq.models.hmm import HMM
 from pplseq.models.tagger import GenerativeTagger, check_sentences, tag_names
 
@@ -38,7 +38,7 @@ class DictionaryTagger(GenerativeTagger):
         lexicon_strength: None: tags that a listed word has not are impossible. A number: listed tags count as so many sightings
             of the word, shared by their weights, and others are possible.
         open_tags: of words that are not listed; None allows all.
-        min_count: words that occur less often, and are not listed, are replaced by their class (shape and suffix).
+        min_count: words that occur less often, and are neither listed nor tagged, are replaced by their class (shape, suffix).
         max_iterations, tolerance: of EM, see :func:`~pplseq.infer.em.expectation_maximization`.
         pseudo_count: added to every transition (1: add-one).
         emission_pseudo_count: added to every word of every state that may emit it.
@@ -115,8 +115,8 @@ class DictionaryTagger(GenerativeTagger):
 
     @classmethod
     def semi_supervised(cls, lexicon=None, **options) -> DictionaryTagger:
-        """EM on text of which some sentences, or some words, have tags."""
-        return cls("tags", lexicon=lexicon, **options)
+        """EM on text of which some sentences, or some words, have tags; one pass, as later ones forget what tags taught."""
+        return cls("tags", lexicon=lexicon, **{"tagged_weight": 10.0, "min_count": 2, "max_iterations": 1, **options})
 
     # ---------------------------------------------------------------- fit
     def fit(self, sentences, dev=None, *, progress=False):
@@ -131,7 +131,8 @@ class DictionaryTagger(GenerativeTagger):
             raise ValueError("sentences: expected some words with tags, or a lexicon; to learn from words alone, "
                              "learn_from='words'")  # fmt: skip
         counts = Counter(word for sentence in sentences for word in sentence.words)
-        self._number_words(counts, dictionary)
+        tagged = TagDictionary.from_sentences(sentences) if self.learn_from == "tags" else ()
+        self._number_words(counts, dictionary, tagged)
         self.known_words = frozenset(counts)
         self._lengths = dict(sorted(Counter(len(sentence.words) for sentence in sentences).items()))
         self.tags, self._tag_of_state = names, torch.arange(len(names))
@@ -158,10 +159,10 @@ class DictionaryTagger(GenerativeTagger):
             raise ValueError("lexicon: with learn_from='words' states have no names that a lexicon could speak of")
         return TagDictionary({})
 
-    def _number_words(self, counts: Counter, dictionary: TagDictionary) -> None:
+    def _number_words(self, counts: Counter, dictionary: TagDictionary, tagged: Container[str]) -> None:
         rare = [word for word, count in counts.items() if count < max(self.min_count, 2)]
         self._classes = WordClasses(rare)
-        kept = sorted(word for word, count in counts.items() if count >= self.min_count or word in dictionary)
+        kept = sorted(w for w, count in counts.items() if count >= self.min_count or w in dictionary or w in tagged)
         self._set_vocabulary(kept)
 
     def _set_vocabulary(self, words: Sequence[str]) -> None:
@@ -215,15 +216,23 @@ class DictionaryTagger(GenerativeTagger):
         sighted = tagged.emission.sum(0) > 0
         seen = torch.bincount(torch.cat([torch.tensor(row) for row in words]), minlength=num_words).double()
         emission = weights * seen
+        like = torch.zeros_like(emission)  # classes, as tagged words that are rare have them
         if bool(sighted.any()):
+            class_of = self._class_numbers()
+            counts = rare_by_class(tagged.emission, class_of)
+            like[:, len(self.words) :] = counts * (seen[len(self.words) :] > 0)
             # words never seen with a tag begin as the dictionary has them, or as rare words of their class that have tags
-            guess = weights * like_rare_words(tagged.emission, self._class_numbers())
+            guess = weights * state_given_class(counts)[:, class_of]
             emission = torch.where(listed, emission, guess / guess.sum(0).clamp_min(1e-300) * seen)
-            emission = torch.where(sighted, tagged.emission + 0.01 * emission, emission)
+            emission = torch.where(sighted, tagged.emission + 0.01 * emission, emission) + like
         soft = self.lexicon_strength is not None
         allowed = (weights > 0) | (tagged.emission > 0) | torch.tensor(soft)
         emission = emission + 1e-3 * (seen + 0.1) / seen.sum() * allowed
-        extra = (self.tagged_weight - 1.0) * tagged.emission + self.emission_pseudo_count * allowed
+        extra = (
+            (self.tagged_weight - 1.0) * tagged.emission
+            + self.tagged_weight * like
+            + self.emission_pseudo_count * allowed
+        )
         if soft:
             listing = self.lexicon_strength * weights * listed
             emission, extra = emission + listing, extra + listing

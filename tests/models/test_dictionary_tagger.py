@@ -178,7 +178,7 @@ def test_untagged_text_is_learned_from():
     both = DictionaryTagger.semi_supervised().fit(few + untagged(TEXT[3:]))
     assert accuracy(both, MORE) > accuracy(alone, MORE)
     partly = [TaggedSentence(w, tuple(t if i == 1 else None for i, t in enumerate(tags))) for w, tags in TEXT]
-    assert accuracy(DictionaryTagger.semi_supervised(LEXICON).fit(partly), MORE) > 0.97
+    assert accuracy(DictionaryTagger.semi_supervised(LEXICON, max_iterations=30).fit(partly), MORE) > 0.97
 
 
 def test_words_alone():
@@ -337,13 +337,21 @@ def test_scores_of_clusters():
 def test_weight_of_tagged_words():
     """Tagged words that count four times are the same as four copies of them."""
     few, rest = TEXT[:4], untagged(TEXT[4:20])
-    options = dict(pseudo_count=0.0, max_iterations=200, tolerance=0.0)
+    options = dict(pseudo_count=0.0, min_count=1, max_iterations=200, tolerance=0.0)
     weighted = DictionaryTagger.semi_supervised(tagged_weight=4.0, **options).fit(few + rest)
-    copied = DictionaryTagger.semi_supervised(**options).fit(4 * few + rest)
+    copied = DictionaryTagger.semi_supervised(tagged_weight=1.0, **options).fit(4 * few + rest)
     for name in ("initial", "transition"):
         torch.testing.assert_close(getattr(weighted.hmm, name), getattr(copied.hmm, name), atol=1e-4, rtol=1e-3)
     assert np.allclose(
         weighted.marginals([s.words for s in MORE])[0], copied.marginals([s.words for s in MORE])[0], atol=1e-3
     )
-    once = DictionaryTagger.semi_supervised(**options).fit(few + rest)
+    once = DictionaryTagger.semi_supervised(tagged_weight=1.0, **options).fit(few + rest)
     assert not torch.allclose(once.hmm.transition, copied.hmm.transition, atol=1e-3)
+
+
+def test_rare_words_without_tags_are_replaced_by_their_class():
+    tagged = [TaggedSentence(("the", f"{s}ing"), ("D", "V")) for s in ("zab", "zeb", "zib", "zob", "zub")]
+    plain = [TaggedSentence(("the", f"{s}ing"), (None, None)) for s in ("mab", "meb")]
+    tagger = DictionaryTagger.semi_supervised(min_count=2).fit(tagged + plain)
+    assert "zabing" in tagger.words and "mabing" not in tagger.words and "mabing" in tagger.known_words
+    assert tagger.tag([("the", "mabing"), ("the", "lobing")]) == [("D", "V")] * 2
