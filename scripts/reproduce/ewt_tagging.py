@@ -85,6 +85,12 @@ def run_one(system: str, train, test) -> dict:
     }
 
 
+def read_rows(path: Path) -> dict[str, dict[str, dict]]:
+    """Column -> system -> row of a file, empty where there is none."""
+    results: dict[str, dict[str, dict]] = {column: {} for column in COLUMNS}
+    return results | (json.loads(path.read_text())["results"] if path.is_file() else {})
+
+
 def table(rows: dict[str, dict]) -> str:
     """Rows of one column of tags, as text."""
     from pplseq.report.tag_tables import plain_table
@@ -118,9 +124,7 @@ def main() -> None:
     stem = "ewt_tagging" + ("" if options.part == "test" else f"_{options.part}")
     stem += "" if options.max_sentences is None else f"_{options.max_sentences}"
     path = ROOT / "results" / f"{stem}.json"
-    results = {column: {} for column in COLUMNS}
-    if path.is_file():
-        results |= json.loads(path.read_text())["results"]
+    results = read_rows(path)
     systems = [] if options.table else options.systems or default_systems()
     for column in options.columns if systems else ():
         folder = data_folder() / "ud_english_ewt"
@@ -136,8 +140,9 @@ def main() -> None:
                 row = run_one(system, train, test)
             except Exception as error:  # whatever it is, it must not lose the other systems' rows
                 row = {"error": f"{type(error).__name__}: {error}"}
-            results[column][system] = row
             print(column, system, json.dumps(row), flush=True)
+            results = read_rows(path)  # another run may have added rows meanwhile
+            results[column][system] = row
             record(
                 stem, results, folder=".", max_sentences=options.max_sentences, part=options.part,
                 protocol="UD English-EWT, gold tokens, trained on train; processor seconds of one core; rows of several runs",
