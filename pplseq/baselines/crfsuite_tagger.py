@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pplseq.baselines.taggers import check_words
-from pplseq.infer.tag_features import DEFAULT_TEMPLATES, TagFeatures
-from pplseq.models.tagger import Tagger, check_sentences, tag_names
+from pplseq.infer.tag_features import ABSENT, DEFAULT_TEMPLATES, TagFeatures
+from pplseq.models.tagger import Tagger, Words, check_sentences, tag_names
 
 ALGORITHMS = ("lbfgs", "l2sgd", "ap", "pa", "arow")
 
@@ -62,11 +62,11 @@ class CRFSuiteTagger(Tagger):
         crfsuite = _crfsuite()
         check_sentences(sentences)
         sentences = [sentence for sentence in sentences if len(sentence.words)]
-        self.features.fit([sentence.words for sentence in sentences])
+        self._take(self.features.fit([sentence.words for sentence in sentences]))
         trainer = crfsuite.Trainer(self.options["algorithm"], self._parameters(), verbose=progress)
         for i in range(0, len(sentences), 1000):  # all at once, their features would fill the memory
             part = sentences[i : i + 1000]
-            rows = self.features.as_strings([sentence.words for sentence in part])
+            rows = self._strings([sentence.words for sentence in part])
             for features, sentence in zip(rows, part, strict=True):
                 trainer.append(features, sentence.tags)
         with tempfile.TemporaryDirectory() as folder:
@@ -87,6 +87,14 @@ class CRFSuiteTagger(Tagger):
             parameters |= {"c1": self.options["l1"], "max_iterations": 100}
         return parameters if limit is None else parameters | {"max_iterations": limit}
 
+    def _take(self, features: TagFeatures) -> None:
+        self.features, self._names = features, features.names()
+
+    def _strings(self, sentences: Sequence[Words]) -> list[list[list[str]]]:
+        """Every word's features by name, which is how crfsuite takes them; the names are made once."""
+        names, rows = self._names, iter(self.features.encode(sentences).tolist())
+        return [[[names[i] for i in next(rows) if i != ABSENT] for _ in words] for words in sentences]
+
     def _open(self, model: bytes) -> None:
         self._model = model
         self._tagger = _crfsuite().Tagger()
@@ -97,7 +105,7 @@ class CRFSuiteTagger(Tagger):
         check_words(sentences)
         found: list[tuple[str, ...]] = []
         for i in range(0, len(sentences), 1000):
-            part = self.features.as_strings(sentences[i : i + 1000])
+            part = self._strings(sentences[i : i + 1000])
             found += [tuple(self._tagger.tag(features)) if features else () for features in part]
         return found
 
@@ -105,7 +113,7 @@ class CRFSuiteTagger(Tagger):
         """(N,) log p(tags | words) of tagged sentences, nats."""
         self.check_fitted()
         values = []
-        for features, (_, tags) in zip(self.features.as_strings([s.words for s in sentences]), sentences, strict=True):
+        for features, (_, tags) in zip(self._strings([s.words for s in sentences]), sentences, strict=True):
             if not features:
                 values.append(0.0)
                 continue
@@ -124,7 +132,7 @@ class CRFSuiteTagger(Tagger):
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]):
         tagger = cls(**config["options"])
         arrays = {name: value.numpy() for name, value in tensors.items() if name != "crfsuite_model"}
-        tagger.features = TagFeatures.from_state(config["features"], arrays)
+        tagger._take(TagFeatures.from_state(config["features"], arrays))
         tagger._open(tensors["crfsuite_model"].numpy().tobytes())
         tagger.tags, tagger.known_words = tuple(config["fitted"]["tags"]), frozenset(config["fitted"]["words"])
         return tagger
