@@ -168,7 +168,7 @@ def main() -> None:
     for system in systems:
         results[system], scores[system] = run_one(system, train, test, options)
         if "+" in system and (plain := scores.get(system.partition("+")[0])) is not None:
-            results[system]["p_against_plain"] = round(mcnemar(scores[system], plain).p_value, 4)
+            results[system]["p_against_plain"] = float(f"{mcnemar(scores[system], plain).p_value:.2g}")
         if system in FEATURED:
             results[system] |= {"l2": options.l2, "columns": COLUMNS.get(system.partition("+")[2])}
             if "+" in system and not system.endswith("vlhmm"):
