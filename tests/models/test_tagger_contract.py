@@ -38,6 +38,15 @@ MAKERS = {
     "crf": _tagger("crf-tagger"),
     "memm": _tagger("memm-tagger"),
     "latent": _tagger("latent-tagger", num_substates=2, num_iterations=5),
+    "semi-supervised": _tagger("dictionary-tagger", "semi_supervised"),
+    "dictionary": _tagger("dictionary-tagger", "from_dictionary", max_iterations=5),
+    "most frequent tag": _tagger("most-frequent"),
+    "n-grams of NLTK": _tagger("nltk-ngram"),
+    "TnT of NLTK": _tagger("nltk-tnt"),
+    "perceptron of NLTK": _tagger("nltk-perceptron"),
+    "Brill's rules of NLTK": _tagger("nltk-brill", max_rules=5),
+    "crfsuite": _tagger("crfsuite"),
+    "maximum entropy": _tagger("maxent"),
 }
 ANSWERS = dict(the="D", a="D", dog="N", cat="N", Rex="P", barks="V", sleeps="V", big="A") | {"42": "A", ".": "."}
 FORMS = [
