@@ -291,5 +291,7 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
     matrix = stack_steps(steps, torch.Size(), part("matrix"), event=(size, size), like=like.new_zeros(size, size))
     matrix = _lean(matrix) if matrix.dim() > 3 else matrix
     if matrix.dim() > 3:
-        matrix = matrix.expand(len(vector), *vector.shape[1:-1], size, size)
+        shape, rows = vector.shape[1:-1], matrix.shape[1:-2]  # of fewer plates, perhaps: these stand behind time
+        matrix = matrix.reshape(len(matrix), *(1,) * (len(shape) - len(rows)), *rows, size, size)
+        matrix = matrix.expand(len(vector), *shape, size, size)
     return Evidence(vector, matrix, constant)

@@ -147,7 +147,7 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
         value = part(step)
         if value is None:
             fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
-            value = fill.expand(*batch, *event)
+            value = fill.expand(batch + event)
         has_time = step.span is not None and (
             getattr(value, "time_first", False) or value.dim() > len(batch) + len(event)
         )
