@@ -17,8 +17,9 @@ import torch
 from pplseq.cli import run as runs
 from pplseq.data.text import Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.infer.checkpoint import only_one_run
+from pplseq.infer.checkpoint import only_one_run, recover_folder
 
+BEGUN = {".lock", "fit.json", "metrics.jsonl"}  # what a run leaves that ended before its first checkpoint
 SUFFIXES = (".npz", ".tsv", ".jsonl")
 STEADY_LINES = 256  # lines that one chain takes when a likelihood is computed
 
@@ -28,7 +29,8 @@ def start_fit(counts_folder: Path, out: Path, settings: dict[str, Any], on_recor
     """Begin a run in a new folder; the summary."""
     counts = _counts(counts_folder, "COUNTS")
     held_out = settings.pop("held_out")
-    if out.exists() and any(path.name != ".lock" for path in out.iterdir()):
+    found = {path.name for path in out.iterdir()} if out.exists() else set()
+    if not found <= BEGUN or "metrics.jsonl" in found and "fit.json" not in found:
         if (out / "last").exists():
             raise ValueError(f"--out {out} already holds a run; continue it with --resume {out}, or give a new folder")
         raise ValueError(
@@ -49,6 +51,12 @@ def resume_fit(folder: Path, changes: dict[str, Any], on_record: Callable) -> di
         sources, settings = saved["sources"], saved["settings"]
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}); fit again from the counts") from None
+    recover_folder(folder / "last")
+    if not (folder / "last").exists():
+        raise ValueError(
+            f"--resume {folder}: this run ended before its first checkpoint; start it again with `pplseq lds fit COUNTS "
+            f"--out {folder}`, its COUNTS being {sources['counts']}"
+        )
     counts = _counts(Path(sources["counts"]), "the run's COUNTS")
     held_out = None if sources["held_out"] is None else _counts(Path(sources["held_out"]), "the run's --held-out")
     return _fit(folder, counts, held_out, settings | changes, sources, on_record, resume=True)
@@ -92,9 +100,14 @@ def _counts(folder: Path, flag: str) -> Any:
     from pplseq.data.lag_counts import LagCounts
 
     try:
-        return LagCounts.load(folder)
+        counts = LagCounts.load(folder)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{flag}: {error}") from None
+    if counts.missing:
+        click.echo(
+            f"Note: {flag}: not the whole text was counted: without {', '.join(map(str, counts.missing))}", err=True
+        )
+    return counts
 
 
 # ---------------------------------------------------------------- models and texts

@@ -66,6 +66,10 @@ def report(
     if threads:
         torch.set_num_threads(threads)
     model, vocabulary, _ = load_trained(run, checkpoint)
+    if model.name == "text_lds":
+        raise ValueError(
+            "a text_lds has no discrete states to report on: use `pplseq lds pairs` and `pplseq lds evaluate`"
+        )
     model.to(choose_device(options["device"]))
     summary = _summarise(run, model, vocabulary, options)
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,11 @@ def texts(*names):
     return [getattr(corpus, name) for name in names]
 
 
+def test_report_says_where_to_go(run):
+    message = pplseq("report", run, code=2).stderr
+    assert "pplseq lds pairs" in message and "pplseq lds evaluate" in message and message.count("\n") == 1
+
+
 # ---------------------------------------------------------------- fit
 def test_fit(run, folder):
     found = records(run)
@@ -160,6 +165,35 @@ def test_fit_errors(folder, tmp_path, run):
         tmp_path / "other", *FIT, "--states", 1, "--out", tmp_path / "z"
     )
     assert not (tmp_path / "x" / "last").exists()
+
+
+def test_a_fit_without_a_checkpoint_does_not_block_its_folder(folder, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    bad = pplseq("lds", "fit", folder / "train", *FIT, "--horizon", 9, "--out", out, code=2).stderr
+    assert "horizon" in bad
+    resumed = pplseq("lds", "fit", "--resume", out, code=2).stderr
+    assert "before its first checkpoint; start it again with `pplseq lds fit COUNTS" in resumed
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_fitting, "initial_parameters", interrupt)
+        stopped = pplseq("lds", "fit", folder / "train", *FIT, "--out", out, code=130)
+    assert "nothing was saved" in stopped.stderr
+    pplseq("lds", "fit", folder / "train", *FIT, "--iterations", 1, "--out", out)
+    assert [record["step"] for record in read_metrics(out / "metrics.jsonl")] == [0, 1]
+
+
+def test_missing_shards_are_told(folder, tmp_path):
+    (text,) = texts("train")
+    LagCounts.from_text(text, 7, shard=(1, 2)).save(tmp_path / "half")
+    fit = ["--states", 2, "--iterations", 0, "--out"]
+    assert (
+        "Note: COUNTS: not the whole text was counted: without shard 2/2 of"
+        in pplseq("lds", "fit", tmp_path / "half", *fit, tmp_path / "part").stderr
+    )
+    assert "Note" not in pplseq("lds", "fit", folder / "train", *fit, tmp_path / "all").stderr
 
 
 def test_train_says_where_to_go(tmp_path):
