@@ -167,7 +167,10 @@ def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], s
     stream = TextStream(source)
     advice = "choose another folder, or replace them with --force"
     if stream.fingerprint is None:
-        raise ValueError(f"{folder} holds counts, and {stream.name} cannot be compared with what they come from; {advice}")
+        raise ValueError(
+            f"{folder} holds counts already, and whether they are of {stream.name} is not known before it is read; keep "
+            "them, choose another folder, or count again with --force"
+        )
     wanted = [{"fingerprint": stream.fingerprint, "shard": shard[0], "num_shards": shard[1]}]
     if [{name: part.get(name) for name in wanted[0]} for part in header["parts"]] != wanted:
         found = ", ".join(str(part.get("source")) for part in header["parts"][:3])

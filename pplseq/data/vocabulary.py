@@ -171,8 +171,8 @@ class Vocabulary:
         """The error text for a word that cannot be encoded: where it stands and what to do."""
         return (
             f"{place}: the word {word!r} is not in the vocabulary ({len(self)} words), which has no word for unknown "
-            f"words ({self.unknown!r}); train with min_count=2 or more, so that rare words become {self.unknown!r}, "
-            "or correct the text"
+            f"words ({self.unknown!r}); make it with min_count=2 (--min-count 2) or more, so that rare words become "
+            f"{self.unknown!r}, add a line {self.unknown!r} to a vocabulary file, or correct the text"
         )
 
     def decode(self, ids: Iterable[int]) -> list[str]:
