@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,9 +17,10 @@ from pplseq.infer import lds_em
 from pplseq.infer.em import Batch, FitHistory, Statistics, expectation_maximization
 from pplseq.infer.fitting import maximize_by_gradient, maximize_by_lbfgs
 from pplseq.infer.lds_start import guess_parameters
+from pplseq.models.base import check_lengths
 from pplseq.models.front import Front
 
-METHODS = ("em", "sgd", "lbfgs")
+FITTERS = {"em": expectation_maximization, "sgd": maximize_by_gradient, "lbfgs": maximize_by_lbfgs}
 SCALES = {"state_noise": "state_scale", "emission_noise": "emission_scale", "initial_covariance": "initial_scale"}
 REGRESSIONS = ("transition", "emission")
 
@@ -32,6 +34,7 @@ class LDSFitting(Front):
     def as_batch(self, x, lengths=None, inputs=None) -> Batch:
         """x, its lengths and inputs as tensors of the model's type and device; see :class:`Front`."""
         batch = super().as_batch(x, lengths)
+        check_lengths(batch.lengths, batch.x)
         if inputs is None:
             self.check_inputs(None, batch.x.shape[:2], batch.lengths)
             return batch
@@ -98,6 +101,8 @@ class LDSFitting(Front):
         """(B or 1, T, *size) per-step matrices."""
         if value is None:
             return None
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor of shape {(*shape, *size)}, got {type(value).__name__}")
         if value.shape not in ((*shape, *size), (shape[1], *size)):
             raise ValueError(
                 f"{name} must have shape {(*shape, *size)} or, for all rows, {(shape[1], *size)}; got {tuple(value.shape)}"
@@ -128,10 +133,16 @@ class LDSFitting(Front):
         Raises:
             ValueError, TypeError: for bad data or options, and too little data.
         """
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
+        if method not in FITTERS:
+            raise ValueError(f"method must be one of {', '.join(FITTERS)}; got {method!r}")
         if method == "em" and options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
+        parameters = inspect.signature(FITTERS[method]).parameters.values()
+        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "step_size"]
+        if unknown := sorted(options.keys() - {*known, "step_size"}):
+            raise TypeError(
+                f"LDS.fit with method {method!r} has no option {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
+            )
         fixed = self._check_fixed(fixed)
         batch = self.as_batch(x, lengths, inputs)
         self._check_enough(batch)
@@ -142,8 +153,7 @@ class LDSFitting(Front):
             with self._holding(fixed):
                 if not warm_start and not {"transition", "emission"} & fixed:
                     self.initialize(batch, initialization)
-                fitters = {"sgd": maximize_by_gradient, "lbfgs": maximize_by_lbfgs, "em": expectation_maximization}
-                history = fitters[method](self, batches, **options)
+                history = FITTERS[method](self, batches, **options)
         self.__dict__["history"] = history
         return self
 
@@ -181,6 +191,16 @@ class LDSFitting(Front):
                 f"x must hold more than num_states = {self.num_states} observed vectors, and a sequence of at least two "
                 f"steps, to fit the model; got {seen} in sequences of at most {int(valid.sum(1).max())} steps"
             )
+        observed = ~batch.x.isnan() & valid.unsqueeze(-1)
+        never = (~observed.any(0).any(0)).nonzero().flatten().tolist()
+        if never:
+            raise ValueError(
+                f"x: columns {never} (from 0) are never observed, so nothing can be learned of them; leave them out"
+            )
+        low = batch.x.where(observed, torch.inf).amin((0, 1))
+        high = batch.x.where(observed, -torch.inf).amax((0, 1))
+        if bool((low == high).all()):
+            raise ValueError("x must vary to fit the model, but every column holds one value only")
 
     def initialize(self, batch: Batch, how: str = "subspace") -> None:
         """Parameters guessed from the data: where a fit starts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ class LDSQueries:
         Raises:
             ValueError: for future inputs that are missing or of another shape.
         """
-        if not isinstance(num_steps, int) or num_steps < 1:
+        if not isinstance(num_steps, Integral) or num_steps < 1:
             raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows = len(batch.x)

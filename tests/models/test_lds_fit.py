@@ -229,6 +229,31 @@ def test_bad_fits_are_refused(sequences):
         model.forecast(sequences, 0)
 
 
+def test_data_that_nothing_can_be_learned_from_are_refused(sequences):
+    model, x = LDS(H, N), torch.randn(4, 10, N, dtype=F64, generator=torch.Generator().manual_seed(0))
+    unseen = x.clone()
+    unseen[..., 1] = torch.nan
+    for bad, message in ((torch.ones_like(x), "x must vary"), (0 * x, "x must vary"), (unseen, r"columns \[1\]")):
+        with pytest.raises(ValueError, match=message):
+            model.fit(bad)
+    for lengths, error, message in (
+        (torch.ones(3, dtype=torch.long), ValueError, r"shape \(B,\) = \(4,\)"),
+        (torch.tensor([10.0] * 4), TypeError, "must hold integers"), (torch.tensor([10, 10, 10, -1]), ValueError, "0..10"),
+    ):  # fmt: skip
+        for call in (model.fit, model.score):
+            with pytest.raises(error, match=f"lengths must .*{message}|lengths {message}"):
+                call(x, lengths)
+
+
+def test_arguments_of_other_types(sequences):
+    model = LDS(H, N)
+    close(model.forecast(sequences, np.int64(3)).means, model.forecast(sequences, 3).means)
+    with pytest.raises(TypeError, match="transitions must be a tensor of shape"):
+        model.log_prob(torch.zeros(1, 4, N, dtype=F64), transitions=[1])
+    with pytest.raises(TypeError, match="LDS.fit with method 'sgd' has no option 'max_iterations'; it takes num_steps"):
+        model.fit(sequences, method="sgd", max_iterations=3)
+
+
 def test_an_unstable_transition_is_named_where_the_start_is_stationary(sequences):
     model = LDS(H, N, initial="stationary")
     with torch.no_grad():
