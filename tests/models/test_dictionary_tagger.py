@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq.data.columns import TaggedSentence
+from pplseq.data.columns import TaggedSentence, read_conllu
 from pplseq.infer.em import Batch
 from pplseq.infer.kernels import scan
 from pplseq.infer.tag_clusters import names_of_clusters, score_clusters, tables_of_clusters
@@ -355,3 +355,14 @@ def test_rare_words_without_tags_are_replaced_by_their_class():
     tagger = DictionaryTagger.semi_supervised(min_count=2).fit(tagged + plain)
     assert "zabing" in tagger.words and "mabing" not in tagger.words and "mabing" in tagger.known_words
     assert tagger.tag([("the", "mabing"), ("the", "lobing")]) == [("D", "V")] * 2
+
+
+# ---------------------------------------------------------------- real text
+@pytest.mark.slow
+def test_states_of_the_english_web_treebank_are_like_tags(data_folder):
+    pytest.importorskip("sklearn.metrics")
+    train = list(read_conllu(data_folder / "ud_english_ewt" / "en_ewt-ud-train.conllu"))
+    tagger = DictionaryTagger.unsupervised(50).fit(untagged(train))
+    scores = score_clusters(train, tagger.tag([sentence.words for sentence in train]))
+    assert scores.many_to_one > 0.66 and scores.v_measure > 0.46
+    assert (np.diff(tagger.history.log_posteriors) > 0).all()
