@@ -178,10 +178,13 @@ def evaluate(
     often in TEXT (many-to-one), and their V-measure is told.
     """
     from pplseq.cli import tag_runs
-    from pplseq.cli.tag_systems import load_tagger
+    from pplseq.cli.tag_systems import check_writable, load_tagger
+    from pplseq.infer.tag_queries import check_decode
 
+    check_writable(confusion, html)
     use_threads(threads)
     saved = load_tagger(model)
+    check_decode(saved.tagger, decode)
     sentences = tag_runs.read(text, options, saved, tags="optional")
     result = tag_runs.score(saved, sentences, decode, clusters)
     other = None if against is None else tag_runs.score(load_tagger(against), sentences, decode)
@@ -227,9 +230,11 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     that fails is named with its error, and the exit code is 1 at the end.
     """
     from pplseq.cli import tag_runs
+    from pplseq.cli.tag_systems import check_writable
 
     if options["plot"] is not None and options["learning_curve"] is None:
         raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")
+    check_writable(out, options["plot"])
     use_threads(threads)
     makers = tag_runs.makers_of(options["systems"])
     fractions = tag_runs.fractions_of(options["learning_curve"])

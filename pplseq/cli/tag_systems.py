@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import json
-import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,6 +128,9 @@ def _parameters(make: Any) -> tuple[list[str], bool]:
 
 def check_out(folder: Path) -> None:
     """ValueError where saving would replace a folder that holds something else than a tagger."""
+    if not folder.name:
+        raise ValueError(f"--out: expected the name of a new folder, got {folder}")
+    check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()):
         try:
             header = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -139,11 +142,19 @@ def check_out(folder: Path) -> None:
             )
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Makes the folders of what is to be written and tries them, before the work that would be lost."""
+    for path in paths:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+
+
 def save_tagger(
     tagger: Any, folder: Path, *, system: str, column: str | int | None, file_format: str, ambiguous: frozenset[str]
 ) -> None:
     """Save a tagger, and beside it what `pplseq tag` needs to know of its training."""
-    tagger.save(folder)
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -152,9 +163,12 @@ def save_tagger(
         "file_format": file_format,
         "ambiguous_words": sorted(ambiguous),
     }
-    unfinished = folder / f".{TRAINING_FILE}.new"
-    unfinished.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, folder / TRAINING_FILE)
+    text = json.dumps(header, ensure_ascii=False) + "\n"
+
+    def more(new: Path) -> None:
+        (new / TRAINING_FILE).write_text(text, encoding="utf-8")
+
+    tagger.save(folder, more)
 
 
 def load_tagger(folder: Path) -> SavedTagger:
@@ -166,9 +180,10 @@ def load_tagger(folder: Path) -> SavedTagger:
         ImportError: the system, or a package that it needs, is not there.
     """
     from pplseq.models import tagger as taggers
+    from pplseq.models.storage import whole_folder
 
     tagger = taggers.load_tagger(folder)
-    path = folder / TRAINING_FILE
+    path = whole_folder(folder) / TRAINING_FILE
     if not path.is_file():
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
     try:
@@ -182,6 +197,8 @@ def load_tagger(folder: Path) -> SavedTagger:
             f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; train the tagger again"
         )
     words = header.get("ambiguous_words")
+    if not isinstance(words, list | None):
+        raise ValueError(f"{path}: expected a list of ambiguous_words, got {words!r}; the file is damaged")
     return SavedTagger(
         tagger,
         str(header.get("system")),

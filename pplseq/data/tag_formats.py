@@ -128,8 +128,10 @@ class ConlluFormat(TagFormat):
         return ParsedSentence(tuple(words), tuple(tags), tuple(places))
 
     def render(self, words, tags, probabilities=None, lines=None, places=()):
+        if probabilities is not None and self.column == 9:
+            raise ValueError("probabilities: they go to MISC, which holds the tags here (--column misc); write another format")
         if lines is None:
-            lines = ["\t".join([str(i), word, *["_"] * 8]) for i, word in enumerate(words, start=1)]
+            lines = ["\t".join([str(i), _written(word, "\t"), *["_"] * 8]) for i, word in enumerate(words, start=1)]
             places = range(len(words))
         lines = list(lines)
         for i, place in enumerate(places):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -69,10 +70,15 @@ def check_answerable(tagger: Any, questions: TagQuestions) -> None:
     for question, (method, what) in _NEEDS.items():
         if getattr(questions, question) and not hasattr(tagger, method):
             raise ValueError(
-                f"{question}: the system {tagger.name!r} does not give {what}; ask a probabilistic one, such as hmm, trigram, "
-                "tnt, latent or crf"
+                f"{question}: the system {tagger.name!r} does not give {what}; ask one that does, such as hmm, trigram, "
+                "tnt or latent"
             )
-    if questions.decode is not None and not hasattr(tagger, "marginals"):
+    check_decode(tagger, questions.decode)
+
+
+def check_decode(tagger: Any, decode: str | None) -> None:
+    """ValueError where a way of decoding is asked of a tagger that has no choice."""
+    if decode is not None and "decode" not in inspect.signature(tagger.tag).parameters:
         raise ValueError(f"decode: the system {tagger.name!r} decodes in one way only; leave it out")
 
 

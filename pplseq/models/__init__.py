@@ -37,6 +37,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "load_tagger": "tagger",
         "HMMTagger": "hmm_tagger",
         "HMMTaggerSettings": "hmm_tagger",
+        "LatentTagger": "latent_tagger",
+        "DictionaryTagger": "dictionary_tagger",
         "CRFTagger": "crf",
         "MEMMTagger": "memm",
         "FitSettings": "text_fitting",

@@ -151,6 +151,8 @@ class DictionaryTagger(GenerativeTagger):
         if self.lexicon is None:
             # with tags, words are free to have others than those seen; hard limits are for those who give a lexicon
             return TagDictionary({}) if self.learn_from == "tags" else found
+        if self.learn_from == "dictionary":
+            return self.lexicon.joined(found)
         return self.lexicon.joined(TagDictionary({w: t for w, t in found.entries.items() if w in self.lexicon}))
 
     def lexicon_of_states(self) -> TagDictionary:

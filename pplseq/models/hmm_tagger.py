@@ -238,6 +238,11 @@ class HMMTagger(GenerativeTagger):
         word_tags = np.zeros((len(words), len(tags)))
         word_tags[tuple(tensors["word_tags_at"].numpy())] = tensors["word_tags"].numpy()
         tagger = cls(HMMTaggerSettings(**config["settings"]))
+        ngrams = tensors["ngrams"].numpy()
+        if ngrams.shape != (len(tags) + 1,) * (tagger.settings.order + 1) or not word_tags.sum(1).all():
+            raise ValueError(
+                "config.json: its settings, words and tags do not fit the counts in model.safetensors; the folder is damaged"
+            )
         return tagger.set_counts(TagCounts(tags, words, tensors["ngrams"].numpy(), word_tags))
 
 

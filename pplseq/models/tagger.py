@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,11 +82,11 @@ class Tagger(ABC):
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> Tagger:
         """The tagger that :meth:`state` describes."""
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes config.json and model.safetensors, whole or not at all."""
+    def save(self, folder: str | Path, more: Callable[[Path], None] | None = None) -> Path:
+        """Writes config.json and model.safetensors, and what `more(folder)` writes beside them, whole or not at all."""
         self.check_fitted()
         config, tensors = self.state()
-        return write_folder(folder, {"model": "tagger", "tagger": self.name, "config": config}, tensors)
+        return write_folder(folder, {"model": "tagger", "tagger": self.name, "config": config}, tensors, more)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tagger:
@@ -112,7 +112,7 @@ def load_tagger(folder: str | Path) -> Tagger:
         FileNotFoundError: there is none. ValueError: the folder is damaged, of another version, or no tagger's.
     """
     header, tensors = read_folder(folder)
-    if header.get("model") != "tagger" or header.get("tagger") not in TAGGERS:
+    if header.get("model") != "tagger" or str(header.get("tagger")) not in TAGGERS:
         raise ValueError(
             f"{folder}: holds the model {header.get('tagger', header.get('model'))!r}, no tagger; taggers are made by "
             "`pplseq tag train`"
@@ -120,7 +120,7 @@ def load_tagger(folder: str | Path) -> Tagger:
     module, _, name = TAGGERS[header["tagger"]].partition(":")
     try:
         return getattr(importlib.import_module(module), name).from_state(header["config"], tensors)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"{folder}: config.json does not describe a {header['tagger']} ({error!r})") from error
 
 

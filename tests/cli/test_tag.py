@@ -383,3 +383,17 @@ def test_refused_to_compare(files):
     arguments = ("tag", "compare", files / "train.conllu", files / "test.conllu", "--systems")
     assert "no system 'hnm'. Did you mean 'hmm'?" in pplseq(*arguments, "hmm,hnm", code=2).stderr
     assert "--systems: expected names" in pplseq(*arguments, ",", code=2).stderr
+
+
+def test_places_that_cannot_be_written_are_refused_before_the_work(files, model):
+    blocked = files / "file"
+    blocked.write_text("x")
+    train = files / "train.conllu"
+    pplseq("tag", "train", "hmm", train, "--out", ".", code=2)
+    for arguments in (
+        ("train", "hmm", train, "--out", blocked / "tagger"),
+        ("compare", train, train, "--systems", "hmm", "--out", blocked / "table.json"),
+        ("eval", model, train, "--html", blocked / "page.html"),
+    ):
+        result = pplseq("tag", *arguments, code=1)
+        assert "Error" in result.output and not result.stdout

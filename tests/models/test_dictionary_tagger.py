@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tagged_toy import tagged_sentences
 
 from pplseq.data.columns import TaggedSentence, read_conllu
 from pplseq.infer.em import Batch
@@ -366,3 +367,11 @@ def test_states_of_the_english_web_treebank_are_like_tags(data_folder):
     scores = score_clusters(train, tagger.tag([sentence.words for sentence in train]))
     assert scores.many_to_one > 0.66 and scores.v_measure > 0.46
     assert (np.diff(tagger.history.log_posteriors) > 0).all()
+
+
+def test_a_lexicon_adds_to_the_dictionary_of_the_text():
+    sentences = tagged_sentences(60)
+    words = [sentence.words for sentence in sentences]
+    alone = DictionaryTagger.from_dictionary(max_iterations=2).fit(sentences)
+    more = DictionaryTagger.from_dictionary({"the": ["DET"]}, max_iterations=2).fit(sentences)
+    assert more.tag(words) == alone.tag(words)

@@ -115,3 +115,25 @@ def test_tnt_is_as_good_as_nltks(data_folder, column, expected):
         (a, b) for tags, sentence in zip(found, test, strict=True) for a, b in zip(tags, sentence.tags, strict=True)
     ]
     assert abs(np.mean([a == b for a, b in pairs]) - expected) < 0.001
+
+
+@pytest.mark.parametrize("damage", ["words", "more words", "tags", "order"])
+def test_a_folder_whose_parts_do_not_fit(tmp_path, damage):
+    import json
+
+    from pplseq.models.tagger import load_tagger
+
+    path = HMMTagger.tnt().fit(TRAIN).save(tmp_path / "tagger") / "config.json"
+    header = json.loads(path.read_text())
+    config = header["config"]
+    if damage == "words":
+        config["words"] = config["words"][:3]
+    elif damage == "more words":
+        config["words"] = [*config["words"], "another"]
+    elif damage == "tags":
+        config["tags"] = config["tags"][:-1]
+    else:
+        config["settings"]["order"] = 1
+    path.write_text(json.dumps(header))
+    with pytest.raises(ValueError, match="config.json"):
+        load_tagger(path.parent)
