@@ -1,97 +1,71 @@
-"""What all neural language models share: truncated back-propagation through a text, the learning rate's schedule, resumption.
+"""What all neural language models share: a network over the words so far, a softmax over the vocabulary, use and folders.
 
-A model says how words and a state give features (`forward`) and from which state a text starts (`initial_state`); the
-softmax over the vocabulary, training, scoring and folders on disk are here.
+A model says how words and a state give features (`forward`) and from which state a text starts (`initial_state`). Two
+ways of training are beside it: plain gradient descent in the text's own order (`fit`), and the loop that trains the
+library's own models (`pplseq train`), to which a network looks like a model whose posterior carries a state.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pplseq.data.batches import StreamBatches
+from pplseq.baselines.sgd import SGDSettings, SGDTraining
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.infer import checkpoint
-from pplseq.infer.interruption import Stopped, StopSignals
-from pplseq.infer.metrics import MetricsLog
-from pplseq.infer.settings import NonFiniteLoss
 
 State = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class SGDSettings:
-    """Plain stochastic gradient descent with the schedule of recurrent language models.
+class Carried(NamedTuple):
+    """What a network carries from one segment to the next.
 
-    The learning rate stays as it is until an epoch's validation entropy is not below its predecessor's by
-    `min_improvement`; from then on it is multiplied by `decay` after every epoch, until that happens a second time. An
-    epoch that made things worse is taken back.
-
-    Args:
-        lr: of the loss summed over the steps of a segment and averaged over the streams.
-        decay: what the learning rate is multiplied by.
-        min_improvement: relative, of the entropy in nats per token.
-        epochs: passes over the text, at most.
-        batch_size: B, parallel streams.
-        segment_length: T, tokens of a segment; the gradient is cut at its start, the state is not.
-        clip: largest gradient norm; None does not clip.
-        precision: "full", or "bfloat16" for the matrix products of the softmax in training (weights, sums and validation
-            stay in the model's own type): three to five times as fast on processors that have it.
-        checkpoint_interval: seconds between two saves within an epoch.
-
-    Source: Mikolov, Statistical Language Models Based on Neural Networks (2012), section 3.2.
+    last_word: (B,) ids. hidden: (B, ...) its state; for a window model, the words before. cell: (B, ...) of an LSTM.
     """
 
-    lr: float = 1.0
-    decay: float = 0.5
-    min_improvement: float = 0.003
-    epochs: int = 50
-    batch_size: int = 16
-    segment_length: int = 16
-    clip: float | None = 5.0
-    precision: str = "full"
-    checkpoint_interval: float = 120.0
+    last_word: Tensor
+    hidden: Tensor
+    cell: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("lr", "epochs", "batch_size", "segment_length", "checkpoint_interval"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 < self.decay < 1:
-            raise ValueError(f"decay must lie between 0 and 1, got {self.decay}")
-        if not 0 <= self.min_improvement < 1:
-            raise ValueError(f"min_improvement must lie in [0, 1), got {self.min_improvement}")
-        if self.precision not in ("full", "bfloat16"):
-            raise ValueError(f"precision must be 'full' or 'bfloat16', got {self.precision!r}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be positive, or None not to clip, got {self.clip}")
+    @property
+    def state(self) -> State:
+        return tuple(part for part in self[1:] if part is not None)
+
+    def detach(self) -> Carried:
+        """The same without its history of gradients."""
+        return Carried(*(part if part is None else part.detach() for part in self))
 
 
-@dataclass
-class _Progress:
-    """Where training stands, as plain numbers."""
+class Reading:
+    """A batch of segments as a network read them, with the questions of a chain that make sense for it.
 
-    epoch: int = 0
-    position: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    lr: float = 0.0
-    best: float = math.inf
-    best_epoch: int = 0
-    decaying: bool = False
-    finished: bool = False
-    window_nats: float = 0.0
-    window_tokens: int = 0
+    Args:
+        log_probs: (B, T) nats of each token given those before it, 0 at padded steps; None where only the state is wanted.
+        carried: the state at each row's end.
+    """
+
+    def __init__(self, log_probs: Tensor | None, carried: Carried):
+        self._log_probs, self._carried = log_probs, carried
+
+    def token_log_probs(self) -> Tensor:
+        """(T, B) log p(x_t | x_<t), nats; 0 at padded steps."""
+        return self._log_probs.T
+
+    def log_prob(self) -> Tensor:
+        """(B,) nats."""
+        return self._log_probs.sum(-1)
+
+    def filtered(self) -> Carried:
+        """What the next segment starts from."""
+        return self._carried
 
 
 class NeuralLanguageModel(nn.Module):
@@ -108,6 +82,9 @@ class NeuralLanguageModel(nn.Module):
     """
 
     name: ClassVar[str]
+    carry: ClassVar[type] = Carried  # what a checkpoint's belief is read back as
+    precision: str = "full"  # of the softmax's products in training: see `SGDSettings`
+    sparse_gradients: bool = False  # of the table of input words, where training can use them
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -116,15 +93,16 @@ class NeuralLanguageModel(nn.Module):
         self.vocabulary = vocabulary
         self.history: list[dict[str, Any]] = []
 
-    def forward(self, words: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         """Features after each word.
 
         Args:
             words: (B, T) int64 ids.
             state: what a previous call returned, or `initial_state`.
+            lengths: (B,) words of each row, at least 1; None for T. Features behind a row's end mean nothing.
 
         Returns:
-            (B, T, D) features for the prediction of the word after each, and the state at the end.
+            (B, T, D) features for the prediction of the word after each, and the state at each row's end.
         """
         raise NotImplementedError
 
@@ -187,10 +165,58 @@ class NeuralLanguageModel(nn.Module):
         for name, part in (("text", text), ("valid", valid)):
             if part is not None:
                 self._check(part, name)
-        _Training(self, text, valid, settings or SGDSettings(), folder, on_record).run(resume)
+        SGDTraining(self, text, valid, settings or SGDSettings(), folder, on_record).run(resume)
         return self
 
+    def loss(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Tensor:
+        """Summed -log p of a batch of segments, nats; `chain.filtered()` is afterwards what the next ones start from.
+
+        Args:
+            x: (B, T) int64 ids.
+            lengths: (B,) words of each row, or None.
+            start: what the previous segments left, or None at the beginning of a text.
+        """
+        features, carried = self._read(x, lengths, start)
+        self.__dict__["chain"] = Reading(None, carried)
+        if lengths is None:
+            return self.nats(features.flatten(0, 1), x.flatten(), self.precision)
+        valid = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
+        return self.nats(features[valid], x[valid], self.precision)
+
     # ---- use
+
+    @torch.no_grad()
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Reading:
+        """Log-probabilities of the tokens of a batch of segments, without dropout; arguments as for `loss`."""
+        with _evaluating(self):
+            features, carried = self._read(x, lengths, start)
+            # a row at a time: (B, T, V) at once would be the largest tensor of all
+            log_probs = torch.stack(
+                [
+                    -functional.cross_entropy(self.logits(row), targets, reduction="none")
+                    for row, targets in zip(features, x, strict=True)
+                ]
+            )
+        if lengths is not None:
+            log_probs = log_probs * (torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1))
+        return Reading(log_probs, carried)
+
+    def _read(self, x: Tensor, lengths: Tensor | None, start: Carried | None) -> tuple[Tensor, Carried]:
+        if start is None:
+            eos = x.new_full((len(x),), self.vocabulary.eos_id)
+            start = Carried(eos, *self.initial_state(len(x)))
+        words = torch.cat([start.last_word.unsqueeze(1), x[:, :-1]], 1)
+        if lengths is None:
+            features, state = self(words, start.state)
+            return features, Carried(x[:, -1], *state)
+        features, state = self(words, start.state, lengths.clamp(min=1))
+        last = Carried(x.gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1), *state)
+        empty = lengths == 0
+        kept = [
+            torch.where(empty.reshape(-1, *[1] * (new.dim() - 1)), old, new)
+            for old, new in zip((start.last_word, *start.state), (last.last_word, *last.state), strict=True)
+        ]
+        return features, Carried(*kept)
 
     def log_prob(self, text: Text, *, at_once: int = 512) -> np.ndarray:
         """Log-probability of every token given all before it in the text.
@@ -207,7 +233,7 @@ class NeuralLanguageModel(nn.Module):
         tokens = torch.from_numpy(text.tokens.astype(np.int64)).to(device)
         before = torch.cat([tokens.new_full((1,), self.vocabulary.eos_id), tokens[:-1]])
         state, scores = self.initial_state(1), []
-        with torch.no_grad():
+        with torch.no_grad(), _evaluating(self):
             for words, targets in zip(before.split(at_once), tokens.split(at_once), strict=True):
                 features, state = self(words[None], state)
                 scores.append(-functional.cross_entropy(self.logits(features[0]), targets, reduction="none").double())
@@ -215,7 +241,8 @@ class NeuralLanguageModel(nn.Module):
 
     def perplexity(self, text: Text) -> float:
         """exp(-mean log-probability) over all tokens, `<eos>` and `<unk>` counted, the state carried over the text."""
-        return _exp(-float(self.log_prob(text).mean()))
+        nats = -float(self.log_prob(text).mean())
+        return math.exp(nats) if nats < 700 else math.inf
 
     def next_word(self, context: Sequence[str] | Sequence[int] = ()) -> np.ndarray:
         """Log-probabilities of the word after a text's first words, (V,) nats.
@@ -228,10 +255,15 @@ class NeuralLanguageModel(nn.Module):
         ids = np.array([self.vocabulary.eos_id, *context], dtype=np.int64)
         if not 0 <= ids.min() <= ids.max() < len(self.vocabulary):
             raise ValueError(f"context: expected ids from 0 to {len(self.vocabulary) - 1}, got {ids[1:].tolist()}")
-        with torch.no_grad():
+        with torch.no_grad(), _evaluating(self):
             words = torch.from_numpy(ids)[None].to(next(self.parameters()).device)
             features, _ = self(words, self.initial_state(1))
             return torch.log_softmax(self.logits(features[0, -1]).double(), -1).cpu().numpy()
+
+    @property
+    def num_words(self) -> int:
+        """V."""
+        return len(self.vocabulary)
 
     def save(self, folder: str | Path) -> Path:
         """Write config.json, model.safetensors and vocab.txt, whole or not at all."""
@@ -241,27 +273,27 @@ class NeuralLanguageModel(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path) -> NeuralLanguageModel:
-        """Read what `save` wrote.
+        """Read what `save` wrote; called on `NeuralLanguageModel` itself, a network of any kind.
 
         Raises:
             FileNotFoundError: no model there.
             ValueError: a model of another kind, or damaged files.
         """
-        from pplseq.models.storage import read_tensors
+        from pplseq.baselines import NETWORKS, network_class
+        from pplseq.models.storage import read_folder, whole_folder
 
-        path = Path(folder) / "config.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"no model at {folder}: expected a folder with config.json and model.safetensors")
-        header = json.loads(path.read_text(encoding="utf-8"))
-        if header.get("model") != cls.name:
-            raise ValueError(f"{path}: expected a model of kind {cls.name!r}, got {header.get('model')!r}")
-        model = cls(Vocabulary.load(path.with_name("vocab.txt")), **header["config"])
-        tensors = read_tensors(path.with_name("model.safetensors"))
+        path = whole_folder(folder) / "config.json"
+        header, tensors = read_folder(folder)
+        kind = header.get("model")
+        if kind not in NETWORKS or not issubclass(network_class(kind), cls):
+            expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
+            raise ValueError(f"{path}: expected a model of kind {expected!r}, got {kind!r}")
         try:
+            model = network_class(kind)(Vocabulary.load(path.with_name("vocab.txt")), **header["config"])
             model.load_state_dict(tensors)
-        except RuntimeError as error:
+        except (TypeError, KeyError, RuntimeError) as error:
             raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error
-        return model
+        return model.eval()
 
     def _check(self, text: Text, name: str) -> None:
         if text.vocabulary is not self.vocabulary and text.vocabulary.words != self.vocabulary.words:
@@ -294,162 +326,34 @@ class _SoftmaxNats(torch.autograd.Function):
         return by_nats * by_features, by_nats * by_weights, by_nats * by_bias, None, None
 
 
-class _Training:
-    def __init__(self, model, text, valid, settings, folder, on_record) -> None:
-        self.model, self.valid, self.settings = model, valid, settings
-        self.folder = None if folder is None else Path(folder)
-        self.on_record = on_record or (lambda record: None)
-        self.batches = StreamBatches(text, settings.batch_size, settings.segment_length)
-        self.device = next(model.parameters()).device
-        self.parameters = list(model.parameters())
-        self.progress = _Progress(lr=settings.lr)
-        self.state: State = ()
-        self.previous: Tensor | None = None  # (B, 1) the word before each stream's next segment
-        self.best: dict[str, Tensor] = {}
-        self.signals = StopSignals()
+class MaximumLikelihood(nn.Module):
+    """A network's loss in the place of an ELBO: what `pplseq.infer.training.train` takes as its `elbo`."""
 
-    def run(self, resume: bool) -> None:
-        p = self.progress
-        if resume:
-            self._load()
-            p = self.progress
-        elif self.folder is not None and (self.folder / "last").exists():
-            raise ValueError(f"{self.folder} already holds a run; resume it, or choose another folder")
-        self.started, self.before = time.monotonic(), p.seconds
-        self.log = None
-        if self.folder is not None:
-            self.log = MetricsLog(self.folder / "metrics.jsonl", p.step if resume else None)
-        self.model.history = [] if self.log is None else self.log.records
-        try:
-            with self.signals:
-                if not resume:
-                    self._end_of_epoch()
-                while p.epoch < self.settings.epochs and not p.finished:
-                    self._epoch()
-                self._save("last")
-        except Stopped:
-            self._save("last")
-        finally:
-            if self.log is not None:
-                self.log.close()
-        if self.best:
-            checkpoint.restore_weights(self.model, self.best, "best.")
-        self.signals.reraise()
+    def __init__(self, model: NeuralLanguageModel, guide: Any = None) -> None:
+        super().__init__()
+        self.model = model
 
-    def _epoch(self) -> None:
-        p, settings = self.progress, self.settings
-        # Every epoch runs over the text in its own order, so its number is of no account to the batches.
-        self.batches.load_state_dict({"epoch": 0, "position": p.position})
-        saved = time.monotonic()
-        for batch in self.batches:
-            self._step(batch)
-            p.position, p.step = p.position + 1, p.step + 1
-            if self.folder is not None and time.monotonic() - saved > settings.checkpoint_interval:
-                self._save("last")
-                saved = time.monotonic()
-            self.signals.check()
-        p.epoch, p.position = p.epoch + 1, 0
-        self._end_of_epoch()
-
-    def _step(self, batch) -> None:
-        p, x = self.progress, batch.x.to(self.device)
-        if batch.is_first:
-            self.state = self.model.initial_state(len(x))
-            self.previous = x.new_full((len(x), 1), self.model.vocabulary.eos_id)
-        words = torch.cat([self.previous, x[:, :-1]], 1)
-        features, state = self.model(words, tuple(part.detach() for part in self.state))
-        loss = self.model.nats(features.flatten(0, 1), x.flatten(), self.settings.precision) / len(x)
-        gradients = torch.autograd.grad(loss, self.parameters)
-        # Sparse gradients (of word tables) have one row a token: their norm is taken of what is stored.
-        gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
-        norm = math.sqrt(sum(float(torch.linalg.vector_norm(g.values() if g.is_sparse else g)) ** 2 for g in gradients))
-        nats = loss.item()
-        if not (math.isfinite(nats) and math.isfinite(norm)):
-            raise NonFiniteLoss(
-                f"the {'gradient norm' if math.isfinite(nats) else 'loss'} is not finite at step {p.step + 1} (epoch "
-                f"{p.epoch + 1}, lr {p.lr:g}); train again with a smaller lr"
-            )
-        rate = p.lr * (1.0 if self.settings.clip is None else min(1.0, self.settings.clip / max(norm, 1e-12)))
-        with torch.no_grad():
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.add_(gradient, alpha=-rate)
-        self.state, self.previous = state, x[:, -1:]
-        p.window_nats += nats * len(x)
-        p.window_tokens += x.numel()
-
-    def _end_of_epoch(self) -> None:
-        """Validate, steer the learning rate, record, save."""
-        p, settings = self.progress, self.settings
-        record = {"kind": "epoch", "epoch": p.epoch, "step": p.step, "lr": p.lr}
-        if p.window_tokens:
-            record["train_perplexity"] = _exp(p.window_nats / p.window_tokens)
-        if self.valid is not None:
-            entropy = -float(self.model.log_prob(self.valid).mean())
-            if math.isnan(entropy):
-                raise NonFiniteLoss(f"the validation entropy is NaN after epoch {p.epoch}; train with a smaller lr")
-            record |= {"nats_per_token": entropy, "perplexity": _exp(entropy)}
-            too_little = p.epoch > 0 and entropy > p.best * (1 - settings.min_improvement)
-            if entropy < p.best:
-                p.best, p.best_epoch = entropy, p.epoch
-                self.best = {f"best.{name}": w.detach().clone() for name, w in _weights(self.model).items()}
-                self._save("best")
-            else:
-                checkpoint.restore_weights(self.model, self.best, "best.")
-            p.finished = too_little and p.decaying
-            p.decaying = p.decaying or too_little
-            if p.decaying:
-                p.lr *= settings.decay
-        p.window_nats, p.window_tokens = 0.0, 0
-        record["seconds"] = round(self._clock(), 3)
-        if self.log is None:
-            self.model.history.append(record)
-        else:
-            self.log.write(record)
-        self.on_record(record)
-        self._save("last")
-
-    def _clock(self) -> float:
-        return self.before + time.monotonic() - self.started
-
-    # ---- checkpoints
-
-    def _save(self, name: str) -> None:
-        if self.folder is None:
-            return
-        self.progress.seconds = self._clock()
-        if name == "best" or self.valid is None:
-            self.model.save(self.folder / "best")
-        if name == "last":
-            checkpoint.replace_folder(self.folder / name, self._write)
-
-    def _write(self, folder: Path) -> None:
-        tensors = {f"weights.{name}": weight for name, weight in _weights(self.model).items()} | self.best
-        tensors |= {f"state.{i}": part.detach() for i, part in enumerate(self.state)}
-        if self.previous is not None:
-            tensors["previous"] = self.previous
-        checkpoint.save_training(
-            folder, tensors, {"progress": asdict(self.progress), "settings": asdict(self.settings)}
-        )
-
-    def _load(self) -> None:
-        if self.folder is None:
-            raise ValueError("resume: there is no folder to resume from; give folder")
-        tensors, state = checkpoint.load_training(self.folder / "last")
-        if (then := state["settings"] | {"epochs": 0}) != (now := asdict(self.settings) | {"epochs": 0}):
-            changed = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key])
-            raise ValueError(f"settings: {changed}; resume with those of the run in {self.folder}")
-        checkpoint.restore_weights(self.model, tensors)
-        self.best = {name: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("best.")}
-        self.state = tuple(
-            tensors[f"state.{i}"].to(self.device) for i in range(sum(n.startswith("state.") for n in tensors))
-        )
-        self.previous = tensors["previous"].to(self.device) if "previous" in tensors else None
-        self.progress = _Progress(**state["progress"])
+    def forward(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Tensor:
+        return self.model.loss(x, lengths, start)
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return checkpoint.named_weights(model)
+def check_sizes(dropout: float = 0.0, **sizes: int) -> None:
+    """Raises unless the named sizes are whole numbers of at least 1 and dropout lies in [0, 1)."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name}: expected an integer, got {size!r}")
+        if size < 1:
+            raise ValueError(f"{name}: expected at least 1, got {size}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: expected at least 0 and below 1, got {dropout}")
 
 
-def _exp(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else math.inf
+@contextlib.contextmanager
+def _evaluating(model: nn.Module):
+    """Without dropout, whatever the mode was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

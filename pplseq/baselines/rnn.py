@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pplseq.baselines.neural import NeuralLanguageModel, State
+from pplseq.baselines.neural import NeuralLanguageModel, State, check_sizes
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 
@@ -38,10 +38,7 @@ class RNN(NeuralLanguageModel):
 
     def __init__(self, vocabulary: Vocabulary, num_units: int, *, init_scale: float = 0.1, seed: int = 0) -> None:
         super().__init__(vocabulary)
-        if not isinstance(num_units, int) or isinstance(num_units, bool):
-            raise TypeError(f"num_units: expected an integer, got {num_units!r}")
-        if num_units < 1:
-            raise ValueError(f"num_units: expected at least 1, got {num_units}")
+        check_sizes(num_units=num_units)
         self.num_units, num_words = num_units, len(vocabulary)
         generator = torch.Generator().manual_seed(seed)
 
@@ -60,14 +57,16 @@ class RNN(NeuralLanguageModel):
     def initial_state(self, batch_size: int) -> State:
         return (self.transition.new_full((batch_size, self.num_units), 0.5),)
 
-    def forward(self, words: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         (h,) = state
         features = []
-        # Sparse: a segment touches few of the V rows.
-        for drive in functional.embedding(words.T, self.embedding, sparse=True):
+        for drive in functional.embedding(words.T, self.embedding, sparse=self.sparse_gradients):
             h = torch.sigmoid(torch.addmm(drive, h, self.transition.T))
             features.append(h)
-        return torch.stack(features, 1), (h,)
+        features = torch.stack(features, 1)
+        if lengths is not None:
+            h = features[torch.arange(len(words), device=words.device), lengths - 1]
+        return features, (h,)
 
     @property
     def softmax_weights(self) -> tuple[Tensor, Tensor]:

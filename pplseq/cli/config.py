@@ -35,7 +35,7 @@ def _setting(
 class RunConfig:
     """A run, in full. A flag wins over the TOML file, the file wins over these defaults."""
 
-    model: str = _setting("vlhmm", "Registered model: vlhmm, hmm.", flag="none")
+    model: str = _setting("vlhmm", "Registered model: vlhmm, hmm; a network: rnn, lstm, ff.", flag="none")
     data: str = _setting(
         "", "Corpus: builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file.", flag="none"
     )
@@ -58,10 +58,15 @@ class RunConfig:
     exchange_passes: int = _setting(
         0, "Passes that improve the Brown clusters word by word (3 gain 3 % of information)."
     )
-    hidden: int = _setting(256, "Width h of the state embeddings and residual layers.")
+    hidden: int = _setting(256, "Width h of the state embeddings and residual layers; units of a network's layers.")
+    layers: int = _setting(2, "Layers of an lstm.")
+    order: int = _setting(5, "n of the n-grams of ff: it sees n - 1 words.")
     parameterization: str = _setting("independent", "State tables.", choices=("independent", "factored", "scalar"))
     tied: bool = _setting(True, "One embedding table for start, transition and emission.", flag="--tied/--untied")
-    dropout: float = _setting(0.5, "State dropout: the share of each block's states left out of a training step.")
+    dropout: float | None = _setting(
+        None,
+        "Share of each block's states (0.5 for vlhmm), or of a network's units (0.3), left out of a training step.",
+    )
     reset: bool = _setting(
         True, "After <eos> the state starts afresh, in training and evaluation.", flag="--reset/--no-reset"
     )
@@ -69,7 +74,9 @@ class RunConfig:
     init_scale: float = _setting(0.1, "Standard deviation of the normal initialisation.")
     temperature: float = _setting(1.0, "Divides the transition scores; sqrt(hidden) keeps bfloat16 honest.")
     normalizer_dtype: str = _setting(
-        "float32", "Products in the training normaliser; evaluation is exact.", choices=("float32", "bfloat16")
+        "float32",
+        "Products in the training normaliser (of a network: of its softmax); evaluation is exact.",
+        choices=("float32", "bfloat16"),
     )
     method: str = _setting("em", "How to fit `hmm`; vlhmm is always trained by gradient (sgd).", choices=("em", "sgd"))
 
@@ -83,7 +90,7 @@ class RunConfig:
     segment_length: int = _setting(32, "Tokens T of each stream in a step (carried).")
     batch_tokens: int = _setting(512, "Tokens of a step (sentence).")
 
-    lr: float = _setting(0.003, "AdamW's learning rate.")
+    lr: float | None = _setting(None, "AdamW's learning rate (default: 0.003; 0.001 for networks).")
     weight_decay: float = _setting(0.0, "AdamW's weight decay.")
     clip: float | None = _setting(5.0, "Largest gradient norm, or none.")
     epochs: int = _setting(50, "Passes over the training text, at most.", fixed=False)
@@ -121,12 +128,21 @@ class RunConfig:
             raise ValueError(
                 f"concentration must be at least 1 (below it the most probable tables are degenerate), got {self.concentration}"
             )
+        from pplseq.baselines import NETWORKS
+
+        network = self.model in NETWORKS
+        if self.dropout is None:
+            self.dropout = 0.3 if network else 0.5
+        if self.lr is None:
+            self.lr = 0.001 if network else 0.003
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         for name in (
             "states",
             "num_blocks",
             "hidden",
+            "layers",
+            "order",
             "batch_size",
             "segment_length",
             "batch_tokens",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pplseq.baselines import NETWORKS, network_class
 from pplseq.cli import nearest
 from pplseq.cli.config import RunConfig, read_config
 from pplseq.data import clustering
@@ -141,6 +142,12 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
     from pplseq.distributions.blocks import share_states
     from pplseq.models import VLHMM, model_class
 
+    if config.model in NETWORKS:
+        kind = network_class(config.model)
+        options = {"lstm": {"num_layers": config.layers}, "ff": {"order": config.order}}.get(config.model, {})
+        if config.model != "rnn":
+            options["dropout"] = config.dropout
+        return kind(vocabulary, config.hidden, seed=config.seed, **options)
     if config.model == "hmm":
         # EM needs a little smoothing: a word that no state of a held-out sentence emits would be impossible.
         smooth = {name: config.concentration for name in ("initial", "transition", "emission")}
@@ -205,10 +212,12 @@ def saved_config(run: Path) -> RunConfig:
 def load_trained(folder: Path, checkpoint: str = "best") -> tuple[Any, Vocabulary, Any]:
     """(model, vocabulary, clusters) of a run's folder (its `best` or `last` checkpoint) or of a model's own folder.
 
+    The model may be one of the neural baselines.
+
     Raises:
         FileNotFoundError, ValueError: no model there, or one without a vocabulary.
     """
-    from pplseq.models import load_model
+    from pplseq.models.storage import load_model, read_header
 
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
@@ -219,6 +228,11 @@ def load_trained(folder: Path, checkpoint: str = "best") -> tuple[Any, Vocabular
             raise FileNotFoundError(
                 f"{folder}: the run has no {checkpoint!r} checkpoint yet; try --checkpoint last, or train on"
             )
+    if read_header(folder).get("model") in NETWORKS:
+        from pplseq.baselines import NeuralLanguageModel
+
+        network = NeuralLanguageModel.load(folder)
+        return network, network.vocabulary, None
     model, vocabulary, clusters = load_model(folder)
     if vocabulary is None:
         raise ValueError(

@@ -28,7 +28,9 @@ from pplseq.cli.config import RunConfig, flags, given_flags, merge, read_config
 def train(
     ctx: click.Context, out: Path | None, config_file: Path | None, resume: Path | None, **parameters: Any
 ) -> None:
-    """Train MODEL (vlhmm, hmm) on DATA (builtin:python, builtin:generated, hf:NAME, a folder, a text file).
+    """Train MODEL (vlhmm, hmm, or a network: rnn, lstm, ff) on DATA.
+
+    DATA is builtin:python, builtin:generated, hf:NAME, a folder, or a text file.
 
     A flag wins over the TOML file, the file wins over the defaults. The run's folder gets config.toml, metrics.jsonl,
     clusters.paths, and the checkpoints best/ and last/. Ctrl-C and SIGTERM save before they stop.

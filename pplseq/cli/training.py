@@ -13,6 +13,7 @@ import click
 import pyro
 import torch
 
+from pplseq.baselines import NETWORKS
 from pplseq.cli import nearest, run
 from pplseq.cli.config import RunConfig
 from pplseq.cli.progress import TensorBoard, TrainingBar
@@ -21,7 +22,7 @@ from pplseq.infer.checkpoint import only_one_run, recover_folder
 from pplseq.infer.settings import History, TrainSettings
 from pplseq.infer.training import model_device, train
 
-TRAINED = ("vlhmm", "hmm")  # models of words that are trained on text
+TRAINED = ("vlhmm", "hmm", *NETWORKS)  # models of words that are trained on text
 
 
 def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
@@ -51,10 +52,13 @@ def _train_in(config: RunConfig, folder: Path, resume: bool, corpus: Corpus, dev
     pyro.clear_param_store()
     pyro.set_rng_seed(config.seed)
     model = run.build_model(config, corpus.vocabulary, clusters).to(device)
-    save = partial(model.save, vocabulary=corpus.vocabulary, clusters=clusters)
+    network = config.model in NETWORKS
+    # a network has its vocabulary with it
+    save = model.save if network else partial(model.save, vocabulary=corpus.vocabulary, clusters=clusters)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     click.echo(
-        f"{config.model}: {config.num_states:,} states, {len(corpus.vocabulary):,} words, {num_weights:,} weights, "
+        f"{config.model}: {config.hidden if network else config.num_states:,} {'units' if network else 'states'}, "
+        f"{len(corpus.vocabulary):,} words, {num_weights:,} weights, "
         f"{device}; {corpus.name}: {corpus.train.num_tokens:,} training tokens",
         err=True,
     )
@@ -102,6 +106,11 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path,
             from pplseq.infer.em_training import train_em
 
             return train_em(model, batches, **common)
+        if config.model in NETWORKS:
+            from pplseq.baselines.neural import MaximumLikelihood
+
+            model.precision = "bfloat16" if config.normalizer_dtype == "bfloat16" else "full"
+            common["elbo"] = MaximumLikelihood
         return train(model, batches, on_step=bar.step, **common)
     except (KeyboardInterrupt, SystemExit):
         if (folder / "last").exists():

@@ -55,7 +55,7 @@ def train(
         save: writes the model into a folder; `model.save` if None. Bind a vocabulary with `functools.partial`.
         resume: continue from `folder/last`; otherwise the folder must not hold a run.
         guide: a Pyro guide for latent variables other than the states; none if None.
-        elbo: another Pyro ELBO than `TraceBlockedEnum_ELBO()`.
+        elbo: another Pyro ELBO than `TraceBlockedEnum_ELBO()`, or anything else that makes a loss module of (model, guide).
         on_step: called after every step with (progress, tokens of the batch).
         on_record: called with every record that goes into `metrics.jsonl`.
 
@@ -299,7 +299,8 @@ class _Loop:
         self.progress = Progress(**state["progress"])
         belief = {name[7:]: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("belief.")}
         if belief:
-            self.belief = Belief(**{"ids": None, **belief})
+            kind = getattr(self.model, "carry", Belief)
+            self.belief = kind(**{**dict.fromkeys(kind._fields), **belief})
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)

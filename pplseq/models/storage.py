@@ -119,6 +119,23 @@ def read_folder(folder) -> tuple[dict, dict[str, torch.Tensor]]:
             than it says.
     """
     folder = whole_folder(folder)
+    header = read_header(folder)
+    tensors = read_tensors(folder / "model.safetensors")
+    shapes = {name: list(value.shape) for name, value in tensors.items()}
+    promised = header.get("shapes")
+    promised = promised if isinstance(promised, dict) else {}
+    if shapes != promised:
+        wrong = sorted(n for n in {*shapes, *promised} if shapes.get(n) != promised.get(n))
+        raise ValueError(
+            f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
+            "different models"
+        )
+    return header, tensors
+
+
+def read_header(folder) -> dict:
+    """What a model's folder says of itself; raises as :func:`read_folder`."""
+    folder = whole_folder(folder)
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"no model at {folder}: expected a folder with config.json and model.safetensors")
@@ -133,17 +150,7 @@ def read_folder(folder) -> tuple[dict, dict[str, torch.Tensor]]:
             f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; use the pplseq that "
             "wrote it, or train again"
         )
-    tensors = read_tensors(folder / "model.safetensors")
-    shapes = {name: list(value.shape) for name, value in tensors.items()}
-    promised = header.get("shapes")
-    promised = promised if isinstance(promised, dict) else {}
-    if shapes != promised:
-        wrong = sorted(n for n in {*shapes, *promised} if shapes.get(n) != promised.get(n))
-        raise ValueError(
-            f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
-            "different models"
-        )
-    return header, tensors
+    return header
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -153,4 +160,6 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing; the folder is incomplete") from None
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error}); it is truncated or of another format") from None
+        raise ValueError(
+            f"{path}: not a whole safetensors file ({error}); it is truncated or of another format"
+        ) from None

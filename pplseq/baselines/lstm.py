@@ -1,0 +1,69 @@
+"""The LSTM language model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from pplseq.baselines.neural import NeuralLanguageModel, State, check_sizes
+from pplseq.data.vocabulary import Vocabulary
+
+
+class LSTM(NeuralLanguageModel):
+    """Layers of long short-term memory between one table of words, used for input and output.
+
+        h_t = LSTM(E[w_{t-1}], h_{t-1}),   p(w_t | w_1..w_{t-1}) = softmax(E h_t + c),   h_0 = 0
+
+    Args:
+        vocabulary: with `<eos>`, the word before the first.
+        num_units: D, of the word vectors and of every layer.
+        num_layers: layers.
+        dropout: of word vectors, between layers and of the last layer, in training.
+        seed: of the first weights.
+
+    Source: Zaremba, Sutskever, Vinyals (2014); sizes and dropout of Chiu and Rush (2020), appendix A.
+    """
+
+    name: ClassVar[str] = "lstm"
+
+    def __init__(
+        self, vocabulary: Vocabulary, num_units: int = 256, *, num_layers: int = 2, dropout: float = 0.3, seed: int = 0
+    ) -> None:
+        super().__init__(vocabulary)
+        check_sizes(dropout, num_units=num_units, num_layers=num_layers)
+        self.num_units, self.num_layers = num_units, num_layers
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embedding = nn.Parameter(torch.randn(len(vocabulary), num_units) / num_units**0.5)
+            self.layers = nn.LSTM(
+                num_units, num_units, num_layers, batch_first=True, dropout=dropout if num_layers > 1 else 0.0
+            )
+        self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"num_units": self.num_units, "num_layers": self.num_layers, "dropout": self.dropout.p}
+
+    def initial_state(self, batch_size: int) -> State:
+        zeros = self.embedding.new_zeros(batch_size, self.num_layers, self.num_units)
+        return zeros, zeros
+
+    def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        vectors = self.dropout(self.embedding[words])
+        # torch has layers first, a state that is carried has rows first
+        hidden, cell = (part.transpose(0, 1).contiguous() for part in state)
+        if lengths is None:
+            features, (hidden, cell) = self.layers(vectors, (hidden, cell))
+        else:
+            packed = pack_padded_sequence(vectors, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            packed, (hidden, cell) = self.layers(packed, (hidden, cell))
+            features, _ = pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
+        return self.dropout(features), (hidden.transpose(0, 1), cell.transpose(0, 1))
+
+    @property
+    def softmax_weights(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.output_bias
