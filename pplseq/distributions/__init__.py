@@ -12,6 +12,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "StateEmission": "state",
         "Transition": "dense",
         "Emission": "dense",
+        "ConditionalEmission": "conditional",
+        "BernoulliEmission": "conditional",
         "DenseTransition": "dense",
         "StepTransition": "dense",
         "SecondOrderTransition": "second_order",

@@ -128,6 +128,15 @@ def gather_last(rows: Tensor, value: Tensor) -> Tensor:
     return rows.expand(*shape, rows.shape[-1]).gather(-1, value.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
+def _rows_of(inputs: Tensor | None, input_dims: int) -> torch.Size:
+    """The sequences' own shape in one step's inputs."""
+    if inputs is None:
+        return torch.Size()
+    # a time dimension (see TimeIndex) lies left of all plates
+    time = int(getattr(inputs, "time_first", False))
+    return inputs.shape[time : inputs.dim() - input_dims]
+
+
 class StateCategorical(TorchDistribution):
     """p(z_t | z_{t-1}[, inputs_t]) as (transition, previous state): nothing is computed until somebody asks.
 
@@ -141,13 +150,9 @@ class StateCategorical(TorchDistribution):
     def __init__(self, transition, previous=None, inputs: Tensor | None = None, batch_shape=None):
         self.transition, self.previous, self.inputs = transition, previous, inputs
         if batch_shape is None:
-            parts = [transition.batch_shape]
+            parts = [transition.batch_shape, _rows_of(inputs, transition.input_dims)]
             if previous is not None:
                 parts.append(torch.Size(previous.shape))
-            if inputs is not None:
-                # a time dimension (see TimeIndex) lies left of all plates: the sequences' own shape is what is behind it
-                time = int(getattr(inputs, "time_first", False))
-                parts.append(inputs.shape[time : inputs.dim() - transition.input_dims])
             batch_shape = broadcast_shapes(*parts)
         super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
 
@@ -188,14 +193,15 @@ class StateCategorical(TorchDistribution):
 
 
 class StateEmission(TorchDistribution):
-    """p(x_t | z_t) as (emission, state); see :class:`StateCategorical`."""
+    """p(x_t | z_t[, inputs_t]) as (emission, state); see :class:`StateCategorical`."""
 
     arg_constraints: dict = {}
 
-    def __init__(self, emission, state, batch_shape=None):
-        self.emission, self.state = emission, state
+    def __init__(self, emission, state, inputs: Tensor | None = None, batch_shape=None):
+        self.emission, self.state, self.inputs = emission, state, inputs
         if batch_shape is None:
-            batch_shape = broadcast_shapes(torch.Size(state.shape), emission.batch_shape)
+            rows = _rows_of(inputs, getattr(emission, "input_dims", 0))
+            batch_shape = broadcast_shapes(torch.Size(state.shape), emission.batch_shape, rows)
         super().__init__(torch.Size(batch_shape), emission.event_shape, validate_args=False)
 
     @property
@@ -204,10 +210,11 @@ class StateEmission(TorchDistribution):
 
     def expand(self, batch_shape, _instance=None):
         shape = broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
-        return StateEmission(self.emission, self.state, shape)
+        return StateEmission(self.emission, self.state, self.inputs, shape)
 
     def _distribution(self):
-        base = self.emission.distribution(self.state)
+        given = () if self.inputs is None else (self.inputs,)
+        base = self.emission.distribution(self.state, *given)
         return base.expand(broadcast_shapes(base.batch_shape, self.batch_shape))
 
     def sample(self, sample_shape=()):

@@ -222,9 +222,16 @@ class BlockedEnum(ChainMessenger):
         inputs = None
         if any(step.state.inputs is not None for step in steps):
             inputs = self._inputs(recording, plates)
+        emission_inputs = None
+        if emission.takes_inputs:
+            inputs_of = [emission.inputs for emission in emissions]
+            event_inputs = inputs_of[0].shape[inputs_of[0].dim() - emission.input_dims :]
+            emission_inputs = stack(
+                lambda s: None if s.emission is None else s.emission.inputs, event=event_inputs, like=inputs_of[0]
+            )
         return build_chain(
             transition, emission, obs, valid=valid, seen=seen, states=states, start=recording.start, inputs=inputs,
-            check=self.check,
+            emission_inputs=emission_inputs, check=self.check,
         )  # fmt: skip
 
     def _inputs(self, recording: _Recording, batch: torch.Size) -> Tensor:

@@ -121,6 +121,7 @@ class Chain:
         states: (T, *B) observed states, negative where unknown, or None.
         start: the belief one step before the first, or None for the start distribution.
         inputs: (T, *B[, U]) what transitions depend on besides the state, or None.
+        emission_inputs: (T, *B[, U]) what observations depend on besides the state, or None; finite also where masked.
         check: raise for an impossible row (costs a synchronisation on a GPU).
 
     All results are in nats, time first. Padded steps have state -1 in paths and 0 elsewhere.
@@ -137,12 +138,18 @@ class Chain:
         states: Tensor | None = None,
         start: Belief | None = None,
         inputs: Tensor | None = None,
+        emission_inputs: Tensor | None = None,
         check: bool = True,
     ):
         if obs.shape[0] == 0:
             raise ValueError("obs: a chain needs at least one step, got T = 0")
         self.transition, self.emission, self.obs = transition, emission, obs
         self.start, self.inputs, self.states, self.check = start, inputs, states, check
+        self.emission_inputs = emission_inputs
+        if (emission_inputs is not None) != emission.takes_inputs:
+            what = "depends on inputs" if emission.takes_inputs else "depends on none"
+            got = None if emission_inputs is None else tuple(emission_inputs.shape)
+            raise ValueError(f"emission_inputs: this {type(emission).__name__} {what}, got {got}")
         self.batch_shape = obs.shape[1 : obs.dim() - len(emission.event_shape)]
         # masks that say nothing cost nothing afterwards
         self.valid = None if valid is None or bool(valid.all()) else valid
@@ -328,15 +335,27 @@ class Chain:
 
     # ---------------------------------------------------------------- prediction
     @query
-    def next(self, inputs: Tensor | None = None) -> NextDistribution:
+    def next(self, inputs: Tensor | None = None, emission_inputs: Tensor | None = None) -> NextDistribution:
         """The distribution of the step behind the last one.
 
         Args:
-            inputs: (*B, U) inputs of that step, where transitions depend on inputs.
+            inputs, emission_inputs: (*B[, U]) inputs of that step, where transitions or emissions depend on inputs.
         """
         states = self._predict(self.filtered(), inputs)
-        words = self.emission.word_log_prob(states) if hasattr(self.emission, "word_log_prob") else None
+        words = self._words(states, emission_inputs) if hasattr(self.emission, "word_log_prob") else None
         return NextDistribution(states, words)
+
+    def _words(self, states: Tensor, inputs: Tensor | None) -> Tensor:
+        """(R, V) log p(x) of states (R, Z) distributed as given, under the emission at these inputs."""
+        if not self.emission.takes_inputs:
+            return self.emission.word_log_prob(states)
+        if inputs is None:
+            raise ValueError("emission_inputs: this emission depends on inputs; give those of the step")
+        return self.emission.word_log_prob(states, inputs)
+
+    def _emission_inputs_at(self, steps: Tensor) -> Tensor | None:
+        """(R[, U]) at steps and rows (R, 2)."""
+        return None if self.emission_inputs is None else self.emission_inputs[steps[:, 0], steps[:, 1]]
 
     def _predict(self, belief: Belief, inputs: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -360,11 +379,14 @@ class Chain:
         """
         steps = self._missing_steps()
         states = self.marginals().dense(self.transition.num_states)[steps[:, 0], steps[:, 1]].log()
-        return MissingWords(steps, self.emission.word_log_prob(states))
+        return MissingWords(steps, self._words(states, self._emission_inputs_at(steps)))
 
     def _word_given_path(self, paths: Tensor, steps: Tensor) -> Tensor:
         """(S, R, V) log p(x_t | path) up to a constant, at missing steps."""
-        return self.emission.log_probs[paths[:, steps[:, 0], steps[:, 1]]]
+        states = paths[:, steps[:, 0], steps[:, 1]]
+        if not self.emission.takes_inputs:
+            return self.emission.log_probs[states]
+        return self.emission.distribution(states, self._emission_inputs_at(steps)).logits
 
     @query
     def sample_words(self, num_samples: int = 1) -> Tensor:
@@ -396,7 +418,8 @@ class DenseChain(Chain):
         if seen is not None:  # a NaN under the mask must not reach the gradient
             event = (...,) + (None,) * len(self.emission.event_shape)
             obs = torch.where(seen[event], obs, torch.zeros_like(obs))
-        emit = self.emission.log_likelihood(obs)
+        given = () if self.emission_inputs is None else (self._aligned(self.emission_inputs),)
+        emit = self.emission.log_likelihood(obs, *given)
         if seen is not None:
             emit = torch.where(seen.unsqueeze(-1), emit, 0.0)
         if states is not None:

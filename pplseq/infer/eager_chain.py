@@ -133,6 +133,7 @@ class SupportChain(Chain):
     def __init__(self, factors: Factors, ids: Tensor, check: bool = True):
         self.factors, self.ids, self.check = factors, ids, check
         self.valid, self.start, self.seen, self.states, self.inputs = factors.valid, None, None, None, None
+        self.emission_inputs = None
         self.obs = torch.zeros(ids.shape[:-1])
         self.batch_shape = ids.shape[1:-1]
 

@@ -1,0 +1,104 @@
+"""Emissions that depend on inputs besides the state, and vectors of bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pplseq.distributions.dense import Emission
+from pplseq.distributions.state import take_rows
+
+
+class ConditionalEmission(Emission):
+    """An emission of its own for each step, given that step's inputs: p(x_t | z_t, v_t) = emission_of(v_t).
+
+    Used as ``pyro.sample(f"x_{t}", emission(z, inputs=v[:, t]), obs=x[:, t])``.
+
+    Args:
+        emission_of: inputs (*B[, U]) -> an emission of batch shape (*B,): tables (*B, Z, V), means (*B, Z, D), ...
+        num_states: Z.
+        num_words: V where observations are words, else None.
+        event_shape: of one observation: (D,) for vectors.
+        input_dims: trailing dimensions of one step's inputs (1 for a feature vector, 0 for a symbol).
+        support: the constraint that observations satisfy; by default what num_words and event_shape say.
+
+    Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, section 2 (the output networks).
+    """
+
+    takes_inputs = True
+
+    def __init__(
+        self,
+        emission_of: Callable[[Tensor], Emission],
+        num_states: int,
+        *,
+        num_words: int | None = None,
+        event_shape: tuple[int, ...] = (),
+        input_dims: int = 1,
+        support: constraints.Constraint | None = None,
+    ):
+        self.emission_of, self.num_states, self.input_dims = emission_of, num_states, input_dims
+        self.event_shape = torch.Size(event_shape)
+        if num_words is not None:
+            self.num_words = num_words
+            support = support or constraints.integer_interval(0, num_words - 1)
+        self.support_constraint = support or (constraints.real_vector if event_shape else constraints.real)
+
+    def at(self, inputs: Tensor) -> Emission:
+        """The emission of batch shape (*B,) for inputs (*B[, U])."""
+        emission = self.emission_of(inputs)
+        rows = inputs.shape[: inputs.dim() - self.input_dims]
+        if emission.num_states != self.num_states or emission.batch_shape != rows:
+            raise ValueError(
+                f"emission_of must give an emission of {self.num_states} states and batch shape {tuple(rows)} for inputs "
+                f"{tuple(inputs.shape)}, got {emission.num_states} states and batch shape {tuple(emission.batch_shape)}"
+            )
+        return emission
+
+    def log_likelihood(self, obs: Tensor, inputs: Tensor) -> Tensor:
+        """(*B, Z) log p(obs | z, inputs) for every z, nats."""
+        return self.at(inputs).log_likelihood(obs)
+
+    def distribution(self, state: Tensor, inputs: Tensor) -> dist.TorchDistribution:
+        """p(x | z = state, inputs) as an ordinary distribution of batch shape (*B,)."""
+        return self.at(inputs).distribution(state)
+
+    def word_log_prob(self, state_log_prob: Tensor, inputs: Tensor) -> Tensor:
+        """(*B, V) log p(x | inputs) for states (*B, Z) distributed as given."""
+        return self.at(inputs).word_log_prob(state_log_prob)
+
+
+class BernoulliEmission(Emission):
+    """p(x | z) = prod_d p_zd^x_d (1 - p_zd)^(1 - x_d) over vectors of D bits.
+
+    Args:
+        logits: (*b, Z, D) log p / (1 - p); infinite where an outcome is certain.
+    """
+
+    support_constraint = constraints.independent(constraints.boolean, 1)
+
+    def __init__(self, logits: Tensor):
+        if logits.dim() < 2:
+            raise ValueError(f"logits must have shape (..., Z, D), got {tuple(logits.shape)}")
+        self.logits = logits
+        self.num_states, size = logits.shape[-2:]
+        self.batch_shape, self.event_shape = logits.shape[:-2], torch.Size([size])
+
+    @classmethod
+    def from_probs(cls, probs: Tensor) -> BernoulliEmission:
+        """The same from probabilities of a one; 0 and 1 are allowed."""
+        return cls(torch.special.logit(probs))
+
+    def log_likelihood(self, obs: Tensor) -> Tensor:
+        if obs.shape[-1:] != self.event_shape:
+            raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")
+        obs = obs.to(self.logits).unsqueeze(-2)
+        # log p of the outcome that came: certain ones must not multiply 0 by infinity
+        return torch.nn.functional.logsigmoid(torch.where(obs > 0.5, self.logits, -self.logits)).sum(-1)
+
+    def distribution(self, state: Tensor) -> dist.TorchDistribution:
+        return dist.Bernoulli(logits=take_rows(self.logits, state), validate_args=False).to_event(1)
