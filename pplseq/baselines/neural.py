@@ -305,19 +305,30 @@ class NeuralLanguageModel(nn.Module):
             raise ValueError(f"{name}: {text.name!r} has no tokens")
 
 
+ROWS_AT_ONCE = 1024  # of the (N, V) table that a softmax needs
+
+
 class _SoftmaxNats(torch.autograd.Function):
     """-sum log softmax(C f + c)[target], with the gradients taken on the way forward, so that no (N, V) table is kept."""
 
     @staticmethod
     def forward(ctx, features, weights, bias, targets, dtype):
-        low_features, low_weights = features.to(dtype), weights.to(dtype)
-        probs = torch.softmax((low_features @ low_weights.T).to(bias.dtype).add_(bias), 1)
-        rows = torch.arange(len(targets), device=targets.device)
-        nats = -probs[rows, targets].clamp_min(torch.finfo(probs.dtype).tiny).log().sum()
-        probs[rows, targets] -= 1
-        low_probs = probs.to(dtype)
-        by_features, by_weights = low_probs @ low_weights, low_probs.T @ low_features
-        ctx.save_for_backward(by_features.to(features.dtype), by_weights.to(weights.dtype), probs.sum(0))
+        low_weights = weights.to(dtype)
+        nats, by_features = bias.new_zeros(()), []
+        by_weights, by_bias = torch.zeros_like(weights), torch.zeros_like(bias)
+        for part, wanted in zip(features.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
+            low = part.to(dtype)
+            probs = torch.softmax((low @ low_weights.T).to(bias.dtype).add_(bias), 1)
+            rows = torch.arange(len(wanted), device=wanted.device)
+            nats -= probs[rows, wanted].clamp_min(torch.finfo(probs.dtype).tiny).log().sum()
+            probs[rows, wanted] -= 1
+            low_probs = probs.to(dtype)
+            by_features.append((low_probs @ low_weights).to(features.dtype))
+            by_weights += low_probs.T @ low
+            by_bias += probs.sum(0)
+        ctx.save_for_backward(
+            torch.cat(by_features) if by_features else torch.zeros_like(features), by_weights, by_bias
+        )
         return nats
 
     @staticmethod

@@ -138,7 +138,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
         ("state_dropout = 0.5", "Did you mean 'dropout'?"),
         ("states = 48.5", "states must be a whole number or none, got 48.5"),
         ("states = true", "states must be a whole number or none, got True"),
-        ('lr = "fast"', "lr must be a number, got 'fast'"),
+        ('lr = "fast"', "lr must be a number or none, got 'fast'"),
         ("tied = 1", "tied must be true or false, got 1"),
         ("[model]\nstates = 1", "model must be a string"),
         ('parameterization = "scalr"', "parameterization must be one of independent, factored, scalar"),
