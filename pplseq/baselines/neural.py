@@ -82,6 +82,7 @@ class NeuralLanguageModel(nn.Module):
     """
 
     name: ClassVar[str]
+    questions: ClassVar[str] = "pplseq.baselines.network_queries"
     carry: ClassVar[type] = Carried  # what a checkpoint's belief is read back as
     precision: str = "full"  # of the softmax's products in training: see `SGDSettings`
     sparse_gradients: bool = False  # of the table of input words, where training can use them

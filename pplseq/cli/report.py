@@ -70,6 +70,10 @@ def report(
         raise ValueError(
             "a text_lds has no discrete states to report on: use `pplseq lds pairs` and `pplseq lds evaluate`"
         )
+    if not hasattr(model, "num_states"):
+        raise ValueError(
+            f"{model.name!r} has no states to report on: use `pplseq evaluate`, or metrics.jsonl in its folder"
+        )
     model.to(choose_device(options["device"]))
     summary = _summarise(run, model, vocabulary, options)
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,60 @@
+"""`pplseq train lstm | ff | rnn`, and what the other commands do with the run."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from pplseq.baselines import NeuralLanguageModel
+from pplseq.cli import main
+
+
+def pplseq(*arguments, code=0, text=None):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+SMALL = ["builtin:generated", "--hidden", "8", "--epochs", "2", "--validate-per-epoch", "1", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def lstm(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "lstm"
+    pplseq("train", "lstm", *SMALL, "--layers", 1, "--lr", 0.01, "--out", run)
+    return run
+
+
+@pytest.mark.parametrize("kind", ["ff", "rnn"])
+def test_trained_and_evaluated(kind, tmp_path):
+    more = {"ff": ["--order", 3], "rnn": []}[kind]
+    summary = json.loads(pplseq("train", kind, *SMALL, *more, "--lr", 0.01, "--out", tmp_path / "run").stdout)
+    scores = pplseq("evaluate", tmp_path / "run", "--split", "valid", "--threads", 1).stdout.splitlines()
+    carried = json.loads(scores[0])
+    assert carried["protocol"] == "carried"
+    assert carried["nats_per_token"] == pytest.approx(summary["nats_per_token"], abs=1e-6)
+    assert carried["perplexity"] < 55  # of 61 words
+    model = NeuralLanguageModel.load(tmp_path / "run" / "best")
+    assert model.name == kind and model.num_units == 8 and getattr(model, "order", 3) == 3
+
+
+def test_resumes_and_keeps_its_defaults(lstm, tmp_path):
+    pplseq("train", "lstm", *SMALL, "--layers", 1, "--lr", 0.01, "--epochs", 1, "--out", tmp_path / "run")
+    pplseq("train", "--resume", tmp_path / "run", "--epochs", 2)
+    one, two = (NeuralLanguageModel.load(run / "last").state_dict() for run in (lstm, tmp_path / "run"))
+    assert all(one[name].equal(two[name]) for name in one)
+    assert "dropout = 0.3" in (lstm / "config.toml").read_text()
+
+
+def test_questions(lstm):
+    words = "w1 w2"
+    vocabulary = NeuralLanguageModel.load(lstm / "best").vocabulary
+    words = " ".join(vocabulary.words[2:4])
+    answer = json.loads(pplseq("query", lstm, "score", text=words).stdout)
+    assert answer["words"] == [*words.split(), vocabulary.eos] and answer["log_prob"] < 0
+    following = json.loads(pplseq("query", lstm, "next-word", "--top", 3, text=words).stdout)["next"]
+    assert len(following) == 3 and following[0]["prob"] >= following[1]["prob"]
+    gap = json.loads(pplseq("query", lstm, "score", "--gap", "_", text="_ " + words, code=1).stdout)
+    assert "cannot read over a missing word" in gap["error"]
+    assert "a network has no states" in pplseq("query", lstm, "smooth", text=words, code=2).stderr
+    assert "has no states to report on" in pplseq("report", lstm, code=2).stderr
