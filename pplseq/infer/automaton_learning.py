@@ -1,0 +1,268 @@
+"""Regular languages from labelled strings: many restarts of EM as one batch, made hard, the smallest consistent ones kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.infer.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
+from pplseq.infer.automaton_em import SeedBlock, SymbolTables, draw_tables, fit_tables
+from pplseq.infer.prefix_tree import PrefixTree
+
+RECIPE = (
+    SeedBlock(200, concentration=0.5, fixed_start=True),
+    SeedBlock(200),
+    SeedBlock(200, fixed_start=True),
+    SeedBlock(200, concentration=5.0, fixed_start=True),
+    SeedBlock(200, prior=1.5),
+)
+"""A thousand restarts of five kinds: no kind is the best for every language."""
+
+
+class TriedSize(NamedTuple):
+    """What became of one number of states.
+
+    Attributes:
+        num_states: of the tables. num_seeds: restarts.
+        num_collapsed: dropped, as their log-likelihood was not finite.
+        num_consistent: whose automaton gives every training string its label.
+        most_right: training strings that the best automaton labels right.
+        seconds: of wall time.
+    """
+
+    num_states: int
+    num_seeds: int
+    num_collapsed: int
+    num_consistent: int
+    most_right: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LearnedAutomaton:
+    """What :meth:`AutomatonLearner.fit` found.
+
+    Attributes:
+        automaton: the chosen one, in its smallest form.
+        candidates: all languages that fit as well and are as small, the most frequent one first.
+        validation_right: of each candidate, how many validation strings it labels right; None without any.
+        num_validation: strings to choose by.
+        consistent: whether all training strings are labelled right; else the candidates are those with most right.
+        sizes: what was tried.
+        tables: of the chosen language's restart with the highest log-likelihood: start (Z,), transition (L, Z, Z) and
+            output (Z, Y).
+        log_likelihood: of that restart, nats.
+    """
+
+    automaton: Automaton
+    candidates: list[Candidate]
+    validation_right: list[int] | None
+    num_validation: int
+    consistent: bool
+    sizes: list[TriedSize]
+    tables: SymbolTables
+    log_likelihood: float
+
+    def model(self):
+        """The :class:`~pplseq.models.IOHMM` of `tables`: a transition before the first output, so that no string is special."""
+        from pplseq.models.iohmm_automaton import model_of_tables
+
+        return model_of_tables(self.tables)
+
+    @property
+    def report(self) -> str:
+        """What was tried and what fits, in words; with strings whose labels would decide between languages."""
+        lines = []
+        for size in self.sizes:
+            dropped = f", {size.num_collapsed} collapsed and were dropped" if size.num_collapsed else ""
+            lines.append(
+                f"{size.num_states} states: {size.num_consistent} of {size.num_seeds} restarts label all training strings "
+                f"right{dropped} ({size.seconds:.1f} s)"
+            )
+        number = len(self.candidates)
+        if not self.consistent:
+            lines.append("no automaton labels all training strings right; these label most of them right")
+        lines.append(f"{number} different {'automaton fits' if number == 1 else 'automata fit'} your data")
+        for place, candidate in enumerate(self.candidates):
+            found = f"{candidate.automaton.num_states} states, found by {candidate.count} restarts"
+            if self.validation_right is not None:
+                found += f", {self.validation_right[place]} of {self.num_validation} validation strings right"
+            chosen = candidate.automaton is self.automaton
+            if not chosen:
+                found += f"; first differs on {self.automaton.difference(candidate.automaton)!r}"
+            lines.append(f"  {'*' if chosen else ' '} {found}")
+        return "\n".join(lines)
+
+
+class AutomatonLearner:
+    """Learns the smallest automaton that labels strings right, by restarts of EM on an input-output HMM.
+
+    For n = 2, 3, ... states, all restarts run as one batch; their tables are made hard and those are kept whose automaton
+    labels every training string right. At the first n where any are left, the language is chosen that labels most
+    validation strings right; between equals, the one that most restarts have found.
+
+    Args:
+        num_states: how many to try, in order; a number, or several. Default: 2 to 8.
+        blocks: of restarts.
+        num_iterations: of EM.
+        seed: of the first tables.
+
+    Raises:
+        ValueError: no sizes or blocks, or a size below 1.
+    """
+
+    def __init__(
+        self,
+        num_states: int | Iterable[int] = range(2, 9),
+        *,
+        blocks: Sequence[SeedBlock] = RECIPE,
+        num_iterations: int = 300,
+        seed: int = 0,
+    ) -> None:
+        self.sizes = [num_states] if isinstance(num_states, int) else list(num_states)
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"num_states: expected one or more numbers of states, 1 or more each, got {self.sizes}")
+        if not blocks:
+            raise ValueError("blocks: expected at least one SeedBlock, got none")
+        if num_iterations < 1:
+            raise ValueError(f"num_iterations: expected 1 or more, got {num_iterations}")
+        self.blocks, self.num_iterations, self.seed = tuple(blocks), num_iterations, seed
+
+    def fit(
+        self,
+        strings: Sequence[String],
+        labels: Sequence[bool | int | str],
+        *,
+        validation: tuple[Sequence[String], Sequence[bool | int | str]] | None = None,
+        symbols: Sequence[str] | None = None,
+        each: Callable[[TriedSize], None] | None = None,
+    ) -> LearnedAutomaton:
+        """Learn from labelled strings.
+
+        Args:
+            strings: of characters or sequences of symbols; the empty one is a string as well.
+            labels: whether each is in the language; or names of several classes, for a Moore machine.
+            validation: strings and labels to choose by, among the languages that fit the training strings.
+            symbols: default: those of the strings.
+            each: is told each size after it was tried.
+
+        Raises:
+            ValueError: no strings, another number of labels, all of one label, one string with two labels, a validation
+                symbol or label that training does not have.
+        """
+        names, numbers = _encoded_labels(labels)
+        tree = PrefixTree.grow(strings, numbers, symbols)
+        _refuse_contradictions(tree, strings)
+        told = _validation(validation, tree.symbols, names)
+        sizes: list[TriedSize] = []
+        fallback: tuple[int, SymbolTables, Tensor, Tensor] | None = None
+        for num_states in self.sizes:
+            started = time.perf_counter()
+            tables, log_likelihood, right = self._fit_size(tree, num_states, len(names))
+            finite = torch.isfinite(log_likelihood)
+            right[~finite] = -1
+            most = int(right.max())
+            consistent = right == len(tree.label)
+            sizes.append(
+                TriedSize(
+                    num_states,
+                    len(right),
+                    int((~finite).sum()),
+                    int(consistent.sum()),
+                    most,
+                    time.perf_counter() - started,
+                )
+            )
+            if each is not None:
+                each(sizes[-1])
+            if most >= 0 and (fallback is None or most > fallback[0]):
+                kept = (right == most).nonzero().squeeze(-1)
+                fallback = most, tables.seeds(kept), log_likelihood[kept], kept
+            if consistent.any():
+                break
+        if fallback is None:
+            raise FloatingPointError(
+                "every restart collapsed: its log-likelihood is not finite; try other blocks or seeds"
+            )
+        most, tables, log_likelihood, _ = fallback
+        candidates = distinct_automata(hardened(tables, tree.symbols, names))
+        right = [sum(c.automaton.classify(s) == label for s, label in told) for c in candidates]
+        chosen = max(range(len(candidates)), key=lambda k: right[k])  # the first of equals is the most frequent
+        members = torch.tensor(candidates[chosen].members)
+        best = int(members[log_likelihood[members].argmax()])
+        return LearnedAutomaton(
+            candidates[chosen].automaton, candidates, right if validation is not None else None, len(told),
+            most == len(tree.label), sizes, tables.seeds(best), float(log_likelihood[best]),
+        )  # fmt: skip
+
+    def _fit_size(self, tree: PrefixTree, num_states: int, num_labels: int) -> tuple[SymbolTables, Tensor, Tensor]:
+        """Tables, (R,) log-likelihoods and (R,) training strings that the hard tables label right."""
+        generator = np.random.default_rng([self.seed, num_states])
+        tables = draw_tables(self.blocks, num_states, len(tree.symbols), num_labels, generator)
+        tables, log_likelihood = fit_tables(tree, tables, self.num_iterations, blocks=self.blocks)
+        return tables, log_likelihood, num_right(tree, tables)
+
+
+def num_right(tree: PrefixTree, tables: SymbolTables) -> Tensor:
+    """(R,) how many of the tree's distinct labelled strings the hard tables label right."""
+    move, output = tables.transition.argmax(2), tables.output.argmax(1)  # (L, Z, R), (Z, R)
+    state = move.new_empty(tree.num_nodes, tables.num_seeds)
+    state[0] = tables.start.argmax(0)
+    for nodes, symbol, parents in tree.groups:
+        state[nodes] = move[symbol].gather(0, state[parents])
+    return (output.gather(0, state[tree.end]) == tree.label.unsqueeze(-1)).sum(0)
+
+
+def hardened(tables: SymbolTables, symbols: Sequence[str], labels: Sequence[str] = LABELS) -> list[Automaton]:
+    """The automaton of each restart."""
+    start, transition, output = (table.movedim(-1, 0).numpy() for table in tables)
+    return [harden(*table, symbols, labels) for table in zip(start, transition, output, strict=True)]
+
+
+def _encoded_labels(labels: Sequence[bool | int | str]) -> tuple[tuple[str, ...], list[int]]:
+    """Names of labels, and the place of each label in them."""
+    values = [label.item() if isinstance(label, np.generic | Tensor) else label for label in labels]
+    kinds = set(values)
+    if len(kinds) < 2:
+        only = f"all are {values[0]!r}" if values else "there are none"
+        raise ValueError(f"labels: expected strings of two classes or more, {only}; any automaton would fit")
+    if kinds <= {False, True}:  # 0 and 1 are equal to them
+        return LABELS, [int(value) for value in values]
+    if not (all(isinstance(value, str) for value in values) or all(isinstance(value, int) for value in values)):
+        raise TypeError(f"labels: expected bools, whole numbers or names, got {sorted(map(repr, kinds))[:5]}")
+    order = sorted(kinds)
+    return tuple(map(str, order)), [order.index(value) for value in values]
+
+
+def _refuse_contradictions(tree: PrefixTree, strings: Sequence[String]) -> None:
+    ends = tree.end.tolist()
+    if len(set(ends)) < len(ends):
+        twice = next(end for end in ends if ends.count(end) > 1)
+        string = strings[tree.of_string.tolist().index(twice)]
+        raise ValueError(
+            f"labels: expected one label for each string, got several for {string!r}; remove the wrong one"
+        )
+
+
+def _validation(validation, symbols: tuple[str, ...], names: tuple[str, ...]) -> list[tuple[String, str]]:
+    """Validation strings with the names of their labels."""
+    if validation is None:
+        return []
+    strings, labels = validation
+    if len(strings) != len(labels):
+        raise ValueError(f"validation: expected a label for each of {len(strings)} strings, got {len(labels)}")
+    told = [names[int(label)] if names == LABELS and label in (0, 1) else str(label) for label in labels]
+    for string, name in zip(strings, told, strict=True):
+        unknown = [symbol for symbol in string if symbol not in symbols]
+        if unknown or name not in names:
+            what = f"symbol {unknown[0]!r}" if unknown else f"label {name!r}"
+            raise ValueError(
+                f"validation: {what} is not in the training strings; give symbols= or leave the string out"
+            )
+    return list(zip(strings, told, strict=True))

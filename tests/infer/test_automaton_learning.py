@@ -1,0 +1,159 @@
+"""Learning automata from labelled strings: Tomita's languages, what is reported, bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.data.tomita import all_strings, random_strings, tomita
+from pplseq.infer.automaton import Automaton
+from pplseq.infer.automaton_em import SeedBlock, draw_tables
+from pplseq.infer.automaton_learning import AutomatonLearner, hardened, num_right
+from pplseq.infer.prefix_tree import PrefixTree
+
+FEW = (SeedBlock(20, 0.5, True), SeedBlock(20))
+
+
+def validation(grammar, number=30, seed=0):
+    strings = random_strings(number, 12, seed=seed)
+    return strings, [grammar.accepts(string) for string in strings]
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 6])
+def test_languages_are_learnt_exactly(number):
+    grammar = tomita(number)
+    found = AutomatonLearner(blocks=FEW, num_iterations=150).fit(
+        grammar.strings, grammar.labels, validation=validation(grammar)
+    )
+    assert found.consistent
+    assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
+    assert [size.num_consistent for size in found.sizes][:-1] == [0] * (len(found.sizes) - 1)
+    assert found.sizes[-1].num_states == grammar.num_states
+    assert sum(candidate.count for candidate in found.candidates) == found.sizes[-1].num_consistent
+
+
+def test_validation_chooses_among_languages_that_fit():
+    grammar = tomita(5)
+    learner = AutomatonLearner(4, blocks=(SeedBlock(100, 0.5, True), SeedBlock(200)), num_iterations=150)
+    found = learner.fit(grammar.strings, grammar.labels, validation=validation(grammar))
+    assert len(found.candidates) > 1
+    assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
+    assert max(found.validation_right) == found.num_validation == 30
+    assert "different automata fit your data" in found.report and "first differs on '" in found.report
+    # strings that speak for another candidate choose that one
+    other = next(c for c in found.candidates if not c.automaton.equals(found.automaton)).automaton
+    strings = all_strings(7)
+    again = learner.fit(
+        grammar.strings, grammar.labels, validation=(strings, [other.accepts(string) for string in strings])
+    )
+    assert again.automaton.equals(other)
+    # without them the most frequent one is taken
+    plain = learner.fit(grammar.strings, grammar.labels)
+    assert plain.validation_right is None
+    assert plain.automaton.equals(plain.candidates[0].automaton)
+    assert [c.count for c in plain.candidates] == sorted((c.count for c in plain.candidates), reverse=True)
+
+
+def test_tables_are_those_of_the_automaton():
+    grammar = tomita(6)
+    found = AutomatonLearner(3, blocks=FEW).fit(grammar.strings, grammar.labels)
+    (again,) = hardened(type(found.tables)(*(table.unsqueeze(-1) for table in found.tables)), "01")
+    assert again.equals(found.automaton)
+    assert found.log_likelihood == pytest.approx(0.0, abs=0.1)
+
+
+def test_hard_tables_label_as_their_automata():
+    grammar = tomita(3)
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    tables = draw_tables(FEW, 5, 2, 2, np.random.default_rng(0))
+    expected = [
+        sum(automaton.accepts(s) == label for s, label in zip(grammar.strings, grammar.labels, strict=True))
+        for automaton in hardened(tables, "01")
+    ]
+    assert num_right(tree, tables).tolist() == expected
+
+
+def test_moore_machine_with_names_of_labels_and_words_as_symbols():
+    rng = np.random.default_rng(0)
+    strings = [["up" if bit else "down" for bit in rng.integers(2, size=rng.integers(7))] for _ in range(60)]
+    labels = ["zero one two".split()[(s.count("up") - s.count("down")) % 3] for s in strings]
+    found = AutomatonLearner(blocks=FEW).fit(strings, labels)
+    assert found.automaton.labels == ("one", "two", "zero") and found.automaton.symbols == ("down", "up")
+    assert found.automaton.num_states == 3
+    assert found.automaton.classify(["up"] * 4) == "one" and found.automaton.classify([]) == "zero"
+
+
+def test_the_same_seed_gives_the_same():
+    grammar = tomita(2)
+    runs = [
+        AutomatonLearner(3, blocks=FEW, num_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
+        for seed in (3, 3, 4)
+    ]
+    assert torch.equal(runs[0].tables.transition, runs[1].tables.transition)
+    assert not torch.equal(runs[0].tables.transition, runs[2].tables.transition)
+
+
+def test_no_consistent_automaton_gives_the_best_one_and_says_so():
+    grammar = tomita(3)
+    found = AutomatonLearner([1, 2], blocks=(SeedBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
+    assert not found.consistent
+    assert "no automaton labels all training strings right" in found.report
+    right = sum(found.automaton.accepts(s) == y for s, y in zip(grammar.strings, grammar.labels, strict=True))
+    assert right == max(size.most_right for size in found.sizes) < len(grammar.strings)
+
+
+def test_collapsed_restarts_are_dropped_and_reported(monkeypatch):
+    from pplseq.infer import automaton_learning
+
+    def broken(blocks, *sizes):
+        tables = automaton_em_draw(blocks, *sizes)
+        tables.output[..., :5] = torch.nan
+        return tables
+
+    automaton_em_draw = automaton_learning.draw_tables
+    monkeypatch.setattr(automaton_learning, "draw_tables", broken)
+    grammar = tomita(1)
+    found = AutomatonLearner(2, blocks=FEW, num_iterations=60).fit(grammar.strings, grammar.labels)
+    assert found.consistent and found.sizes[0].num_collapsed == 5
+    assert "5 collapsed and were dropped" in found.report
+    monkeypatch.setattr(automaton_learning, "draw_tables", lambda *a: broken(*a).seeds(slice(0, 5)))
+    with pytest.raises(FloatingPointError, match="every restart collapsed"):
+        AutomatonLearner(2, blocks=(SeedBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
+
+
+@pytest.mark.parametrize(
+    "strings, labels, kind, message",
+    [
+        (["0", "1"], [True, True], ValueError, "labels: expected strings of two classes or more, all are True"),
+        ([], [], ValueError, "labels: expected strings of two classes or more, there are none"),
+        (["0", "1", "0"], [True, False, False], ValueError, "labels: expected one label for each string, got several for '0'"),
+        (["0"], [True, False], ValueError, "labels: expected one for each of 1 strings, got 2"),
+        (["0", "1"], [0.5, 0.0], TypeError, "labels: expected bools, whole numbers or names"),
+    ],
+)  # fmt: skip
+def test_strings_that_cannot_be_learnt_from(strings, labels, kind, message):
+    with pytest.raises(kind, match=message):
+        AutomatonLearner().fit(strings, labels)
+
+
+@pytest.mark.parametrize(
+    "told, message",
+    [
+        ((["2"], [True]), "validation: symbol '2' is not in the training strings"),
+        ((["1"], ["x"]), "validation: label 'x' is not in"),
+        ((["1"], []), "validation: expected a label for each of 1 strings, got 0"),
+    ],
+)
+def test_validation_strings_that_cannot_be_used(told, message):
+    with pytest.raises(ValueError, match=message):
+        AutomatonLearner().fit(["0", "1"], [True, False], validation=told)
+
+
+def test_settings_that_are_none():
+    for settings, message in (
+        ({"num_states": 0}, "num_states: expected one or more"),
+        ({"num_states": []}, "num_states: expected one or more"),
+        ({"blocks": ()}, "blocks: expected at least one"),
+        ({"num_iterations": 0}, "num_iterations: expected 1 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AutomatonLearner(**settings)
