@@ -55,5 +55,10 @@ __getattr__, __dir__, __all__ = lazy_names(
         "CRFSettings": "crf_fitting",
         "EmbeddingColumns": "tag_columns",
         "PosteriorColumns": "tag_columns",
+        "Automaton": "automaton",
+        "distinct_automata": "automaton",
+        "harden": "automaton",
+        "AutomatonLearner": "automaton_learning",
+        "LearnedAutomaton": "automaton_learning",
     },
 )

@@ -1,0 +1,44 @@
+"""RPNI, the usual non-probabilistic learner of automata: merges states of the prefix tree as long as no label contradicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pplseq.infer.automaton import LABELS, Automaton, String
+
+
+def rpni(strings: Sequence[String], labels: Sequence[bool], *, symbols: Sequence[str] | None = None) -> Automaton:
+    """The automaton that AALpy's RPNI learns, in its smallest form.
+
+    Args:
+        strings, labels: as :class:`~pplseq.infer.automaton_learning.AutomatonLearner` takes them, of two classes.
+        symbols: default: those of the strings. A symbol that no training string has at a state leads to a state that
+            rejects for ever.
+
+    Raises:
+        ImportError: AALpy is not installed.
+        ValueError: a string with two labels.
+
+    Source: J. Oncina and P. García, Identifying regular languages in polynomial time (1992).
+    """
+    try:
+        from aalpy.learning_algs import run_RPNI
+    except ImportError as error:
+        raise ImportError('RPNI needs the package AALpy: pip install "pplseq[automata]"') from error
+    data = [(tuple(string), bool(label)) for string, label in zip(strings, labels, strict=True)]
+    symbols = tuple(sorted({s for string, _ in data for s in string})) if symbols is None else tuple(symbols)
+    learnt = run_RPNI(data, "dfa", print_info=False)
+    if learnt is None:
+        raise ValueError(
+            "labels: expected one label for each string, got several for one of them; remove the wrong ones"
+        )
+    number = {state.state_id: place for place, state in enumerate(learnt.states)}
+    dead = len(number)
+    transitions = np.full((dead + 1, len(symbols)), dead)
+    for state in learnt.states:
+        for symbol, following in state.transitions.items():
+            transitions[number[state.state_id], symbols.index(symbol)] = number[following.state_id]
+    outputs = np.array([*(bool(state.is_accepting) for state in learnt.states), False]).astype(int)
+    return Automaton(symbols, transitions, outputs, number[learnt.initial_state.state_id], LABELS).minimise()
