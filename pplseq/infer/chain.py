@@ -4,89 +4,22 @@ from __future__ import annotations
 
 import functools
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
+from pplseq.infer.chain_results import (
+    ExpectedCounts,
+    Factors,
+    MissingWords,
+    NextDistribution,
+    PairMarginals,
+    StateMarginals,
+)
 from pplseq.infer.kernels import path_scan, scan
 from pplseq.infer.kernels.log_semiring import log_matmul
-
-
-class Factors(NamedTuple):
-    """A chain in numbers; see :mod:`pplseq.infer.kernels.scan` for init, pair, emit, valid, restart."""
-
-    init: Tensor
-    pair: Tensor
-    emit: Tensor
-    valid: Tensor | None
-    shared: bool = False
-    restart: Tensor | None = None
-    restart_to: Tensor | None = None
-
-
-class StateMarginals(NamedTuple):
-    """p(z_t | x). ids: (T, *B, K) which states, None for all. probs: (T, *B, K), 0 at padded steps.
-
-    In block-sparse chains a missing token opens all states: its row of ``probs`` is 0 and its distribution stands in
-    wide_probs (R, Z), at step and row wide_steps (R, 2).
-    """
-
-    ids: Tensor | None
-    probs: Tensor
-    wide_steps: Tensor | None = None
-    wide_probs: Tensor | None = None
-
-    def dense(self, num_states: int) -> Tensor:
-        """(T, *B, Z) over all states: for small Z."""
-        if self.ids is None:
-            return self.probs
-        full = self.probs.new_zeros(*self.probs.shape[:-1], num_states).scatter_add(-1, self.ids, self.probs)
-        if self.wide_steps is not None:
-            full[self.wide_steps[:, 0], self.wide_steps[:, 1]] = self.wide_probs
-        return full
-
-
-class PairMarginals(NamedTuple):
-    """p(z_t, z_{t+1} | x), (T-1, *B, K, K), [from, to], 0 at padded steps; ids as in :class:`StateMarginals`."""
-
-    ids: Tensor | None
-    probs: Tensor
-
-
-class ExpectedCounts(NamedTuple):
-    """Expected sufficient statistics given x, summed over rows.
-
-    start: (Z,). transition: (Z, Z) for dense chains, (P, K, K) for block-sparse ones, between the P pairs of blocks that
-    occur. block_pairs: (P, 2) or None. occupancy: (Z,) expected visits. marginals: what emission statistics need.
-    """
-
-    start: Tensor
-    transition: Tensor
-    block_pairs: Tensor | None
-    occupancy: Tensor
-    marginals: StateMarginals
-
-
-class NextDistribution(NamedTuple):
-    """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats."""
-
-    state_log_probs: Tensor
-    word_log_probs: Tensor | None
-
-
-class MissingWords(NamedTuple):
-    """log p(x_t | everything seen) of missing words: (R, V) nats, at step and row steps (R, 2)."""
-
-    steps: Tensor
-    log_probs: Tensor
-
-    def in_order(self) -> MissingWords:
-        """Sorted by row, then step."""
-        order = (self.steps[:, 1] * (int(self.steps[:, 0].max()) + 1) + self.steps[:, 0]).argsort()
-        return MissingWords(self.steps[order], self.log_probs[order])
 
 
 def check_padding(valid: Tensor) -> None:
@@ -252,6 +185,11 @@ class Chain:
             log_probs = self._keep_start(log_probs, ~self.valid[0])
         return Belief(None, log_probs.detach())
 
+    @query
+    def filtered_states(self) -> Tensor:
+        """(T, *B, K) log p(z_t | x_1..x_t), nats; padded steps keep the last one."""
+        return self._possible().filtered
+
     def _keep_start(self, log_probs: Tensor, empty: Tensor) -> Tensor:
         """Rows without any step end where they started."""
         if not bool(empty.any()):
@@ -412,6 +350,13 @@ class DenseChain(Chain):
 
     def _predict(self, belief, inputs):
         return log_matmul(belief.dense(self.transition.num_states).unsqueeze(-2), self._matrix(inputs)).squeeze(-2)
+
+    @query
+    def predicted_states(self) -> Tensor:
+        """(T, *B, Z) log p(z_t | x_1..x_{t-1}), nats; without meaning at padded steps."""
+        f, filtered = self.factors, self._possible().filtered
+        first = f.init.expand(filtered.shape[1:]).unsqueeze(0)
+        return torch.cat([first, log_matmul(filtered[:-1].unsqueeze(-2), f.pair).squeeze(-2)])
 
     def _emit(self) -> Tensor:
         obs, seen, states = self._aligned(self.obs), self._aligned(self.seen), self._aligned(self.states)

@@ -9,6 +9,7 @@ REGISTRY = {
     "hmm": ("hmm", "HMM"),
     "lds": ("lds", "LDS"),
     "text_lds": ("text_lds", "TextLDS"),
+    "iohmm": ("iohmm", "IOHMM"),
 }
 
 
@@ -44,6 +45,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "FitSettings": "text_fitting",
         "fit_text_lds": "text_fitting",
         "Priors": "hmm_priors",
+        "IOHMM": "iohmm",
+        "WeightPriors": "iohmm_networks",
         "SequenceModel": "base",
         "load_model": "storage",
         "save_model": "storage",

@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO
 from pplseq.infer.elbo import TraceBlockedEnum_ELBO, no_guide
 from pplseq.infer.oracle import generic_log_prob
 from pplseq.infer.state_inference import check_vectorizable, infer_states
-from pplseq.models import HMM, REGISTRY, VLHMM, load_model
+from pplseq.models import HMM, IOHMM, REGISTRY, VLHMM, load_model
 
 close = torch.testing.assert_close
 BLOCKS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -28,6 +28,13 @@ MODELS = {
     "vlhmm, no blocks": lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5),
     "hmm": lambda: HMM(3, 6),
     "hmm, vectors": lambda: HMM(3, num_features=2),
+    "iohmm": lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True),
+    "iohmm, symbols": lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition", graph="left_right"),
+    "iohmm, hidden layers": lambda: IOHMM(
+        3, num_inputs=2, outputs="categorical", num_outputs=6, mealy=True, initial="inputs", hidden=(4,)
+    ),
+    "iohmm, bits": lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2),
+    "iohmm, states": lambda: IOHMM(6, num_inputs=2, outputs="states"),
 }
 LENGTHS = torch.tensor([6, 1, 4, 6])
 
@@ -41,9 +48,27 @@ def model(request):
 def observations(model, batch=4, steps=6):
     """Sequences with a pattern that can be learned."""
     phase = (torch.arange(batch).unsqueeze(-1) + torch.arange(steps)) % 3
+    if getattr(model, "outputs", None) == "bernoulli":
+        return torch.stack([phase == 0, phase == 1], -1).double()
+    if getattr(model, "outputs", None) == "gaussian":
+        return phase.unsqueeze(-1) * torch.tensor([1.0, -2.0]).double() + 0.1 * torch.randn(batch, steps, 2).double()
     if getattr(model, "num_features", None):
         return phase.unsqueeze(-1) * torch.tensor([1.0, -2.0]).double() + 0.1 * torch.randn(batch, steps, 2).double()
     return 2 * phase + torch.randint(2, (batch, steps))
+
+
+def given(model, batch=4, steps=6):
+    """What the model takes beside its observations: inputs by name, or nothing."""
+    if model.name != "iohmm":
+        return {}
+    phase = (torch.arange(batch).unsqueeze(-1) + torch.arange(steps)) % 3
+    source = model.sources["transition"]
+    return {"inputs": phase if source[0] == "symbols" else torch.stack([phase == 1, phase == 2], -1).double()}
+
+
+def some(options, rows=slice(None), steps=slice(None)):
+    """The same for some rows and steps."""
+    return {name: value[rows, steps] for name, value in options.items()}
 
 
 def test_every_registered_model_is_in_the_list():
@@ -52,113 +77,119 @@ def test_every_registered_model_is_in_the_list():
 
 def test_it_samples(model):
     model.eval()
-    trace = poutine.trace(model.model).get_trace(num_sequences=5, num_steps=4)
-    drawn = torch.stack([trace.nodes[f"x_{t}"]["value"] for t in range(4)], 1)
+    inputs = given(model, 5, 4)
+    trace = poutine.trace(model.model).get_trace(num_sequences=5, num_steps=4, **inputs)
+    site = "y" if model.name == "iohmm" else "x"
+    drawn = torch.stack([trace.nodes[f"{site}_{t}"]["value"] for t in range(4)], 1)
     states = torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(4)], 1)
     assert drawn.shape[:2] == (5, 4) and states.shape == (5, 4)
     assert 0 <= int(states.min()) and int(states.max()) < model.num_states
-    assert torch.isfinite(model.log_prob(drawn)).all(), "a sample has probability zero"
+    assert torch.isfinite(model.log_prob(drawn, **inputs)).all(), "a sample has probability zero"
 
 
 def test_it_learns(model):
-    x = observations(model)
+    x, inputs = observations(model), given(model)
     elbo = TraceBlockedEnum_ELBO()(model, no_guide) if model.name == "vlhmm" else None
     if elbo is None:  # priors are sites: its own objective
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     else:
         optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
-    before = model.log_prob(x, LENGTHS).sum()
+    before = model.log_prob(x, LENGTHS, **inputs).sum()
     for _ in range(15):
         optimizer.zero_grad()
-        loss = -model.log_joint(x, LENGTHS) if elbo is None else elbo(x, LENGTHS)
+        loss = -model.log_joint(x, LENGTHS, **inputs) if elbo is None else elbo(x, LENGTHS)
         loss.backward()
         assert torch.isfinite(loss)
         optimizer.step()
-    assert model.log_prob(x, LENGTHS).sum() > before + 1.0
+    assert model.log_prob(x, LENGTHS, **inputs).sum() > before + 1.0
 
 
 def test_it_decodes(model):
-    x = observations(model)
-    chain = model.posterior(x, LENGTHS)
+    x, inputs = observations(model), given(model)
+    chain = model.posterior(x, LENGTHS, **inputs)
     paths, log_prob = chain.viterbi()
     valid = torch.arange(6).unsqueeze(-1) < LENGTHS
     assert ((paths >= 0) == valid).all() and (paths < model.num_states).all()
     assert (log_prob <= chain.log_prob() + 1e-9).all()
     # the path's own log p(path, x), by observing its states
-    close(model.posterior(x, LENGTHS, states=paths.T).log_prob(), log_prob)
+    close(model.posterior(x, LENGTHS, states=paths.T, **inputs).log_prob(), log_prob)
     marginals = chain.marginals().dense(model.num_states)
     close(marginals.sum(-1), valid.to(marginals))
     assert chain.sample(3).shape == (3, 6, 4) and (chain.entropy() > -1e-9).all()
-    trace = poutine.trace(infer_states(model.eval())).get_trace(x, LENGTHS)
-    if model.name == "vlhmm":  # (where parameters are drawn, states belong to the draw)
+    trace = poutine.trace(infer_states(model.eval())).get_trace(x, LENGTHS, **inputs)
+    if model.name != "hmm":  # (where parameters are drawn, states belong to the draw)
         assert torch.equal(torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(6)]), paths)
 
 
 def test_it_saves_and_loads(model, tmp_path):
-    x = observations(model)
+    x, inputs = observations(model), given(model)
     json.dumps(model.config)
     loaded, *_ = load_model(model.save(tmp_path / "model"))
     assert type(loaded) is type(model) and loaded.config == model.config
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name].to(value), value), name
-    close(loaded.double().log_prob(x, LENGTHS), model.log_prob(x, LENGTHS), rtol=0, atol=1e-12)
+    close(loaded.double().log_prob(x, LENGTHS, **inputs), model.log_prob(x, LENGTHS, **inputs), rtol=0, atol=1e-12)
 
 
 def test_padded_is_unpadded(model):
-    x = observations(model)
-    together = model.posterior(x, LENGTHS)
+    x, inputs = observations(model), given(model)
+    together = model.posterior(x, LENGTHS, **inputs)
     noise = x.clone()
     for row, length in enumerate(LENGTHS.tolist()):
         noise[row, length:] = x[0, 0]
-        alone = model.posterior(x[row : row + 1, :length])
+        alone = model.posterior(x[row : row + 1, :length], **some(inputs, slice(row, row + 1), slice(length)))
         close(together.log_prob()[row], alone.log_prob()[0])
         close(together.viterbi()[0][:length, row], alone.viterbi()[0][:, 0])
         close(together.token_log_probs()[:length, row], alone.token_log_probs()[:, 0])
-    close(model.log_prob(noise, LENGTHS), together.log_prob())
-    close(model.log_prob(x, LENGTHS.new_full((4,), 6)), model.log_prob(x))
+    close(model.log_prob(noise, LENGTHS, **inputs), together.log_prob())
+    close(model.log_prob(x, LENGTHS.new_full((4,), 6), **inputs), model.log_prob(x, **inputs))
 
 
 def test_segments_are_one_sequence(model):
-    x = observations(model)
-    whole = model.log_prob(x)
-    first = model.posterior(x[:, :2])
-    close(first.log_prob() + model.log_prob(x[:, 2:], start=first.filtered()), whole)
+    x, inputs = observations(model), given(model)
+    whole = model.log_prob(x, **inputs)
+    first = model.posterior(x[:, :2], **some(inputs, steps=slice(2)))
+    rest = model.log_prob(x[:, 2:], start=first.filtered(), **some(inputs, steps=slice(2, None)))
+    close(first.log_prob() + rest, whole)
 
 
 def test_missing_observations(model):
-    x = observations(model)
+    x, inputs = observations(model), given(model)
     gaps = x.clone()
     gaps[0, 2:4] = float("nan") if gaps.is_floating_point() else -1
     gaps[1, 0] = gaps[0, 2]
-    chain = model.posterior(gaps)
+    chain = model.posterior(gaps, **inputs)
     assert torch.isfinite(chain.log_prob()).all()
     close(chain.token_log_probs()[2:4, 0], torch.zeros(2).double())
-    close(chain.log_prob()[2:], model.log_prob(x)[2:])
+    close(chain.log_prob()[2:], model.log_prob(x, **inputs)[2:])
     assert (chain.viterbi()[0] >= 0).all()
 
 
 def test_the_program_may_be_vectorised(model):
-    x = observations(model)
+    x, inputs = observations(model), given(model)
     model.eval()
-    check_vectorizable(model, x, LENGTHS)
+    check_vectorizable(model, x, LENGTHS, **inputs)
 
 
 def test_posteriors_leave_no_trace_and_no_gradient(model):
-    x = observations(model)
+    x, inputs = observations(model), given(model)
     with poutine.trace() as trace:
-        chain = model.posterior(x)
+        chain = model.posterior(x, **inputs)
     assert not trace.trace.nodes and not chain.log_prob().requires_grad and model.training
 
 
 def test_the_program_under_pyro(model):
-    if model.name != "vlhmm" or model.state_dropout:
+    if model.name == "hmm" or getattr(model, "state_dropout", 0):
         pytest.skip("its program draws something that differs between two runs")
-    x = observations(model)
-    close(generic_log_prob(model, x, LENGTHS), model.log_prob(x, LENGTHS).sum())
-    close(-Trace_ELBO().differentiable_loss(model, no_guide, x, LENGTHS), model.log_prob(x, LENGTHS).sum())
+    x, inputs = observations(model), given(model)
+    close(generic_log_prob(model, x, LENGTHS, **inputs), model.log_prob(x, LENGTHS, **inputs).sum())
+    close(
+        -Trace_ELBO().differentiable_loss(model, no_guide, x, LENGTHS, **inputs),
+        model.log_prob(x, LENGTHS, **inputs).sum(),
+    )
 
 
 def test_ragged_lengths_are_checked(model):
-    x = observations(model)
+    x, inputs = observations(model), given(model)
     with pytest.raises(ValueError, match="lengths must lie in 0..6"):
-        model.log_prob(x, torch.tensor([7, 1, 1, 1]))
+        model.log_prob(x, torch.tensor([7, 1, 1, 1]), **inputs)
