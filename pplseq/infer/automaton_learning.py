@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -49,25 +49,46 @@ class LearnedAutomaton:
     """What :meth:`AutomatonLearner.fit` found.
 
     Attributes:
-        automaton: the chosen one, in its smallest form.
         candidates: all languages that fit as well and are as small, the most frequent one first.
+        chosen: the place of the chosen one in them.
         validation_right: of each candidate, how many validation strings it labels right; None without any.
         num_validation: strings to choose by.
         consistent: whether all training strings are labelled right; else the candidates are those with most right.
         sizes: what was tried.
-        tables: of the chosen language's restart with the highest log-likelihood: start (Z,), transition (L, Z, Z) and
-            output (Z, Y).
-        log_likelihood: of that restart, nats.
+        candidate_tables: of each candidate's restart with the highest log-likelihood, candidates last.
+        log_likelihoods: of these restarts, nats.
     """
 
-    automaton: Automaton
     candidates: list[Candidate]
+    chosen: int
     validation_right: list[int] | None
     num_validation: int
     consistent: bool
     sizes: list[TriedSize]
-    tables: SymbolTables
-    log_likelihood: float
+    candidate_tables: SymbolTables
+    log_likelihoods: list[float]
+
+    @property
+    def automaton(self) -> Automaton:
+        """The chosen language, in its smallest form."""
+        return self.candidates[self.chosen].automaton
+
+    @property
+    def tables(self) -> SymbolTables:
+        """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y)."""
+        return self.candidate_tables.seeds(self.chosen)
+
+    def choose(self, strings: Sequence[String], labels: Sequence[bool | int | str]) -> LearnedAutomaton:
+        """The same, with the candidate chosen by (other) validation strings; nothing is trained.
+
+        Raises:
+            ValueError: another number of labels; a symbol or label that training does not have.
+        """
+        any_candidate = self.candidates[0].automaton
+        told = _validation(strings, labels, any_candidate.symbols, any_candidate.labels)
+        right = [sum(c.automaton.classify(s) == label for s, label in told) for c in self.candidates]
+        chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the most frequent
+        return replace(self, chosen=chosen, validation_right=right, num_validation=len(told))
 
     def model(self):
         """The :class:`~pplseq.models.IOHMM` of `tables`: a transition before the first output, so that no string is special."""
@@ -93,10 +114,9 @@ class LearnedAutomaton:
             found = f"{candidate.automaton.num_states} states, found by {candidate.count} restarts"
             if self.validation_right is not None:
                 found += f", {self.validation_right[place]} of {self.num_validation} validation strings right"
-            chosen = candidate.automaton is self.automaton
-            if not chosen:
+            if place != self.chosen:
                 found += f"; first differs on {self.automaton.difference(candidate.automaton)!r}"
-            lines.append(f"  {'*' if chosen else ' '} {found}")
+            lines.append(f"  {'*' if place == self.chosen else ' '} {found}")
         return "\n".join(lines)
 
 
@@ -159,9 +179,10 @@ class AutomatonLearner:
         names, numbers = _encoded_labels(labels)
         tree = PrefixTree.grow(strings, numbers, symbols)
         _refuse_contradictions(tree, strings)
-        told = _validation(validation, tree.symbols, names)
+        if validation is not None:
+            _validation(*validation, tree.symbols, names)  # refused now rather than after training
         sizes: list[TriedSize] = []
-        fallback: tuple[int, SymbolTables, Tensor, Tensor] | None = None
+        fallback: tuple[int, SymbolTables, Tensor] | None = None
         for num_states in self.sizes:
             started = time.perf_counter()
             tables, log_likelihood, right = self._fit_size(tree, num_states, len(names))
@@ -183,23 +204,20 @@ class AutomatonLearner:
                 each(sizes[-1])
             if most >= 0 and (fallback is None or most > fallback[0]):
                 kept = (right == most).nonzero().squeeze(-1)
-                fallback = most, tables.seeds(kept), log_likelihood[kept], kept
+                fallback = most, tables.seeds(kept), log_likelihood[kept]
             if consistent.any():
                 break
         if fallback is None:
             raise FloatingPointError(
                 "every restart collapsed: its log-likelihood is not finite; try other blocks or seeds"
             )
-        most, tables, log_likelihood, _ = fallback
+        most, tables, log_likelihood = fallback
         candidates = distinct_automata(hardened(tables, tree.symbols, names))
-        right = [sum(c.automaton.classify(s) == label for s, label in told) for c in candidates]
-        chosen = max(range(len(candidates)), key=lambda k: right[k])  # the first of equals is the most frequent
-        members = torch.tensor(candidates[chosen].members)
-        best = int(members[log_likelihood[members].argmax()])
-        return LearnedAutomaton(
-            candidates[chosen].automaton, candidates, right if validation is not None else None, len(told),
-            most == len(tree.label), sizes, tables.seeds(best), float(log_likelihood[best]),
-        )  # fmt: skip
+        best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])
+        learnt = LearnedAutomaton(
+            candidates, 0, None, 0, most == len(tree.label), sizes, tables.seeds(best), log_likelihood[best].tolist()
+        )
+        return learnt if validation is None else learnt.choose(*validation)
 
     def _fit_size(self, tree: PrefixTree, num_states: int, num_labels: int) -> tuple[SymbolTables, Tensor, Tensor]:
         """Tables, (R,) log-likelihoods and (R,) training strings that the hard tables label right."""
@@ -250,11 +268,10 @@ def _refuse_contradictions(tree: PrefixTree, strings: Sequence[String]) -> None:
         )
 
 
-def _validation(validation, symbols: tuple[str, ...], names: tuple[str, ...]) -> list[tuple[String, str]]:
+def _validation(
+    strings: Sequence[String], labels: Sequence[bool | int | str], symbols: tuple[str, ...], names: tuple[str, ...]
+) -> list[tuple[String, str]]:
     """Validation strings with the names of their labels."""
-    if validation is None:
-        return []
-    strings, labels = validation
     if len(strings) != len(labels):
         raise ValueError(f"validation: expected a label for each of {len(strings)} strings, got {len(labels)}")
     told = [names[int(label)] if names == LABELS and label in (0, 1) else str(label) for label in labels]
