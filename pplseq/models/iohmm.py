@@ -346,4 +346,5 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         """
         with self._at_point(), poutine.block():
             self(y, lengths, inputs=inputs, states=states)
-        return self.chain.log_prob().sum() + share * self.log_prior()
+        chain = self.__dict__.pop("_chains").popitem()[1]  # with its graph it would stand in the way of copies of the model
+        return chain.log_prob().sum() + share * self.log_prior()

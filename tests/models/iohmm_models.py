@@ -1,0 +1,76 @@
+"""Input-output HMMs in every option, and data for them; shared by their tests."""
+
+from __future__ import annotations
+
+import torch
+
+from pplseq.models import IOHMM
+
+LENGTHS = torch.tensor([5, 1, 3])
+GRAPH = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]]).bool()
+
+OPTIONS = {
+    "symbols, moore": dict(num_symbols=3, num_outputs=2),
+    "symbols, mealy": dict(num_symbols=3, num_outputs=2, mealy=True, initial="inputs"),
+    "as the paper starts": dict(num_symbols=3, num_outputs=2, initial="transition", start_states=[0]),
+    "graph": dict(num_inputs=2, num_outputs=4, graph=GRAPH),
+    "left to right": dict(num_symbols=3, num_outputs=2, graph="left_right"),
+    "bits": dict(num_inputs=2, outputs="bernoulli", num_outputs=2, mealy=True, initial="transition"),
+    "vectors": dict(num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True, initial="inputs"),
+    "full covariances": dict(num_symbols=3, outputs="gaussian", num_outputs=2, covariance="full"),
+    "tied covariance": dict(num_inputs=2, outputs="gaussian", num_outputs=2, covariance="tied", mealy=True),
+    "spherical": dict(num_inputs=1, outputs="gaussian", num_outputs=1, covariance="spherical"),
+    "states": dict(num_inputs=2, outputs="states", graph=GRAPH),
+    "hidden layers": dict(num_inputs=2, num_outputs=3, mealy=True, initial="inputs", hidden=(4, 3)),
+    "hidden layers of symbols": dict(num_symbols=3, num_outputs=3, mealy=True, initial="inputs", hidden=(2,)),
+    "inputs of their own": dict(
+        num_inputs={"initial": 1, "emission": 3},
+        num_symbols={"transition": 2},
+        num_outputs=2,
+        mealy=True,
+        initial="inputs",
+    ),
+    "only outputs see inputs": dict(num_inputs={"emission": 3}, num_outputs=2, mealy=True),
+    "one state": dict(num_states=1, num_inputs=2, num_outputs=3, mealy=True),
+    "no inputs": dict(num_inputs=0, num_outputs=3),
+    "feedback of words": dict(num_symbols=2, num_outputs=3, mealy=True, feedback=True),
+    "feedback of vectors": dict(num_inputs=1, outputs="gaussian", num_outputs=2, feedback="transition"),
+    "feedback of bits": dict(num_symbols=3, outputs="bernoulli", num_outputs=1, mealy=True, feedback="emission"),
+}
+
+
+def make(name, **more):
+    torch.manual_seed(2)
+    options = {"num_states": 3} | OPTIONS[name] | more
+    model = IOHMM(options.pop("num_states"), **options)
+    if model.noise is not None:
+        for value in model.noise.parameters():
+            value.data.normal_(0, 0.5)
+    return model
+
+
+def source_values(source, rows, steps):
+    kind, size = source
+    return torch.randint(size, (rows, steps)) if kind == "symbols" else torch.randn(rows, steps, size).double()
+
+
+def inputs_of(model, rows=3, steps=5):
+    parts = {part: source_values(source, rows, steps) for part, source in model.sources.items() if source is not None}
+    if len(set(model.sources.values()) - {None}) == 1:
+        return parts.get("transition", next(iter(parts.values())))
+    return parts
+
+
+def data(model, rows=3, steps=5, missing=False):
+    inputs = inputs_of(model, rows, steps)
+    if model.outputs == "states":  # possible ones
+        y = model.sample(inputs, seed=0)[0]
+    elif model.discrete:
+        y = torch.randint(model.num_outputs, (rows, steps))
+    elif model.outputs == "bernoulli":
+        y = torch.randint(2, (rows, steps, model.num_outputs)).double()
+    else:
+        y = torch.randn(rows, steps, model.num_outputs).double()
+    if missing:
+        y[0, 1], y[0, 4], y[2, 0] = (model.missing(1, 1)[0, 0] for _ in range(3))
+    return y, inputs
