@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pplseq.infer.kernels.restart_scan import Expectation, Lattice, expectation
+from pplseq.infer.kernels.restart_scan import Expectation, Lattice, expectation, production
 from pplseq.infer.restart_networks import Penalty, RestartNetwork, distinct
 from pplseq.infer.restart_outputs import Outputs, Parameters, Seen
 
@@ -98,6 +98,14 @@ class RestartProblem:
     def expect(self, parameters: Parameters, *, counts: bool = True) -> Expectation:
         """The E-step."""
         return expectation(*(table.contiguous() for table in self.tables(parameters)), self.lattice, counts=counts)
+
+    @torch.no_grad()
+    def consistent(self, parameters: Parameters) -> Tensor:
+        """(R,) whether the most probable output given the inputs so far is the target, wherever there is one."""
+        init, pair, _ = self.tables(parameters)
+        states, entry = production(init.contiguous(), pair.contiguous(), self.lattice), self.lattice.emit_index
+        entry = torch.arange(states.shape[1], device=states.device) if entry is None else entry
+        return self.outputs.right(parameters, self.seen, entry, states).all(0)
 
     @torch.no_grad()
     def maximize(

@@ -223,6 +223,10 @@ class RestartNetwork:
             self.climber = Climber(weights)
         return self.climber.climb(weights, objective, self.num_climbs)
 
+    def forget(self) -> None:
+        """Forgets what is remembered between steps."""
+        self.climber = None
+
     def take(self, restarts: Tensor) -> None:
         """Keeps what is remembered between steps for some restarts only."""
         if self.climber is not None:

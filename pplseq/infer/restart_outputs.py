@@ -58,9 +58,28 @@ class Outputs:
         """
         return {}, None
 
+    def right(self, parameters: Parameters, seen: Seen, entry: Tensor, states: Tensor) -> Tensor:
+        """(N, R) whether the most probable output of each step is its target (True where there is none).
+
+        Args:
+            entry: (N,) which of ``seen`` each step is. states: (Z, N, R) probabilities of the states.
+
+        Raises:
+            ValueError: for outputs that are not discrete.
+        """
+        if seen.states is None:
+            return torch.ones_like(states[0], dtype=torch.bool)
+        target = seen.states[entry].unsqueeze(-1)
+        return (states.argmax(0) == target) | (target < 0)
+
     def log_prior(self, parameters: Parameters, penalty: Penalty) -> Tensor | float:
         """(R,) nats, up to a constant."""
         return self.network.log_prior(parameters["emission"], penalty) if self.network is not None else 0.0
+
+    def forget(self) -> None:
+        """Forgets what is remembered between steps."""
+        if self.network is not None:
+            self.network.forget()
 
     def take(self, restarts: Tensor) -> None:
         """Keeps what is remembered between steps for some restarts only."""
@@ -87,6 +106,11 @@ class CategoricalOutputs(Outputs):
         counts = counts.index_add_(1, which, visits[:, seen.known]).unflatten(1, (count, num_words)).transpose(1, 2)
         fit = self.network.climb_softmax if gradient else self.network.fit_softmax
         return {"emission": fit(parameters["emission"], seen.rows, counts, penalty)}, None
+
+    def right(self, parameters, seen, entry, states):
+        probs = self.network.log_probs(parameters["emission"], seen.rows).exp()
+        expected = _mixed(states, probs, seen.rows.index[entry])
+        return (expected.argmax(0) == seen.y[entry].unsqueeze(-1)) | ~seen.known[entry].unsqueeze(-1)
 
     def log_prior(self, parameters, penalty):
         return self.network.log_prior(parameters["emission"], penalty, softmax=True)
@@ -120,8 +144,19 @@ class BernoulliOutputs(Outputs):
         fit = self.network.climb_bernoulli if gradient else self.network.fit_bernoulli
         return {"emission": fit(parameters["emission"], seen.rows, ones, zeros, penalty)}, None
 
+    def right(self, parameters, seen, entry, states):
+        probs = self.network.values(parameters["emission"], seen.rows).sigmoid()
+        expected = _mixed(states, probs, seen.rows.index[entry])
+        target = seen.y[entry].T.unsqueeze(-1) > 0.5
+        return ((expected > 0.5) == target).all(0) | ~seen.known[entry].unsqueeze(-1)
+
     def log_prior(self, parameters, penalty):
         return self.network.log_prior(parameters["emission"], penalty, bernoulli=True)
+
+
+def _mixed(states: Tensor, probs: Tensor, index: Tensor) -> Tensor:
+    """(V, N, R) sum_z states (Z, N, R) probs (Z, V, L, R) at each step's entry."""
+    return sum(own * table[:, index] for own, table in zip(states, probs, strict=True))
 
 
 class GaussianOutputs(Outputs):
@@ -170,6 +205,11 @@ class GaussianOutputs(Outputs):
         noise = self._raw(covariances, parameters["noise"])
         return {"emission": emission, "noise": noise}, floored if floored.dim() == 1 else floored.any(0)
 
+    def right(self, parameters, seen, entry, states):
+        raise ValueError(
+            "select: 'smallest_consistent' asks whether outputs are right; Gaussian ones never are exactly"
+        )
+
     def _raw(self, covariances: Tensor, before: dict[str, Tensor]) -> dict[str, Tensor]:
         """The noise's parameters from covariances ([Z,] R, D, D); NaN keeps what was before."""
         if "log_scale" in before:
@@ -208,6 +248,10 @@ class GaussianOutputs(Outputs):
             squares = sum((value**2).flatten(0, -2).sum(0) for value in parameters["noise"].values())
             total = total - penalty.noise_precision / 2 * squares
         return total
+
+    def forget(self):
+        super().forget()
+        self.climber = None
 
     def take(self, restarts):
         super().take(restarts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,10 @@ class RestartBlock:
                 "prior must be at least 1 (below, the posterior density has no maximum) and prior_iterations not negative, got "
                 f"{self.prior} and {self.prior_iterations}"
             )
+
+    def replaced(self, num_restarts: int) -> RestartBlock:
+        """The same settings for another number of restarts."""
+        return replace(self, num_restarts=num_restarts)
 
 
 @dataclass
@@ -142,6 +146,7 @@ def _lengthened(trace: Tensor, length: int) -> Tensor:
 
 @dataclass
 class RestartHistory(FitHistory):
-    """The history of the restart that was chosen, and what became of all: ``restarts``."""
+    """The history of the restart that was chosen; what became of all: ``restarts``; (size, score) of sizes tried: ``sizes``."""
 
     restarts: Restarts | None = None
+    sizes: list[tuple[int, float]] | None = None

@@ -20,6 +20,7 @@ HMM architecture, eqs. 10-12 (their beta contains f(y_t); here it does not).
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
+STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
 MANY_STATES = 12  # from which on, with few entries, a step is a matrix product with all of them
 
 
@@ -106,6 +108,26 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice, *, c
 
     Cost: R times the number of steps times Z^2.
     """
+    num_restarts, together = pair.shape[-1], _together(pair, lattice)
+    if together < num_restarts:
+        parts = [
+            _expectation(*(table[..., part].contiguous() for table in (init, pair, emit)), lattice, counts)
+            for part in torch.arange(num_restarts, device=pair.device).split(together)
+        ]
+        return Expectation(*(None if v[0] is None else torch.cat(v, -1) for v in zip(*parts, strict=True)))
+    return _expectation(init, pair, emit, lattice, counts)
+
+
+def _together(pair: Tensor, lattice: Lattice) -> int:
+    """How many restarts go through the scan at once."""
+    num_restarts = pair.shape[-1]
+    if pair.is_cuda:
+        return num_restarts
+    most = max(1, STEP_CELLS // (lattice.sizes[0] * pair.shape[0] ** 2))
+    return math.ceil(num_restarts / math.ceil(num_restarts / most))  # in equal parts
+
+
+def _expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice, counts: bool) -> Expectation:
     matrices = pair.exp()
     alpha, weight, step_log_prob, risky = _forward(init, matrices, emit, lattice)
     log_prob = lattice.by_row(step_log_prob)
@@ -122,6 +144,13 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice, *, c
     if any_risky:
         _redo(init, pair, emit, lattice, risky, log_prob, total)
     return Expectation(lattice.unsort(log_prob), *(total or ()))
+
+
+def production(init: Tensor, pair: Tensor, lattice: Lattice) -> Tensor:
+    """(Z, N, R) p(z_t | u_1..u_t) of every packed step: the open loop, which sees no outputs (equations 2 and 4)."""
+    blind = copy.copy(lattice)
+    blind.emit_index = torch.zeros(lattice.num_packed, dtype=torch.long, device=pair.device)
+    return _forward(init, pair.exp(), torch.zeros_like(init[:, :1]), blind)[0]
 
 
 def _reach(dtype: torch.dtype) -> float:
