@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "Priors": "hmm_priors",
         "IOHMM": "iohmm",
         "WeightPriors": "iohmm_networks",
+        "extract_automaton": "iohmm_automaton",
         "SequenceModel": "base",
         "load_model": "storage",
         "save_model": "storage",
