@@ -1,0 +1,355 @@
+"""Online EM of hidden Markov models some of whose states are pinned to sources: one token in, parameters out.
+
+The recursion is that of :mod:`pplseq.infer.online_oracle`; here all rows of rho (transitions, normalisers or moments, words
+seen last) are one matrix (R, K), so a step is two small products: rho R and, with the new filter, S = rho phi.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pplseq.infer.online_gaussian import GaussianStatistics
+from pplseq.infer.online_statistics import WordStatistics
+
+
+@dataclass(frozen=True)
+class OnlineEM:
+    """How a stream learns.
+
+    Args:
+        exponent: the step size of token t is t^-exponent; in (0.5, 1] for convergence. Text likes 0.8.
+        step_size: a constant step in (0, 1) instead, for streams that drift: tokens older than a few times 1 / step_size
+            are forgotten.
+        warm_up: tokens before the first maximisation.
+        smoothing: pseudo-count of all words of a state together (each gets 1 / V of it), beside statistics that sum to one
+            over states and words.
+        transition_smoothing: the same for the transitions out of a state.
+        averaging: None, "recent" (the mean of the statistics with weights t^2, most of it from the last half), or the token
+            from which on all count equally: smoother parameters for use after learning.
+        window: most words whose posterior still depends on the future; a cap that costs exactness only on chains which
+            stay in a state for very long, see ``StepInfo.residual``.
+
+    Source: O. Cappé (2011), section 3.2; averaging with weights: O. Shamir and T. Zhang (2013), section 4.
+    """
+
+    exponent: float = 0.6
+    step_size: float | None = None
+    warm_up: int = 20
+    smoothing: float = 0.05
+    transition_smoothing: float = 0.0
+    averaging: str | int | None = None
+    window: int = 256
+
+    def __post_init__(self):
+        if not 0.5 < self.exponent <= 1:
+            raise ValueError(f"exponent must lie in (0.5, 1], got {self.exponent}")
+        if self.step_size is not None and not 0 < self.step_size < 1:
+            raise ValueError(f"step_size must lie in (0, 1), or be None for t^-exponent; got {self.step_size}")
+        for name, least in (("warm_up", 1), ("window", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name in ("smoothing", "transition_smoothing"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        given = self.averaging
+        number = isinstance(given, int) and not isinstance(given, bool) and given >= 0
+        if not (given is None or given == "recent" or number):
+            raise ValueError(f'averaging must be None, "recent" or the number of a token, got {given!r}')
+
+    def gain(self, t: int) -> float:
+        """The step size of token t = 1, 2, ...; the first one is 1."""
+        if t == 1:
+            return 1.0
+        return t**-self.exponent if self.step_size is None else self.step_size
+
+    def weight(self, t: int) -> float:
+        """The weight of the statistics after token t in their mean over tokens."""
+        return float(t * t) if self.averaging == "recent" else float(t >= self.averaging)
+
+
+class StepInfo(NamedTuple):
+    """What a stream knew of one token; numbers in nats, (B,) tensors for a batch of users.
+
+    log_prob: log p(y_t | past), 0 for a missing token. filter: (K,) p(z_t | y_1..t), sources first.
+    perturbation: P(z_t is a perturbation | y_1..t); log_odds: the same against the sources (inf without sources).
+    anomaly: -log p(y_t | past); source_anomaly and perturbation_anomaly: the same given that z_t is a source, or a
+    perturbation, state. residual: the largest relative error of a word's statistic that the window has cost so far.
+    """
+
+    log_prob: float
+    filter: np.ndarray
+    perturbation: float
+    log_odds: float
+    source_anomaly: float
+    perturbation_anomaly: float
+    residual: float
+
+    @property
+    def anomaly(self) -> float:
+        return -self.log_prob
+
+
+class Parameters(NamedTuple):
+    """initial (K,), transition (K, K), and of the perturbations emission (K_p, V), or loc and covariances."""
+
+    initial: np.ndarray
+    transition: np.ndarray
+    emission: np.ndarray | None = None
+    loc: np.ndarray | None = None
+    covariances: np.ndarray | None = None
+
+
+class StreamState:
+    """One user's stream: filter, statistics, parameters. ``step`` changes it in place; ``copy`` keeps one.
+
+    Args:
+        initial: (K,) p(z) of a sequence's first token; stays fixed. transition: (K, K) [from, to], sources first.
+        emission: the statistics of the perturbation states, empty.
+        options: see :class:`OnlineEM`.
+
+    Cost: of a step O(window K^2), whatever the number of words; memory O(words seen K_p).
+    """
+
+    def __init__(self, initial, transition, emission: WordStatistics | GaussianStatistics, options: OnlineEM):
+        self.initial, self.first_transition = np.array(initial, float), np.array(transition, float)
+        self.transition, self.emissions, self.options = self.first_transition, emission, options
+        self.num_states, self.num_own = len(self.initial), emission.num_own
+        self.num_sources = self.num_states - self.num_own
+        self.num_steps = 0
+        self.fresh = True  # the next token begins a sequence
+        self.detached = False  # the statistics do not depend on the state before the next token
+        self.filter = self.initial
+        self.total_weight = 0.0
+        self.sums: np.ndarray | None = None
+        self._averaged: np.ndarray | None = None
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Room for the rows that there are now, with what is there kept; new rows come last."""
+        num_states = self.num_states
+        self.num_fixed = num_states * num_states
+        size = self.num_fixed + self.emissions.num_rows
+        old = getattr(self, "rho", np.zeros((0, num_states)))
+        self.rho, self.other = np.zeros((size, num_states)), np.zeros((size, num_states))
+        self.rho[: len(old)] = old
+        rows, self.rows = getattr(self, "rows", np.zeros(0)), np.zeros(size)
+        self.rows[: len(rows)] = rows
+        if self.options.averaging is not None:
+            sums, self.sums = np.zeros(0) if self.sums is None else self.sums, np.zeros(size)
+            self.sums[: len(sums)] = sums
+
+    def copy(self) -> StreamState:
+        """An independent copy."""
+        return copy.deepcopy(self, {id(getattr(self.emissions, "table", None)): getattr(self.emissions, "table", None)})
+
+    def new_sequence(self) -> None:
+        """A boundary: the next token's state is drawn from ``initial``."""
+        self.fresh = True
+
+    @property
+    def maximized(self) -> bool:
+        """Whether the warm-up is over, so that parameters come from statistics."""
+        return self.num_steps >= self.options.warm_up
+
+    @property
+    def residual(self) -> float:
+        """See :class:`StepInfo`."""
+        return self.emissions.residual
+
+    # ---------------------------------------------------------------- one token
+    def step(self, y, source_log_probs=(), learn: bool = True) -> StepInfo:
+        """Takes one token.
+
+        Args:
+            y: a word id, -1 for a missing one; or a vector (D,), NaN for a missing one.
+            source_log_probs: (K_s,) log f^k(y | past) of every source; not read where y is missing.
+            learn: False leaves parameters and statistics alone and only moves the filter; averaged parameters are then
+                used where there is averaging.
+
+        Raises:
+            ValueError: for a y or log-probabilities out of range, and a token that is impossible in every state; the
+                stream is then unchanged.
+        """
+        emissions = self.emissions
+        y = emissions.check(y)
+        averaged = not learn and self.total_weight > 0
+        transition = self._mean_transition() if averaged else self.transition
+        before = self.initial if self.fresh else self.filter
+        prior = before if self.fresh else before @ transition
+        priors, num_sources = prior.tolist(), self.num_sources
+        missing = emissions.is_missing(y)
+        if missing:
+            likelihood, shift = [1.0] * self.num_states, 0.0
+        else:
+            logs = self._checked(source_log_probs)
+            rows = self._mean_rows() if averaged else self.rows
+            weight = self.total_weight if averaged else None
+            own, shift = emissions.likelihood(y, rows[self.num_fixed :], self.maximized, weight)
+            if logs and max(logs) > shift + 600:  # densities: the largest one must not overflow
+                own, shift = [value * math.exp(shift - max(logs)) for value in own], max(logs)
+            likelihood = [math.exp(value - shift) for value in logs] + own
+        joint = [a * b for a, b in zip(priors, likelihood, strict=True)]
+        by_source, by_own = sum(joint[:num_sources]), sum(joint[num_sources:])
+        total = by_source + by_own
+        if not 0 < total < math.inf:
+            raise ValueError(
+                f"y: token {self.num_steps + 1}, {y}, is impossible (probability {total}) in every state; smooth the sources, "
+                "or use smoothing > 0"
+            )
+        phi = np.array(joint)
+        phi /= total
+        if learn:
+            self._learn(y, missing, before, prior, phi, min(priors))
+        else:
+            self.detached = True
+        self.filter, self.fresh = phi, False
+        source_prior, own_prior = sum(priors[:num_sources]), sum(priors[num_sources:])
+        return StepInfo(
+            0.0 if missing else math.log(total) + shift,
+            phi,
+            by_own / total,
+            _log_ratio(by_own, by_source),
+            -_log_ratio(by_source, source_prior) - shift if num_sources else math.inf,
+            -_log_ratio(by_own, own_prior) - shift if self.num_own else math.inf,
+            emissions.residual,
+        )
+
+    def _checked(self, source_log_probs) -> list[float]:
+        if source_log_probs is None:
+            source_log_probs = ()
+        logs = source_log_probs.tolist() if hasattr(source_log_probs, "tolist") else list(source_log_probs)
+        if len(logs) != self.num_sources:
+            raise ValueError(
+                f"source_log_probs must hold one number for each of the {self.num_sources} sources, got {len(logs)}"
+            )
+        for k, value in enumerate(logs):
+            if not value < math.inf or (value > 1e-6 and isinstance(self.emissions, WordStatistics)):
+                raise ValueError(f"source_log_probs: source {k} gives {value}; expected the log of a probability")
+        return logs
+
+    def _learn(self, y, missing: bool, before, prior, phi, least: float) -> None:
+        """Statistics and parameters after a token with filter phi."""
+        emissions, options, num_states = self.emissions, self.options, self.num_states
+        t = self.num_steps = self.num_steps + 1
+        gain = options.gain(t)
+        keep = 1.0 - gain
+        if not missing and emissions.grow():
+            self._allocate()
+        fixed = self.num_fixed
+        back = None
+        if not self.fresh:
+            back = before[:, None] * self.transition
+            if least > 0:
+                back /= prior
+            else:  # a state that cannot be reached has no past of its own
+                back = np.where(prior > 0, back / np.where(prior > 0, prior, 1.0), before[:, None])
+        if self.fresh or self.detached:
+            emissions.cool_all(self.rho[fixed:], self.rows[fixed:], None if self.sums is None else self.sums[fixed:])
+            self.rho[:] = keep * self.rows[:, None]
+            self.detached = False
+        else:
+            self.rho, self.other = np.dot(self.rho, keep * back, out=self.other), self.rho
+        rho = self.rho
+        emissions.shrink(keep)
+        if back is not None:
+            rho[:fixed].reshape(num_states, fixed)[:, :: num_states + 1] += gain * back
+        if not missing:
+            emissions.add(rho[fixed:], gain, y)
+        rows = np.dot(rho, phi, out=self.rows)
+        if self.sums is not None:
+            weight = options.weight(t)
+            self.sums += weight * rows
+            emissions.weigh(weight)
+            self.total_weight += weight
+            self._averaged = None
+            emissions.cool(rho[fixed:], rows[fixed:], self.sums[fixed:])
+        else:
+            emissions.cool(rho[fixed:], rows[fixed:], None)
+        if t >= options.warm_up:
+            self.transition = self._maximal_transition(rows, self.transition)
+
+    def _maximal_transition(self, rows: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+        """The rows of transitions, each over its sum; a state never left keeps its old row."""
+        counts = rows[: self.num_fixed].reshape(self.num_states, -1)
+        if self.options.transition_smoothing:
+            counts = counts + self.options.transition_smoothing / self.num_states
+        visits = counts.sum(1)
+        if visits.all():
+            return counts / visits[:, None]
+        return np.where(visits[:, None] > 0, counts / np.where(visits > 0, visits, 1.0)[:, None], otherwise)
+
+    # ---------------------------------------------------------------- parameters
+    def _mean_rows(self) -> np.ndarray:
+        """(R,) the statistics' mean over tokens."""
+        return self.sums / self.total_weight
+
+    def _mean_transition(self) -> np.ndarray:
+        if self._averaged is None:
+            self._averaged = self.transition
+            if self.maximized:
+                self._averaged = self._maximal_transition(self._mean_rows(), self.transition)
+        return self._averaged
+
+    def parameters(self, averaged: bool | None = None) -> Parameters:
+        """The parameters now.
+
+        Args:
+            averaged: those of the statistics' mean over tokens; None: where the options ask for averaging.
+        """
+        average = self.total_weight > 0 if averaged is None else averaged
+        if average and not self.total_weight > 0:
+            raise ValueError('averaged: this stream keeps no means; give averaging="recent" when it starts')
+        rows = (self._mean_rows() if average else self.rows)[self.num_fixed :]
+        transition = self._mean_transition() if average else self.transition
+        if isinstance(self.emissions, WordStatistics):
+            weight = self.total_weight if average else None
+            return Parameters(self.initial, transition, self.emissions.emission(rows, self.maximized, weight))
+        loc, covariances = self.emissions.parameters(rows, self.maximized)
+        return Parameters(self.initial, transition, None, loc, covariances)
+
+    def emission(self) -> np.ndarray:
+        """(K_p, V) word probabilities of the perturbation states."""
+        return self.parameters().emission
+
+    @property
+    def loc(self) -> np.ndarray:
+        """(K_p, D) means of the perturbation states."""
+        return self.parameters().loc
+
+    @property
+    def covariances(self) -> np.ndarray:
+        """(K_p, D, D) covariances of the perturbation states."""
+        return self.parameters().covariances
+
+    def predicted_states(self, averaged: bool | None = None) -> np.ndarray:
+        """(K,) p(z of the next token | past)."""
+        average = self.total_weight > 0 if averaged is None else averaged
+        if self.fresh:
+            return self.initial.copy()
+        return self.filter @ (self._mean_transition() if average else self.transition)
+
+    def word_probs(self, source_probs=(), averaged: bool | None = None) -> np.ndarray:
+        """(V,) p(next word | past), from every source's (V,) probabilities; costs O(V K)."""
+        prior, own = self.predicted_states(averaged), self.parameters(averaged).emission
+        result = prior[self.num_sources :] @ own
+        for weight, probs in zip(prior[: self.num_sources], source_probs, strict=True):
+            result += weight * np.asarray(probs)
+        return result
+
+    def word_log_probs_of(self, y: int) -> np.ndarray:
+        """(K_p,) log probability of a word in every perturbation state, with the parameters that the next step learns with."""
+        values = self.emissions.likelihood(self.emissions.check(y), self.rows[self.num_fixed :], self.maximized, None)[0]
+        with np.errstate(divide="ignore"):
+            return np.log(values)
+
+
+def _log_ratio(above: float, below: float) -> float:
+    if not above > 0:
+        return -math.inf
+    return math.log(above) - math.log(below) if below > 0 else math.inf
