@@ -19,6 +19,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "MISSING": "distributions.state",
         "VLHMM": "models.vlhmm",
         "HMM": "models.hmm",
+        "IOHMM": "models.iohmm",
         "LDS": "models.lds",
         "TextLDS": "models.text_lds",
         "load_model": "models.storage",

@@ -248,7 +248,8 @@ class IOHMMQueries:
         """Transition and emission at the point estimate; starts that see inputs need the first."""
         if first is None and self.sources["initial"] is not None:
             kind, size = self.sources["initial"]
-            first = self.reference.new_zeros(size) if kind == "vectors" else torch.zeros((), dtype=torch.long)
+            first = self.reference.new_zeros(size if kind == "vectors" else ())
+            first = first if kind == "vectors" else first.long()
         with self._at_point(), poutine.block():
             return self.specs(first)
 

@@ -6,7 +6,7 @@ import torch
 from pplseq.infer import TraceBlockedEnum_ELBO
 from pplseq.infer.elbo import no_guide
 from pplseq.infer.kernels.log_norm import log_norm_reference, streamed_log_norm
-from pplseq.models import VLHMM
+from pplseq.models import IOHMM, VLHMM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -28,7 +28,9 @@ def x():
 LENGTHS = torch.tensor([11, 9, 11, 1, 6])
 
 
-@pytest.mark.parametrize("options", [{}, {"parameterization": "factored"}, {"parameterization": "scalar"}, {"tied": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"parameterization": "factored"}, {"parameterization": "scalar"}, {"tied": False}]
+)
 def test_likelihood_and_gradients(options, x):
     results = []
     for device in ("cpu", "cuda"):
@@ -70,3 +72,32 @@ def test_streamed_normaliser():
     torch.testing.assert_close(streamed_log_norm(out, into), log_norm_reference(out, into), rtol=1e-4, atol=1e-4)
     rough = streamed_log_norm(out, into, torch.bfloat16)
     torch.testing.assert_close(rough, log_norm_reference(out, into), rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_symbols=3, num_outputs=4, mealy=True, initial="inputs", feedback=True),
+        dict(num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True, hidden=(4,), graph="left_right"),
+        dict(num_inputs=2, outputs="bernoulli", num_outputs=2, initial="transition", start_states=[0]),
+    ],
+)
+def test_input_output_hmm(options):
+    """Likelihood, gradients and queries."""
+    torch.manual_seed(0)
+    model = IOHMM(3, **options)
+    inputs = torch.randint(3, (5, 11)) if "num_symbols" in options else torch.randn(5, 11, 2).double()
+    y = model.sample(inputs)[0]
+    results = []
+    for device in ("cpu", "cuda"):
+        model, y, inputs, lengths = (value.to(device) for value in (model, y, inputs, LENGTHS))
+        model.zero_grad()
+        loss = model.log_joint(y, lengths, inputs=inputs)
+        loss.backward()
+        gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        answers = [loss.detach(), model.smooth(y, inputs, lengths), model.prediction(y, inputs, lengths).outputs]
+        answers += [model.decode(y, inputs, lengths), model.filter(y, inputs, lengths)]
+        assert model.sample(inputs)[0].device.type == device
+        assert model.forecast(y, inputs, inputs[:, :2], lengths, num_samples=2).outputs.device.type == device
+        results.append(([answer.cpu() for answer in answers], gradients))
+    torch.testing.assert_close(results[1], results[0])
