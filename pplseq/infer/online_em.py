@@ -349,6 +349,27 @@ class StreamState:
             return np.log(values)
 
 
+def start_stream(
+    *, initial, transition, emission=None, loc=None, covariances=None, full=True, floor=1e-3, options: OnlineEM | None = None
+) -> StreamState:
+    """An empty stream.
+
+    Args:
+        initial: (K,). transition: (K, K) [from, to]. States without an emission of their own are sources and come first.
+        emission: (K_p, V) word probabilities of the perturbations, or loc (K_p, D) and covariances (K_p, D, D).
+        full: whether covariances are full. floor: added to every variance. options: see :class:`OnlineEM`.
+    """
+    options = options or OnlineEM()
+    if emission is not None:
+        emission = np.asarray(emission, float)
+        num_sources = len(initial) - len(emission)
+        averaging = options.averaging is not None
+        statistics = WordStatistics(emission, num_sources, options.smoothing, options.window, averaging)
+    else:
+        statistics = GaussianStatistics(np.asarray(loc), np.asarray(covariances), len(initial) - len(loc), full, floor)
+    return StreamState(initial, transition, statistics, options)
+
+
 def _log_ratio(above: float, below: float) -> float:
     if not above > 0:
         return -math.inf

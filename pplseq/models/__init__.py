@@ -10,6 +10,8 @@ REGISTRY = {
     "lds": ("lds", "LDS"),
     "text_lds": ("text_lds", "TextLDS"),
     "iohmm": ("iohmm", "IOHMM"),
+    "props": ("props", "PROPS"),
+    "streaming_hmm": ("streaming_hmm", "StreamingHMM"),
 }
 
 
@@ -48,6 +50,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "IOHMM": "iohmm",
         "WeightPriors": "iohmm_networks",
         "extract_automaton": "iohmm_automaton",
+        "PROPS": "props",
+        "PROPSLearner": "props_learner",
+        "StreamingHMM": "streaming_hmm",
         "SequenceModel": "base",
         "load_model": "storage",
         "save_model": "storage",

@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO
 from pplseq.infer.elbo import TraceBlockedEnum_ELBO, no_guide
 from pplseq.infer.oracle import generic_log_prob
 from pplseq.infer.state_inference import check_vectorizable, infer_states
-from pplseq.models import HMM, IOHMM, REGISTRY, VLHMM, load_model
+from pplseq.models import HMM, IOHMM, PROPS, REGISTRY, VLHMM, StreamingHMM, load_model
 
 close = torch.testing.assert_close
 BLOCKS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -34,6 +34,9 @@ MODELS = {
         3, num_inputs=2, outputs="categorical", num_outputs=6, mealy=True, initial="inputs", hidden=(4,)
     ),
     "iohmm, bits": lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2),
+    "props": lambda: PROPS(6, num_sources=2, num_perturbations=2),
+    "streaming_hmm": lambda: StreamingHMM(3, 6),
+    "streaming_hmm, vectors": lambda: StreamingHMM(3, num_features=2, covariance="full"),
     "iohmm, states": lambda: IOHMM(6, num_inputs=2, outputs="states"),
 }
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -59,6 +62,10 @@ def observations(model, batch=4, steps=6):
 
 def given(model, batch=4, steps=6):
     """What the model takes beside its observations: inputs by name, or nothing."""
+    if model.name == "props":  # each source predicts one of the words of the pattern
+        phase = (torch.arange(batch).unsqueeze(-1) + torch.arange(steps)) % 3
+        sure = torch.nn.functional.one_hot(torch.stack([2 * phase, phase], -1), 6) * 0.4 + 0.1
+        return {"source_log_probs": sure.double().log()}
     if model.name != "iohmm":
         return {}
     phase = (torch.arange(batch).unsqueeze(-1) + torch.arange(steps)) % 3
