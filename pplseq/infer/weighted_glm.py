@@ -88,7 +88,11 @@ def softmax_regression(
     num_problems, _, num_classes = counts.shape
     total = counts.sum(-1)  # (P, N)
     size = total.sum(-1)
-    bound = None
+    unpenalised, bound = not bool(ridge.any()), None
+    allowed = torch.ones_like(counts[:, 0], dtype=torch.bool)
+    if forbidden is not None:
+        forbidden = forbidden.expand_as(allowed)
+        allowed = ~forbidden
     if features.shape[1] * num_classes > newton_size:
         max_iterations *= BOUND_STEPS
         bound = _factor(features.T @ (total.unsqueeze(-1) * features) / 2 + torch.diag(ridge.squeeze(-1)))
@@ -103,14 +107,16 @@ def softmax_regression(
             step = torch.cholesky_solve(gradient, bound[going])
         else:
             step = _newton_step(features, total[going], probs, gradient, ridge)
+        if unpenalised:  # adding the same to all classes changes nothing: rounding must not, either
+            own_allowed = allowed[going].unsqueeze(1)
+            mean = (step * own_allowed).sum(-1, keepdim=True) / own_allowed.sum(-1, keepdim=True)
+            step = (step - mean) * own_allowed
         promise = (gradient * step).sum((-1, -2)) / 2
         done = ~(promise > tolerance * size[going].clamp_min(1.0))  # NaN is done, too
         share = torch.where(done, 0.0, 1.0)
         for _ in range(HALVINGS):
             trial = old + share[:, None, None] * step
-            new = _log_probs(
-                features, trial, forbidden if forbidden is None or forbidden.dim() == 1 else forbidden[going]
-            )
+            new = _log_probs(features, trial, forbidden if forbidden is None else forbidden[going])
             reached = _value(new, own, trial, ridge)
             worse = ~(reached >= value[going]) & (share > 0)
             if not bool(worse.any()):
