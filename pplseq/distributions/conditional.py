@@ -1,11 +1,13 @@
-"""Emissions that depend on inputs besides the state, and vectors of bits."""
+"""Emissions that depend on inputs besides the state, vectors of bits, and vectors with missing coordinates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -102,3 +104,64 @@ class BernoulliEmission(Emission):
 
     def distribution(self, state: Tensor) -> dist.TorchDistribution:
         return dist.Bernoulli(logits=take_rows(self.logits, state), validate_args=False).to_event(1)
+
+
+class CoordinateEmission(Emission):
+    """Another emission over vectors, of which NaN coordinates are missing: they are summed or integrated out.
+
+    Args:
+        base: a :class:`BernoulliEmission` or a :class:`~pplseq.distributions.dense.GaussianEmission`.
+
+    Cost: with full covariances a Cholesky factor for every observation and state.
+    """
+
+    def __init__(self, base: Emission):
+        self.base, self.num_states = base, base.num_states
+        self.batch_shape, self.event_shape = base.batch_shape, base.event_shape
+        self.support_constraint = base.support_constraint
+
+    def log_likelihood(self, obs: Tensor) -> Tensor:
+        states = torch.arange(self.num_states, device=obs.device)
+        states = states.reshape(-1, *(1,) * (obs.dim() - 1)).expand(self.num_states, *obs.shape[:-1])
+        return self.distribution(states).log_prob(obs).movedim(0, -1)
+
+    def distribution(self, state: Tensor) -> dist.TorchDistribution:
+        return SeenCoordinates(self.base.distribution(state))
+
+
+class SeenCoordinates(TorchDistribution):
+    """A distribution over vectors whose ``log_prob`` is that of the coordinates that are not NaN.
+
+    Args:
+        base: independent normals or bits (``.to_event(1)``), or a multivariate normal.
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(self, base: TorchDistribution):
+        self.base = base
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def support(self):
+        return self.base.support
+
+    def expand(self, batch_shape, _instance=None):
+        return SeenCoordinates(self.base.expand(batch_shape))
+
+    def sample(self, sample_shape=()):
+        """All coordinates."""
+        return self.base.sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """(*B,) log p(seen coordinates of value), nats; 0 where none is."""
+        seen = ~value.isnan()
+        value = torch.where(seen, value, 0.0)  # before anything is computed: a NaN would reach the gradient
+        if isinstance(self.base, dist.Independent):
+            return torch.where(seen, self.base.base_dist.log_prob(value), 0.0).sum(-1)
+        weight = seen.to(value)
+        residual = weight * (value - self.base.loc)
+        # missing coordinates become independent standard normals at their means: they add a constant
+        block = weight.unsqueeze(-1) * weight.unsqueeze(-2) * self.base.covariance_matrix + torch.diag_embed(1 - weight)
+        density = torch.distributions.MultivariateNormal(torch.zeros_like(residual), block, validate_args=False)
+        return density.log_prob(residual) + 0.5 * math.log(2 * math.pi) * (1 - weight).sum(-1)

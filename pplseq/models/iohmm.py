@@ -10,7 +10,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission
+from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
 from pplseq.infer.chain import Chain
@@ -211,14 +211,14 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         finally:
             self.__dict__["_fixed"] = before
 
-    def specs(self, first: Tensor | None = None, weights: dict | None = None) -> tuple[Transition, Emission]:
-        """Transition and emission.
+    def specs(self, first: Tensor | None = None, *, partly: bool = False) -> tuple[Transition, Emission]:
+        """Transition and emission: of the module's parameters, or with priors drawn at their sites.
 
         Args:
-            first: (B[, U]) inputs of the start distribution, where it sees some. weights: as the program drew them.
+            first: (B[, U]) inputs of the start distribution, where it sees some.
+            partly: whether some vectors lack some of their dimensions.
         """
-        weights = self._weights() if weights is None else weights
-        networks = self._networks()
+        weights, networks = self._weights(), self._networks()
         network = networks["initial_network"]
         start = network.prepare(weights["initial_network"], lambda x: masked_log_softmax(x, self.start_states))(first)
         network = networks["transition_network"]
@@ -227,30 +227,27 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             transition = DenseTransition(start, move())
         else:
             transition = StepTransition(start, move, self.num_states, network.input_dims, self.reference.device)
-        return transition, self._emission(weights)
-
-    def _emission(self, weights: dict) -> Emission:
         if self.outputs == "states":  # the target is the state
-            return CategoricalEmission(torch.eye(self.num_states).to(self.reference).log())
-        if self.outputs == "categorical":
-            build, options = CategoricalEmission, dict(num_words=self.num_outputs)
-        else:
-            options = dict(event_shape=(self.num_outputs,))
-            build = (
-                BernoulliEmission
-                if self.outputs == "bernoulli"
-                else lambda x: self._networks()["noise"].emission(x, weights["noise"])
-            )
-            if self.outputs == "bernoulli":
-                options["support"] = BernoulliEmission.support_constraint
-        network = self._networks()["emission_network"]
+            return transition, CategoricalEmission(torch.eye(self.num_states).to(self.reference).log())
+        network = networks["emission_network"]
+
+        def build(logits: Tensor) -> Emission:
+            if self.outputs == "categorical":
+                return CategoricalEmission(logits)
+            bits = self.outputs == "bernoulli"
+            emission = BernoulliEmission(logits) if bits else networks["noise"].emission(logits, weights["noise"])
+            return CoordinateEmission(emission) if partly else emission
+
         scale = (lambda x: torch.log_softmax(x, -1)) if self.outputs == "categorical" else (lambda x: x)
         output = network.prepare(weights["emission_network"], scale)
         if network.kind == "constant":
-            return build(output())
-        return ConditionalEmission(
-            lambda v: build(output(v)), self.num_states, input_dims=network.input_dims, **options
+            return transition, build(output())
+        event = dict(num_words=self.num_outputs) if self.discrete else dict(event_shape=(self.num_outputs,))
+        support = BernoulliEmission.support_constraint if self.outputs == "bernoulli" else None
+        emission = ConditionalEmission(
+            lambda v: build(output(v)), self.num_states, input_dims=network.input_dims, support=support, **event
         )
+        return transition, emission
 
     def model(
         self,
@@ -268,8 +265,8 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         """The generative program.
 
         Args:
-            y: (B, T) integers, ``MISSING`` (-1) where there is no target, or (B, T, D) vectors, rows of NaN where there is
-                none; None to generate.
+            y: (B, T) integers, ``MISSING`` (-1) where there is no target, or (B, T, D) vectors, NaN in dimensions that
+                have none; None to generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             inputs: (B, T, U), (B, T), or a mapping from parts to such.
@@ -296,7 +293,8 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         # outputs are fed back as they come where they are generated
         feeding = y is None and bool(self.feedback)
         seen_by = self.network_inputs(values, inputs, lengths, previous)
-        transition, emission = self.specs(seen_by["initial"])
+        partly = y is not None and self.partly_missing(values)
+        transition, emission = self.specs(seen_by["initial"], partly=partly)
         z = start
         if start is None and self.initial == "transition":
             z = Belief(None, transition.initial_log_prob().expand(shape[0], self.num_states))
@@ -346,5 +344,7 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         """
         with self._at_point(), poutine.block():
             self(y, lengths, inputs=inputs, states=states)
-        chain = self.__dict__.pop("_chains").popitem()[1]  # with its graph it would stand in the way of copies of the model
+        chain = self.__dict__.pop("_chains").popitem()[
+            1
+        ]  # with its graph it would stand in the way of copies of the model
         return chain.log_prob().sum() + share * self.log_prior()

@@ -21,8 +21,8 @@ class IOData:
     """Mixed into :class:`~pplseq.models.iohmm.IOHMM`.
 
     Outputs y are (B, T) integers for "categorical" and "states", ``MISSING`` (-1) where there is no target; else (B, T, D),
-    rows of NaN where there is none. Inputs are (B, T, U) vectors, (B, T) symbols, or a mapping from "initial", "transition"
-    and "emission" to such. Ragged data are lists of (T_i[, D]) and (T_i[, U]), or a mapping to such lists.
+    NaN in the dimensions that have none. Inputs are (B, T, U) vectors, (B, T) symbols, or a mapping from "initial",
+    "transition" and "emission" to such. Ragged data are lists of (T_i[, D]) and (T_i[, U]), or a mapping to such lists.
     """
 
     # ---------------------------------------------------------------- outputs
@@ -55,13 +55,6 @@ class IOData:
                 bad, expected = ~((y == 0) | (y == 1) | y.isnan()), "0 and 1, or NaN for none"
             else:
                 bad, expected = y.isinf(), "finite, or NaN for none"
-            missing = y.isnan()
-            partly = missing.any(-1) & ~missing.all(-1)
-            if bool(partly.any()):
-                row, step = partly.nonzero()[0].tolist()
-                raise ValueError(
-                    f"y: row {row}, step {step} is partly NaN; a missing target is NaN in all of its dimensions"
-                )
         if 0 in y.shape:
             raise ValueError(f"y must hold at least one row and one step, got shape {tuple(y.shape)}")
         if bool(bad.any()):
@@ -72,10 +65,15 @@ class IOData:
             )
 
     def observed(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs with something harmless where there is none, and (B, T) where there is one."""
+        """Outputs with something harmless where there is none, and (B, T) where there is one, in part at least."""
         if self.discrete:
             return y.clamp_min(0), y != MISSING
-        return y.nan_to_num(0.0), ~y[..., 0].isnan()
+        seen = ~y.isnan().all(-1)
+        return torch.where(seen.unsqueeze(-1), y, 0.0), seen
+
+    def partly_missing(self, y: Tensor) -> bool:
+        """Whether some vector lacks some of its dimensions only."""
+        return not self.discrete and bool(y.isnan().any(-1).logical_and(~y.isnan().all(-1)).any())
 
     def missing(self, num_sequences: int, num_steps: int) -> Tensor:
         """Outputs of which none is known."""
@@ -182,7 +180,7 @@ class IOData:
         """One part's inputs (..., [U]) with the outputs before them (..., [D]) joined.
 
         Symbols and words become one symbol u (V + 1) + before + 1. Otherwise a vector: the inputs (symbols one-hot), then
-        before one-hot, or before and a 1 where it is known; zeros where it is missing.
+        before one-hot, or before and a 1 where all of it is known; zeros where it is missing.
         """
         kind, size = self.sources[part]
         if self.discrete and kind == "symbols":
@@ -192,7 +190,7 @@ class IOData:
         if self.discrete:
             past = torch.nn.functional.one_hot(before + 1, self.num_outputs + 1)[..., 1:]
         else:
-            known = ~before[..., :1].isnan()
+            known = ~before.isnan().any(-1, keepdim=True)
             past = torch.cat([before.nan_to_num(0.0), known.to(before)], -1)
         return torch.cat([inputs.to(self.reference), past.to(self.reference)], -1)
 
@@ -204,7 +202,7 @@ class IOData:
         return "vectors", size + self.num_outputs + 1
 
     # ---------------------------------------------------------------- the public door
-    def as_batch(self, y, inputs=None, lengths=None, states=None) -> Batch:
+    def as_batch(self, y, inputs=None, lengths=None, states=None, *, partly: bool = False) -> Batch:
         """Data as checked tensors of the model's type and device, in a :class:`~pplseq.infer.em.Batch`.
 
         Args:
@@ -212,6 +210,7 @@ class IOData:
                 then stands at its last step; None where none is known.
             inputs: a tensor, array, list of sequences, or a mapping from parts to such. lengths: (B,), of tensors.
             states: observed states like y, negative where unknown, or None.
+            partly: allow vectors of which some dimensions are missing.
 
         Raises:
             ValueError, TypeError: for what is no such data; says where and what to do.
@@ -240,6 +239,12 @@ class IOData:
         if lengths is not None and bool((lengths == y.shape[1]).all()):
             lengths = None
         self.check_outputs(y)
+        if not partly and self.partly_missing(y):
+            row, step = (y.isnan().any(-1) & ~y.isnan().all(-1)).nonzero()[0].tolist()
+            raise ValueError(
+                f"y: row {row}, step {step} is partly NaN, which queries take, but a fit does not; make it NaN in all of its "
+                "dimensions, or maximise log_joint"
+            )
         checked = self.check_inputs(_on(inputs, device), tuple(y.shape[:2]), lengths)
         if states is not None:
             states = _padded(states, "states", 0, None, fill=-1)[0].to(device)

@@ -58,7 +58,7 @@ class IOHMMQueries:
         Args:
             y, inputs, lengths: the data; where outputs are missing, predictions run on inputs alone.
         """
-        batch = self.as_batch(y, inputs, lengths)
+        batch = self.as_batch(y, inputs, lengths, partly=True)
         states = self._chain(batch).predicted_states().exp()
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(y, inputs))
 
@@ -104,7 +104,7 @@ class IOHMMQueries:
         Returns:
             Tensors, one row for each sequence: they all end K steps after it.
         """
-        batch = self.as_batch(y, inputs, lengths)
+        batch = self.as_batch(y, inputs, lengths, partly=True)
         rows = len(batch.x)
         belief = self._chain(batch).filtered()
         if isinstance(future_inputs, int):
@@ -137,17 +137,17 @@ class IOHMMQueries:
     # ---------------------------------------------------------------- states and samples
     def filter(self, y, inputs=None, lengths=None):
         """(B, T, Z) p(z_t | y_1..y_t, u_1..u_t)."""
-        batch = self.as_batch(y, inputs, lengths)
+        batch = self.as_batch(y, inputs, lengths, partly=True)
         return self._give(self._chain(batch).filtered_states().exp(), batch, y, inputs)
 
     def smooth(self, y, inputs=None, lengths=None):
         """(B, T, Z) p(z_t | y_1..y_T, u_1..u_T)."""
-        batch = self.as_batch(y, inputs, lengths)
+        batch = self.as_batch(y, inputs, lengths, partly=True)
         return self._give(self._chain(batch).marginals().probs, batch, y, inputs)
 
     def decode(self, y, inputs=None, lengths=None):
         """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
-        batch = self.as_batch(y, inputs, lengths)
+        batch = self.as_batch(y, inputs, lengths, partly=True)
         return self.give(self._chain(batch).viterbi()[0].movedim(0, 1), self._like(y, inputs))
 
     def score(self, y, inputs=None, lengths=None, *, states=None, per_token: bool = False) -> float:
@@ -156,7 +156,7 @@ class IOHMMQueries:
         Args:
             y, inputs, lengths: the data. states: observed states, or None. per_token: divide by the number of steps.
         """
-        batch = self.as_batch(y, inputs, lengths, states)
+        batch = self.as_batch(y, inputs, lengths, states, partly=True)
         total = float(self._chain(batch).log_prob().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total
 
@@ -166,7 +166,7 @@ class IOHMMQueries:
 
     def bic(self, y, inputs=None, lengths=None) -> float:
         """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
-        batch = self.as_batch(y, inputs, lengths)
+        batch = self.as_batch(y, inputs, lengths, partly=True)
         seen = self.observed(batch.x)[1]
         if batch.lengths is not None:
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission
+from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief
 from pplseq.infer.blocked_enum import BlockedEnum
@@ -224,3 +224,36 @@ def test_certain_bits():
     assert torch.equal(emission.distribution(torch.tensor([0])).sample(), torch.tensor([[0.0, 1.0]], dtype=F64))
     with pytest.raises(ValueError, match="obs must end in dimension D = 2"):
         emission.log_likelihood(torch.zeros(3))
+
+
+@pytest.mark.parametrize("kind", ["bits", "diag", "full"])
+def test_missing_coordinates_are_summed_or_integrated_out(kind):
+    random = torch.Generator().manual_seed(0)
+    loc = torch.randn(2, 3, generator=random, dtype=F64).requires_grad_()
+    root = torch.randn(2, 3, 3, generator=random, dtype=F64)
+    covariance = root @ root.mT + torch.eye(3)
+    base = {
+        "bits": BernoulliEmission(loc),
+        "diag": GaussianEmission(loc, scale=covariance.diagonal(dim1=-2, dim2=-1).sqrt()),
+        "full": GaussianEmission(loc, scale_tril=torch.linalg.cholesky(covariance)),
+    }[kind]
+    obs = torch.tensor(
+        [[1.0, 0.0, 1.0], [0.0, torch.nan, 1.0], [torch.nan, torch.nan, 1.0], [torch.nan] * 3], dtype=F64
+    )
+    got = CoordinateEmission(base).log_likelihood(obs)
+    for row, value in enumerate(obs):
+        seen = ~value.isnan()
+        part = {
+            "bits": lambda: BernoulliEmission(loc[:, seen]),
+            "diag": lambda: GaussianEmission(loc[:, seen], scale=base.scale[:, seen]),
+            "full": lambda: GaussianEmission(
+                loc[:, seen], scale_tril=torch.linalg.cholesky(covariance[:, seen][..., seen])
+            ),
+        }[kind]
+        expected = part().log_likelihood(value[seen]) if bool(seen.any()) else torch.zeros(2, dtype=F64)
+        close(got[row], expected)
+    (gradient,) = torch.autograd.grad(got.sum(), [loc])
+    assert torch.isfinite(gradient).all()
+    given = CoordinateEmission(base).distribution(torch.tensor([1, 0, 1, 1]))
+    close(given.log_prob(obs), got[torch.arange(4), torch.tensor([1, 0, 1, 1])])
+    assert given.sample().shape == (4, 3) and given.expand([2, 4]).log_prob(obs).shape == (2, 4)

@@ -61,7 +61,8 @@ def inputs_of(model, rows=3, steps=5):
     return parts
 
 
-def data(model, rows=3, steps=5, missing=False):
+def data(model, rows=3, steps=5, missing=False, partly=False):
+    """Outputs and inputs; some targets missing, or parts of them."""
     inputs = inputs_of(model, rows, steps)
     if model.outputs == "states":  # possible ones
         y = model.sample(inputs, seed=0)[0]
@@ -73,4 +74,6 @@ def data(model, rows=3, steps=5, missing=False):
         y = torch.randn(rows, steps, model.num_outputs).double()
     if missing:
         y[0, 1], y[0, 4], y[2, 0] = (model.missing(1, 1)[0, 0] for _ in range(3))
+    if partly and y.is_floating_point():
+        y[0, 2, 0] = y[2, 1, -1] = y[1, 0, 0] = torch.nan
     return y, inputs

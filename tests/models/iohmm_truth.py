@@ -57,13 +57,15 @@ class Truth:
         ones = torch.ones(model.num_states).double()
         if model.discrete:
             return ones if int(y) < 0 else eta[:, int(y)]
-        if bool(y.isnan().any()):
+        seen = ~y.isnan()
+        if not bool(seen.any()):
             return ones
+        y, eta = y[seen], eta[:, seen]
         if model.outputs == "bernoulli":
             return (eta**y * (1 - eta) ** (1 - y)).prod(-1)
         densities = []
         for mean, covariance in zip(eta, model.noise.covariances(), strict=True):
-            apart = y - mean
+            apart, covariance = y - mean, covariance[seen][:, seen]
             quadratic = apart @ torch.linalg.inv(covariance) @ apart
             norm = (2 * math.pi) ** len(y) * torch.linalg.det(covariance)
             densities.append((-quadratic / 2).exp() / norm.sqrt())

@@ -345,11 +345,7 @@ def test_bad_data():
         (lambda: model.log_prob(y, inputs=u[..., :1]), ValueError, "U. with U = 2"),
         (lambda: model.log_prob(y, inputs={"end": u}), ValueError, "unknown part 'end'"),
         (lambda: model.log_prob(y / 0, inputs=u), ValueError, "outside its family: gaussian outputs are finite"),
-        (
-            lambda: model.log_prob(torch.where(torch.tensor([True, False]), y, torch.nan), inputs=u),
-            ValueError,
-            "partly NaN",
-        ),
+        (lambda: model.as_batch(torch.where(torch.tensor([True, False]), y, torch.nan), u), ValueError, "partly NaN"),
         (lambda: model.log_prob(y.long(), inputs=u), TypeError, "y must be a floating-point tensor"),
         (lambda: bits.log_prob(y, inputs=u), ValueError, "bernoulli outputs are 0 and 1"),
         (lambda: symbols.log_prob(ids + 1, inputs=v), ValueError, "categorical outputs are 0..1"),
