@@ -23,6 +23,8 @@ COMMANDS = {
     "count": ("pplseq.cli.count", "Counts of words and of word pairs at several lags, in shards that add up."),
     "count-merge": ("pplseq.cli.count_merge", "Add up counts of shards or texts."),
     "info": ("pplseq.cli.info", "Sizes of a text, and what a model of a given size will cost on it."),
+    "personalize": ("pplseq.cli.personalize", "Adapt models to a stream of text as it comes: one line in, one out."),
+    "compare-streams": ("pplseq.cli.compare_streams", "Which of two models expected each word of a stream."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
 }
 
