@@ -260,6 +260,11 @@ class IOHMMFitting:
         history = RestartHistory(method, problem.num_steps, restarts=result)
         trace, objectives = result.trace[:, chosen], result.objectives[:, chosen]
         known = ~trace.isnan()
+        if self.priors is not None:  # with the normalisers of the priors, which EM leaves out
+            objectives = objectives + sum(
+                float(self._prior(name, value.detach()).log_prob(torch.zeros_like(value)))
+                for name, network in self._networks().items() for value in network.parameters()
+            )  # fmt: skip
         history.log_likelihoods, history.log_posteriors = trace[known].tolist(), objectives[known].tolist()
         if method == "sgd":
             history.losses = (-trace[known] / problem.num_steps).tolist()
