@@ -209,7 +209,11 @@ def fit_tables(
             each(iteration, counts.log_likelihood)
         pseudo_count = 0.0 if extra is None else extra * (1.0 - fall * iteration).clamp_min(0.0)
         tables = maximise(counts, tables, pseudo_count)
-    probabilities = torch.einsum(
-        "mzr,zmr->mr", state_probabilities(tree, tables)[tree.end], tables.output[:, tree.label]
-    )
-    return tables, tree.weight.to(probabilities) @ probabilities.log()
+    return tables, training_log_likelihood(tree, tables)
+
+
+def training_log_likelihood(tree: PrefixTree, tables: SymbolTables) -> Tensor:
+    """(R,) log p(labels | strings), nats."""
+    alpha = state_probabilities(tree, tables)[tree.end]
+    probabilities = torch.einsum("mzr,zmr->mr", alpha, tables.output[:, tree.label])
+    return tree.weight.to(probabilities) @ probabilities.log()

@@ -7,7 +7,8 @@ import torch
 from pplseq.data.tomita import all_strings, random_strings, tomita
 from pplseq.infer.automaton import Automaton
 from pplseq.infer.automaton_em import SeedBlock, draw_tables
-from pplseq.infer.automaton_learning import AutomatonLearner, hardened, num_right
+from pplseq.infer.automaton_learning import AutomatonLearner, hardened
+from pplseq.infer.automaton_repair import num_right, repair
 from pplseq.infer.prefix_tree import PrefixTree
 
 FEW = (SeedBlock(20, 0.5, True), SeedBlock(20))
@@ -72,6 +73,74 @@ def test_hard_tables_label_as_their_automata():
     assert num_right(tree, tables).tolist() == expected
 
 
+@pytest.mark.parametrize("num_states", [1, 2, 5])
+def test_repair_is_steepest_ascent_over_single_changes(num_states):
+    """Against a loop that tries every change of one transition, one restart after the other."""
+    grammar = tomita(4)
+    strings, labels = grammar.strings, [int(label) for label in grammar.labels]
+    tree = PrefixTree.grow(strings, labels)
+    tables = draw_tables((SeedBlock(12),), num_states, 2, 2, np.random.default_rng(1))
+    which = torch.arange(12) != 3
+    found = repair(tree, tables, which)
+    right = num_right(tree, found)
+
+    def score(start, move):
+        """Strings that the best labels of states label right."""
+        counts = np.zeros((num_states, 2), dtype=int)
+        for string, label in zip(strings, labels, strict=True):
+            state = start
+            for character in string:
+                state = move[int(character)][state]
+            counts[state, label] += 1
+        return counts.max(1).sum()
+
+    before = num_right(tree, tables).tolist()
+    for seed, automaton in enumerate(hardened(tables, "01")):
+        move, best = automaton.transitions.T.copy(), before[seed]
+        while which[seed] and best < len(strings):
+            tried = []
+            for symbol, state, shift in np.ndindex(2, num_states, num_states - 1):
+                changed = move.copy()
+                changed[symbol, state] = (move[symbol, state] + shift + 1) % num_states
+                tried.append((score(automaton.start, changed), changed))
+            value, changed = max(tried, key=lambda pair: pair[0], default=(0, None))  # the first of equals
+            if value <= best:
+                break
+            best, move = value, changed
+        assert int(right[seed]) == best
+        assert hardened(found, "01")[seed].transitions.T.tolist() == move.tolist()
+    assert all(torch.equal(a, b) for a, b in zip(found.seeds(3), tables.seeds(3), strict=True))
+
+
+def test_repaired_tables_are_probabilities_and_label_as_counted():
+    grammar = tomita(4)
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    tables = draw_tables((SeedBlock(60),), 4, 2, 2, np.random.default_rng(0))
+    found = repair(tree, tables, torch.ones(60, dtype=torch.bool))
+    right = num_right(tree, found)
+    assert (right >= num_right(tree, tables)).all() and (right > num_right(tree, tables)).any()
+    for table, axis in zip(found, (0, 2, 1), strict=True):
+        torch.testing.assert_close(table.sum(axis), torch.ones_like(table.sum(axis)))
+    automata = hardened(found, "01")
+    told = list(zip(grammar.strings, grammar.labels, strict=True))
+    assert right.tolist() == [sum(automaton.accepts(s) == y for s, y in told) for automaton in automata]
+
+
+def test_repair_finds_more_languages_that_fit():
+    grammar = tomita(4)
+    found = {
+        repaired: AutomatonLearner(4, blocks=(SeedBlock(60),), num_iterations=80, repair=repaired).fit(
+            grammar.strings, grammar.labels
+        )
+        for repaired in (False, True)
+    }
+    plain, better = (found[key].sizes[0] for key in (False, True))
+    assert plain.num_repaired == 0 and better.num_consistent == plain.num_consistent + better.num_repaired
+    assert better.num_repaired > 0 and "of them repaired" in found[True].report
+    assert found[True].automaton.equals(Automaton.from_regex(grammar.regex, "01"))
+    assert found[True].log_likelihoods[0] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_moore_machine_with_names_of_labels_and_words_as_symbols():
     rng = np.random.default_rng(0)
     strings = [["up" if bit else "down" for bit in rng.integers(2, size=rng.integers(7))] for _ in range(60)]
@@ -95,6 +164,7 @@ def test_the_same_seed_gives_the_same():
 def test_no_consistent_automaton_gives_the_best_one_and_says_so():
     grammar = tomita(3)
     found = AutomatonLearner([1, 2], blocks=(SeedBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
+    assert np.isfinite(found.log_likelihoods).all()
     assert not found.consistent
     assert "no automaton labels all training strings right" in found.report
     right = sum(found.automaton.accepts(s) == y for s, y in zip(grammar.strings, grammar.labels, strict=True))
