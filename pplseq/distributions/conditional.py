@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.dense import Emission
-from pplseq.distributions.state import take_rows
+from pplseq.distributions.state import broadcast_shapes, take_rows
 
 
 class ConditionalEmission(Emission):
@@ -27,6 +27,8 @@ class ConditionalEmission(Emission):
         event_shape: of one observation: (D,) for vectors.
         input_dims: trailing dimensions of one step's inputs (1 for a feature vector, 0 for a symbol).
         support: the constraint that observations satisfy; by default what num_words and event_shape say.
+        batch_shape: of parameter sets, where there are several (outer enumeration); what ``emission_of`` gives then has that
+            batch shape and (*B,) broadcast.
 
     Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, section 2 (the output networks).
     """
@@ -42,9 +44,10 @@ class ConditionalEmission(Emission):
         event_shape: tuple[int, ...] = (),
         input_dims: int = 1,
         support: constraints.Constraint | None = None,
+        batch_shape: tuple[int, ...] = (),
     ):
         self.emission_of, self.num_states, self.input_dims = emission_of, num_states, input_dims
-        self.event_shape = torch.Size(event_shape)
+        self.event_shape, self.batch_shape = torch.Size(event_shape), torch.Size(batch_shape)
         if num_words is not None:
             self.num_words = num_words
             support = support or constraints.integer_interval(0, num_words - 1)
@@ -53,7 +56,7 @@ class ConditionalEmission(Emission):
     def at(self, inputs: Tensor) -> Emission:
         """The emission of batch shape (*B,) for inputs (*B[, U])."""
         emission = self.emission_of(inputs)
-        rows = inputs.shape[: inputs.dim() - self.input_dims]
+        rows = broadcast_shapes(inputs.shape[: inputs.dim() - self.input_dims], self.batch_shape)
         if emission.num_states != self.num_states or emission.batch_shape != rows:
             raise ValueError(
                 f"emission_of must give an emission of {self.num_states} states and batch shape {tuple(rows)} for inputs "

@@ -223,7 +223,7 @@ class BlockedEnum(ChainMessenger):
         if any(step.state.inputs is not None for step in steps):
             inputs = self._inputs(recording, plates)
         emission_inputs = None
-        if emission.takes_inputs:
+        if getattr(emission, "takes_inputs", False):
             inputs_of = [emission.inputs for emission in emissions]
             event_inputs = inputs_of[0].shape[inputs_of[0].dim() - emission.input_dims :]
             emission_inputs = stack(

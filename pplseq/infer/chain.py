@@ -79,8 +79,9 @@ class Chain:
         self.transition, self.emission, self.obs = transition, emission, obs
         self.start, self.inputs, self.states, self.check = start, inputs, states, check
         self.emission_inputs = emission_inputs
-        if (emission_inputs is not None) != emission.takes_inputs:
-            what = "depends on inputs" if emission.takes_inputs else "depends on none"
+        self._conditional = getattr(emission, "takes_inputs", False)  # an emission may be any object
+        if (emission_inputs is not None) != self._conditional:
+            what = "depends on inputs" if self._conditional else "depends on none"
             got = None if emission_inputs is None else tuple(emission_inputs.shape)
             raise ValueError(f"emission_inputs: this {type(emission).__name__} {what}, got {got}")
         self.batch_shape = obs.shape[1 : obs.dim() - len(emission.event_shape)]
@@ -285,7 +286,7 @@ class Chain:
 
     def _words(self, states: Tensor, inputs: Tensor | None) -> Tensor:
         """(R, V) log p(x) of states (R, Z) distributed as given, under the emission at these inputs."""
-        if not self.emission.takes_inputs:
+        if not self._conditional:
             return self.emission.word_log_prob(states)
         if inputs is None:
             raise ValueError("emission_inputs: this emission depends on inputs; give those of the step")
@@ -322,7 +323,7 @@ class Chain:
     def _word_given_path(self, paths: Tensor, steps: Tensor) -> Tensor:
         """(S, R, V) log p(x_t | path) up to a constant, at missing steps."""
         states = paths[:, steps[:, 0], steps[:, 1]]
-        if not self.emission.takes_inputs:
+        if not self._conditional:
             return self.emission.log_probs[states]
         return self.emission.distribution(states, self._emission_inputs_at(steps)).logits
 

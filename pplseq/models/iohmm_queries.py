@@ -145,6 +145,30 @@ class IOHMMQueries:
         batch = self.as_batch(y, inputs, lengths, partly=True)
         return self._give(self._chain(batch).marginals().probs, batch, y, inputs)
 
+    @torch.no_grad()
+    def reconstruct(self, y, inputs=None, lengths=None) -> Outputs:
+        """What is expected of each output given all others too, E[eta(z_t, u_t) | y, u_1..u_T]: where a target is missing, its
+        exact expectation.
+
+        Args:
+            y, inputs, lengths: the data.
+        """
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        states = self._chain(batch).marginals().probs
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(y, inputs))
+
+    def sample_states(self, y, inputs=None, lengths=None, *, num_samples: int = 1, seed=None) -> Tensor:
+        """(S, B, T) exact posterior paths of states, -1 at padded steps; lists are padded.
+
+        Args:
+            y, inputs, lengths: the data. num_samples: S. seed: makes the draw repeatable.
+        """
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return self._chain(batch).sample(num_samples).transpose(1, 2)
+
     def decode(self, y, inputs=None, lengths=None):
         """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
         batch = self.as_batch(y, inputs, lengths, partly=True)

@@ -1,15 +1,18 @@
 """Emissions given inputs: recorded, vectorised, Pyro's own enumeration and all paths say the same, gradients included."""
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import TraceEnum_ELBO
 
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief
 from pplseq.infer.blocked_enum import BlockedEnum
 from pplseq.infer.chain import build_chain
+from pplseq.infer.elbo import no_guide
 from pplseq.infer.oracle import enumerate_paths, forward_loop, generic_log_prob
 from pplseq.infer.time_index import markov
 
@@ -257,3 +260,53 @@ def test_missing_coordinates_are_summed_or_integrated_out(kind):
     given = CoordinateEmission(base).distribution(torch.tensor([1, 0, 1, 1]))
     close(given.log_prob(obs), got[torch.arange(4), torch.tensor([1, 0, 1, 1])])
     assert given.sample().shape == (4, 3) and given.expand([2, 4]).log_prob(obs).shape == (2, 4)
+
+
+def test_parameters_that_an_outer_enumeration_batches():
+    weights, shares = Weights("categorical"), torch.tensor([0.3, 0.7], dtype=F64)
+    tables = torch.randn(2, 3, 4, 3, generator=torch.Generator().manual_seed(1), dtype=F64).requires_grad_()
+
+    def mixture():
+        transition, _ = weights.specs()
+        with pyro.plate("sequences", 3, dim=-1):
+            c = pyro.sample("c", dist.Categorical(shares), infer={"enumerate": "parallel"})
+            own, z = tables[c], None
+
+            def output(v):
+                return CategoricalEmission((own * v[..., None, None, :]).sum(-1).log_softmax(-1))
+
+            emission = ConditionalEmission(output, 3, num_words=4, batch_shape=c.shape)
+            for t in markov(range(4)):
+                z = pyro.sample(f"z_{t}", transition(z, inputs=weights.u[:, t]))
+                pyro.sample(f"y_{t}", emission(z, inputs=weights.v[:, t]), obs=weights.y[:, t])
+
+    got = -TraceEnum_ELBO(max_plate_nesting=1).differentiable_loss(BlockedEnum()(mixture), no_guide)
+    parts = []
+    for component in range(2):
+        one = Weights("categorical")
+        one.outputs = tables[component]
+        parts.append(one.chain().log_prob() + shares[component].log())
+    expected = torch.logsumexp(torch.stack(parts), 0).sum()
+    close(got, expected)
+    first, second = (torch.autograd.grad(value, [tables], retain_graph=True)[0] for value in (got, expected))
+    close(first, second)
+
+
+def test_in_two_plates():
+    weights = Weights("gaussian", batch=6)
+    flat = weights.chain()
+    transition, emission = weights.specs()
+    u, v, y = (value.unflatten(0, (2, 3)) for value in (weights.u, weights.v, weights.y))
+
+    def nested():
+        z = None
+        with pyro.plate("documents", 2, dim=-2), pyro.plate("sequences", 3, dim=-1):
+            for t in markov(range(4)):
+                z = pyro.sample(f"z_{t}", transition(z, inputs=u[:, :, t]))
+                pyro.sample(f"y_{t}", emission(z, inputs=v[:, :, t]), obs=y[:, :, t])
+
+    handler = BlockedEnum()
+    trace = poutine.trace(handler(nested)).get_trace()
+    close(trace.log_prob_sum(), flat.log_prob().sum())
+    close(handler.chains["z_0"].marginals().probs.flatten(1, 2), flat.marginals().probs)
+    close(generic_log_prob(nested, max_plate_nesting=2), flat.log_prob().sum())

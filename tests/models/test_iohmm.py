@@ -5,6 +5,7 @@ import torch
 from iohmm_models import LENGTHS, OPTIONS, data, make
 from iohmm_truth import Truth
 from pyro import poutine
+from torch import nn
 
 from pplseq.infer.blocked_enum import BlockedEnum
 from pplseq.infer.oracle import generic_log_prob
@@ -74,6 +75,24 @@ def test_open_and_closed_loop(model):
             assert not got[row, length:].any()
     last = model.classify(inputs, LENGTHS)
     close(last, produced.outputs[torch.arange(3), LENGTHS - 1])
+
+
+def test_missing_targets_are_reconstructed():
+    """Against the likelihood of every word in their place."""
+    model = make("symbols, mealy")
+    y, inputs = data(model, missing=True)
+    got = model.reconstruct(y, inputs, LENGTHS).outputs
+    for row, step in ((0, 1), (0, 4), (2, 0)):
+        scores = []
+        for word in range(2):
+            filled = y.clone()
+            filled[row, step] = word
+            scores.append(model.log_prob(filled, LENGTHS, inputs=inputs)[row])
+        close(got[row, step], torch.stack(scores).softmax(0))
+    paths = model.sample_states(y, inputs, LENGTHS, num_samples=4000, seed=0)
+    shares = nn.functional.one_hot(paths.clamp_min(0), 3).double().mean(0)
+    close(shares[0], model.smooth(y, inputs, LENGTHS)[0], rtol=0, atol=0.03)
+    assert paths.shape == (4000, 3, 5) and (paths[:, 1, 1:] == -1).all()
 
 
 def test_gaussian_predictions_have_the_mixtures_covariance():
