@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor, linalg
 
 
 class GaussianBelief(NamedTuple):
@@ -33,3 +33,70 @@ class Evidence(NamedTuple):
     vector: Tensor
     matrix: Tensor
     constant: Tensor
+
+    @property
+    def shape(self) -> Size:
+        """(*B,), with time before it where there is one."""
+        return self.vector.shape[:-1]
+
+
+class LinearEvidence:
+    """What n <= h numbers y = M x + residual noise say about their state, not yet brought to the state's size.
+
+    log p(y | x) = constant - |R (y - M x)|^2 / 2 (nats), where R' R is the inverse of the noise covariance.
+
+    Args:
+        residual: (*B, n) y. A time dimension may stand before *B. loadings: (n, h) M.
+        whitener: R, (n, n), or (n,) where it is diagonal. normalizer: () log p of a residual that fits exactly.
+
+    It can be read, and taken apart, like the :class:`Evidence` that it is; each part is computed when it is asked for.
+    """
+
+    def __init__(self, residual: Tensor, loadings: Tensor, whitener: Tensor, normalizer: Tensor):
+        self.residual, self.loadings, self.whitener, self.normalizer = residual, loadings, whitener, normalizer
+
+    @property
+    def shape(self) -> Size:
+        """(*B,), with time before it where there is one."""
+        return self.residual.shape[:-1]
+
+    def whiten(self, values: Tensor) -> Tensor:
+        """R values, for (n, k)."""
+        return self.whitener.unsqueeze(-1) * values if self.whitener.dim() == 1 else self.whitener @ values
+
+    @property
+    def white_loadings(self) -> Tensor:
+        """(n, h) R M."""
+        return self.whiten(self.loadings)
+
+    @property
+    def vector(self) -> Tensor:
+        white = self.white_loadings
+        weighted = white * self.whitener.unsqueeze(-1) if self.whitener.dim() == 1 else self.whitener.mT @ white
+        return self.residual @ weighted
+
+    @property
+    def matrix(self) -> Tensor:
+        white = self.white_loadings
+        return white.mT @ white
+
+    @property
+    def constant(self) -> Tensor:
+        white = self.residual * self.whitener if self.whitener.dim() == 1 else self.residual @ self.whitener.mT
+        return self.normalizer - linalg.vecdot(white, white) / 2
+
+    def to(self, dtype) -> LinearEvidence:
+        """With parameters, not residuals, in another precision."""
+        return LinearEvidence(
+            self.residual, self.loadings.to(dtype), self.whitener.to(dtype), self.normalizer.to(dtype)
+        )
+
+    def dense(self) -> Evidence:
+        """The same, written out."""
+        return Evidence(self.vector, self.matrix, self.constant)
+
+    def __iter__(self):
+        return iter(self.dense())
+
+    def _replace(self, **parts) -> Evidence:
+        return self.dense()._replace(**parts)

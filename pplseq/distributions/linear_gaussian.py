@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.affine import GaussianVar, compose
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.noise import DiagonalNoise, FullNoise, Noise, as_noise, same_noise, same_tensor
 from pplseq.distributions.state import broadcast_shapes
 
@@ -28,8 +28,13 @@ class LinearEmission:
     def __init__(self, matrix: Tensor, noise: Noise):
         self.matrix, self.noise = matrix, noise
 
-    def evidence(self, residual: Tensor) -> Evidence:
+    def evidence(self, residual: Tensor) -> Evidence | LinearEvidence:
         """log N(residual | M x, D) as a function of x, for residuals (*B, n): nats."""
+        n, h = self.matrix.shape[-2:]
+        one_for_all = self.matrix.dim() == 2 and not self.noise.batch_shape
+        if one_for_all and n <= h and isinstance(self.noise, FullNoise | DiagonalNoise):
+            normalizer = -0.5 * (self.noise.log_determinant + n * LOG_2PI)
+            return LinearEvidence(residual, self.matrix, self.noise.whitener, normalizer)
         weighted = self.noise.solve(self.matrix)  # D^-1 M
         vector = (residual.unsqueeze(-2) @ weighted).squeeze(-2) if weighted.dim() > 2 else residual @ weighted
         if isinstance(self.noise, DiagonalNoise):
@@ -159,7 +164,7 @@ class LinearGaussian(TorchDistribution):
         matrix, offset = self.affine()
         return LinearEmission(matrix, self.noise), value if offset is None else value - offset
 
-    def evidence(self, value: Tensor) -> Evidence:
+    def evidence(self, value: Tensor) -> Evidence | LinearEvidence:
         """log p(value | x) as a function of the hidden state: nats."""
         emission, residual = self.observe(value)
         return emission.evidence(residual)

@@ -41,6 +41,12 @@ class FullNoise:
     def log_determinant(self) -> Tensor:
         return 2 * self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
+    @property
+    def whitener(self) -> Tensor:
+        """(*b, n, n) R with R' R = D^-1."""
+        identity = torch.eye(self.size, dtype=self.covariance.dtype, device=self.covariance.device)
+        return torch.linalg.solve_triangular(self.factor, identity.expand_as(self.factor), upper=False)
+
     def solve(self, matrix: Tensor) -> Tensor:
         """D^-1 matrix, for (*b, n, k)."""
         return torch.cholesky_solve(matrix, self.factor)
@@ -81,6 +87,11 @@ class DiagonalNoise:
     @property
     def log_determinant(self) -> Tensor:
         return self.variances.log().sum(-1)
+
+    @property
+    def whitener(self) -> Tensor:
+        """(*b, n) the diagonal of R with R' R = D^-1."""
+        return self.variances.rsqrt()
 
     def solve(self, matrix: Tensor) -> Tensor:
         return matrix / self.variances.unsqueeze(-1)

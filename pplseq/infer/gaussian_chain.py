@@ -12,10 +12,12 @@ import functools
 import torch
 from torch import Tensor
 
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer import gaussian_queries
+from pplseq.infer.gaussian_convergence import DOUBLE
 from pplseq.infer.gaussian_input import Dynamics, flatten
-from pplseq.infer.gaussian_path import DOUBLE, CovariancePath, PathInput, SmoothedPath
+from pplseq.infer.gaussian_path import CovariancePath, PathInput
+from pplseq.infer.gaussian_smoothed_path import SmoothedPath
 from pplseq.infer.gaussian_states import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
@@ -44,7 +46,8 @@ class GaussianChain:
     Args:
         start: the belief about x_1 before y_1; mean (*B, h), covariance (h, h) or (*B, h, h), which may be singular.
         dynamics: A and Q, which may be singular, and the offset.
-        evidence: vector (T, *B, h), matrix (h, h), (T, h, h) or (T, *B, h, h), constant (T, *B).
+        evidence: vector (T, *B, h), matrix (h, h), (T, h, h) or (T, *B, h, h), constant (T, *B); or a LinearEvidence of
+            residuals (T, *B, n), n <= h, which costs less.
         valid: (T, *B) bool, False at padded steps (a prefix of each row is valid), or None.
         seen: (T, *B) bool, False at missing observations, where there is no evidence and the state goes on, or None.
         tol: relative change of the predicted covariance below which it is taken for the steady one; 0: never; None: when the
@@ -67,7 +70,7 @@ class GaussianChain:
         self,
         start: GaussianBelief,
         dynamics: Dynamics,
-        evidence: Evidence,
+        evidence: Evidence | LinearEvidence,
         *,
         valid: Tensor | None = None,
         seen: Tensor | None = None,
@@ -83,11 +86,11 @@ class GaussianChain:
 
     @property
     def num_steps(self) -> int:
-        return self.flat.vector.shape[0]
+        return self.flat.num_steps
 
     @property
     def num_states(self) -> int:
-        return self.flat.vector.shape[-1]
+        return self.flat.mean.shape[-1]
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -114,24 +117,46 @@ class GaussianChain:
             # behind a row's end anything may happen; observations lead to the steady state
             seen = flat.used if flat.valid is None else flat.used | ~flat.valid
             seen = None if bool(seen.all()) else seen.cpu().numpy()
-        num_steps, num_rows, _ = flat.vector.shape
-        tol = 4 * torch.finfo(flat.vector.dtype).eps if self.tol is None else float(self.tol)
-        matrices = (m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise, flat.information))
-        return CovariancePath(PathInput(*matrices, seen, num_steps, num_rows, tol, self.tol is None))
+        tol = 4 * torch.finfo(flat.mean.dtype).eps if self.tol is None else float(self.tol)
+        matrices = [m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise)]
+        if isinstance(flat.evidence, LinearEvidence):
+            loadings = flat.evidence.to(DOUBLE).white_loadings
+            information = (loadings.mT @ loadings)[None, None]
+        else:
+            loadings, information = None, flat.evidence.matrix.to(DOUBLE)
+        return CovariancePath(
+            PathInput(*matrices, information, loadings, seen, flat.num_steps, len(flat.mean), tol, self.tol is None)
+        )
+
+    @once
+    def _vector(self) -> Tensor:
+        """(T, R, h), zero without evidence."""
+        return self.flat.evidence.vector
+
+    @once
+    def _information(self) -> Tensor:
+        """(1 | T, 1 | R, h, h)"""
+        matrix = self.flat.evidence.matrix
+        return matrix if matrix.dim() == 4 else matrix[None, None]
+
+    @once
+    def _constant(self) -> Tensor:
+        """(T, R)"""
+        return self.flat.evidence.constant
 
     @once
     def _which(self) -> MatrixIndex:
         return MatrixIndex(self._path.index, self._path.num_nodes)
 
     def _table(self, name: str) -> Tensor:
-        return getattr(self._path, name).to(self.flat.vector.dtype)
+        return getattr(self._path, name).to(self.flat.mean.dtype)
 
     @once
     def _means(self) -> Tensor:
         """(T, R, h) E[x_t | y_1..y_t]; meaningless at padded steps."""
         flat, path, which = self.flat, self._path, self._which
         carry = self._table("carry")
-        inputs = apply_matrices(self._table("filtered"), which, flat.vector)
+        inputs = apply_matrices(self._table("filtered"), which, self._vector)
         first = torch.matmul(carry[path.index[0]], flat.mean.unsqueeze(-1)).squeeze(-1)
         if flat.offset is None:
             shift = first.unsqueeze(0)
@@ -157,7 +182,7 @@ class GaussianChain:
     @once
     def _surprise(self) -> Tensor:
         """(T, R, h) vector - matrix x_t|t = (I + Lam P)^-1 (vector - matrix x_t|t-1); zero without evidence."""
-        surprise = times(self.flat.information, self._means, self.flat.vector, scale=-1)
+        surprise = times(self._information, self._means, self._vector, scale=-1)
         return surprise if self.flat.used is None else torch.where(self.flat.used.unsqueeze(-1), surprise, 0.0)
 
     @once
@@ -169,7 +194,7 @@ class GaussianChain:
         )
         half_log_det = self._table("half_log_det")[self._path.index]
         half_log_det = half_log_det.unsqueeze(-1) if half_log_det.dim() == 1 else half_log_det
-        result = flat.constant + (_dot(flat.vector, self._means) + from_past) / 2 - half_log_det
+        result = self._constant + (_dot(self._vector, self._means) + from_past) / 2 - half_log_det
         return result if flat.used is None else torch.where(flat.used, result, 0.0)
 
     # ---------------------------------------------------------------- likelihood and filtering
@@ -247,14 +272,14 @@ class GaussianChain:
     def smoothed_states(self) -> GaussianStates:
         """p(x_t | all observations of the row)."""
         path = self._smoothed_path
-        table = path.smoothed.to(self.flat.vector.dtype)
+        table = path.smoothed.to(self.flat.mean.dtype)
         covariances = StepCovariances(table, path.index, self.batch_shape, self.flat.valid)
         return self._states(self._smoothed_means, covariances)
 
     def lag_one_covariances(self) -> StepCovariances:
         """Cov(x_{t+1}, x_t | all observations), t = 1..T-1, rows: the later state."""
         path, valid = self._smoothed_path, self.flat.valid
-        table = path.lag_one.to(self.flat.vector.dtype)
+        table = path.lag_one.to(self.flat.mean.dtype)
         return StepCovariances(table, path.index[:-1], self.batch_shape, None if valid is None else valid[1:])
 
     # ---------------------------------------------------------------- draws and predictions
@@ -263,8 +288,8 @@ class GaussianChain:
         """(S, T, *B, h) exact draws of all states given all observations; no gradients."""
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        vector = self.flat.vector
-        noise = gaussian_queries.standard_normal((num_samples, *vector.shape), vector, seed)
+        mean = self.flat.mean
+        noise = gaussian_queries.standard_normal((num_samples, self.num_steps, *mean.shape), mean, seed)
         draws = gaussian_queries.draw_states(self, noise)
         return draws.reshape(num_samples, self.num_steps, *self.batch_shape, self.num_states)
 

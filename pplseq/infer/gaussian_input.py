@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer.chain import check_padding
 
 
@@ -27,7 +27,8 @@ class FlatChain(NamedTuple):
     """The numbers of a chain. used: (T, R) steps with evidence, None for all; valid: (T, R), None for all.
 
     mean: (R, h). covariance: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). offset: None, (h,) or (T-1, R, h).
-    vector: (T, R, h), zero where unused. information: (1 | T, 1 | R, h, h). constant: (T, R), zero where unused.
+    evidence: with vector (T, R, h) or residual (T, R, n), and constant (T, R), zero where unused, and matrix
+    (1 | T, 1 | R, h, h).
     """
 
     batch_shape: torch.Size
@@ -36,28 +37,31 @@ class FlatChain(NamedTuple):
     matrix: Tensor
     noise: Tensor
     offset: Tensor | None
-    vector: Tensor
-    information: Tensor
-    constant: Tensor
+    evidence: Evidence | LinearEvidence
     valid: Tensor | None
     used: Tensor | None
+
+    @property
+    def num_steps(self) -> int:
+        return self.evidence.shape[0]
 
 
 def flatten(
     start: GaussianBelief,
     dynamics: Dynamics,
-    evidence: Evidence,
+    evidence: Evidence | LinearEvidence,
     valid: Tensor | None,
     seen: Tensor | None,
     check: bool,
 ) -> FlatChain:
     """Raises ValueError or TypeError for what does not fit; arguments as for GaussianChain."""
-    vector = evidence.vector
-    if vector.dim() < 2:
-        raise ValueError(f"evidence.vector must be (T, *B, h), got {tuple(vector.shape)}")
-    num_steps, h = vector.shape[0], vector.shape[-1]
+    linear = isinstance(evidence, LinearEvidence)
+    name, numbers = ("residual", evidence.residual) if linear else ("vector", evidence.vector)
+    if numbers.dim() < 2:
+        raise ValueError(f"evidence.{name} must be (T, *B, {'n' if linear else 'h'}), got {tuple(numbers.shape)}")
+    num_steps, h = numbers.shape[0], evidence.loadings.shape[-1] if linear else numbers.shape[-1]
     if num_steps == 0:
-        raise ValueError("evidence.vector: a chain needs at least one step, got T = 0")
+        raise ValueError(f"evidence.{name}: a chain needs at least one step, got T = 0")
     _check_types(start, dynamics, evidence)
     batch = _batch_shape(start, evidence, h)
     rows = math.prod(batch)
@@ -73,45 +77,71 @@ def flatten(
         by_step(dynamics.matrix, "dynamics.matrix", num_steps - 1, batch, h),
         by_step(dynamics.noise, "dynamics.noise", num_steps - 1, batch, h, zero=True),
         step_offset(dynamics.offset, num_steps - 1, batch, h),
-        over_rows(vector, num_steps, batch, (h,)),
-        by_step(evidence.matrix, "evidence.matrix", num_steps, batch, h, zero=True, count="T"),
-        over_rows(evidence.constant, num_steps, batch),
+        (_flat_linear if linear else _flat_evidence)(evidence, used, num_steps, batch, h),
         valid,
         used,
     )
-    if used is not None:  # whatever stands at unused steps, NaN included, must not reach the gradient
-        flat = flat._replace(
-            vector=torch.where(used.unsqueeze(-1), flat.vector, 0.0), constant=torch.where(used, flat.constant, 0.0)
-        )
-        if flat.information.shape[1] > 1:
-            flat = flat._replace(information=torch.where(used[..., None, None], flat.information, 0.0))
     if check:
         check_numbers(flat)
     return flat
 
 
-def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence) -> None:
+def _flat_evidence(evidence: Evidence, used: Tensor | None, num_steps: int, batch: torch.Size, h: int) -> Evidence:
+    vector = over_rows(evidence.vector, num_steps, batch, (h,))
+    matrix = by_step(evidence.matrix, "evidence.matrix", num_steps, batch, h, zero=True, count="T")
+    constant = over_rows(evidence.constant, num_steps, batch)
+    if used is not None:  # whatever stands at unused steps, NaN included, must not reach the gradient
+        vector, constant = torch.where(used.unsqueeze(-1), vector, 0.0), torch.where(used, constant, 0.0)
+        if matrix.shape[1] > 1:
+            matrix = torch.where(used[..., None, None], matrix, 0.0)
+    return Evidence(vector, matrix, constant)
+
+
+def _flat_linear(
+    evidence: LinearEvidence, used: Tensor | None, num_steps: int, batch: torch.Size, h: int
+) -> LinearEvidence:
+    n = evidence.residual.shape[-1]
+    if evidence.loadings.shape != (n, h) or evidence.whitener.shape not in ((n,), (n, n)) or evidence.normalizer.dim():
+        raise ValueError(
+            f"evidence: loadings must be (n, h), whitener (n,) or (n, n) and normalizer () with n = {n}, as in residual; got "
+            f"{tuple(evidence.loadings.shape)}, {tuple(evidence.whitener.shape)} and {tuple(evidence.normalizer.shape)}"
+        )
+    residual = over_rows(evidence.residual, num_steps, batch, (n,))
+    residual = residual if used is None else torch.where(used.unsqueeze(-1), residual, 0.0)
+    return LinearEvidence(residual, evidence.loadings, evidence.whitener, evidence.normalizer)
+
+
+def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence) -> None:
+    linear = isinstance(evidence, LinearEvidence)
+    parts = ("residual", "loadings", "whitener", "normalizer") if linear else ("vector", "matrix", "constant")
     named = {
         "start.mean": start.mean,
         "start.covariance": start.covariance,
         "dynamics.matrix": dynamics.matrix,
         "dynamics.noise": dynamics.noise,
-        "evidence.matrix": evidence.matrix,
-        "evidence.constant": evidence.constant,
+        **{f"evidence.{part}": getattr(evidence, part) for part in parts[1:]},
     }
     if dynamics.offset is not None:
         named["dynamics.offset"] = dynamics.offset
-    dtype = evidence.vector.dtype
+    dtype = getattr(evidence, parts[0]).dtype
     if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"evidence.vector must be float32 or float64, got {dtype}; convert it")
+        raise TypeError(f"evidence.{parts[0]} must be float32 or float64, got {dtype}; convert it")
     for name, value in named.items():
         if value.dtype != dtype:
-            raise TypeError(f"{name} is {value.dtype}, but evidence.vector is {dtype}; convert one of them")
+            raise TypeError(f"{name} is {value.dtype}, but evidence.{parts[0]} is {dtype}; convert one of them")
 
 
-def _batch_shape(start: GaussianBelief, evidence: Evidence, h: int) -> torch.Size:
+def _batch_shape(start: GaussianBelief, evidence: Evidence | LinearEvidence, h: int) -> torch.Size:
     if start.mean.dim() < 1 or start.mean.shape[-1] != h:
-        raise ValueError(f"start.mean must be (*B, {h}) as evidence.vector has h = {h}, got {tuple(start.mean.shape)}")
+        raise ValueError(f"start.mean must be (*B, {h}) as the evidence has h = {h}, got {tuple(start.mean.shape)}")
+    if isinstance(evidence, LinearEvidence):
+        try:
+            return torch.broadcast_shapes(start.mean.shape[:-1], evidence.shape[1:])
+        except RuntimeError:
+            raise ValueError(
+                f"start.mean {tuple(start.mean.shape)} and evidence.residual {tuple(evidence.residual.shape)} must agree in "
+                "*B: (*B, h) and (T, *B, n)"
+            ) from None
     num_steps = evidence.vector.shape[0]
     if evidence.constant.dim() < 1 or evidence.constant.shape[0] not in (1, num_steps):
         raise ValueError(
@@ -203,24 +233,29 @@ def step_offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int, co
 # ---------------------------------------------------------------- numbers
 def check_numbers(flat: FlatChain) -> None:
     """Raises for numbers that are none, and covariances and information that are not positive semidefinite."""
+    linear = isinstance(flat.evidence, LinearEvidence)
     named = {
         "start.mean": flat.mean,
         "start.covariance": flat.covariance,
         "dynamics.matrix": flat.matrix,
         "dynamics.noise": flat.noise,
         "dynamics.offset": flat.offset,
-        "evidence.matrix": flat.information,
     }
+    if linear:
+        named |= {f"evidence.{part}": getattr(flat.evidence, part) for part in ("loadings", "whitener", "normalizer")}
+    else:
+        named["evidence.matrix"] = flat.evidence.matrix
     with torch.no_grad():
         for name, value in named.items():
             if value is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite, got NaN or infinity; check how it is computed")
-        for name in ("vector", "constant"):
-            value = getattr(flat, name)
+        for name in ("residual",) if linear else ("vector", "constant"):
+            value = getattr(flat.evidence, name)
             if not bool(torch.isfinite(value.sum())):  # one pass without a mask in memory; then the place
                 _raise_at(name, value)
         for name in ("start.covariance", "dynamics.noise", "evidence.matrix"):
-            check_covariance(name, named[name])
+            if name in named:
+                check_covariance(name, named[name])
 
 
 def _raise_at(name: str, value: Tensor) -> None:

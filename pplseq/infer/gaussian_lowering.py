@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.distributions.noise import Noise, same_noise, same_tensor
 from pplseq.distributions.state import broadcast_shapes
@@ -109,7 +109,7 @@ def lower(recording: Recording, steps: list[Step], tol: float | None) -> Gaussia
     if any(says(step.mask) for step in steps):
         valid = stack(lambda s: as_mask(s.mask, True, device))
     evidence, seen, emission = _evidence(recording, steps, batch)
-    shape = evidence.vector.shape[1:-1]
+    shape = evidence.shape[1:]
     start = GaussianBelief(recording.start.mean.expand(*shape, -1), shared(recording.start.covariance, 2))
     if valid is not None:
         valid = valid.expand(-1, *shape)
@@ -154,7 +154,7 @@ def _expanded(full: Tensor) -> bool:
     return all(full.stride(d) == 0 or full.shape[d] == 1 for d in range(1, full.dim() - 2))
 
 
-def _evidence(recording: Recording, steps: list[Step], batch: torch.Size) -> tuple[Evidence, Tensor | None, object]:
+def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
     """Evidence (T, *B) about the states, where it was seen (None: everywhere), and what forecasts use."""
     streams = max(len(step.observations) for step in steps)
     if streams == 0:
@@ -167,12 +167,12 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size) -> tup
         return nothing, None, None
     parts = [_stream(recording, steps, batch, k) for k in range(streams)]
     if len(parts) == 1:
-        evidence, seen, emission = parts[0]
-        return evidence, seen, emission
-    shape = broadcast_shapes(*(evidence.vector.shape[1:-1] for evidence, _, _ in parts))
+        return parts[0]
+    shape = broadcast_shapes(*(evidence.shape[1:] for evidence, _, _ in parts))
     by_row = any(seen is not None or evidence.matrix.dim() > 3 for evidence, seen, _ in parts)
     vector = matrix = constant = 0
     for evidence, seen, _ in parts:
+        evidence = Evidence(*evidence)
         part = evidence.matrix
         if by_row and part.dim() == 3:  # (T, h, h): its rows stand behind time
             part = part.reshape(len(part), *(1,) * len(shape), *part.shape[-2:])
@@ -213,15 +213,16 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
             like=like,
         )
         evidence = emission.evidence(_without_missing(stacked, seen))
-        matrix = evidence.matrix
-        if isinstance(emission, LinearEmission) and matrix.dim() > 2:  # one of each row, for all steps
-            size, shape = matrix.shape[-1], evidence.vector.shape[:-1]
-            evidence = evidence._replace(matrix=matrix.expand(*shape, size, size))
-        elif matrix.dim() > 3:
-            evidence = evidence._replace(matrix=_lean(matrix))
+        if not isinstance(evidence, LinearEvidence):
+            matrix = evidence.matrix
+            if isinstance(emission, LinearEmission) and matrix.dim() > 2:  # one of each row, for all steps
+                size = matrix.shape[-1]
+                evidence = evidence._replace(matrix=matrix.expand(*evidence.shape, size, size))
+            elif matrix.dim() > 3:
+                evidence = evidence._replace(matrix=_lean(matrix))
     else:
         evidence = _by_step(steps, by_step, batch, recording)
-    shape = evidence.vector.shape[1:-1]
+    shape = evidence.shape[1:]
     return evidence, None if seen is None else seen.expand(-1, *shape), _prediction(steps, by_step, batch)
 
 
@@ -280,7 +281,7 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
             parts[id(step)] = None
             continue
         mask = None if not says(o.mask) else torch.as_tensor(o.mask)
-        parts[id(step)] = o.emission.evidence(_without_missing(o.data, mask))
+        parts[id(step)] = Evidence(*o.emission.evidence(_without_missing(o.data, mask)))
     like = recording.zero
 
     def part(name):

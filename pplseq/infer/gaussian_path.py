@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq.infer.gaussian_convergence import DOUBLE, Convergence, size_of
 from pplseq.infer.kernels import kalman
 
-DOUBLE = torch.float64
-ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
-PATIENCE = 16  # steps without a smaller change
+CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
 
 
 class PathInput(NamedTuple):
     """What covariances depend on, in double precision, with a time and a row dimension (of size 1: the same for all).
 
     start: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). information: (1 | T, 1 | R, h, h).
+    loadings: (n, h) U of white observed numbers, where information is U' U, or None.
     seen: (T, R) bool on the CPU, or None where nothing is missing. tol: relative change taken for none; 0 never.
     """
 
@@ -36,6 +36,7 @@ class PathInput(NamedTuple):
     matrix: Tensor
     noise: Tensor
     information: Tensor
+    loadings: Tensor | None
     seen: np.ndarray | None
     num_steps: int
     num_rows: int
@@ -67,66 +68,6 @@ def pick(matrix: Tensor, steps, rows) -> Tensor:
     return matrix[steps, rows]
 
 
-def _size(matrix: Tensor) -> Tensor:
-    return matrix.detach().abs().flatten(-2).amax(-1)
-
-
-class Record(NamedTuple):
-    """Relative changes on the way to a node: the smallest one, the number of steps since then, the last one."""
-
-    least: float = float("inf")
-    age: int = 0
-    last: float = 0.0
-
-
-class _Convergence:
-    """Decides when a recursion of covariances stands still: in value and, where gradients are wanted, in them as well.
-
-    A change of an early covariance changes a later one by X dP X' with X the product of closed loops in between; unless X has
-    died out, too, a start that happens to be the steady covariance would hide the gradient of everything behind it.
-    """
-
-    def __init__(self, tol: float, wait_for_rounding: bool, wants_gradient: bool, h: int):
-        self.tol, self.wait_for_rounding, self.wants_gradient = tol, wait_for_rounding, wants_gradient
-        self.sensitivity: dict[int, Tensor] = {}  # node -> X
-        self.records: dict[int, Record] = {}
-        self.rounding = ROUNDING
-        self.identity = torch.eye(h, dtype=DOUBLE)
-
-    @property
-    def agree(self) -> float:
-        """Relative difference within which two covariances that stand still are one: well above rounding."""
-        return max(self.tol, 100 * self.rounding) if self.wait_for_rounding else self.tol
-
-    def memory(self, parent: int, loop: Tensor, fresh: bool = False) -> tuple[Tensor | None, Tensor | None]:
-        """X of a node, and of the one behind it by a step with this closed loop; None where it does not count.
-
-        fresh: the parent stands still; what departs from it starts anew.
-        """
-        if not self.wants_gradient:
-            return None, None
-        before = self.identity if fresh else self.sensitivity.get(parent, self.identity)
-        return before, loop.detach().to(self.identity.device) @ before
-
-    def forgotten(self, product: Tensor | None) -> bool:
-        """Whether the start no longer matters: X is negligible."""
-        return product is None or float(product.norm()) ** 2 <= self.tol * max(1.0, float(len(product)) ** 0.5)
-
-    def still(self, parent: int, change: float, fresh: bool = False) -> tuple[bool, Record]:
-        """Whether a relative change is none, and the record to keep for the new node; fresh: as above."""
-        before = Record() if fresh else self.records.get(parent, Record())
-        least, age = before.least, before.age + 1
-        if change < least or change > 100 * self.rounding:  # what is far above rounding is a new transient, behind a gap
-            least, age = change, 0
-        rounding = self.wait_for_rounding and max(least, change) <= self.rounding and age >= PATIENCE
-        ahead = change
-        if self.wait_for_rounding and self.tol > ROUNDING and before.last > 0:
-            # single precision: small changes of a slow chain add up, as a geometric series, to what is not small
-            rate = change / before.last
-            ahead = max(change, change * rate / (1 - rate)) if rate < 1 else float("inf")
-        return ahead <= self.tol or rounding, Record(least, age, change)
-
-
 class CovariancePath:
     """Predicted and filtered covariances of all steps and rows.
 
@@ -142,15 +83,16 @@ class CovariancePath:
         self.device = given.start.device
         self._predicted: list[Tensor] = [*kalman.symmetric(given.start)]
         self._next: dict[int, int] = {}  # filtered node -> predicted node
-        self._parts: list[kalman.Updated] = []
-        self._observed: list[Tensor] = []  # information of the observations
+        self._parts: list[kalman.Updated | kalman.UpdatedByNumbers] = []
+        self._observed: list[Tensor] = []  # what observations add: information, or loadings of white numbers
         self._place: list[tuple[int, int, int]] = []  # of a filtered node: predicted node, step, row
         self._filtered: list[Tensor] = []
-        self._carry: list[Tensor] = []
+        self._moved: dict[int, Tensor] = {}  # filtered node -> A Sigma
         h = given.start.shape[-1]
-        self._convergence = _Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
+        self._convergence = Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
         self._fixed: list[int] = []  # predicted nodes that follow themselves
         self._warned = False
+        self._size: Tensor | None = None
         self.steady_step: int | None = None
         index = self._walk()
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
@@ -199,17 +141,29 @@ class CovariancePath:
     def _observe(self, new: list[tuple[int, int, int, bool]]) -> None:
         """Adds filtered nodes: (predicted node, step, row, seen)."""
         predicted, steps, rows, seen = zip(*new, strict=True)
-        information = pick(self.given.information, steps, rows)
-        if not all(seen):
-            information = information * torch.tensor(seen, device=self.device, dtype=DOUBLE).view(-1, 1, 1)
+        information, loadings = pick(self.given.information, steps, rows), self.given.loadings
         before = torch.stack([self._predicted[p] for p in predicted])
-        self._expect_rounding(float((_size(before) * _size(information)).max()))
-        part = kalman.update(before, information)
+        precision = float((size_of(before) * self._information_size(information)).max())
+        self._expect_rounding(precision)
+        observed = information if loadings is None else loadings.unsqueeze(0)
+        if not all(seen):
+            observed = observed * torch.tensor(seen, device=self.device, dtype=DOUBLE).view(-1, 1, 1)
+        if loadings is None:
+            part = kalman.update(before, observed)
+        else:
+            careful = torch.finfo(DOUBLE).eps * precision > CAREFUL
+            part = kalman.update_by_numbers(before, observed, careful)
         self._parts.append(part)
-        self._observed.append(information.expand_as(part.filtered))
+        self._observed.append(observed)
         self._filtered.extend(part.filtered)
-        self._carry.extend(part.carry)
         self._place.extend(zip(predicted, steps, rows, strict=True))
+
+    def _information_size(self, information: Tensor) -> Tensor:
+        if self.given.changes or self.given.by_row:
+            return size_of(information)
+        if self._size is None:  # always the same
+            self._size = size_of(information)
+        return self._size
 
     def _expect_rounding(self, precision: float) -> None:
         """Precise observations, a large P Lam, cost digits: changes then stop falling further above the last digit."""
@@ -231,17 +185,18 @@ class CovariancePath:
         given = self.given
         parents, steps, rows = zip(*(self._place[n] for n in nodes), strict=True)
         matrix, noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
-        later = kalman.predict(torch.stack([self._filtered[n] for n in nodes]), matrix, noise)
+        moved = matrix @ torch.stack([self._filtered[n] for n in nodes])
+        self._moved.update(zip(nodes, moved, strict=True))
+        later = kalman.symmetric(moved @ matrix.mT) + noise
         tries = given.tol > 0 and not given.changes and not given.by_row
         for i, (node, parent) in enumerate(zip(nodes, parents, strict=True)):
             self._next[node] = len(self._predicted)
             record = product = None
             if tries:
-                loop = matrix[0] @ self._carry[node]
                 fresh = parent in self._fixed
-                before, product = self._convergence.memory(parent, loop, fresh)
-                scale = float(_size(later[i])) or 1.0
-                change = float(_size(later[i] - self._predicted[parent])) / scale
+                before, product = self._convergence.memory(parent, lambda n=node: matrix[0] @ self._carry_of(n), fresh)
+                scale = float(size_of(later[i])) or 1.0
+                change = float(size_of(later[i] - self._predicted[parent])) / scale
                 still, record = self._convergence.still(parent, change, fresh)
                 near = None
                 if self._convergence.forgotten(product):
@@ -265,22 +220,19 @@ class CovariancePath:
     def _nearest(self, matrix: Tensor, parent: int, distance: float) -> int | None:
         """A node that stands still, and not the parent, within a distance."""
         for p in self._fixed:
-            if p != parent and float(_size(matrix - self._predicted[p])) <= distance:
+            if p != parent and float(size_of(matrix - self._predicted[p])) <= distance:
                 return p
         return None
 
     # ---------------------------------------------------------------- the table
     def _tabulate(self) -> None:
         given = self.given
-        self.filtered, self.carry, self.half_log_det = (torch.cat(part) for part in zip(*self._parts, strict=True))
+        self.half_log_det = torch.cat([part.half_log_det for part in self._parts])
         parents, steps, rows = (list(part) for part in zip(*self._place, strict=True))
         self.parent = parents
-        self.predicted = torch.stack(self._predicted)[parents]
         self.matrix, self.noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
-        into = pick(given.matrix, [max(s - 1, 0) for s in steps], rows)
-        self.forward = self.carry @ into
+        self._into = pick(given.matrix, [max(s - 1, 0) for s in steps], rows)
         self.steady = frozenset(n for n, later in self._next.items() if later == parents[n] and later in self._fixed)
-        del self._parts, self._filtered, self._carry
 
     @property
     def rounding(self) -> float:
@@ -289,127 +241,78 @@ class CovariancePath:
 
     @property
     def num_nodes(self) -> int:
-        return len(self.filtered)
+        return len(self._filtered)
 
-    # what only smoothing needs
+    def _carry_of(self, node: int) -> Tensor:
+        """(h, h) W of one node."""
+        for part, observed in zip(self._parts, self._observed, strict=True):
+            if node < len(part.filtered):
+                if self.given.loadings is None:
+                    return part.carry[node]
+                return self._identity - part.gain[node] @ observed[min(node, len(observed) - 1)]
+            node -= len(part.filtered)
+        raise IndexError(node)
+
+    # ---------------------------------------------------------------- all nodes at once, made when they are asked for
+    @cached_property
+    def _identity(self) -> Tensor:
+        return torch.eye(self.given.start.shape[-1], dtype=DOUBLE, device=self.device)
+
+    @cached_property
+    def _what_observed(self) -> Tensor:
+        """Information (N, h, h), or loadings (N, n, h)."""
+        pairs = zip(self._parts, self._observed, strict=True)
+        return torch.cat([observed.expand(len(part.filtered), -1, -1) for part, observed in pairs])
+
+    @cached_property
+    def filtered(self) -> Tensor:
+        return torch.stack(self._filtered)
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        return torch.stack([self._predicted[p] for p in self.parent])
+
+    @cached_property
+    def kalman_gain(self) -> Tensor:
+        """(N, h, n) K, of white numbers."""
+        return torch.cat([part.gain for part in self._parts])
+
+    @cached_property
+    def whitener(self) -> Tensor:
+        """(N, n, n) L^-1, of white numbers."""
+        return torch.cat([part.whitener for part in self._parts])
+
+    @cached_property
+    def carry(self) -> Tensor:
+        if self.given.loadings is None:
+            return torch.cat([part.carry for part in self._parts])
+        return self._identity - self.kalman_gain @ self._what_observed
+
+    @cached_property
+    def forward(self) -> Tensor:
+        return self.carry @ self._into
+
     @cached_property
     def information(self) -> Tensor:
         """(N, h, h) Lam W, what the node's observation says beyond the past."""
-        return kalman.symmetric(torch.cat(self._observed) @ self.carry)
+        if self.given.loadings is None:
+            return kalman.symmetric(self._what_observed @ self.carry)
+        white = self.whitener @ self._what_observed
+        return white.mT @ white
 
     @cached_property
     def closed_loop(self) -> Tensor:
         """(N, h, h) A W, the step of means out of the node."""
-        return self.matrix @ self.carry
+        if self.given.loadings is None:
+            return self.matrix @ self.carry
+        return self.matrix - (self.matrix @ self.kalman_gain) @ self._what_observed
 
     @cached_property
     def gain(self) -> Tensor:
         """(N, h, h) Sigma A'."""
-        return self.filtered @ self.matrix.mT
-
-
-class SmoothedPath:
-    """Covariances given all observations of a row; the path back starts at each row's own end.
-
-    Attributes: smoothed, lag_one: (M, h, h) Cov(x_t | all) and Cov(x_{t+1}, x_t | all). index: (T,) or (T, R) nodes, 0 (of
-    covariance zero) at padded steps.
-    """
-
-    def __init__(self, path: CovariancePath, lengths: Tensor | None):
-        self.path = path
-        given = path.given
-        columns = path.index.cpu().numpy().reshape(given.num_steps, -1)
-        back = None
-        if lengths is not None:
-            ends = lengths.cpu().numpy()
-            if columns.shape[1] == 1:  # rows of one length agree
-                ends, back = np.unique(ends, return_inverse=True)
-            columns = np.where(np.arange(given.num_steps)[:, None] < ends, columns, -1)
-        h = given.start.shape[-1]
-        zero = path.filtered.new_zeros(1, h, h)
-        self._information: list[Tensor] = [zero[0]]  # N of each node
-        self._covariances: list[Tensor] = [zero]
-        self._lag_one: list[Tensor] = [zero]
-        self._of: list[int] = [-1]  # the filtered node of each node
-        self._convergence = _Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
-        self._convergence.rounding = path.rounding
-        self._fixed: dict[int, int] = {}  # filtered node -> node that follows itself
-        index = self._walk(columns)
-        index = index if back is None else index[:, back.reshape(-1)]
-        self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(path.device)
-        self.smoothed, self.lag_one = torch.cat(self._covariances), torch.cat(self._lag_one)
-        del self._information, self._covariances, self._lag_one
-
-    def _walk(self, columns: np.ndarray) -> np.ndarray:
-        num_steps, rows = columns.shape
-        new_pattern = np.flatnonzero((columns[1:] != columns[:-1]).any(1))  # steps whose next one differs
-        index = np.zeros_like(columns)
-        now = np.zeros(rows, dtype=np.int64)
-        known: dict[tuple[int, int], int] = {}
-        stride = self.path.num_nodes + 1
-        t = num_steps - 1
-        while t >= 0:
-            keys, inverse = np.unique(now * stride + columns[t] + 1, return_inverse=True)
-            pairs = [(int(k // stride), int(k % stride) - 1) for k in keys]
-            self._extend([pair for pair in pairs if pair not in known], known)
-            index[t] = np.array([known[pair] for pair in pairs])[inverse.reshape(-1)]
-            still = (index[t] == now).all()
-            now = index[t]
-            t -= 1
-            if still and t >= 0:
-                position = np.searchsorted(new_pattern, t, side="right") - 1
-                stop = int(new_pattern[position]) if position >= 0 else -1
-                if (columns[t] == columns[t + 1]).all():
-                    index[stop + 1 : t + 1] = now
-                    t = stop
-        return index
-
-    def _extend(self, pairs: list[tuple[int, int]], known: dict[tuple[int, int], int]) -> None:
-        path = self.path
-        for pair in [p for p in pairs if p[1] < 0]:
-            known[pair] = 0
-        pairs = [p for p in pairs if p[1] >= 0]
-        if not pairs:
-            return
-        later_nodes, nodes = (list(part) for part in zip(*pairs, strict=True))
-        later = torch.stack([self._information[n] for n in later_nodes])
-        gain, loop = path.gain[nodes], path.closed_loop[nodes]
-        information = kalman.adjoint(path.information[nodes], loop, later)
-        keep = []
-        for i, (pair, node) in enumerate(zip(pairs, nodes, strict=True)):
-            same = self._same_as(pair, node, information[i], loop[i], known)
-            known[pair] = len(self._of) if same is None else same
-            if same is None:
-                keep.append(i)
-                self._information.append(information[i])
-                self._of.append(node)
-        if keep:
-            gain, later, nodes = gain[keep], later[keep], [nodes[i] for i in keep]
-            self._covariances.append(kalman.smoothed(path.filtered[nodes], gain, later))
-            behind = [max(self._of[later_nodes[i]], 0) for i in keep]
-            self._lag_one.append(kalman.lag_one(gain, path.predicted[behind], later))
-
-    def _same_as(self, pair: tuple[int, int], node: int, information: Tensor, loop: Tensor, known: dict) -> int | None:
-        """The node that this one is equal to, or None."""
-        later = pair[0]
-        if node not in self.path.steady or self._of[later] != node:
-            return None
-        _, product = self._convergence.memory(later, loop.mT)
-        forgotten = self._convergence.forgotten(product)
-        scale = float(_size(information)) or 1.0
-        fixed = self._fixed.get(node)
-        still, record = self._convergence.still(later, float(_size(information - self._information[later])) / scale)
-        child = len(self._of)
-        if forgotten and fixed is not None:
-            distance = self._convergence.agree if still else self.path.given.tol
-            if float(_size(information - self._information[fixed])) <= distance * scale:
-                return fixed
-        if still and forgotten:
-            # from here on, not from the later node on: covariances go by N of the step behind, which there is still another
-            self._fixed[node] = child
-            known[child, node] = child
-            return None
-        self._convergence.records[child] = record
-        if product is not None:
-            self._convergence.sensitivity[child] = product
-        return None
+        several = len(self.matrix) > 1
+        moved = [
+            self._moved[n] if n in self._moved else self.matrix[n if several else 0] @ self._filtered[n]
+            for n in range(self.num_nodes)
+        ]
+        return torch.stack(moved).mT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pplseq.infer.gaussian_convergence import DOUBLE
 from pplseq.infer.gaussian_input import Dynamics, by_step, step_offset
-from pplseq.infer.gaussian_path import DOUBLE
 from pplseq.infer.gaussian_states import GaussianForecast, Innovations, StepCovariances
 from pplseq.infer.kernels import kalman
 from pplseq.infer.kernels.matrix_table import MatrixIndex, apply_matrices, recursion

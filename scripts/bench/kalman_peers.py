@@ -66,7 +66,9 @@ def problem(h: int, shape: tuple[int, int]):
 def pplseq_runs(h: int, variant: str):
     import torch
 
-    from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+    from pplseq.distributions.gaussian_types import GaussianBelief
+    from pplseq.distributions.linear_gaussian import LinearEmission
+    from pplseq.distributions.noise import DiagonalNoise
     from pplseq.infer.gaussian_chain import Dynamics, GaussianChain
 
     torch.set_num_threads(1)
@@ -75,14 +77,10 @@ def pplseq_runs(h: int, variant: str):
     def make(shape):
         A, C, Q, D, P1, y = (torch.as_tensor(a, dtype=dtype) for a in problem(h, shape))
         y = y.transpose(0, 1).contiguous()  # time first
-        noise = D.diagonal()
+        start, dynamics = GaussianBelief(torch.zeros(h, dtype=dtype), P1), Dynamics(A, Q, None)
 
         def chain():
-            root = noise.rsqrt()
-            white, loadings = y * root, root.unsqueeze(-1) * C
-            constant = -0.5 * (torch.linalg.vecdot(white, white) + noise.log().sum() + N * np.log(2 * np.pi))
-            evidence = Evidence(white @ loadings, loadings.T @ loadings, constant)
-            return GaussianChain(GaussianBelief(torch.zeros(h, dtype=dtype), P1), Dynamics(A, Q, None), evidence)
+            return GaussianChain(start, dynamics, LinearEmission(C, DiagonalNoise(D.diagonal())).evidence(y))
 
         def filter_():
             with torch.no_grad():

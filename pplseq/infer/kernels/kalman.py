@@ -44,6 +44,40 @@ def update(predicted: Tensor, information: Tensor) -> Updated:
     return Updated(symmetric(solved[..., :h]), carry, log_det / 2)
 
 
+class UpdatedByNumbers(NamedTuple):
+    """What n observed numbers make of a predicted covariance P; they are white: unit noise, loadings U (n, h).
+
+    filtered: (N, h, h). gain: (N, h, n) K = P U' S^-1, S = I + U P U'. whitener: (N, n, n) L^-1, where S = L L'.
+    half_log_det: (N,) log det S / 2.
+    """
+
+    filtered: Tensor
+    gain: Tensor
+    whitener: Tensor
+    half_log_det: Tensor
+
+
+def update_by_numbers(predicted: Tensor, loadings: Tensor, careful: bool = False) -> UpdatedByNumbers:
+    """Conditions covariances (N, h, h) on white numbers with loadings (N | 1, n, h): n h^2 where :func:`update` takes h^3.
+
+    careful: (I - K U) P (I - K U)' + K K', the form of P. Joseph, for very precise observations: it has no differences of
+    large numbers, at the price of 2 h^3.
+    """
+    spread = loadings @ predicted
+    identity = torch.eye(spread.shape[-2], dtype=spread.dtype, device=spread.device)
+    factor = torch.linalg.cholesky_ex(identity + symmetric(spread @ loadings.mT)).L
+    both = torch.cat([spread, identity.expand_as(factor)], -1)
+    solved = torch.linalg.solve_triangular(factor, both, upper=False)
+    root, whitener = solved[..., : spread.shape[-1]], solved[..., spread.shape[-1] :]
+    gain = root.mT @ whitener
+    if careful:
+        rest = torch.eye(predicted.shape[-1], dtype=spread.dtype, device=spread.device) - gain @ loadings
+        filtered = symmetric(rest @ predicted @ rest.mT + gain @ gain.mT)
+    else:
+        filtered = predicted - root.mT @ root
+    return UpdatedByNumbers(filtered, gain, whitener, factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+
 def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
     """A Sigma A' + Q: the covariance one step later."""
     return symmetric(matrix @ filtered @ matrix.mT) + noise
