@@ -176,25 +176,12 @@ class StreamState:
             ValueError: for a y or log-probabilities out of range, and a token that is impossible in every state; the
                 stream is then unchanged.
         """
-        emissions = self.emissions
-        y = emissions.check(y)
-        averaged = not learn and self.total_weight > 0
-        transition = self._mean_transition() if averaged else self.transition
-        before = self.initial if self.fresh else self.filter
-        prior = before if self.fresh else before @ transition
-        priors, num_sources = prior.tolist(), self.num_sources
-        missing = emissions.is_missing(y)
-        if missing:
-            likelihood, shift = [1.0] * self.num_states, 0.0
-        else:
-            logs = self._checked(source_log_probs)
-            rows = self._mean_rows() if averaged else self.rows
-            weight = self.total_weight if averaged else None
-            own, shift = emissions.likelihood(y, rows[self.num_fixed :], self.maximized, weight)
-            if logs and max(logs) > shift + 600:  # densities: the largest one must not overflow
-                own, shift = [value * math.exp(shift - max(logs)) for value in own], max(logs)
-            likelihood = [math.exp(value - shift) for value in logs] + own
-        joint = [a * b for a, b in zip(priors, likelihood, strict=True)]
+        y = self.emissions.check(y)
+        missing = self.emissions.is_missing(y)
+        before, prior, priors, joint, shift = self._joint(
+            y, missing, source_log_probs, not learn and self.total_weight > 0
+        )
+        num_sources = self.num_sources
         by_source, by_own = sum(joint[:num_sources]), sum(joint[num_sources:])
         total = by_source + by_own
         if not 0 < total < math.inf:
@@ -217,8 +204,32 @@ class StreamState:
             _log_ratio(by_own, by_source),
             -_log_ratio(by_source, source_prior) - shift if num_sources else math.inf,
             -_log_ratio(by_own, own_prior) - shift if self.num_own else math.inf,
-            emissions.residual,
+            self.emissions.residual,
         )
+
+    def score(self, y, source_log_probs=()) -> float:
+        """log p(y | past), nats, of a token that might come next; arguments as for :meth:`step`. Changes nothing."""
+        y = self.emissions.check(y)
+        missing = self.emissions.is_missing(y)
+        *_, joint, shift = self._joint(y, missing, source_log_probs, False)
+        total = sum(joint)
+        return 0.0 if missing else math.log(total) + shift if total > 0 else -math.inf
+
+    def _joint(self, y, missing: bool, source_log_probs, averaged: bool) -> tuple:
+        """The filter before, the states' prior (K,), also as a list, and p(z, y | past) / exp(shift) as a list, with shift."""
+        before = self.initial if self.fresh else self.filter
+        transition = self._mean_transition() if averaged else self.transition
+        prior = before if self.fresh else before @ transition
+        priors = prior.tolist()
+        if missing:
+            return before, prior, priors, priors, 0.0
+        logs = self._checked(source_log_probs)
+        rows, weight = (self._mean_rows(), self.total_weight) if averaged else (self.rows, None)
+        own, shift = self.emissions.likelihood(y, rows[self.num_fixed :], self.maximized, weight)
+        if logs and max(logs) > shift + 600:  # densities: the largest one must not overflow
+            own, shift = [value * math.exp(shift - max(logs)) for value in own], max(logs)
+        likelihood = [math.exp(value - shift) for value in logs] + own
+        return before, prior, priors, [a * b for a, b in zip(priors, likelihood, strict=True)], shift
 
     def _checked(self, source_log_probs) -> list[float]:
         if source_log_probs is None:
@@ -344,13 +355,21 @@ class StreamState:
 
     def word_log_probs_of(self, y: int) -> np.ndarray:
         """(K_p,) log probability of a word in every perturbation state, with the parameters that the next step learns with."""
-        values = self.emissions.likelihood(self.emissions.check(y), self.rows[self.num_fixed :], self.maximized, None)[0]
+        rows = self.rows[self.num_fixed :]
         with np.errstate(divide="ignore"):
-            return np.log(values)
+            return np.log(self.emissions.likelihood(self.emissions.check(y), rows, self.maximized, None)[0])
 
 
 def start_stream(
-    *, initial, transition, emission=None, loc=None, covariances=None, full=True, floor=1e-3, options: OnlineEM | None = None
+    *,
+    initial,
+    transition,
+    emission=None,
+    loc=None,
+    covariances=None,
+    full=True,
+    floor=1e-3,
+    options: OnlineEM | None = None,
 ) -> StreamState:
     """An empty stream.
 

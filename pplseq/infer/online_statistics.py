@@ -248,4 +248,3 @@ class WordStatistics:
                 "the vocabulary an id of their own (unknown_id)"
             )
         return word
-
