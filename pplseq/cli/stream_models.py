@@ -51,6 +51,8 @@ class Overheard:
         self.source, self.log_prob, self._probs = source, math.nan, None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "source":  # of a copy that is being made
+            raise AttributeError(name)
         found = getattr(self.source, name)
         return self._log_prob_of if name == "log_prob_of" else found
 
@@ -130,9 +132,8 @@ class SourceModel:
 
     def step(self, word: int, *, learn: bool) -> ScoredToken:
         """Predict, then observe: a source remembers whether or not parameters are learned."""
-        prob = float(self.source.predict()[word])
+        log_prob = self.source.log_prob_of(word)
         self.source.observe(word)
-        log_prob = math.log(prob) if prob > 0 else -math.inf
         return ScoredToken(log_prob, (log_prob,))
 
     def new_line(self) -> None:

@@ -56,6 +56,12 @@ class PersonalStream:
     ) -> None:
         self.folder, self.vocabulary = folder, sources[0].vocabulary
         self.sources = [source for source in sources if source.source is not None]
+        for source in self.sources:
+            if folder is not None and not hasattr(source.source, "state_dict"):
+                raise ValueError(
+                    f"--state {folder}: the source {source.spec} cannot say what it remembers, so the stream could not go on "
+                    "exactly; leave --state out"
+                )
         self.resumed = folder is not None and (has_state(folder) or not create)
         if not self.resumed:
             self.record: dict[str, Any] = {

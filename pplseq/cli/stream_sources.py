@@ -141,6 +141,13 @@ class Uniform:
     def reset(self) -> None:
         """Nothing to forget."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
 
 def _of_text(spec: str, kind: str, text_name: str, settings: SourceSettings, vocabulary: Vocabulary | None) -> Opened:
     """A Kneser-Ney model, or only the words, of the training part of a corpus, or of a whole file."""

@@ -1,0 +1,88 @@
+"""`pplseq compare-streams`, models of every kind as sources, pages and pictures."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from pplseq.data.vocabulary import Vocabulary
+
+
+def lines_of(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# ---- comparing
+
+
+def test_ratios_of_two_sources(pplseq, general, personal):
+    unigram = general.replace("ngram:", "unigram:")
+    *lines, summary = lines_of(pplseq("compare-streams", general, unigram, "--order", 3, "--stream", personal))
+    models = {}
+    for line in lines:
+        assert line["token_ratios"] == pytest.approx(np.subtract(line["a"], line["b"]).tolist(), abs=2e-6)
+        assert (
+            line["log_likelihood_ratio"] == pytest.approx(sum(line["token_ratios"]), abs=1e-4)
+            and "log_odds" not in line
+        )
+        for name in "ab":
+            models.setdefault(name, []).extend(line[name])
+    assert summary["num_tokens"] == len(models["a"])
+    for name, title in (("a", "3-gram, general.txt"), ("b", "unigram, general.txt")):
+        assert summary[name]["name"] == title
+        assert summary[name]["perplexity"] == pytest.approx(math.exp(-np.mean(models[name])), rel=1e-5)
+        assert summary[name]["mean_prob"] == pytest.approx(np.exp(models[name]).mean(), abs=1e-6)
+    assert summary["mean_log_likelihood_ratio"] == pytest.approx(np.mean(models["a"]) - np.mean(models["b"]), abs=1e-5)
+
+
+def test_a_personal_model_is_compared_as_it_stands(pplseq, general, personal, whole):
+    command = ("compare-streams", whole[1], general, "--order", 3, "--stream", "-")
+    text = "my cat sees my fish here\nthe dog likes a bird\n"
+    *lines, summary = lines_of(pplseq(*command, input=text))
+    assert lines == lines_of(pplseq(*command, input=text))[:-1]  # nothing was kept
+    mine, general_line = lines
+    assert mine["log_likelihood_ratio"] > 0 > general_line["log_likelihood_ratio"]
+    assert len(mine["log_odds"]) == len(mine["words"]) and summary["a"]["name"] == "PROPS, state"
+    learning = lines_of(pplseq(*command, "--learn", input=text))
+    assert learning[0]["a"][0] == mine["a"][0] and learning[1]["a"] != general_line["a"]
+
+
+def test_a_model_against_itself(pplseq, general):
+    line, summary = lines_of(pplseq("compare-streams", general, general, input="the cat\n"))
+    assert line["token_ratios"] == [0.0] * 3 and summary["a"]["name"].endswith("(a)")
+
+
+def test_saved_models_are_sources(pplseq, tmp_path, personal):
+    import torch
+
+    from pplseq.models import VLHMM
+
+    vocabulary = Vocabulary(("<eos>", "<unk>", "my", *"cat dog bird fish sees likes finds here".split()))
+    torch.manual_seed(0)
+    model = VLHMM(len(vocabulary), 8, torch.arange(len(vocabulary)) % 2, hidden_size=4, reset_id=0).eval()
+    model.save(tmp_path / "vlhmm", vocabulary=vocabulary)
+    lines = lines_of(pplseq("personalize", tmp_path / "vlhmm", "--source", "cache", "--stream", personal))
+    for line in lines[:3]:
+        expected = model.posterior(torch.from_numpy(vocabulary.encode(line["words"]))[None]).token_log_probs()[:, 0]
+        assert line["sources"]["vlhmm, vlhmm"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+# ---- pages
+
+
+def test_pages_and_pictures(pplseq, general, personal, whole, tmp_path, options):
+    pytest.importorskip("matplotlib")
+    page, picture = tmp_path / "new" / "page.html", tmp_path / "picture.png"
+    show = ("--html", page, "--png", picture, "--max-words", 20)
+    pplseq("personalize", general, *options, "--stream", personal, *show, "--title", "<mine>")
+    text = page.read_text()
+    assert "&lt;mine&gt;" in text and "Log-likelihood ratio" in text and "Log-odds" in text
+    assert text.count("title=") <= 2 * 20
+    numbers = re.findall(r'<p class="stream" dir="auto"><span class="n">(\d+)</span>', text)
+    assert numbers == [*"28 29 30".split()] * 2
+    assert picture.stat().st_size > 5000
+    page.unlink(), picture.unlink()
+    pplseq("compare-streams", general, whole[1], "--stream", personal, *show)
+    assert "PROPS, state" in page.read_text() and picture.stat().st_size > 5000

@@ -1,0 +1,244 @@
+"""`pplseq personalize`: its numbers, and going on exactly after any interruption."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pplseq.baselines import KneserNey
+from pplseq.cli import stream_runs
+from pplseq.cli.stream_lines import LineWriter
+from pplseq.cli.stream_models import Overheard
+from pplseq.data.text import Text
+from pplseq.data.vocabulary import Vocabulary
+
+
+def lines_of(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# ---- numbers
+
+
+def test_the_lines_are_what_the_learner_says(general, personal, whole, personal_lines):
+    from pplseq.cli.stream_sources import SourceSettings, open_source
+    from pplseq.models import PROPSLearner
+
+    settings = SourceSettings(order=3)
+    first = open_source(general, settings)
+    second = open_source("cache", settings, first.vocabulary)
+    vocabulary = first.vocabulary
+    learner = PROPSLearner([first.source, second.source], len(vocabulary), exponent=0.8, seed=0)
+    lines = [json.loads(line) for line in whole[0].decode().splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, len(personal_lines) + 1))
+    for line, text in zip(lines, personal_lines, strict=True):
+        assert line["words"] == [*text.split(), "<eos>"]
+        assert line["unknown"] == [t for t, word in enumerate(line["words"]) if word not in vocabulary]
+        found = {
+            name: [] for name in ("log_prob", "perturbation", "log_odds", "source_anomaly", "perturbation_anomaly")
+        }
+        for word in vocabulary.encode(line["words"]).tolist():
+            info = learner.learn_one(word)
+            for name, values in found.items():
+                values.append(getattr(info, name))
+        assert line["log_prob"] == pytest.approx(sum(found["log_prob"]), abs=1e-5)
+        assert line["token_log_probs"] == pytest.approx(found.pop("log_prob"), abs=1e-6)
+        for name, values in found.items():
+            assert line[name] == pytest.approx(values, abs=2e-6)
+
+
+def test_sources_are_told_beside_the_model(general, personal, whole, general_lines):
+    lines = [json.loads(line) for line in whole[0].decode().splitlines()]
+    vocabulary = Vocabulary.load(whole[1] / "last" / "vocab.txt")
+    model = KneserNey(3).fit(Text.from_lines([line.split() for line in general_lines], vocabulary))
+    expected = model.log_prob(Text.from_lines([line["words"][:-1] for line in lines], vocabulary))
+    found = [value for line in lines for value in line["sources"]["3-gram, general.txt"]]
+    assert found == pytest.approx(expected.tolist(), abs=1e-6)
+    assert set(lines[0]["sources"]) == {"3-gram, general.txt", "cache"}
+
+
+def test_learning_pays(whole):
+    lines = [json.loads(line) for line in whole[0].decode().splitlines()]
+    late = lines[15:]
+    nats = -sum(line["log_prob"] for line in late)
+    assert nats < -sum(value for line in late for value in line["sources"]["3-gram, general.txt"])
+    last = lines[-1]  # "my" is hardly a general word
+    assert last["log_odds"][last["words"].index("my")] > last["log_odds"][last["words"].index("here")]
+
+
+@pytest.mark.parametrize(
+    "changes", [("--exponent", "0.6"), ("--step-size", "0.02"), ("--by-line",), ("--perturbations", 1)]
+)
+def test_options_reach_the_model(pplseq, general, personal, whole, options, changes, personal_lines):
+    result = pplseq("personalize", general, *options, *changes, "--stream", personal)
+    assert result.stdout.encode() != whole[0] and len(lines_of(result)) == len(personal_lines)
+
+
+def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
+    words = general.replace("ngram:", "words:")
+    lines = lines_of(pplseq("personalize", words, "--perturbations", 3, "--stream", personal))
+    assert all(line["sources"] == {} for line in lines)
+    assert all(value is None for line in lines for value in line["log_odds"])  # infinite
+    assert lines[-1]["log_prob"] > lines[0]["log_prob"]
+
+
+def test_words_outside_the_vocabulary(pplseq, general):
+    def ask(*options):
+        return lines_of(
+            pplseq("personalize", general, *options, input="the zebra sees\n", code=int("error" in options))
+        )
+
+    (line,) = ask()
+    assert line["unknown"] == [1] and None not in line["token_log_probs"]
+    (line,) = ask("--unknown", "skip")
+    assert [value is None for value in line["token_log_probs"]] == [False, True, False, False]
+    (line,) = ask("--unknown", "error")
+    assert "'zebra' is not among" in line["error"] and "words" not in line
+
+
+def test_one_line_in_one_line_out(pplseq, general):
+    text = b"the cat\n\n{broken\n\xff\n" + json.dumps({"text": "my dog", "id": "x"}).encode()
+    lines = lines_of(pplseq("personalize", general, input=text, code=1))
+    assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
+    assert ["error" in line for line in lines] == [False, False, True, True, False]
+    assert lines[1]["words"] == lines[1]["token_log_probs"] == [] and lines[4]["id"] == "x"
+
+
+# ---- interruptions
+
+
+def crash_after(monkeypatch, num_lines):
+    """The process vanishes when that line has been written, whatever else was to be done."""
+
+    class Vanished(BaseException):
+        pass
+
+    write, count = LineWriter.write, [0]
+
+    def counted(self, line):
+        write(self, line)
+        count[0] += 1
+        if count[0] == num_lines:
+            raise Vanished
+
+    monkeypatch.setattr(LineWriter, "write", counted)
+    return Vanished
+
+
+@pytest.mark.parametrize("num_lines,save_every", [(1, 1), (7, 3), (9, 3), (12, 100), (30, 1)])
+def test_killed_between_lines(pplseq, general, personal, whole, tmp_path, monkeypatch, num_lines, save_every, options):
+    out, state = tmp_path / "out", tmp_path / "state"
+    command = ("personalize", general, *options, "--stream", personal, "--out", out, "--state", state)
+    command += ("--save-every", save_every)
+    with monkeypatch.context() as patched:
+        vanished = crash_after(patched, num_lines)
+        with pytest.raises(vanished):
+            pplseq(*command)
+    assert out.read_bytes().count(b"\n") == num_lines
+    pplseq(*command)
+    assert out.read_bytes() == whole[0]
+    assert "no further words" in pplseq(*command).stderr and out.read_bytes() == whole[0]
+    same = [(folder / "last" / "props", sorted(os.listdir(folder / "last" / "props"))) for folder in (state, whole[1])]
+    assert same[0][1] == same[1][1]
+
+
+SCRIPT = "import sys; from pplseq.cli import main; main(sys.argv[1:])"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=["kill", "term", "int"])
+def test_signals_to_a_process(pplseq, general, whole, tmp_path, number, options, personal_lines):
+    """A process that reads from a pipe is ended between two lines; another one takes up the rest."""
+    settings = ["personalize", general, *map(str, options), "--state", str(tmp_path / "state"), "--save-every", "1"]
+    command, found = [sys.executable, "-c", SCRIPT, *settings], b""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        for line in personal_lines[:11]:
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+            found += process.stdout.readline()  # it answers before the next line comes
+        if number is signal.SIGKILL:  # a line is out before it is saved
+            wait_for_line(tmp_path / "state" / "last" / "stream.json", 11)
+        process.send_signal(number)
+        errors = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number], errors
+    assert number is signal.SIGKILL or "stopped behind line 11; saved" in errors
+    rest = pplseq(*settings, input="".join(f"{line}\n" for line in personal_lines[11:]))
+    assert found + rest.stdout.encode() == whole[0]
+
+
+def wait_for_line(path, number):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if json.loads(path.read_text())["record"]["place"][0] == number:
+                return
+        except (FileNotFoundError, ValueError):
+            pass
+        time.sleep(0.02)
+    raise AssertionError(f"line {number} was not saved")
+
+
+def test_the_stream_of_a_file_goes_on_when_it_has_grown(pplseq, general, personal, whole, tmp_path, options):
+    stream, state = tmp_path / "stream", tmp_path / "state"
+    text = personal.read_text().splitlines(keepends=True)
+    found = ""
+    for part in (text[:10], text[10:]):
+        with stream.open("a") as file:
+            file.write("".join(part))
+        found += pplseq("personalize", general, *options, "--stream", stream, "--state", state).stdout
+    assert found.encode() == whole[0]
+    stream.write_text("something else")
+    assert "--rewind" in pplseq("personalize", general, *options, "--stream", stream, "--state", state, code=2).stderr
+    lines = lines_of(pplseq("personalize", general, *options, "--stream", stream, "--state", state, "--rewind"))
+    assert [line["words"][0] for line in lines] == ["something"]
+
+
+def test_scoring_without_learning_changes_no_parameters(
+    pplseq, general, personal, whole, tmp_path, options, personal_lines
+):
+    state = tmp_path / "state"
+    shutil.copytree(whole[1], state)
+    command = ("personalize", general, *options, "--stream", "-", "--state", state, "--no-learn")
+    first, second = (lines_of(pplseq(*command, input="my cat sees my fish here\n"))[0] for _ in range(2))
+    assert first["line"] + 1 == second["line"] == len(personal_lines) + 2
+    assert first["words"] == second["words"]
+    assert "give --state" in pplseq("personalize", general, "--no-learn", code=2).stderr
+    assert "no state of" in pplseq(*command[:-2], tmp_path / "new", "--no-learn", code=2).stderr
+
+
+# ---- pieces
+
+
+def test_overheard_sources_say_what_they_gave():
+    class Plain:
+        name = "plain"
+
+        def predict(self):
+            return np.array([0.25, 0.75, 0.0])
+
+        def observe(self, word):
+            self.seen = word
+
+    source = Overheard(Plain())
+    assert source.name == "plain" and not hasattr(source, "log_prob_of")
+    source.predict()
+    source.observe(1)
+    assert source.log_prob == pytest.approx(math.log(0.75)) and source.source.seen == 1
+    source.predict()
+    source.observe(2)
+    assert source.log_prob == -math.inf
+
+
+def test_infinite_ratios_are_null():
+    from pplseq.cli.stream_words import Line
+
+    line = Line({"line": 1, "words": ["x"] * 3, "unknown": []}, ["x"] * 3, [0] * 3, [True] * 3)
+    never = -math.inf
+    answer = stream_runs.comparison_answer(line, [[never, -1.0, never], [-1.0, never, never]], None)
+    assert answer["token_ratios"] == [None, None, 0.0] and answer["a"] == [None, -1.0, None]
