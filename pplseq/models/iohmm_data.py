@@ -208,7 +208,8 @@ class IOData:
         Args:
             y: outputs: a tensor or array (B, T[, D]), a list of sequences, or one target a sequence, (B,) or (B, D), which
                 then stands at its last step; None where none is known.
-            inputs: a tensor, array, list of sequences, or a mapping from parts to such. lengths: (B,), of tensors.
+            inputs: a tensor, array, list of sequences, or a mapping from parts to such; (B, T) numbers will do for U = 1.
+            lengths: (B,), of tensors.
             states: observed states like y, negative where unknown, or None.
             partly: allow vectors of which some dimensions are missing.
 
@@ -265,8 +266,10 @@ class IOData:
             if source is None:
                 takes = ", ".join(p for p, s in self.sources.items() if s is not None)
                 raise ValueError(f"{name}: this model takes inputs of: {takes or 'no part'}")
-            vectors = source[0] == "vectors"
-            padded[part], own = _padded(value, name, int(vectors), self.reference.dtype if vectors else None)
+            vectors, real = source[0] == "vectors", self.reference.dtype
+            flat = source == ("vectors", 1) and _is_flat(value)  # single numbers, where there is one input
+            padded[part], own = _padded(value, name, int(vectors and not flat), real if vectors else None)
+            padded[part] = padded[part].unsqueeze(-1) if flat else padded[part]
             found |= {} if own is None else {name: own}
         return (padded or None if isinstance(inputs, Mapping) else padded.get("")), found
 

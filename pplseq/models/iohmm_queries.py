@@ -97,8 +97,8 @@ class IOHMMQueries:
 
         Args:
             y, inputs, lengths: the past.
-            future_inputs: of K steps: (B, K, U) or (B, K), or (K, U) or (K,) for all sequences, or a mapping to such; an
-                integer K where the model takes no inputs.
+            future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
+                mapping from parts to such; an integer K where the model takes no inputs.
             num_samples: as for :meth:`production`.
 
         Returns:
@@ -122,17 +122,17 @@ class IOHMMQueries:
         chain = self.posterior(future.x, start=belief, inputs=future.inputs)
         return self._expected(chain.filtered_states().exp(), future.x, future.inputs)
 
-    def _for_all(self, inputs, rows: int):
+    def _for_all(self, inputs, rows: int, part: str | None = None):
         """Future inputs of all sequences where one row was given for all."""
         if isinstance(inputs, Mapping):
-            return {part: self._for_all(value, rows) for part, value in inputs.items()}
-        if isinstance(inputs, (list, tuple)):
-            inputs = np.asarray(inputs)
-        inputs = torch.as_tensor(inputs)
-        whole = 2 if any(source is not None and source[0] == "symbols" for source in self.sources.values()) else 3
-        if inputs.is_floating_point():
-            whole = 3
-        return inputs.expand(rows, *inputs.shape) if inputs.dim() == whole - 1 else inputs
+            return {part: self._for_all(value, rows, part) for part, value in inputs.items()}
+        sources = [source for name, source in self.sources.items() if source is not None and part in (None, name)]
+        inputs = torch.as_tensor(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs)
+        plain = (
+            ("vectors", 1) in sources and inputs.dim() < 3 and inputs.shape[-1] != 1
+        )  # numbers, where there is one input
+        one_row = 1 if plain or any(kind == "symbols" for kind, _ in sources) else 2
+        return inputs.expand(rows, *inputs.shape) if inputs.dim() == one_row else inputs
 
     # ---------------------------------------------------------------- states and samples
     def filter(self, y, inputs=None, lengths=None):
