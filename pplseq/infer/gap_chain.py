@@ -16,7 +16,8 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Ste
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer import gaps as gap
 from pplseq.infer.block_chain import BlockChain
-from pplseq.infer.chain import DenseChain, Factors, MissingWords, PairMarginals, StateMarginals, query
+from pplseq.infer.chain import Factors, MissingWords, PairMarginals, StateMarginals, query
+from pplseq.infer.dense_chain import DenseChain
 from pplseq.infer.kernels import path_scan, scan
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pplseq.distributions.dense import Emission
 from pplseq.distributions.second_order import SecondOrderTransition
-from pplseq.infer.chain import DenseChain, ExpectedCounts, Factors, StateMarginals, query
+from pplseq.infer.chain import ExpectedCounts, Factors, StateMarginals, query
+from pplseq.infer.dense_chain import DenseChain
 from pplseq.infer.kernels import second_order
 from pplseq.infer.kernels.scan import Forward, forward_in_log_space
 
