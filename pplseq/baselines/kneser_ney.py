@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -170,6 +171,21 @@ class KneserNey:
             probs *= order.backoff[gram]
             probs[order.keys[first:last] - gram * (num_words + 1)] = order.probs[first:last]
         return np.log(probs)
+
+    def log_prob_of(self, word: int, context: Sequence[int] = ()) -> float:
+        """Log-probability of one id behind a line's ids so far, nats: as `next_word`, at a cost independent of V."""
+        self._check_fitted()
+        num_words = len(self.vocabulary)
+        if not 0 <= word < num_words:
+            raise ValueError(f"word: expected an id from 0 to {num_words - 1}, got {word}")
+        ids, prob = np.array([num_words, *context], dtype=np.int64), float(self._unigram_probs[word])
+        for length, order in enumerate(self._orders[: len(ids)], start=1):
+            gram = self._gram(ids[-length:])
+            if gram < 0:
+                break
+            found = int(order.find(np.array([gram * (num_words + 1) + word]))[0])
+            prob = float(order.probs[found]) if found >= 0 else float(order.backoff[gram]) * prob
+        return math.log(prob) if prob > 0 else -math.inf
 
     def _gram(self, ids: np.ndarray) -> int:
         """The number of an n-gram, -1 if never seen."""

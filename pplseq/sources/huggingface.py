@@ -1,0 +1,174 @@
+"""A Hugging Face causal language model as a source of words.
+
+Its tokens are pieces of words, a stream's tokens are words. The word w behind a context c is the pieces s_1..s_k of " w",
+followed by the beginning of another word:
+
+    p(w | c) = prod_i q(s_i | c s_1..s_{i-1}) * q(some piece that begins a word, or the end | c s_1..s_k)
+
+where q is the model. Over all strings these are probabilities; over the V words of a vocabulary they sum to less than one,
+and what is left is the unknown word's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.data.vocabulary import Vocabulary
+
+BATCH = 64  # contexts that go through the network at once
+LEAST = 1e-12  # probability of the unknown word, where the others leave nothing
+
+
+class HuggingFaceSource:
+    """A causal language model of the `transformers` library over the words of a vocabulary.
+
+    Args:
+        model: takes ``input_ids`` (B, t) and gives ``.logits`` (B, t, S) over S pieces.
+        tokenizer: ``encode(text, add_special_tokens=False)`` to pieces and ``convert_ids_to_tokens(ids)`` to their spelling,
+            in which pieces that begin a word start with a mark (GPT-2's and Llama's do).
+        vocabulary: of the stream; it must have an unknown word. `<eos>` is a line's end, "\\n" to the model.
+        start: pieces before the first word; default: the tokenizer's beginning or end of text.
+        max_context: pieces the model reads at most.
+
+    Cost: ``log_prob_of`` reads the context twice, whatever V is (the unknown word's needs all V); ``predict`` reads it once
+    for each beginning of a word that other words share, which is some thousands of times, so it is for small vocabularies.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        vocabulary: Vocabulary,
+        *,
+        start: list[int] | None = None,
+        max_context: int = 512,
+    ):
+        if vocabulary.unknown_id is None:
+            raise ValueError(
+                f"vocabulary: it needs an unknown word, which takes what the other {len(vocabulary)} words leave; build it "
+                "with min_count=2 or max_size"
+            )
+        self.model, self.tokenizer, self.vocabulary = model.eval(), tokenizer, vocabulary
+        self.num_words, self.max_context = len(vocabulary), max_context
+        self.name = getattr(model, "name_or_path", None) or type(model).__name__
+        if start is None:
+            first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+            if first is None:
+                raise ValueError("start: the tokenizer has no beginning of text; give the pieces before the first word")
+            start = [first]
+        self.start, self.device = list(start), next(model.parameters()).device
+        self.pieces = [self._spell(word) for word in vocabulary.words]
+        num_pieces = int(model.get_output_embeddings().weight.shape[0])
+        self._begins = torch.tensor(self._word_beginnings(num_pieces), device=self.device)
+        self.context: list[int] = list(self.start)
+        self._known: np.ndarray | None = None  # (V,) probabilities of the next word, once somebody asked for all
+
+    @classmethod
+    def from_pretrained(cls, name: str, vocabulary: Vocabulary, **options: Any) -> HuggingFaceSource:
+        """The named model and its tokenizer, from a local folder or the Hugging Face hub.
+
+        Raises:
+            ImportError: naming the extra to install.
+        """
+        try:
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+        except ImportError as error:
+            raise ImportError('Hugging Face models need transformers: pip install "pplseq[huggingface]"') from error
+        model = AutoModelForCausalLM.from_pretrained(name)
+        return cls(model, AutoTokenizer.from_pretrained(name), vocabulary, **options)
+
+    def _spell(self, word: str) -> list[int]:
+        if word == self.vocabulary.eos:
+            return self.tokenizer.encode("\n", add_special_tokens=False)
+        return self.tokenizer.encode(" " + word, add_special_tokens=False)
+
+    def _word_beginnings(self, num_pieces: int) -> list[bool]:
+        """Which pieces cannot go on with a word: they begin one, or a line, or are special."""
+        size = min(len(self.tokenizer), num_pieces)
+        special = set(self.tokenizer.all_special_ids)
+        names = self.tokenizer.convert_ids_to_tokens(list(range(size)))
+        marks = (
+            "\u0120",
+            "\u2581",
+            "\u010a",
+            " ",
+            "\n",
+        )  # space and line end, as byte-level and sentence pieces write them
+        flags = [n in special or (name or "").startswith(marks) for n, name in enumerate(names)]
+        return flags + [False] * (num_pieces - size)
+
+    @torch.no_grad()
+    def _read(self, contexts: list[list[int]]) -> Tensor:
+        """(N, S) log-probabilities of the next piece behind each context."""
+        rows = []
+        for first in range(0, len(contexts), BATCH):
+            batch = [context[-self.max_context :] for context in contexts[first : first + BATCH]]
+            longest = max(map(len, batch))
+            # padded behind, where a causal model does not look
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row in batch], device=self.device)
+            ends = torch.tensor([len(row) - 1 for row in batch], device=self.device)
+            logits = self.model(input_ids=ids).logits[torch.arange(len(batch), device=self.device), ends]
+            rows.append(torch.log_softmax(logits.double(), -1))
+        return torch.cat(rows)
+
+    def _log_prob_of_pieces(self, pieces: list[int]) -> float:
+        contexts = [self.context + pieces[:n] for n in range(len(pieces) + 1)]
+        rows = self._read(contexts)
+        spelled = sum(float(rows[n, piece]) for n, piece in enumerate(pieces))
+        return spelled + float(torch.logsumexp(rows[-1][self._begins], 0))
+
+    def log_prob_of(self, y: int) -> float:
+        """log p(y), nats."""
+        if y == self.vocabulary.unknown_id or self._known is not None:
+            return math.log(self.predict()[y])
+        return self._log_prob_of_pieces(self.pieces[y])
+
+    @torch.no_grad()
+    def predict(self) -> np.ndarray:
+        """(V,) probabilities; the unknown word has what the others leave."""
+        if self._known is not None:
+            return self._known
+        prefixes = sorted({tuple(pieces[:n]) for pieces in self.pieces for n in range(len(pieces) + 1)})
+        number = {prefix: n for n, prefix in enumerate(prefixes)}
+        after, ends = {}, np.empty(len(prefixes))
+        wanted: dict[tuple[int, ...], set[int]] = {}
+        for pieces in self.pieces:
+            for n, piece in enumerate(pieces):
+                wanted.setdefault(tuple(pieces[:n]), set()).add(piece)
+        for first in range(0, len(prefixes), BATCH):
+            part = prefixes[first : first + BATCH]
+            rows = self._read([self.context + list(prefix) for prefix in part])
+            ends[first : first + len(part)] = torch.logsumexp(rows[:, self._begins], -1).cpu().numpy()
+            for prefix, row in zip(part, rows, strict=True):
+                after |= {(prefix, piece): float(row[piece]) for piece in wanted.get(prefix, ())}
+        probs = np.zeros(self.num_words)
+        for word, pieces in enumerate(self.pieces):
+            spelled = sum(after[tuple(pieces[:n]), piece] for n, piece in enumerate(pieces))
+            probs[word] = math.exp(spelled + ends[number[tuple(pieces)]])
+        unknown = self.vocabulary.unknown_id
+        probs[unknown] = 0.0
+        probs[unknown] = max(1 - probs.sum(), LEAST)
+        self._known = probs / probs.sum()
+        return self._known
+
+    def observe(self, y: int) -> None:
+        """The word's pieces join the context."""
+        self.context = (self.context + self.pieces[y])[-self.max_context :]
+        self._known = None
+
+    def reset(self) -> None:
+        """A new sequence: the context is empty."""
+        self.context, self._known = list(self.start), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The context, in pieces."""
+        return {"context": list(self.context)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a context."""
+        self.context, self._known = [int(piece) for piece in state["context"]], None

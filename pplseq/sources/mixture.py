@@ -1,0 +1,94 @@
+"""Several sources as one: a mixture with fixed or learned weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pplseq.sources.protocol import CheckedSource, Source, source_state
+
+
+class MixtureSource:
+    """p(y) = sum_i w_i p_i(y), as in a language model beside a cache.
+
+    Args:
+        sources: at least one, over the same words.
+        weights: (n,) non-negative, scaled to sum to one; default: equal.
+        learn: update the weights by online EM after every token, w += (r - w) / (t + 1)^exponent with the sources'
+            responsibilities r for the token.
+        exponent: of the step size, in (1/2, 1].
+
+    Source: Kuhn and De Mori, A cache-based natural language model (1990), for the mixture; Cappe and Moulines (2009), for
+        the online EM.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        weights: Sequence[float] | None = None,
+        *,
+        learn: bool = False,
+        exponent: float = 0.8,
+        name: str = "mixture",
+    ):
+        if not sources:
+            raise ValueError("sources: expected at least one")
+        sizes = {source.num_words for source in sources}
+        if len(sizes) > 1:
+            raise ValueError(f"sources: they must have the same words, got {sorted(sizes)} of them")
+        weights = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
+        if weights.shape != (len(sources),) or not (weights >= 0).all() or not 0 < weights.sum() < math.inf:
+            raise ValueError(
+                f"weights: expected {len(sources)} non-negative numbers with a positive sum, got {weights}"
+            )
+        if not 0.5 < exponent <= 1:
+            raise ValueError(f"exponent: expected above 1/2 and at most 1, got {exponent}")
+        self.sources = [CheckedSource(source) for source in sources]
+        self.num_words, self.name, self.learn, self.exponent = sizes.pop(), name, learn, exponent
+        self.weights, self.num_steps = weights / weights.sum(), 0
+
+    def predict(self) -> np.ndarray:
+        """(V,) the mixture."""
+        return sum(w * source.predict() for w, source in zip(self.weights, self.sources, strict=True))
+
+    def log_prob_of(self, y: int) -> float:
+        """log p(y), nats."""
+        self._parts = int(y), self._probs_of(y)
+        total = float(self.weights @ self._parts[1])
+        return math.log(total) if total > 0 else -math.inf
+
+    def observe(self, y: int) -> None:
+        """All sources observe; the weights move if they are learned."""
+        asked, parts = getattr(self, "_parts", (None, None))
+        if self.learn:
+            parts = self._probs_of(y) if asked != y else parts
+            joint = self.weights * parts
+            if joint.sum() > 0:
+                self.num_steps += 1
+                step = (self.num_steps + 1) ** -self.exponent
+                self.weights = self.weights + step * (joint / joint.sum() - self.weights)
+        self._parts = None, None
+        for source in self.sources:
+            source.source.observe(y)
+
+    def _probs_of(self, y: int) -> np.ndarray:
+        return np.exp([source.log_prob_of(y) for source in self.sources])
+
+    def reset(self) -> None:
+        """All sources begin a new sequence."""
+        for source in self.sources:
+            source.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and the states of all sources."""
+        parts = [source_state(source.source, source.name) for source in self.sources]
+        return {"weights": self.weights.tolist(), "num_steps": self.num_steps, "sources": parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+        self.weights, self.num_steps = np.asarray(state["weights"], dtype=np.float64), int(state["num_steps"])
+        for source, part in zip(self.sources, state["sources"], strict=True):
+            source.load_state_dict(part)

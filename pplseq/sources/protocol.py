@@ -1,0 +1,160 @@
+"""What a source is, and a guard that checks what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+TOLERANCE = 1e-3  # how far probabilities may be from a sum of one: those of float32 networks are off by about 1e-6
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Predicts the next token of a stream, then observes it.
+
+    Beside these four, a source may have ``log_prob_of(y)``, log p of one token without the other V - 1;
+    ``log_probs(tokens)``, a whole stream at once from where the source stands; and ``state_dict()`` with
+    ``load_state_dict(state)``, numbers, lists and arrays from which it goes on exactly.
+    """
+
+    num_words: int
+
+    def predict(self) -> np.ndarray:
+        """(V,) probabilities of the next token given those observed."""
+        ...
+
+    def observe(self, y: int) -> None:
+        """Takes notice of the token that came."""
+        ...
+
+    def reset(self) -> None:
+        """A new sequence begins: forget the context, keep what was learned."""
+        ...
+
+
+def check_probs(probs: Any, num_words: int, name: str = "source") -> np.ndarray:
+    """(V,) float64 probabilities, or an error that names the source.
+
+    Raises:
+        ValueError: another shape, NaN, a negative probability, or a sum that is not one.
+    """
+    probs = np.asarray(probs, dtype=np.float64)
+    if probs.shape != (num_words,):
+        raise ValueError(
+            f"{name}: predict() must give ({num_words},) probabilities, one a word; got shape {probs.shape}"
+        )
+    total = float(probs.sum())
+    if not math.isfinite(total):
+        where = int(np.flatnonzero(~np.isfinite(probs))[0])
+        raise ValueError(
+            f"{name}: the probability of word {where} is {probs[where]}; look for a division by zero in it"
+        )
+    if (low := float(probs.min())) < 0:
+        raise ValueError(
+            f"{name}: the probability of word {int(probs.argmin())} is {low:.4g}; are these log-probabilities?"
+        )
+    if abs(total - 1) > TOLERANCE:
+        raise ValueError(f"{name}: its probabilities sum to {total:.6g} instead of 1; divide them by their sum")
+    return probs
+
+
+class CheckedSource:
+    """A source whose every answer is checked, and which must be asked before it is told.
+
+    Args:
+        source: what is guarded.
+        name: for messages; default: its own ``name``, or its class.
+
+    Raises:
+        ValueError: from ``predict`` and ``log_prob_of``: NaN, negative or unnormalised probabilities, a wrong size.
+        RuntimeError: from ``observe``: the source was not asked before. It would have seen a token that it has yet to predict.
+    """
+
+    def __init__(self, source: Source, name: str | None = None):
+        for method in ("predict", "observe", "reset"):
+            if not callable(getattr(source, method, None)):
+                raise TypeError(
+                    f"source: expected an object with predict(), observe(y) and reset(), got {type(source).__name__} without "
+                    f"{method}; wrap a function of the prefix in pplseq.sources.CallableSource"
+                )
+        self.source, self.num_words = source, source.num_words
+        self.name = name or getattr(source, "name", None) or type(source).__name__
+        self._asked = False
+
+    def predict(self) -> np.ndarray:
+        """(V,) checked probabilities."""
+        probs = check_probs(self.source.predict(), self.num_words, self.name)
+        self._asked = True
+        return probs
+
+    def log_prob_of(self, y: int) -> float:
+        """log p(y), nats: by the source's own short way where it has one."""
+        self._check_token(y)
+        if not hasattr(self.source, "log_prob_of"):
+            with np.errstate(divide="ignore"):
+                return float(np.log(self.predict()[y]))
+        value = float(self.source.log_prob_of(y))
+        if not value <= 1e-6:  # NaN as well
+            raise ValueError(f"{self.name}: log p of word {y} is {value}, but no probability is above 1")
+        self._asked = True
+        return min(value, 0.0)
+
+    def observe(self, y: int) -> None:
+        """Tells the source which token came."""
+        self._check_token(y)
+        if not self._asked:
+            raise RuntimeError(
+                f"{self.name}: observe({y}) before predict(): a source must be asked for each token before it is told. To "
+                "read a context that nobody predicts, use source.source.observe"
+            )
+        self._asked = False
+        self.source.observe(y)
+
+    def reset(self) -> None:
+        """A new sequence begins."""
+        self._asked = False
+        self.source.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The source's own state."""
+        return source_state(self.source, self.name)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+        self._asked = False
+        self.source.load_state_dict(state)
+
+    def _check_token(self, y: int) -> None:
+        if not 0 <= y < self.num_words:
+            raise ValueError(
+                f"{self.name}: token {y} is not in 0..{self.num_words - 1}; encode words with the source's vocabulary, and "
+                "unknown ones as its unknown word"
+            )
+
+
+def source_state(source: Any, name: str) -> dict[str, Any]:
+    """``source.state_dict()``, or a TypeError that says what is missing."""
+    if not hasattr(source, "state_dict"):
+        raise TypeError(
+            f"{name}: it has no state_dict(), so it cannot be saved; add state_dict() and load_state_dict(), or start it anew"
+        )
+    return source.state_dict()
+
+
+def stream_log_probs(source: Source, tokens: Iterable[int]) -> np.ndarray:
+    """(T,) log p(y_t | y_1..y_{t-1}) of a stream, nats, by a source that goes on from where it stands.
+
+    Takes the source's ``log_probs`` where it has one, which is faster and leaves the source where it was; otherwise the
+    source has observed the tokens afterwards.
+    """
+    tokens = np.asarray(list(tokens) if not isinstance(tokens, np.ndarray) else tokens)
+    if hasattr(source, "log_probs"):
+        return np.asarray(source.log_probs(tokens))
+    checked, values = CheckedSource(source), np.empty(len(tokens))
+    for t, y in enumerate(tokens.tolist()):
+        values[t] = checked.log_prob_of(y)
+        checked.observe(y)
+    return values

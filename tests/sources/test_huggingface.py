@@ -1,0 +1,98 @@
+"""A causal language model over pieces of words, as a source of words: tiny, with random weights."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.data import Vocabulary
+from pplseq.sources import HuggingFaceSource
+
+transformers = pytest.importorskip("transformers")
+
+
+class Letters:
+    """A tokenizer whose pieces are letters, a space before a word's first one."""
+
+    bos_token_id, eos_token_id, all_special_ids = None, 0, [0]
+    names = ["<|end|>", "\n", " a", " b", "a", "b"]
+
+    def __len__(self):
+        return len(self.names)
+
+    def encode(self, text, add_special_tokens=False):
+        if text == "\n":
+            return [1]
+        word = text[1:].replace("<unk>", "bbb")
+        return [2 + "ab".index(word[0])] + [4 + "ab".index(letter) for letter in word[1:]]
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.names[n] for n in ids]
+
+
+@pytest.fixture(scope="module")
+def source():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=6, n_positions=32, n_embd=8, n_layer=1, n_head=2, initializer_range=1.0)
+    vocabulary = Vocabulary(("a", "b", "ab", "abb", "ba", "<eos>", "<unk>"))
+    return HuggingFaceSource(transformers.GPT2LMHeadModel(config).double(), Letters(), vocabulary)
+
+
+def slow_log_prob(source, context, pieces):
+    """Piece by piece, the network read anew for each."""
+    total, ids = 0.0, list(context)
+    for piece in pieces:
+        total += float(torch.log_softmax(source.model(input_ids=torch.tensor([ids])).logits[0, -1], -1)[piece])
+        ids.append(piece)
+    last = torch.softmax(source.model(input_ids=torch.tensor([ids])).logits[0, -1], -1)
+    return total + math.log(float(last[:4].sum()))  # end, line end, " a", " b": a word is over
+
+
+@torch.no_grad()
+def test_words_out_of_pieces(source):
+    source.reset()
+    for y in [2, 0, 5, 4, 3]:
+        context = list(source.context)
+        one_by_one = [source.log_prob_of(word) for word in range(6)]
+        probs = source.predict()
+        np.testing.assert_allclose(probs.sum(), 1)
+        for word in range(6):
+            expected = slow_log_prob(source, context, source.pieces[word])
+            np.testing.assert_allclose([one_by_one[word], np.log(probs[word])], expected, rtol=1e-9)
+        np.testing.assert_allclose(source.log_prob_of(6), np.log(1 - probs[:6].sum()), rtol=1e-6)
+        source.observe(y)
+        assert source.context == context + source.pieces[y]
+
+
+@torch.no_grad()
+def test_all_strings_of_letters_share_the_mass(source):
+    """Words of up to 3 letters, and beginnings of longer ones: with the line's end they make up everything."""
+    source.reset()
+    total = sum(
+        math.exp(slow_log_prob(source, source.context, [2 + w[0], *(4 + letter for letter in w[1:])]))
+        for n in (1, 2, 3)
+        for w in itertools.product(range(2), repeat=n)
+    )
+    rows = source._read([source.context])[0].exp()
+    longer = 0.0
+    for w in itertools.product(range(2), repeat=3):
+        pieces, ids, prob = [2 + w[0], *(4 + letter for letter in w[1:])], list(source.context), 1.0
+        for piece in pieces:
+            prob *= float(source._read([ids])[0, piece].exp())
+            ids.append(piece)
+        longer += prob * float(source._read([ids])[0, 4:].exp().sum())
+    # a word may begin with a letter that no space stands before only in the middle of a line's first word
+    np.testing.assert_allclose(total + longer, float(rows[2:4].sum()), rtol=1e-9)
+
+
+def test_state_and_errors(source):
+    source.reset()
+    source.observe(3)
+    state, before = source.state_dict(), source.predict()
+    source.observe(1)
+    source.load_state_dict(state)
+    np.testing.assert_array_equal(source.predict(), before)
+    with pytest.raises(ValueError, match="unknown word"):
+        HuggingFaceSource(source.model, Letters(), Vocabulary(("a", "<eos>"), unknown=None))
