@@ -77,6 +77,13 @@ class ConditionalEmission(Emission):
         return self.at(inputs).word_log_prob(state_log_prob)
 
 
+class Bits(dist.Bernoulli):
+    """A Bernoulli distribution of which outcomes may be certain: infinite logits give 0 and -inf, not NaN."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(torch.where(value > 0.5, self.logits, -self.logits))
+
+
 class BernoulliEmission(Emission):
     """p(x | z) = prod_d p_zd^x_d (1 - p_zd)^(1 - x_d) over vectors of D bits.
 
@@ -101,12 +108,10 @@ class BernoulliEmission(Emission):
     def log_likelihood(self, obs: Tensor) -> Tensor:
         if obs.shape[-1:] != self.event_shape:
             raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")
-        obs = obs.to(self.logits).unsqueeze(-2)
-        # log p of the outcome that came: certain ones must not multiply 0 by infinity
-        return torch.nn.functional.logsigmoid(torch.where(obs > 0.5, self.logits, -self.logits)).sum(-1)
+        return Bits(logits=self.logits, validate_args=False).log_prob(obs.unsqueeze(-2)).sum(-1)
 
     def distribution(self, state: Tensor) -> dist.TorchDistribution:
-        return dist.Bernoulli(logits=take_rows(self.logits, state), validate_args=False).to_event(1)
+        return Bits(logits=take_rows(self.logits, state), validate_args=False).to_event(1)
 
 
 class CoordinateEmission(Emission):

@@ -41,6 +41,9 @@ class Network(nn.Module):
         super().__init__()
         self.shape = torch.Size(shape)
 
+    def extra_repr(self) -> str:
+        return f"{tuple(self.shape)}"
+
     def forward(self, inputs: Tensor) -> Tensor:
         """(*B, *shape) for inputs (*B[, U])."""
         raise NotImplementedError

@@ -225,6 +225,11 @@ def test_certain_bits():
     got = emission.log_likelihood(torch.tensor([[0, 1], [1, 1]]))
     close(got.exp(), torch.tensor([[1.0, 0.375], [0.0, 0.125]], dtype=F64))
     assert torch.equal(emission.distribution(torch.tensor([0])).sample(), torch.tensor([[0.0, 1.0]], dtype=F64))
+    given = emission.distribution(torch.tensor([0, 1])).expand([2, 2])
+    close(
+        given.log_prob(torch.tensor([[0.0, 1.0], [0.0, 0.0]])).exp(),
+        torch.tensor([[1.0, 0.375], [1.0, 0.375]], dtype=F64),
+    )
     with pytest.raises(ValueError, match="obs must end in dimension D = 2"):
         emission.log_likelihood(torch.zeros(3))
 
