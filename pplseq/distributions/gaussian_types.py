@@ -70,10 +70,14 @@ class LinearEvidence:
         return self.whiten(self.loadings)
 
     @property
-    def vector(self) -> Tensor:
+    def weighted_loadings(self) -> Tensor:
+        """(n, h) R' R M."""
         white = self.white_loadings
-        weighted = white * self.whitener.unsqueeze(-1) if self.whitener.dim() == 1 else self.whitener.mT @ white
-        return self.residual @ weighted
+        return white * self.whitener.unsqueeze(-1) if self.whitener.dim() == 1 else self.whitener.mT @ white
+
+    @property
+    def vector(self) -> Tensor:
+        return self.residual @ self.weighted_loadings
 
     @property
     def matrix(self) -> Tensor:

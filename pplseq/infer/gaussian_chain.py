@@ -19,6 +19,7 @@ from pplseq.infer.gaussian_input import Dynamics, flatten
 from pplseq.infer.gaussian_path import CovariancePath, PathInput
 from pplseq.infer.gaussian_smoothed_path import SmoothedPath
 from pplseq.infer.gaussian_states import GaussianForecast, GaussianStates, Innovations, StepCovariances
+from pplseq.infer.kernels import kalman_means
 from pplseq.infer.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 __all__ = ["Dynamics", "GaussianChain"]
@@ -128,6 +129,35 @@ class GaussianChain:
             PathInput(*matrices, information, loadings, seen, flat.num_steps, len(flat.mean), tol, self.tol is None)
         )
 
+    # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
+    @property
+    def _is_lean(self) -> bool:
+        """Whether means come from :mod:`~pplseq.infer.kernels.kalman_means`; what follows is their twin."""
+        flat, evidence = self.flat, self.flat.evidence
+        if not isinstance(evidence, LinearEvidence) or flat.matrix.shape[:2] != (1, 1) or self._path.index.dim() > 1:
+            return False
+        return not torch.is_grad_enabled() or not any(
+            value is not None and value.requires_grad
+            for value in (
+                flat.mean, flat.covariance, flat.matrix, flat.noise, flat.offset,
+                evidence.residual, evidence.loadings, evidence.whitener, evidence.normalizer,
+            )
+        )  # fmt: skip
+
+    @once
+    def _observed(self) -> kalman_means.Observed:
+        flat = self.flat
+        return kalman_means.Observed(flat.evidence.residual, flat.evidence.loadings, flat.matrix[0, 0], flat.offset)
+
+    @once
+    def _filtered(self) -> tuple[Tensor, Tensor]:
+        """Means, and the squared length of white innovations."""
+        whitener, dtype, path = self.flat.evidence.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
+        return kalman_means.filter_means(
+            self._observed, self.flat.mean, self._which.runs, lambda node: path.step_of_means(node, whitener).to(dtype)
+        )
+
+    # ---------------------------------------------------------------- whatever the evidence
     @once
     def _vector(self) -> Tensor:
         """(T, R, h), zero without evidence."""
@@ -154,6 +184,8 @@ class GaussianChain:
     @once
     def _means(self) -> Tensor:
         """(T, R, h) E[x_t | y_1..y_t]; meaningless at padded steps."""
+        if self._is_lean:
+            return self._filtered[0]
         flat, path, which = self.flat, self._path, self._which
         carry = self._table("carry")
         inputs = apply_matrices(self._table("filtered"), which, self._vector)
@@ -188,13 +220,15 @@ class GaussianChain:
     @once
     def _step_log_probs(self) -> Tensor:
         """(T, R) log p(y_t | y_<t) = constant + (vector' x_t|t + surprise' x_t|t-1 - log det(I + Lam P)) / 2."""
-        flat, surprise = self.flat, self._surprise
-        from_past = torch.cat(
-            [(flat.mean * surprise[0]).sum(-1)[None], _dot(self._step_means(self._means), surprise[1:])]
-        )
-        half_log_det = self._table("half_log_det")[self._path.index]
-        half_log_det = half_log_det.unsqueeze(-1) if half_log_det.dim() == 1 else half_log_det
-        result = self._constant + (_dot(self._vector, self._means) + from_past) / 2 - half_log_det
+        flat, index = self.flat, self._path.index
+        half_log_det = self._table("half_log_det")[index]
+        half_log_det = half_log_det.unsqueeze(-1) if index.dim() == 1 else half_log_det
+        if self._is_lean:
+            result = flat.evidence.normalizer - self._filtered[1] / 2 - half_log_det
+        else:
+            first = (flat.mean * self._surprise[0]).sum(-1)[None]
+            from_past = torch.cat([first, _dot(self._step_means(self._means), self._surprise[1:])])
+            result = self._constant + (_dot(self._vector, self._means) + from_past) / 2 - half_log_det
         return result if flat.used is None else torch.where(flat.used, result, 0.0)
 
     # ---------------------------------------------------------------- likelihood and filtering
@@ -242,7 +276,7 @@ class GaussianChain:
         return self._states(self._means, self._covariances("filtered"))
 
     def _covariances(self, name: str) -> StepCovariances:
-        return StepCovariances(self._table(name), self._path.index, self.batch_shape, self.flat.valid)
+        return StepCovariances.later(lambda: (self._table(name), self._path.index), self.batch_shape, self.flat.valid)
 
     def _states(self, means: Tensor, covariances: StepCovariances) -> GaussianStates:
         if self.flat.valid is not None:
@@ -261,6 +295,12 @@ class GaussianChain:
             return self._means
         path = self._path
         links = MatrixIndex(path.index[:-1], path.num_nodes)
+        if self._is_lean:
+            evidence, dtype = self.flat.evidence, self.flat.mean.dtype
+            return kalman_means.smooth_means(
+                self._observed, evidence.weighted_loadings, self.flat.used, self._means, links.runs,
+                lambda node: path.step_back(node).to(dtype),
+            )  # fmt: skip
         # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it
         surprise = self._surprise[1:]
         adjoint = recursion(
@@ -271,9 +311,11 @@ class GaussianChain:
 
     def smoothed_states(self) -> GaussianStates:
         """p(x_t | all observations of the row)."""
-        path = self._smoothed_path
-        table = path.smoothed.to(self.flat.mean.dtype)
-        covariances = StepCovariances(table, path.index, self.batch_shape, self.flat.valid)
+
+        def make():
+            return self._smoothed_path.smoothed.to(self.flat.mean.dtype), self._smoothed_path.index
+
+        covariances = StepCovariances.later(make, self.batch_shape, self.flat.valid)
         return self._states(self._smoothed_means, covariances)
 
     def lag_one_covariances(self) -> StepCovariances:

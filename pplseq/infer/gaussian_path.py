@@ -8,6 +8,7 @@ They are computed in double precision whatever the means are computed in: there 
 
 from __future__ import annotations
 
+import bisect
 import math
 import warnings
 from functools import cached_property
@@ -86,6 +87,7 @@ class CovariancePath:
         self._parts: list[kalman.Updated | kalman.UpdatedByNumbers] = []
         self._observed: list[Tensor] = []  # what observations add: information, or loadings of white numbers
         self._place: list[tuple[int, int, int]] = []  # of a filtered node: predicted node, step, row
+        self._begin: list[int] = []  # first node of each part
         self._filtered: list[Tensor] = []
         self._moved: dict[int, Tensor] = {}  # filtered node -> A Sigma
         h = given.start.shape[-1]
@@ -153,6 +155,7 @@ class CovariancePath:
         else:
             careful = torch.finfo(DOUBLE).eps * precision > CAREFUL
             part = kalman.update_by_numbers(before, observed, careful)
+        self._begin.append(len(self._filtered))
         self._parts.append(part)
         self._observed.append(observed)
         self._filtered.extend(part.filtered)
@@ -245,13 +248,29 @@ class CovariancePath:
 
     def _carry_of(self, node: int) -> Tensor:
         """(h, h) W of one node."""
-        for part, observed in zip(self._parts, self._observed, strict=True):
-            if node < len(part.filtered):
-                if self.given.loadings is None:
-                    return part.carry[node]
-                return self._identity - part.gain[node] @ observed[min(node, len(observed) - 1)]
-            node -= len(part.filtered)
-        raise IndexError(node)
+        part, i = self._find(node)
+        if self.given.loadings is None:
+            return self._parts[part].carry[i]
+        observed = self._observed[part]
+        return self._identity - self._parts[part].gain[i] @ observed[min(i, len(observed) - 1)]
+
+    def _find(self, node: int) -> tuple[int, int]:
+        """The part a node is in, and where there."""
+        part = bisect.bisect_right(self._begin, node) - 1
+        return part, node - self._begin[part]
+
+    def step_of_means(self, node: int, whitener: Tensor) -> Tensor:
+        """(n, h + n) transposes of K R and L^-1 R side by side: what an innovation that is not white does at one node."""
+        both = torch.cat([self.kalman_gain[node].mT, self.whitener[node].mT], 1)
+        return whitener.unsqueeze(-1) * both if whitener.dim() == 1 else whitener.mT @ both
+
+    def step_back(self, node: int) -> Tensor:
+        """(h, 2 h) A W and A Sigma side by side: what the smoother needs of one node."""
+        matrix = self.matrix[node if len(self.matrix) > 1 else 0]
+        part, i = self._find(node)
+        observed = self._observed[part]
+        loop = matrix - (matrix @ self._parts[part].gain[i]) @ observed[min(i, len(observed) - 1)]
+        return torch.cat([loop, self._moved[node]], 1)
 
     # ---------------------------------------------------------------- all nodes at once, made when they are asked for
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,31 @@ class StepCovariances:
     """
 
     def __init__(self, table: Tensor, index: Tensor, batch_shape: torch.Size, valid: Tensor | None = None):
-        self.table, self.index, self.batch_shape, self.valid = table, index, torch.Size(batch_shape), valid
+        self._made: tuple[Tensor, Tensor] | None = (table, index)
+        self.batch_shape, self.valid = torch.Size(batch_shape), valid
+
+    @classmethod
+    def later(cls, make: Callable[[], tuple[Tensor, Tensor]], batch_shape: torch.Size, valid: Tensor | None = None):
+        """With table and index made when first asked for: means alone cost nothing of them. Gradients are as of now."""
+        new = cls.__new__(cls)
+        new._made, new._make, new._with_gradient = None, make, torch.is_grad_enabled()
+        new.batch_shape, new.valid = torch.Size(batch_shape), valid
+        return new
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        if self._made is None:
+            with torch.set_grad_enabled(self._with_gradient):
+                self._made = self._make()
+            del self._make
+        return self._made
+
+    @property
+    def table(self) -> Tensor:
+        return self._parts()[0]
+
+    @property
+    def index(self) -> Tensor:
+        return self._parts()[1]
 
     def __len__(self) -> int:
         return len(self.index)
