@@ -111,7 +111,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
     the same numbers, and with --out to the same file; given stdin, with the next line that comes.
     """
     from pplseq.cli import stream_runs
-    from pplseq.cli.stream_models import make_personal
+    from pplseq.cli.stream_models import make_personal, personal_name
     from pplseq.cli.stream_options import open_all, open_encoder, prepare, source_settings
     from pplseq.cli.stream_words import Shown
     from pplseq.infer.checkpoint import only_one_run
@@ -137,7 +137,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
             create=not options["no_learn"],
         )
         encoder = open_encoder(found.vocabulary, options)
-        names = ["PROPS", *(one.name for one in found.sources)]
+        names = [personal_name(found.sources), *(one.name for one in found.sources)]
         shown = Shown(names, options["max_words"] if options["html"] or options["png"] else 0)
         reader = found.reader(stream, rewind=options["rewind"])
         try:
@@ -160,7 +160,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
     stream_runs.check_empty(shown.totals, failed, reader.name, found.resumed)
     click.echo(stream_runs.totals_text(shown.totals, names), err=True)
     sys.stdout.flush()
-    title = options["title"] or f"{reader.name}, read by PROPS"
+    title = options["title"] or f"{reader.name}, read by {names[0]}"
     compared = names[: 2 if found.sources else 1]
     stream_runs.write_page(shown, compared, options["html"], options["png"], title, "pplseq personalize")
     if failed:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pplseq.cli.stream_options import open_all
-from pplseq.cli.stream_sources import check_same_words
+from pplseq.cli.stream_sources import check_same_words, needs_words
 from pplseq.cli.stream_state import has_state, load_state
 from pplseq.data.vocabulary import Vocabulary
 
@@ -150,16 +150,15 @@ def open_pair(specs: Sequence[str], options: Mapping[str, Any]) -> tuple[list[St
     Raises:
         ValueError: different vocabularies, or as where sources are opened.
     """
-    models: list[StreamModel] = []
-    names: list[str] = []
+    opened: dict[int, tuple[StreamModel, str, Vocabulary]] = {}
     vocabulary: Vocabulary | None = None
-    for spec in specs:
-        model, name, words = _open_model(spec, options, vocabulary)
+    for place in sorted(range(len(specs)), key=lambda i: needs_words(specs[i])):
+        opened[place] = _open_model(specs[place], options, vocabulary)
+        words = opened[place][2]
         if vocabulary is not None:
-            check_same_words(specs[1], words, specs[0], vocabulary)
+            check_same_words(specs[place], words, specs[1 - place], vocabulary)
         vocabulary = words
-        models.append(model)
-        names.append(name)
+    models, names = [opened[place][0] for place in (0, 1)], [opened[place][1] for place in (0, 1)]
     if names[0] == names[1]:
         names = [f"{name} ({letter})" for name, letter in zip(names, "ab", strict=True)]
     return models, names, vocabulary
@@ -187,4 +186,10 @@ def _open_model(
     words = Vocabulary.load(inner / "vocab.txt")
     for source in opened:
         check_same_words(f"the source {source.spec}", source.vocabulary, spec, words)
-    return load_personal(inner, [source.source for source in opened]), f"PROPS, {folder.resolve().name}", words
+    name = f"{personal_name(opened)}, {folder.resolve().name}"
+    return load_personal(inner, [source.source for source in opened]), name, words
+
+
+def personal_name(sources: Sequence[Any]) -> str:
+    """What a model with these sources is called."""
+    return "PROPS" if sources else "streaming HMM"

@@ -92,7 +92,9 @@ def open_all(specs: Sequence[str], options: Mapping[str, Any], vocabulary: Any =
     settings = source_settings(options)
     opened: list[Any] = []
     for spec in specs:
-        opened.append(open_source(spec, settings, opened[0].vocabulary if opened else vocabulary))
+        found = open_source(spec, settings, opened[0].vocabulary if opened else vocabulary)
+        same = sum(found.name in (other.name, other.name.rpartition(" #")[0]) for other in opened)
+        opened.append(found._replace(name=f"{found.name} #{same + 1}") if same else found)
     return opened
 
 

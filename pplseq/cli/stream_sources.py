@@ -60,12 +60,12 @@ def check_spec(spec: str, *, first: bool) -> str:
         FileNotFoundError: a folder or text that is not there.
     """
     kind, colon, rest = spec.partition(":")
+    if first and needs_words(spec):
+        raise ValueError(
+            f"{spec!r} brings no words of its own; name a model or a text as SOURCE (words:TEXT for nothing but the words) and "
+            f"add this one with --source {spec}"
+        )
     if kind in STREAM_KINDS and not colon:
-        if first:
-            raise ValueError(
-                f"SOURCE {spec!r} is made of the stream and brings no words of its own; name a model or a text first and "
-                f"add this one with --source {spec}"
-            )
         return kind
     if kind == "words" and not first:
         raise ValueError(f"--source {spec}: the words come from SOURCE, and this brings nothing else; leave it out")
@@ -86,6 +86,11 @@ def check_spec(spec: str, *, first: bool) -> str:
     raise FileNotFoundError(f"{spec!r}: there is no such folder.{nearest(spec, names)}. A source is {HELP}")
 
 
+def needs_words(spec: str) -> bool:
+    """Whether a source works with the words of another one."""
+    return spec in STREAM_KINDS or spec.startswith("hf:")
+
+
 def open_source(spec: str, settings: SourceSettings, vocabulary: Vocabulary | None = None) -> Opened:
     """Make a source ready.
 
@@ -102,10 +107,6 @@ def open_source(spec: str, settings: SourceSettings, vocabulary: Vocabulary | No
     if kind in TEXT_KINDS:
         return _of_text(spec, kind, rest, settings, vocabulary)
     if kind == "hf":
-        if vocabulary is None:
-            raise ValueError(
-                f"SOURCE {spec}: it reads words, and some other source has to say which; add it with --source"
-            )
         from pplseq.sources import HuggingFaceSource
 
         return Opened(spec, rest, HuggingFaceSource.from_pretrained(rest, vocabulary), vocabulary, rest)

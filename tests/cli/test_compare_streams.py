@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 
 
@@ -54,19 +55,53 @@ def test_a_model_against_itself(pplseq, general):
     assert line["token_ratios"] == [0.0] * 3 and summary["a"]["name"].endswith("(a)")
 
 
-def test_saved_models_are_sources(pplseq, tmp_path, personal):
+def test_a_source_of_the_stream_takes_the_other_words(pplseq, general):
+    first, _ = lines_of(pplseq("compare-streams", general, "uniform", input="the cat\n"))
+    second, _ = lines_of(pplseq("compare-streams", "uniform", general, input="the cat\n"))
+    assert second["a"] == first["b"] and second["b"] == first["a"]
+    assert "brings no words" in pplseq("compare-streams", "uniform", "cache", code=2).stderr
+
+
+VOCABULARY = Vocabulary(("<eos>", "<unk>", "my", *"cat dog bird fish sees likes finds here".split()))
+
+
+@pytest.fixture(params=["vlhmm", "lstm"])
+def saved(request, tmp_path):
+    """A model's folder, and the model."""
     import torch
 
+    from pplseq.baselines import LSTM
     from pplseq.models import VLHMM
 
-    vocabulary = Vocabulary(("<eos>", "<unk>", "my", *"cat dog bird fish sees likes finds here".split()))
     torch.manual_seed(0)
-    model = VLHMM(len(vocabulary), 8, torch.arange(len(vocabulary)) % 2, hidden_size=4, reset_id=0).eval()
-    model.save(tmp_path / "vlhmm", vocabulary=vocabulary)
-    lines = lines_of(pplseq("personalize", tmp_path / "vlhmm", "--source", "cache", "--stream", personal))
-    for line in lines[:3]:
-        expected = model.posterior(torch.from_numpy(vocabulary.encode(line["words"]))[None]).token_log_probs()[:, 0]
-        assert line["sources"]["vlhmm, vlhmm"] == pytest.approx(expected.tolist(), abs=1e-4)
+    if request.param == "vlhmm":
+        model = VLHMM(len(VOCABULARY), 8, torch.arange(len(VOCABULARY)) % 2, hidden_size=4, reset_id=0).eval()
+        model.save(tmp_path / "model", vocabulary=VOCABULARY)
+    else:
+        model = LSTM(VOCABULARY, 5).eval()
+        model.save(tmp_path / "model")
+    return tmp_path / "model", model
+
+
+def test_saved_models_are_sources(pplseq, saved, personal_lines, personal):
+    folder, model = saved
+    lines = lines_of(pplseq("personalize", folder, "--source", "cache", "--stream", personal))
+    text = Text.from_lines([line.split() for line in personal_lines], VOCABULARY)
+    if model.name == "lstm":
+        expected = model.log_prob(text)
+    else:
+        import torch
+
+        expected = model.posterior(torch.from_numpy(text.tokens.astype("int64"))[None]).token_log_probs()[:, 0].detach()
+    found = [value for line in lines for value in line["sources"][f"{model.name}, model"]]
+    assert found == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_saved_models_go_on_exactly(pplseq, saved, personal_lines):
+    whole = pplseq("personalize", saved[0], input="\n".join(personal_lines)).stdout
+    command = ("personalize", saved[0], "--state", saved[0].parent / "state")
+    parts = [pplseq(*command, input="\n".join(part)).stdout for part in (personal_lines[:11], personal_lines[11:])]
+    assert "".join(parts) == whole
 
 
 # ---- pages

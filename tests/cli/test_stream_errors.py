@@ -19,6 +19,7 @@ def lines_of(result):
     "arguments,message",
     [
         (["cache"], "brings no words of its own"),
+        (["hf:some/model"], "brings no words of its own"),
         (["nowhere"], "there is no such folder"),
         (["ngram:nowhere"], "nowhere is not there"),
         (["ngram:"], "nothing behind the colon"),
