@@ -148,7 +148,8 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
                 source = self.sources[part]
                 source = self.joined_source(source) if part in self.feedback else source
                 network = make_network(part, source, shape, hidden.get(part, ()), own[part], real)
-                network.randomise(SPREAD)
+                if own[part] is None:
+                    network.randomise(SPREAD)
             self.add_module(f"{part}_network", network)
         self.noise = (
             GaussianNoise(self.num_states, self.num_outputs, covariance, real) if outputs == "gaussian" else None
@@ -299,19 +300,17 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         if start is None and self.initial == "transition":
             z = Belief(None, transition.initial_log_prob().expand(shape[0], self.num_states))
         if feeding:
-            parts = self.check_inputs(inputs, shape, lengths)
-            before = self.outputs_before(values, previous)[:, 0]
+            parts, before = self.check_inputs(inputs, shape, lengths), self.outputs_before(values, previous)[:, 0]
+
+        def at(part, t):
+            if feeding and part in self.feedback:
+                return self.join(part, parts[part][:, t], before)
+            return None if seen_by[part] is None else seen_by[part][:, t]
+
         subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
         with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
             for t in markov(range(shape[1]), vectorize=not feeding):
-                u, v = (None if seen_by[part] is None else seen_by[part][:, t] for part in ("transition", "emission"))
-                if feeding:
-                    u = (
-                        self.join("transition", parts["transition"][:, t], before)
-                        if "transition" in self.feedback
-                        else u
-                    )
-                    v = self.join("emission", parts["emission"][:, t], before) if "emission" in self.feedback else v
+                u, v = at("transition", t), at("emission", t)
                 with poutine.mask(mask=True if lengths is None else t < lengths):
                     z = pyro.sample(f"z_{t}", transition(z, inputs=u), obs=None if states is None else states[:, t])
                     if y is None:
@@ -344,7 +343,6 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         """
         with self._at_point(), poutine.block():
             self(y, lengths, inputs=inputs, states=states)
-        chain = self.__dict__.pop("_chains").popitem()[
-            1
-        ]  # with its graph it would stand in the way of copies of the model
+        # with its graph, a chain left behind would stand in the way of copies of the model
+        chain = self.__dict__.pop("_chains").popitem()[1]
         return chain.log_prob().sum() + share * self.log_prior()

@@ -85,8 +85,11 @@ def per_part(name: str, value, kind: type) -> dict:
     return given
 
 
-def plain(value):
-    return dict(value) if isinstance(value, Mapping) else value
+def plain(value: PerPart):
+    """The same, JSON-able."""
+    if isinstance(value, Mapping):
+        return {part: int(size) for part, size in value.items()}
+    return None if value is None else int(value)
 
 
 def allowed_moves(graph, num_states: int) -> Tensor | None:
@@ -128,22 +131,29 @@ def make_network(
 ) -> Network:
     """The network of a part: the user's own, or what its inputs and hidden layers ask for."""
     if own is not None:
-        if not isinstance(own, nn.Module):
-            raise TypeError(f"the {part} network must be a torch module, got {type(own).__name__}")
-        if isinstance(own, Network) and own.shape != torch.Size(shape):
-            raise ValueError(f"the {part} network must have shape {tuple(shape)}, got {tuple(own.shape)}")
-        if source is None:
-            raise ValueError(
-                f"the {part} network: this part sees no inputs; say which (num_inputs or num_symbols, mealy, initial)"
-            )
-        return (
-            own.to(dtype)
-            if isinstance(own, Network)
-            else ModuleNetwork(own.to(dtype), shape, int(source[0] == "vectors"))
-        )
+        return _own_network(part, source, shape, own).to(dtype)
     if source is None:
         return ConstantNetwork(shape, dtype)
     kind, size = source
     if hidden:
         return LayeredNetwork(size, shape, hidden, dtype, symbols=kind == "symbols")
     return TableNetwork(size, shape, dtype) if kind == "symbols" else LinearNetwork(size, shape, dtype)
+
+
+def _own_network(part: str, source, shape, own: nn.Module) -> Network:
+    """A module of the user's as a network."""
+    if not isinstance(own, nn.Module):
+        raise TypeError(f"the {part} network must be a torch module, got {type(own).__name__}")
+    if source is None:
+        raise ValueError(
+            f"the {part} network: this part sees no inputs; say which (num_inputs or num_symbols, mealy, initial)"
+        )
+    kind, input_dims = source[0], int(source[0] == "vectors")
+    if not isinstance(own, Network):
+        return ModuleNetwork(own, shape, input_dims)
+    if own.shape != torch.Size(shape):
+        raise ValueError(f"the {part} network must have shape {tuple(shape)}, got {tuple(own.shape)}")
+    if own.input_dims != input_dims:
+        takes = "vectors" if own.input_dims else "symbols"
+        raise ValueError(f"the {part} network takes {takes}, but this part sees {kind}")
+    return own

@@ -100,6 +100,15 @@ def test_modules_of_ones_own(tmp_path):
         IOHMM(3, num_inputs=2, num_outputs=2, transition=nn.Linear(2, 4)).log_prob(
             torch.zeros(1, 2).long(), inputs=inputs[:1, :2]
         )
+    table = TableNetwork(2, (3, 3), torch.float64)
+    kept = IOHMM(3, num_symbols=np.int64(2), num_outputs=2, transition=table).transition_network
+    assert kept is table and not kept.logits.any(), "weights of one's own must stay"
+    with pytest.raises(ValueError, match=r"transition network must have shape \(3, 3\)"):
+        IOHMM(3, num_symbols=2, num_outputs=2, transition=TableNetwork(2, (2, 2), torch.float64))
+    with pytest.raises(ValueError, match="emission network: this part sees no inputs"):
+        IOHMM(3, num_symbols=2, num_outputs=2, emission=TableNetwork(2, (3, 2), torch.float64))
+    with pytest.raises(ValueError, match="transition network takes symbols, but this part sees vectors"):
+        IOHMM(3, num_inputs=2, num_outputs=2, transition=table)
     with pytest.raises(TypeError, match="transition network must be a torch module"):
         IOHMM(3, num_inputs=2, num_outputs=2, transition=lambda u: u)
 
