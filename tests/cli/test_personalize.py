@@ -27,7 +27,8 @@ def lines_of(result):
 # ---- numbers
 
 
-def test_the_lines_are_what_the_learner_says(general, personal, whole, personal_lines):
+@pytest.mark.parametrize("by_line", [False, True])
+def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options, personal_lines, by_line):
     from pplseq.cli.stream_sources import SourceSettings, open_source
     from pplseq.models import PROPSLearner
 
@@ -36,11 +37,13 @@ def test_the_lines_are_what_the_learner_says(general, personal, whole, personal_
     second = open_source("cache", settings, first.vocabulary)
     vocabulary = first.vocabulary
     learner = PROPSLearner([first.source, second.source], len(vocabulary), exponent=0.8, seed=0)
-    lines = [json.loads(line) for line in whole[0].decode().splitlines()]
+    lines = lines_of(pplseq("personalize", general, *options, "--stream", personal, *["--by-line"] * by_line))
     assert [line["line"] for line in lines] == list(range(1, len(personal_lines) + 1))
     for line, text in zip(lines, personal_lines, strict=True):
         assert line["words"] == [*text.split(), "<eos>"]
         assert line["unknown"] == [t for t, word in enumerate(line["words"]) if word not in vocabulary]
+        if by_line:
+            learner.new_sequence()
         found = {
             name: [] for name in ("log_prob", "perturbation", "log_odds", "source_anomaly", "perturbation_anomaly")
         }
@@ -79,6 +82,11 @@ def test_learning_pays(whole):
 def test_options_reach_the_model(pplseq, general, personal, whole, options, changes, personal_lines):
     result = pplseq("personalize", general, *options, *changes, "--stream", personal)
     assert result.stdout.encode() != whole[0] and len(lines_of(result)) == len(personal_lines)
+
+
+def test_the_same_source_twice(pplseq, general):
+    (line,) = lines_of(pplseq("personalize", general, *["--source", "cache"] * 3, input="the cat\n"))
+    assert list(line["sources"]) == ["5-gram, general.txt", "cache", "cache #2", "cache #3"]
 
 
 def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
