@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pplseq.infer.prefix_tree import PrefixTree
 
+MAX_ENTRIES = 2**26  # of an array over nodes, states and restarts; more restarts are several batches
 NEGLIGIBLE = 1e-100  # smaller probabilities become 0: they change no result, and numbers below 1e-308 are slow
 
 
@@ -193,23 +194,28 @@ def fit_tables(
 
     Args:
         blocks: what the seeds' priors are, as many seeds as the tables have; default: none.
-        each: is told the iteration and the (R,) log-likelihoods before it.
+        each: is told the iteration and the (R,) log-likelihoods before it; of one batch after the other where they are several.
 
     Returns:
         The tables, and (R,) log p(labels | strings), nats; not finite for a restart that has collapsed.
     """
-    extra = fall = None
-    if any(block.prior > 1.0 for block in blocks):
-        sizes = [block.num_seeds for block in blocks]
-        extra = torch.tensor(np.repeat([block.prior - 1.0 for block in blocks], sizes))
-        fall = torch.tensor(np.repeat([1.0 / block.prior_iterations for block in blocks], sizes))
-    for iteration in range(num_iterations):
-        counts = expected_counts(tree, tables)
-        if each is not None:
-            each(iteration, counts.log_likelihood)
-        pseudo_count = 0.0 if extra is None else extra * (1.0 - fall * iteration).clamp_min(0.0)
-        tables = maximise(counts, tables, pseudo_count)
-    return tables, training_log_likelihood(tree, tables)
+    held = torch.zeros(2, tables.num_seeds, dtype=tables.start.dtype)
+    if blocks:
+        settings = [(block.prior - 1.0, 1.0 / block.prior_iterations) for block in blocks]
+        held = torch.tensor(np.repeat(settings, [block.num_seeds for block in blocks], axis=0).T)
+    size = max(1, MAX_ENTRIES // (tree.num_nodes * len(tables.start)))
+    fitted, values = [], []
+    for first in range(0, tables.num_seeds, size):
+        batch = slice(first, first + size)
+        some, (extra, fall) = tables.seeds(batch), held[:, batch]
+        for iteration in range(num_iterations):
+            counts = expected_counts(tree, some)
+            if each is not None:
+                each(iteration, counts.log_likelihood)
+            some = maximise(counts, some, extra * (1.0 - fall * iteration).clamp_min(0.0))
+        fitted.append(some)
+        values.append(training_log_likelihood(tree, some))
+    return SymbolTables(*(torch.cat(parts, -1) for parts in zip(*fitted, strict=True))), torch.cat(values)
 
 
 def training_log_likelihood(tree: PrefixTree, tables: SymbolTables) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.infer.automaton_em import SymbolTables
+from pplseq.infer.automaton_em import MAX_ENTRIES, SymbolTables
 from pplseq.infer.prefix_tree import PrefixTree
 
 
@@ -46,8 +46,16 @@ def repair(tree: PrefixTree, tables: SymbolTables, which: Tensor) -> SymbolTable
         The tables of all restarts. A repaired one has transitions 0 and 1, and as outputs the labels' shares among strings
         that end in a state: the tables of highest likelihood given the moves.
 
-    Cost: about N L Z^2 operations for each restart and change.
+    Cost: N steps for each restart, change and round.
     """
+    num_changes = max(1, tables.transition[..., 0].numel() - tables.start.shape[0] * tables.transition.shape[0])
+    size = max(1, MAX_ENTRIES // (tree.num_nodes * num_changes))
+    batches = [slice(first, first + size) for first in range(0, tables.num_seeds, size)]
+    parts = [_repair_batch(tree, tables.seeds(batch), which[batch]) for batch in batches]
+    return SymbolTables(*(torch.cat(batch, -1) for batch in zip(*parts, strict=True)))
+
+
+def _repair_batch(tree: PrefixTree, tables: SymbolTables, which: Tensor) -> SymbolTables:
     num_labels = tables.output.shape[1]
     start, move = tables.start.argmax(0), tables.transition.argmax(2)
     num_symbols, num_states, _ = move.shape

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from pplseq.infer import automaton_em
 from pplseq.infer.automaton_em import (
     SeedBlock,
     SymbolTables,
@@ -113,6 +114,15 @@ def test_batch_equals_single_seeds():
         torch.testing.assert_close(single, log_likelihood[seed : seed + 1], rtol=1e-10, atol=1e-12)
         for one, all_of_them in zip(alone, together, strict=True):
             torch.testing.assert_close(one, all_of_them[..., seed : seed + 1], rtol=1e-8, atol=1e-10)
+
+
+def test_many_restarts_are_several_batches(monkeypatch):
+    blocks = (SeedBlock(4), SeedBlock(3, prior=1.7, prior_iterations=6))
+    tables = random_tables(3, blocks=blocks)
+    together = fit_tables(TREE, tables, 10, blocks=blocks)
+    monkeypatch.setattr(automaton_em, "MAX_ENTRIES", 2 * TREE.num_nodes * 3)  # two restarts at once
+    apart = fit_tables(TREE, tables, 10, blocks=blocks)
+    torch.testing.assert_close(apart, together, rtol=1e-9, atol=1e-12)
 
 
 def test_no_iteration_lowers_the_likelihood():

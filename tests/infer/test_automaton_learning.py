@@ -112,6 +112,18 @@ def test_repair_is_steepest_ascent_over_single_changes(num_states):
     assert all(torch.equal(a, b) for a, b in zip(found.seeds(3), tables.seeds(3), strict=True))
 
 
+def test_repair_in_several_batches_is_the_same(monkeypatch):
+    from pplseq.infer import automaton_repair
+
+    grammar = tomita(2)
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    tables = draw_tables((SeedBlock(9),), 3, 2, 2, np.random.default_rng(0))
+    which = torch.arange(9) % 4 != 1
+    together = repair(tree, tables, which)
+    monkeypatch.setattr(automaton_repair, "MAX_ENTRIES", 4 * 12 * tree.num_nodes)  # four restarts at once
+    assert all(torch.equal(a, b) for a, b in zip(repair(tree, tables, which), together, strict=True))
+
+
 def test_repaired_tables_are_probabilities_and_label_as_counted():
     grammar = tomita(4)
     tree = PrefixTree.grow(grammar.strings, grammar.labels)
