@@ -22,8 +22,8 @@ class TorchLanguageModelSource:
         start: id that stands before the first token, for a module; a library's model has its own `<eos>`.
         max_context: tokens a module reads at most.
 
-    The model is put in evaluation mode and never trained. The state is carried over ``reset``: to the library's models a
-    text is one sequence, with `<eos>` between its lines.
+    The model is put in evaluation mode and never trained. To the library's models a text is one sequence with `<eos>` between
+    its lines, so ``reset`` makes them read `<eos>`, if they did not just now, and the state goes on.
     """
 
     def __init__(
@@ -79,9 +79,11 @@ class TorchLanguageModelSource:
         self._tokens = [int(y)] if self.own else [*self._tokens, int(y)][-self.max_context :]
 
     def reset(self) -> None:
-        """A new sequence: a module's context is empty; a library's model goes on."""
+        """A new sequence: a module's context is empty; to a library's model another line begins."""
         if not self.own:
             self._begin()
+        elif self._tokens != [self.first]:
+            self.observe(self.first)
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """(T,) nats of a stream from where the source stands, which stays there; a library's model takes it at once."""

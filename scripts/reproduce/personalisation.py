@@ -1,0 +1,360 @@
+"""Personalisation of a general language model to one writer, and to genres: the PROPS paper's second experiment.
+
+    python scripts/reproduce/personalisation.py                        # a Kneser-Ney source, minutes on one core
+    python scripts/reproduce/personalisation.py --write-text runs/wiki # the source's text, lower-cased, without punctuation
+    pplseq train lstm runs/wiki --max-vocabulary 13711 --epochs 5 --out runs/lstm_wiki
+    python scripts/reproduce/personalisation.py --network runs/lstm_wiki   # an LSTM source beside it
+
+The source is trained on WikiText-2. Targets are the tweets of one person in the order of time, from 15 July 2014 on (his own
+words: no quoted tweets), and four genres of the English Web Treebank. As in the paper, URLs, hashtags and punctuation are
+left out, and words are lower-cased; the vocabulary is the source's 13,711 most frequent words. The first 2,000 words of a
+target are for learning, the next 2,000 are scored, both while all that learns goes on learning ("streaming") and with
+everything as it stood after the first 2,000 words ("frozen"; counts of caches too). A tweet or sentence is a sequence:
+sources start it afresh, and its end is not scored. What has to be chosen (the exponent and smoothing of online EM, weights of
+fixed mixtures, the cache's decay) is chosen on the tweets before 15 July 2014. Random starts: mean of --seeds of them.
+
+Writes results/personalisation.json and .png. Corpora are found through PPLSEQ_DATA.
+
+Source: Wojnowicz and Zhao, PROPS: probabilistic personalization of black-box sequence models (2018), section VII.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import os
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+from record import data_folder, record  # noqa: E402
+
+WORD = re.compile(r"'?[a-z]+|\d+(?:[.,]\d+)*")
+LEFT_OUT = re.compile(r"https?://\S+|#\S+|&amp;|@-@|<unk>")
+SINCE = "2014-07-15"
+GENRES = ("email", "reviews", "newsgroup", "answers")
+LEARN, SCORE = 2000, 2000
+PAPER = {"PROPS": 0.01, "streaming HMM": 0.004, "uniform": 7.2e-5}
+
+
+def words_of(line: str) -> list[str]:
+    """Lower-cased words, a clitic ('s, 't) by itself, as WikiText writes them."""
+    # WikiText's unknown words stay unknown words; its @-@ joins parts of a word
+    return [w if w != "unkword" else "<unk>" for w in WORD.findall(LEFT_OUT.sub(_keep, line.lower().replace("’", "'")))]
+
+
+def _keep(match) -> str:
+    return " unkword " if match.group() == "<unk>" else " "
+
+
+def wiki_lines(name: str) -> list[list[str]]:
+    """Paragraphs of WikiText-2 as lists of words; no headings."""
+    lines = (data_folder() / "wikitext2" / f"wiki.{name}.tokens").read_text(encoding="utf-8").splitlines()
+    return [words for line in lines if not line.strip().startswith("=") and (words := words_of(line))]
+
+
+def tweets() -> tuple[list[list[str]], list[list[str]]]:
+    """(tweets before SINCE, those from then on), oldest first, as lists of words."""
+    path = next((data_folder() / "trump_tweets").glob("*.tsv"))
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = sorted(csv.DictReader(file, delimiter="\t"), key=lambda row: (row["created_at"], row["status_id"]))
+    own = [row for row in rows if not row["text"].lstrip(" .").startswith(('"@', "“@", "RT @"))]
+    parts = ([row["text"] for row in own if (row["created_at"] >= SINCE) == late] for late in (False, True))
+    return tuple([words for text in part if (words := words_of(text))] for part in parts)
+
+
+def genre(name: str) -> list[list[str]]:
+    """Sentences of one genre of the treebank's training part, in their order."""
+    lines, wanted = [], False
+    path = next((data_folder() / "ud_english_ewt").glob("*train.conllu"))
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# newdoc id = "):
+            wanted = line.removeprefix("# newdoc id = ").startswith(name)
+        elif wanted and line.startswith("# text = ") and (words := words_of(line.removeprefix("# text = "))):
+            lines.append(words)
+    return lines
+
+
+def first_words(lines: list[list[str]], vocabulary) -> list:
+    """The first LEARN + SCORE words, encoded, line by line."""
+    left, encoded = LEARN + SCORE, []
+    for line in lines:
+        if left <= 0:
+            break
+        encoded.append(vocabulary.encode(line[:left]))
+        left -= len(encoded[-1])
+    return encoded
+
+
+def log_probs(make, lines, freeze: int | None = None):
+    """(T,) log p of every word by a source that observes as it goes.
+
+    Args:
+        make: gives a fresh source.
+        freeze: words after which the source's counts stay: each line is then predicted by a copy of it.
+    """
+    import copy
+
+    import numpy as np
+
+    source, values, position = make(), [], 0
+    for line in lines:
+        source.reset()
+        for y in line.tolist():
+            if freeze is not None and position == freeze:
+                source = copy.deepcopy(source)
+                source.frozen = True
+            values.append(source.log_prob_of(y))
+            (source.observe if not getattr(source, "frozen", False) else _context_only(source))(y)
+            position += 1
+    return np.array(values)
+
+
+def _context_only(source):
+    """How a source whose counts stay reads on."""
+    from pplseq.sources import OnlineNGram, UnigramCache
+
+    if isinstance(source, UnigramCache):
+        return lambda y: None
+    if isinstance(source, OnlineNGram):
+        return source._context.append
+    return source.observe
+
+
+def props(streams, lines, *, num_perturbations: int, num_words: int, seed: int, frozen: bool = False, **options):
+    """(T,) log p of every word by PROPS over sources with these log-probabilities, (T,) each; none: a streaming HMM."""
+    import numpy as np
+
+    from pplseq.models import PROPS, StreamingHMM
+
+    if streams:
+        model = PROPS(num_words=num_words, num_sources=len(streams), num_perturbations=num_perturbations, seed=seed)
+    else:
+        model = StreamingHMM(num_states=num_perturbations, num_words=num_words, seed=seed)
+    state, values = model.start(**options), []
+    said = np.stack(streams, 1) if streams else np.zeros((sum(map(len, lines)), 0))
+    for line in lines:
+        state.new_sequence()
+        for y in line.tolist():
+            t = len(values)
+            state, info = model.step(state, y, said[t], learn=not (frozen and t >= LEARN))
+            values.append(info.log_prob)
+    return np.array(values)
+
+
+def mixture(streams, weights=None, *, exponent: float = 0.8, frozen: bool = False):
+    """(T,) log p of a mixture of sources: of fixed weights, or learned by online EM from equal ones."""
+    import numpy as np
+
+    probs = np.exp(np.stack(streams, 1))
+    if weights is not None:
+        return np.log(probs @ np.asarray(weights))
+    weights, values = np.full(probs.shape[1], 1 / probs.shape[1]), []
+    for t, row in enumerate(probs):
+        joint = weights * row
+        values.append(np.log(joint.sum()))
+        if not (frozen and t >= LEARN):
+            weights = weights + (t + 2) ** -exponent * (joint / joint.sum() - weights)
+    return np.array(values)
+
+
+def figures(values) -> dict:
+    """Perplexity and mean probability of the scored words."""
+    import numpy as np
+
+    scored = np.atleast_2d(values)[:, LEARN : LEARN + SCORE]
+    perplexities = np.exp(-scored.mean(1))
+    return {
+        "perplexity": round(float(perplexities.mean()), 1),
+        "spread": round(float(perplexities.std()), 1),
+        "mean_probability": round(float(np.exp(scored).mean()), 5),
+    }
+
+
+class Bench:
+    """Sources and systems on one target, with the choices made on the development target."""
+
+    def __init__(self, sources: dict, vocabulary, seeds: int):
+        self.sources, self.num_words, self.seeds, self.chosen = sources, len(vocabulary), seeds, {}
+
+    def streams(self, lines, frozen: bool) -> dict:
+        """Log-probabilities of each source."""
+        from pplseq.sources import OnlineNGram, UnigramCache
+
+        decay = self.chosen.get("decay", 1.0)
+        learners = {
+            "cache": lambda: UnigramCache(self.num_words, decay=decay),
+            "online": lambda: OnlineNGram(self.num_words),
+        }
+        freeze = LEARN if frozen else None
+        said = {name: log_probs(make, lines) for name, make in self.sources.items()}
+        return said | {name: log_probs(make, lines, freeze) for name, make in learners.items()}
+
+    def choose(self, lines) -> None:
+        """Settings by the perplexity of the scored part of the development target, streaming."""
+        import numpy as np
+
+        from pplseq.sources import UnigramCache
+
+        def best(options, run):
+            return min(options, key=lambda o: np.mean([-run(o, seed)[LEARN:].mean() for seed in range(2)]))
+
+        said, first = self.streams(lines, False), next(iter(self.sources))
+        decays = {
+            d: log_probs(lambda d=d: UnigramCache(self.num_words, decay=d), lines) for d in (1.0, 0.999, 0.995, 0.99)
+        }
+        grid = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+        pairs = list(itertools.product(decays, grid))
+        decay, share = best(pairs, lambda o, _: mixture([said[first], decays[o[0]]], [1 - o[1], o[1]]))
+        self.chosen |= {"decay": decay, "cache share": share}
+        said["cache"] = decays[decay]
+        three = [(1 - a - b, a, b) for a, b in itertools.product(grid, grid) if a + b < 0.95]
+        self.chosen["shares"] = best(three, lambda o, _: mixture([said[first], said["online"], said["cache"]], o))
+        options = [
+            {"exponent": e, "smoothing": s}
+            for e, s in itertools.product((0.6, 0.7, 0.8, 0.9), (0.01, 0.05, 0.2, 1.0, 5.0))
+        ]
+        for name, streams, k in (
+            ("streaming HMM", [], 3),
+            ("PROPS", [said[first]], 2),
+            ("PROPS, 3 sources", [said[first], said["online"], said["cache"]], 1),
+        ):
+            self.chosen[name] = best(
+                options,
+                lambda o, seed, s=streams, k=k: props(
+                    s, lines, num_perturbations=k, num_words=self.num_words, seed=seed, **o
+                ),
+            )
+            print("chosen", name, self.chosen[name], flush=True)
+
+    def table(self, lines) -> dict:
+        """Figures of all systems on a target, streaming and frozen."""
+        rows: dict = {}
+        for mode in ("streaming", "frozen"):
+            for name, values in self.systems(lines, mode == "frozen"):
+                rows.setdefault(name, {})[mode] = figures(values)
+        return rows
+
+    def systems(self, lines, frozen: bool):
+        """(name, (T,) or (seeds, T) log p of every word) of each system."""
+        import numpy as np
+
+        said = self.streams(lines, frozen)
+
+        def learned(name, streams, num_perturbations):
+            common = dict(num_perturbations=num_perturbations, num_words=self.num_words, frozen=frozen)
+            return np.stack([props(streams, lines, seed=n, **common, **self.chosen[name]) for n in range(self.seeds)])
+
+        yield "uniform", np.full(sum(map(len, lines)), -np.log(self.num_words))
+        yield "streaming HMM", learned("streaming HMM", [], 3)
+        yield "cache", said["cache"]
+        yield "online n-gram", said["online"]
+        for name in self.sources:
+            own, share = said[name], self.chosen["cache share"]
+            three = [own, said["online"], said["cache"]]
+            yield name, own
+            yield f"{name} + cache, fixed", mixture([own, said["cache"]], [1 - share, share])
+            yield f"{name} + cache, learned", mixture([own, said["cache"]], frozen=frozen)
+            yield f"{name} + online + cache, fixed", mixture(three, self.chosen["shares"])
+            yield f"{name} + online + cache, learned", mixture(three, frozen=frozen)
+            yield f"PROPS of {name}", learned("PROPS", [own], 2)
+            yield f"PROPS of {name}, online, cache", learned("PROPS, 3 sources", three, 1)
+        if len(self.sources) > 1:
+            label, everything = ", ".join(self.sources), list(said.values())
+            yield f"{label}, online, cache, learned", mixture(everything, frozen=frozen)
+            yield f"PROPS of {label}, online, cache", learned("PROPS, 3 sources", everything, 1)
+
+
+def show(target: str, rows: dict) -> None:
+    print(f"\n{target}: words {LEARN:,} to {LEARN + SCORE:,}")
+    print(f"{'':48}{'streaming':>12}{'mean p':>10}{'frozen':>12}{'mean p':>10}")
+    for name, row in rows.items():
+        cells = "".join(
+            f"{row[m]['perplexity']:12.1f}{row[m]['mean_probability']:10.5f}" for m in ("streaming", "frozen")
+        )
+        print(f"{name:48}{cells}", flush=True)
+
+
+def plot(tables: dict, path: Path) -> None:
+    """Perplexities of the main systems, a group a target."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot
+
+    names = [name for name in next(iter(tables.values())) if name != "uniform" and "fixed" not in name]
+    figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    width = 0.8 / len(names)
+    for n, name in enumerate(names):
+        heights = [rows[name]["streaming"]["perplexity"] for rows in tables.values()]
+        axes.bar(np.arange(len(tables)) + n * width, heights, width, label=name)
+    axes.set(ylabel="perplexity (streaming)", yscale="log", title="Personalisation after 2,000 words")
+    axes.set_xticks(np.arange(len(tables)) + 0.4, list(tables))
+    axes.legend(fontsize=6, ncols=2)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--words", type=int, default=13_711, help="W, of the vocabulary")
+    parser.add_argument("--order", type=int, default=5, help="of the Kneser-Ney source")
+    parser.add_argument(
+        "--network", type=Path, help="run or folder of a neural source; its vocabulary is taken for all"
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--write-text", type=Path, help="only write train.txt and valid.txt of the source into this folder"
+    )
+    options = parser.parse_args()
+
+    train = wiki_lines("train")
+    if options.write_text:
+        options.write_text.mkdir(parents=True, exist_ok=True)
+        for name, lines in (("train", train), ("valid", wiki_lines("valid"))):
+            text = "\n".join(" ".join(words) for words in lines) + "\n"
+            (options.write_text / f"{name}.txt").write_text(text, encoding="utf-8")
+        return
+
+    from pplseq.baselines import KneserNey, NeuralLanguageModel
+    from pplseq.data import Text, Vocabulary
+    from pplseq.sources import NGramSource, TorchLanguageModelSource
+
+    sources: dict = {}
+    if options.network:
+        folder = options.network / "best" if (options.network / "best").is_dir() else options.network
+        network = NeuralLanguageModel.load(folder)
+        vocabulary = network.vocabulary
+    else:
+        vocabulary = Vocabulary.build(train, max_size=options.words)
+    ngram = KneserNey(options.order).fit(Text.from_lines(train, vocabulary))
+    sources[f"{options.order}-gram"] = lambda: NGramSource(ngram)
+    if options.network:
+        sources[network.name] = lambda: TorchLanguageModelSource(network)
+    early, late = tweets()
+    targets = {"tweets": late} | {name: genre(name) for name in GENRES}
+    facts = {"vocabulary_size": len(vocabulary), "source_words": sum(map(len, train)), "chosen": {}}
+    bench = Bench(sources, vocabulary, options.seeds)
+    bench.choose(first_words(early, vocabulary))
+    facts["chosen"] = {name: value for name, value in bench.chosen.items()}
+    tables = {}
+    for name, lines in targets.items():
+        encoded = first_words(lines, vocabulary)
+        total = sum(map(len, encoded))
+        if total < LEARN + SCORE:
+            print(f"{name}: only {total:,} words, left out")
+            continue
+        tables[name] = bench.table(encoded)
+        facts[f"unknown in {name}"] = round(
+            sum(int((line == vocabulary.unknown_id).sum()) for line in encoded) / total, 4
+        )
+        show(name, tables[name])
+    path = record("personalisation", tables, folder=".", facts=facts, paper_mean_probability=PAPER)
+    plot(tables, path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
