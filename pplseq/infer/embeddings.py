@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq.infer.gaussian_chain import GaussianChain
 from pplseq.infer.riccati import covariance_path, filtered_covariance, predicted_covariance
 
 KINDS = ("smoothed", "filtered")
@@ -54,7 +55,8 @@ class TokenEmbedder:
             self._basis, self._inverse = self._choose_basis()
             predicted = predicted_covariance(*self._dynamics)
             self._steady = predicted, filtered_covariance(predicted, emission.information)
-            self._table = (emission.table() @ (self._basis @ self._steady[1]).T).to(self.dtype)
+            evidence = emission.table() * model.evidence_factor().unsqueeze(1)
+            self._table = (evidence @ (self._basis @ self._steady[1]).T).to(self.dtype)
             self._steady_gains = self._gains(*self._steady)
             self._memory = self._steps_to_forget()
             self._window = max(WINDOW, 4 * self._memory)
@@ -214,7 +216,11 @@ class TokenEmbedder:
         return smoothed
 
     def _pass_with_gaps(self, words: np.ndarray) -> Tensor:
-        chain = self.model.posterior(torch.from_numpy(words.astype(np.int64)).unsqueeze(0).to(self._table.device))
+        ids = torch.from_numpy(words.astype(np.int64)).to(self._table.device)
+        chain = self.model.posterior(ids.unsqueeze(0))
+        factor = self.model.evidence_factor()[ids.clamp_min(0)].to(chain.evidence.vector)
+        evidence = chain.evidence._replace(vector=chain.evidence.vector * factor.reshape(-1, 1, 1))
+        chain = GaussianChain(chain.start, chain.dynamics, evidence, seen=(ids >= 0).unsqueeze(1))
         states = chain.smoothed_states() if self.kind == "smoothed" else chain.filtered_states()
         return self._finish((states.means[:, 0].double() @ self._basis.T).to(self.dtype))
 

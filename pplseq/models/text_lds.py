@@ -28,6 +28,7 @@ from pplseq.infer.riccati import (
 )
 from pplseq.infer.time_index import markov
 from pplseq.models.base import SequenceModel, check_lengths, check_words
+from pplseq.models.text_embeddings import TextEmbeddings, check_share
 
 if TYPE_CHECKING:
     from pplseq.infer.head_difference import HeadDifference
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 INITIAL = ("stationary", "steady")
 
 
-class TextLDS(SequenceModel):
+class TextLDS(TextEmbeddings, SequenceModel):
     """A chain of h-dimensional Gaussian states, each of which emits a word as a whitened one-hot vector.
 
         z_1 ~ N(0, P),  z_t ~ N(A z_{t-1}, Q),  w_t ~ N(C z_t, D),  w_t = diag(mu)^-1/2 (e_{x_t} - mu)
@@ -53,6 +54,10 @@ class TextLDS(SequenceModel):
         forms: how words are rewritten before they are looked up in the vocabulary (lower-casing, digits).
         measure: what densities of words refer to; see :class:`~pplseq.distributions.word_gaussian.WordEmission`. The
             default "iid" makes every log-probability the gain, in nats, over words without context.
+        embedding_share: r in (0, 1], the share of the learning's pseudo-counts kappa that embeddings keep. A word that was
+            seen n times tells of the state (n + kappa) / (n + r kappa) times what the model lets it tell, as if embedded
+            with r kappa pseudo-counts: many of them make better parameters, but hide rare words. Set it with
+            :meth:`set_embedding_share`, which also takes the moments that whiten from a text. It changes no probability.
         dtype: of the parameters; None: torch's default.
 
     Raises:
@@ -72,6 +77,7 @@ class TextLDS(SequenceModel):
         initial: str = "stationary",
         measure: str = "iid",
         forms: WordForms | dict | None = None,
+        embedding_share: float = 1.0,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
@@ -94,6 +100,7 @@ class TextLDS(SequenceModel):
         check_probs(probs)
         self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
         self.forms = WordForms(**forms) if isinstance(forms, dict) else forms or WordForms()
+        self.embedding_share = check_share(embedding_share)
         self._cached: tuple | None = None
         identity = torch.eye(num_states, dtype=dtype)
         # a state that half remembers, and words that say a little about it
@@ -252,18 +259,6 @@ class TextLDS(SequenceModel):
         self.unigram.copy_(unigram)
         self.shrinkage.fill_(shrinkage)
 
-    def estimate_moments(self, x, lengths=None) -> None:
-        """Sets what whitens embeddings from a text's own posterior means: after gradient training, or for other text."""
-        from pplseq.infer.embeddings import TokenEmbedder, as_lines
-
-        moments = []
-        for kind in ("smoothed", "filtered"):
-            means = TokenEmbedder(self, kind=kind, normalize=False, dtype="float64").embed(*as_lines(x, lengths))
-            if len(means) < self.num_states:
-                raise ValueError(f"x must hold at least {self.num_states} words (num_states), got {len(means)}")
-            moments.append(torch.from_numpy(means.T @ means / len(means)))
-        self.set_moments(*moments)
-
     # ---------------------------------------------------------------- the program
     def model(
         self, x=None, lengths=None, start: GaussianBelief | None = None, *, initial=None, num_sequences=1, num_steps=None
@@ -312,28 +307,6 @@ class TextLDS(SequenceModel):
 
         return head_difference(self, x, lengths)
 
-    def embed_tokens(self, x, lengths=None, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
-        """Embeddings of tokens in their sentences.
-
-        Args:
-            x: a :class:`~pplseq.data.text.Text`, a list of id sequences, or padded ids (B, T) with lengths (B,).
-            kind, normalize, dtype: of :class:`~pplseq.infer.embeddings.TokenEmbedder`.
-
-        Returns:
-            (N, h) array of all tokens in their order, for a Text; else a list of (T_i, h).
-        """
-        from pplseq.infer.embeddings import TokenEmbedder, as_lines
-
-        tokens, line_starts = as_lines(x, lengths)
-        result = TokenEmbedder(self, kind=kind, normalize=normalize, dtype=dtype).embed(tokens, line_starts)
-        return result if hasattr(x, "line_starts") else np.split(result, line_starts[1:-1])
-
-    def type_embeddings(self, *, kind: str = "smoothed", normalize: bool = True) -> np.ndarray:
-        """(V, h) embeddings of word types: the filter's response to the word alone, in the coordinates of the tokens."""
-        from pplseq.infer.embeddings import TokenEmbedder
-
-        return TokenEmbedder(self, kind=kind, normalize=normalize).types()
-
     def next_word_probs(self, x: Tensor, lengths: Tensor | None = None, start: GaussianBelief | None = None) -> Tensor:
         """(B, V) p(next word | x), clipped and mixed with the unigram by ``mixture_weight``."""
         from pplseq.infer.next_word import word_probs
@@ -350,7 +323,7 @@ class TextLDS(SequenceModel):
 
     @property
     def config(self):
-        names = ("num_words", "num_states", "initial", "measure")
+        names = ("num_words", "num_states", "initial", "measure", "embedding_share")
         return {name: getattr(self, name) for name in names} | {"forms": asdict(self.forms)}
 
     @classmethod

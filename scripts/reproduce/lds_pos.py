@@ -185,7 +185,7 @@ def run(options) -> dict:
     }
     print(facts, flush=True)
     results = {}
-    for name, embed, more in embedders(options.features, text, options):
+    for name, embed, more in embedders(options.features, text, options, train.text):
         started = time.perf_counter()
         results[name] = {t: evaluate(embed, train, test, t, options) for t in ("ptb", "universal")}
         results[name] |= {
@@ -216,6 +216,9 @@ def main() -> None:
     parser.add_argument("--vocabulary-size", type=int, default=200_000)
     parser.add_argument("--min-count", type=int, default=2, help="rarer words are the unknown word")
     parser.add_argument("--pseudo-counts", type=float, default=50.0)
+    parser.add_argument(
+        "--embedding-share", type=float, default=1.0, help="of the pseudo-counts that embeddings keep; 1: all of them"
+    )
     parser.add_argument("--iterations", type=int, default=50, help="of EM")
     parser.add_argument(
         "--dtype", choices=["float64", "float32"], default="float32", help="of what has the vocabulary's size"

@@ -14,8 +14,13 @@ from pplseq.infer.metrics import read_metrics
 Embed = Callable[[Text], np.ndarray]
 
 
-def embedders(names: Sequence[str], text: Text, options) -> Iterator[tuple[str, Embed, dict[str, Any]]]:
-    """(name, embed, facts) of each feature in turn, learned from `text`; one model is in memory at a time."""
+def embedders(
+    names: Sequence[str], text: Text, options, tagged: Text | None = None
+) -> Iterator[tuple[str, Embed, dict[str, Any]]]:
+    """(name, embed, facts) of each feature in turn, learned from `text`; one model is in memory at a time.
+
+    With options.embedding_share below 1, embeddings are whitened by their moments over the words of `tagged`.
+    """
     if "word2vec" in names:
         vectors, facts = word2vec(
             text, options.cache, options.states, window=options.window, epochs=options.word2vec_epochs,
@@ -33,6 +38,8 @@ def embedders(names: Sequence[str], text: Text, options) -> Iterator[tuple[str, 
         if not wanted:
             continue
         model, facts = text_lds(how, text, options)
+        if getattr(options, "embedding_share", 1.0) != 1.0:
+            model.set_embedding_share(options.embedding_share, tagged)
         for name in wanted:
             yield name, _embed(model, name), facts
 

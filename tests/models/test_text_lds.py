@@ -257,6 +257,39 @@ def test_moments_of_a_text_whiten_its_means():
         np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
 
 
+@pytest.mark.parametrize("gap", [None, 2])
+@pytest.mark.parametrize("kind", ["smoothed", "filtered"])
+def test_embeddings_that_keep_a_share_of_the_pseudo_counts(kind, gap):
+    """Each word's evidence is multiplied by (n + kappa) / (n + r kappa), which no probability sees."""
+    counts, kappa, share, T = torch.tensor([0.0, 1, 2, 5, 10, 40, 100], dtype=torch.float64), 20.0, 0.1, 4
+    generator = np.random.default_rng(0)
+    sentences = generator.integers(0, NUM_WORDS, (80, T))
+    model = make()
+    model.set_parameters(probs=(counts + kappa) / (counts + kappa).sum())
+    model.set_unigram((counts + 1e-9) / (counts + 1e-9).sum(), float(counts.sum() / (counts + kappa).sum()))
+    table = model.eval().word_emission().table().detach().numpy()
+
+    def means():
+        rows = [[-1 if t == gap else int(w) for t, w in enumerate(row)] for row in sentences]
+        return np.stack(model.embed_tokens(rows, kind=kind, normalize=False, dtype="float64")).reshape(len(rows), -1)
+
+    # means are linear in the evidence of the words: the matrix comes from the model as it is
+    matrix, *_ = np.linalg.lstsq(table[sentences].reshape(80, -1), means(), rcond=None)
+    likelihood = model.log_prob(X, LENGTHS)
+    model.set_embedding_share(share, sentences.tolist())
+    factor = ((counts + kappa) / (counts + share * kappa)).numpy()
+    expected = (table * factor[:, None])[sentences].reshape(80, -1) @ matrix
+    np.testing.assert_allclose(means(), expected, rtol=0, atol=1e-9)
+    assert np.abs(expected).max() > 0.1
+    torch.testing.assert_close(model.log_prob(X, LENGTHS), likelihood)
+    white = np.concatenate(model.embed_tokens(sentences.tolist(), kind=kind, normalize=False, dtype="float64"))
+    white = white @ TokenEmbedder(model, kind=kind, dtype="float64")._basis.numpy().T
+    np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
+    assert TextLDS.from_config(model.config, model.state_dict()).embedding_share == share
+    with pytest.raises(ValueError, match="embedding_share must be in"):
+        model.set_embedding_share(0.0, sentences.tolist())
+
+
 def test_embeddings_of_a_text():
     model = make()
     vocabulary = Vocabulary(tuple("abcdef") + ("<eos>",), unknown=None)
