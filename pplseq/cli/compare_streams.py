@@ -26,8 +26,8 @@ from pplseq.cli.stream_options import reading, shown_page, sources
 def compare_streams(ctx: click.Context, a: str, b: str, stream: str, **options: Any) -> None:
     """Which of two models expected each word of a stream: their log-likelihood ratio, A against B, in nats.
 
-    A and B are sources as for `pplseq personalize`, or state folders that it wrote (--state): those bring their own sources.
-    Both have to have the same vocabulary.
+    A and B are sources as for `pplseq personalize`, or state folders that it wrote (--state): those bring their own sources
+    and the options they were read with. Both have to have the same vocabulary.
 
     A line gives {"line", "words", "unknown", "log_likelihood_ratio"} and, for every word, "token_ratios", the
     log-probabilities "a" and "b" and, where a model is personal, the "log_odds" of its perturbation states; null is infinite.
@@ -36,9 +36,11 @@ def compare_streams(ctx: click.Context, a: str, b: str, stream: str, **options: 
     from pplseq.cli import stream_runs
     from pplseq.cli.stream_lines import LineReader, LineWriter
     from pplseq.cli.stream_models import open_pair
-    from pplseq.cli.stream_options import open_encoder, prepare
+    from pplseq.cli.stream_options import open_encoder, prepare, take_up
     from pplseq.cli.stream_words import Shown, as_json
 
+    for spec in (b, a):
+        take_up(ctx, options, Path(spec) if Path(spec).is_dir() else None)
     prepare(options)
     models, names, vocabulary = open_pair((a, b), options)
     encoder = open_encoder(vocabulary, options)

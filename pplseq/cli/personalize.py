@@ -112,7 +112,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
     """
     from pplseq.cli import stream_runs
     from pplseq.cli.stream_models import make_personal, personal_name
-    from pplseq.cli.stream_options import open_all, open_encoder, prepare, source_settings
+    from pplseq.cli.stream_options import kept_options, open_all, open_encoder, prepare, take_up
     from pplseq.cli.stream_words import Shown
     from pplseq.infer.checkpoint import only_one_run
 
@@ -124,6 +124,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
         raise click.UsageError("--no-learn scores with a state that was learned: give --state FOLDER")
     settings = {name: options[option] for option, name in SETTINGS.items()}
     settings["averaging"] = "recent" if options["averaging"] else None
+    take_up(ctx, options, folder)
     prepare(options)
     opened = open_all([source, *options["further"]], options)
     with nullcontext() if folder is None else only_one_run(folder):
@@ -132,7 +133,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
             opened,
             settings,
             make_personal,
-            texts=source_settings(options)._asdict(),
+            options=kept_options(options),
             given={SETTINGS[option] for option in given},
             create=not options["no_learn"],
         )

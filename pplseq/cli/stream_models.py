@@ -176,7 +176,7 @@ def _open_model(
             )
         return SourceModel(opened.source, opened.name), opened.name, opened.vocabulary
     record, inner = load_state(folder)
-    texts = {**options, **record["texts"]}
+    texts = {**options, **record["options"]}
     opened = open_all([source["spec"] for source in record["sources"]], texts, Vocabulary.load(inner / "vocab.txt"))
     for source, saved in zip(opened, record["sources"], strict=True):
         if source.fingerprint != saved["fingerprint"]:

@@ -83,6 +83,24 @@ def prepare(options: Mapping[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
 
 
+def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have to be the same when a stream goes on, JSON-able."""
+    from pplseq.cli.stream_sources import SourceSettings
+
+    return {name: options[name] for name in (*SourceSettings._fields, "eos", "unknown", "by_line")}
+
+
+def take_up(ctx: click.Context, options: dict[str, Any], folder: Path | None) -> None:
+    """Put in the options with which the stream of a state folder was begun, where the user gave none."""
+    from pplseq.cli.stream_state import has_state, load_state
+
+    if folder is None or not has_state(folder):
+        return
+    for name, value in load_state(folder)[0]["options"].items():
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
+            options[name] = value
+
+
 def open_all(specs: Sequence[str], options: Mapping[str, Any], vocabulary: Any = None) -> list[Any]:
     """Sources by their specs, over one vocabulary, or that of the first; every spec is looked at before any is made."""
     from pplseq.cli.stream_sources import check_spec, open_source

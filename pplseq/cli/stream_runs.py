@@ -34,7 +34,7 @@ class PersonalStream:
         folder: for its state; None keeps nothing.
         sources: opened ones, the first with the words; one that only brings words is no source of the model.
         settings: of the model, JSON-able.
-        texts: how texts and runs became sources, JSON-able; kept for `pplseq compare-streams`.
+        options: of the command that whoever goes on needs too, JSON-able.
         given: names of the settings that the user gave, which have to be those of a state that is there already.
         make: from sources, number of words and settings to a model.
         create: whether a model is made where the folder holds none.
@@ -50,7 +50,7 @@ class PersonalStream:
         settings: Mapping[str, Any],
         make: Callable[..., PersonalModel],
         *,
-        texts: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         given: Collection[str] = (),
         create: bool = True,
     ) -> None:
@@ -64,12 +64,7 @@ class PersonalStream:
                 )
         self.resumed = folder is not None and (has_state(folder) or not create)
         if not self.resumed:
-            self.record: dict[str, Any] = {
-                "place": list(Place()),
-                "stream": None,
-                "out": None,
-                "texts": dict(texts or {}),
-            }
+            self.record: dict[str, Any] = {"streams": {}, "out": None, "options": dict(options or {})}
             self.settings = dict(settings)
             self.model = make([source.source for source in self.sources], len(self.vocabulary), self.settings)
         else:
@@ -78,7 +73,7 @@ class PersonalStream:
             self._check_sources(inner)
             self._check_settings({name: settings[name] for name in given})
             self.model = load_personal(inner, [source.source for source in self.sources])
-        self.place = Place(*self.record["place"])
+        self.stream = ""
 
     def _check_settings(self, given: Mapping[str, Any]) -> None:
         changed = {name: value for name, value in given.items() if self.settings.get(name) != value}
@@ -104,12 +99,10 @@ class PersonalStream:
                 )
 
     def reader(self, stream: str, *, rewind: bool = False) -> LineReader:
-        """The stream from where this model left it; another stream, and one to rewind, from its start."""
-        name = "-" if stream == "-" else str(Path(stream).resolve())
-        lines = self.place.num_lines if stream == "-" else 0
-        same = self.record["stream"] == name and not rewind
-        self.record["stream"] = name
-        return LineReader(stream, self.place if same else Place(lines, 0, 0))
+        """The stream from where this model left it; one that it does not know, and one to rewind, from its start."""
+        self.stream = "-" if stream == "-" else str(Path(stream).resolve())
+        known = self.record["streams"].get(self.stream)
+        return LineReader(stream, None if known is None or rewind else Place(*known))
 
     def writer(self, out: Path | None) -> LineWriter:
         """The output, without what was written of lines that will come again."""
@@ -124,9 +117,8 @@ class PersonalStream:
         if self.folder is None:
             return
         writer.sync()
-        self.place = place
+        self.record["streams"][self.stream] = list(place)
         self.record |= {
-            "place": list(place),
             "settings": self.settings,
             "sources": [{"spec": source.spec, "fingerprint": source.fingerprint} for source in self.sources],
         }

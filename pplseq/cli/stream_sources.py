@@ -103,7 +103,8 @@ def open_source(spec: str, settings: SourceSettings, vocabulary: Vocabulary | No
     """
     kind, rest = check_spec(spec, first=vocabulary is None), spec.partition(":")[2]
     if kind in STREAM_KINDS:
-        return Opened(spec, spec, stream_source(kind, len(vocabulary), settings), vocabulary, kind)
+        source = stream_source(kind, len(vocabulary), settings)
+        return Opened(spec, spec, source, vocabulary, f"{kind} {settings.decay}" if kind == "cache" else kind)
     if kind in TEXT_KINDS:
         return _of_text(spec, kind, rest, settings, vocabulary)
     if kind == "hf":

@@ -55,7 +55,9 @@ def test_other_words_than_the_state(pplseq, general, whole, tmp_path, options, g
     message = pplseq("personalize", f"ngram:{changed}", *options, *state, code=2).stderr
     assert "vocabulary mismatch" in message or "not the one it was learned with" in message
     assert "with 2 sources" in pplseq("personalize", general, "--order", 3, *state, code=2).stderr
-    assert "not the one it was" in pplseq("personalize", general, "--source", "cache", *state, code=2).stderr
+    assert (
+        "not the one it was" in pplseq("personalize", general, "--source", "cache", "--order", 4, *state, code=2).stderr
+    )
 
 
 def test_other_settings_than_the_state(pplseq, general, whole, options):
@@ -104,7 +106,7 @@ def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_pat
     assert re.search(message, result.stderr) and "line 2, word 2 ('dog')" in result.stderr
     assert len(lines_of(result)) == 1
     if command == "personalize":
-        assert json.loads((tmp_path / "state/last/stream.json").read_text())["record"]["place"][0] == 1
+        assert json.loads((tmp_path / "state/last/stream.json").read_text())["record"]["streams"]["-"][0] == 1
 
 
 def test_two_processes_and_one_state(pplseq, general, whole, options):
