@@ -282,7 +282,11 @@ class PROPS(SequenceModel):
         Args:
             num_users: None for one user (numpy, a ``StreamState``), B for a batch in step (torch, a ``BatchStream``).
             device: of a batch.
-            **options: of :class:`~pplseq.infer.online_em.OnlineEM`: exponent, step_size, warm_up, smoothing, averaging, ...
+            **options: of :class:`~pplseq.infer.online_em.OnlineEM`: exponent, step_size, warm_up, smoothing, averaging,
+                window (of a batch 64 where none is given), ...
+
+        Raises:
+            ValueError: for options out of range, and for a batch over vectors.
         """
         from pplseq.infer.online_em import OnlineEM, start_stream
 
@@ -290,7 +294,12 @@ class PROPS(SequenceModel):
         if num_users is not None:
             from pplseq.infer.online_batch import BatchStream
 
-            return BatchStream(self, num_users, settings, device=device)
+            if self.num_words is None:
+                raise ValueError(
+                    "num_users: a batch of users learns words only; start a stream for each user of vectors"
+                )
+            tables = (v.to(device or v.device) for v in (self.initial, self.transition, self.emission))
+            return BatchStream(*tables, num_users, settings, window=options.get("window", 64))
         tables = {"initial": self.initial, "transition": self.transition}
         if self.num_words is not None:
             tables["emission"] = self.emission
