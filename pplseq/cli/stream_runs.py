@@ -12,7 +12,7 @@ import click
 from pplseq.cli.stream_lines import LineReader, LineWriter, Place
 from pplseq.cli.stream_models import PersonalModel, ScoredToken, StreamModel, load_personal
 from pplseq.cli.stream_sources import Opened, check_same_words
-from pplseq.cli.stream_state import START_ANEW, has_state, load_state, save_state
+from pplseq.cli.stream_state import START_ANEW, check_free, has_state, load_state, save_state
 from pplseq.cli.stream_words import Encoder, Line, Shown, as_json, rounded
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.interruption import Stopped, StopSignals
@@ -62,6 +62,8 @@ class PersonalStream:
                     f"--state {folder}: the source {source.spec} cannot say what it remembers, so the stream could not go on "
                     "exactly; leave --state out"
                 )
+        if folder is not None:
+            check_free(folder)
         self.resumed = folder is not None and (has_state(folder) or not create)
         if not self.resumed:
             self.record: dict[str, Any] = {"streams": {}, "out": None, "options": dict(options or {})}

@@ -2,9 +2,9 @@
 
 Layout of a state folder::
 
-    last/stream.json    settings, the place in the stream and in the output; size and CRC-32 of the other files
-    last/vocab.txt      the words
-    last/...            what the model and its sources wrote
+    saved/stream.json   settings, the place in the stream and in the output; size and CRC-32 of the other files
+    saved/vocab.txt     the words
+    saved/...           what the model and its sources wrote
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pplseq.data.sources import listing
 from pplseq.infer.checkpoint import CheckpointError, recover_folder, replace_folder
 
 FORMAT, VERSION = "pplseq-stream", 1
-RECORD = "stream.json"
+RECORD, INNER = "stream.json", "saved"  # not "last", which runs of `pplseq train` have
 START_ANEW = "start anew with another --state folder, or put back a copy of this one"
 
 
 def has_state(folder: Path) -> bool:
     """Whether a stream's state was saved in the folder."""
-    recover_folder(folder / "last")
-    return (folder / "last").is_dir()
+    recover_folder(folder / INNER)
+    return (folder / INNER).is_dir()
+
+
+def check_free(folder: Path) -> None:
+    """Raise ValueError where a folder without a state holds something else, which had better not be mixed with one."""
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if names and not has_state(folder):
+        raise ValueError(
+            f"--state {folder}: it holds no stream's state but other files ({listing(sorted(names), 3)}); name a new folder"
+        )
 
 
 def save_state(folder: Path, record: dict[str, Any], write: Callable[[Path], None]) -> None:
@@ -49,7 +59,7 @@ def save_state(folder: Path, record: dict[str, Any], write: Callable[[Path], Non
         header = {"format": FORMAT, "version": VERSION, "crc32": _crc32(record), "files": files, "record": record}
         (new / RECORD).write_text(json.dumps(header, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
-    replace_folder(folder / "last", fill)
+    replace_folder(folder / INNER, fill)
 
 
 def load_state(folder: Path) -> tuple[dict[str, Any], Path]:
@@ -60,7 +70,7 @@ def load_state(folder: Path) -> tuple[dict[str, Any], Path]:
     """
     if not has_state(folder):
         raise CheckpointError(f"--state {folder}: no state of `pplseq personalize` there; check the path")
-    inner = folder / "last"
+    inner = folder / INNER
     path = inner / RECORD
     if not path.is_file():
         raise CheckpointError(

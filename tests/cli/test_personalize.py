@@ -59,7 +59,7 @@ def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options,
 
 def test_sources_are_told_beside_the_model(general, personal, whole, general_lines):
     lines = [json.loads(line) for line in whole[0].decode().splitlines()]
-    vocabulary = Vocabulary.load(whole[1] / "last" / "vocab.txt")
+    vocabulary = Vocabulary.load(whole[1] / "saved" / "vocab.txt")
     model = KneserNey(3).fit(Text.from_lines([line.split() for line in general_lines], vocabulary))
     expected = model.log_prob(Text.from_lines([line["words"][:-1] for line in lines], vocabulary))
     found = [value for line in lines for value in line["sources"]["3-gram, general.txt"]]
@@ -153,7 +153,9 @@ def test_killed_between_lines(pplseq, general, personal, whole, tmp_path, monkey
     pplseq(*command)
     assert out.read_bytes() == whole[0]
     assert "no further words" in pplseq(*command).stderr and out.read_bytes() == whole[0]
-    same = [(folder / "last" / "props", sorted(os.listdir(folder / "last" / "props"))) for folder in (state, whole[1])]
+    same = [
+        (folder / "saved" / "props", sorted(os.listdir(folder / "saved" / "props"))) for folder in (state, whole[1])
+    ]
     assert same[0][1] == same[1][1]
 
 
@@ -171,7 +173,7 @@ def test_signals_to_a_process(pplseq, general, whole, tmp_path, number, options,
             process.stdin.flush()
             found += process.stdout.readline()  # it answers before the next line comes
         if number is signal.SIGKILL:  # a line is out before it is saved
-            wait_for_line(tmp_path / "state" / "last" / "stream.json", 11)
+            wait_for_line(tmp_path / "state" / "saved" / "stream.json", 11)
         process.send_signal(number)
         errors = process.communicate(timeout=60)[1].decode()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number], errors

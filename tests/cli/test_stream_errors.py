@@ -106,7 +106,14 @@ def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_pat
     assert re.search(message, result.stderr) and "line 2, word 2 ('dog')" in result.stderr
     assert len(lines_of(result)) == 1
     if command == "personalize":
-        assert json.loads((tmp_path / "state/last/stream.json").read_text())["record"]["streams"]["-"][0] == 1
+        assert json.loads((tmp_path / "state/saved/stream.json").read_text())["record"]["streams"]["-"][0] == 1
+
+
+def test_a_folder_that_holds_something_else(pplseq, general, tmp_path):
+    (tmp_path / "last").mkdir()
+    (tmp_path / "config.toml").write_text("")
+    result = pplseq("personalize", general, "--state", tmp_path, input="the cat\n", code=2)
+    assert "other files (config.toml, last)" in result.stderr and result.stdout == ""
 
 
 def test_two_processes_and_one_state(pplseq, general, whole, options):

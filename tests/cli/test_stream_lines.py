@@ -194,14 +194,14 @@ def test_a_save_that_fails_leaves_the_old_state(state):
 
 
 def test_cut_off_between_the_renames_of_a_save(state):
-    os.rename(state / "last", state / ".last.old")
+    os.rename(state / "saved", state / ".saved.old")
     assert load_state(state)[0]["x"] == 0.1
 
 
 @pytest.mark.parametrize("name", ["numbers", "stream.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
 def test_damaged_states(state, name, damage):
-    path = state / "last" / name
+    path = state / "saved" / name
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()
@@ -220,7 +220,7 @@ def test_damaged_states(state, name, damage):
 def test_states_of_others(state, tmp_path):
     with pytest.raises(CheckpointError, match="no state of `pplseq personalize`"):
         load_state(tmp_path / "nowhere")
-    path = state / "last" / "stream.json"
+    path = state / "saved" / "stream.json"
     header = json.loads(path.read_text())
     for change, message in (({"format": "x"}, "another program"), ({"version": 9}, "version 9")):
         path.write_text(json.dumps(header | change))
