@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,10 @@ from pplseq.infer.online_em import StepInfo
 from pplseq.models.props import PROPS
 from pplseq.models.props_storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.storage import read_folder, write_folder
+from pplseq.sources.functions import CallableSource
+from pplseq.sources.protocol import check_probs
 
 KIND = "props learner"
-TOLERANCE = 1e-3  # of a source's total probability
 
 
 class PROPSLearner:
@@ -68,7 +69,10 @@ class PROPSLearner:
         self._begin(sources, model.start(**options), num_words, unknown_id)
 
     def _begin(self, sources, state, num_words, unknown_id) -> None:
-        self.sources = [_Prefix(s) if not hasattr(s, "predict") and callable(s) else s for s in sources]
+        plain = [callable(source) and not hasattr(source, "predict") for source in sources]
+        self.sources = [
+            CallableSource(s, num_words) if is_plain else s for s, is_plain in zip(sources, plain, strict=True)
+        ]
         self.state, self.num_words, self.unknown_id = state, num_words, unknown_id
         if unknown_id is not None and not (num_words is not None and 0 <= unknown_id < num_words):
             raise ValueError(f"unknown_id must be a word in 0..{num_words}, or None; got {unknown_id}")
@@ -99,24 +103,10 @@ class PROPSLearner:
         """What source k says of the next token, asked once."""
         if self._predictions[k] is None:
             given = self.sources[k].predict()
-            self._predictions[k] = given if self.num_words is None else self._checked_probs(k, given)
+            if self.num_words is not None:
+                given = check_probs(given, self.num_words, self._called(k))
+            self._predictions[k] = given
         return self._predictions[k]
-
-    def _checked_probs(self, k: int, given) -> np.ndarray:
-        given = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
-        if given.shape != (self.num_words,):
-            raise ValueError(
-                f"{self._called(k)}: predict() must give (V,) = ({self.num_words},) numbers, got {given.shape}"
-            )
-        total, least = float(given.sum(dtype=np.float64)), float(given.min())
-        if not least >= 0 or not abs(total - 1) <= TOLERANCE:  # NaN is neither
-            num_nan = int(np.isnan(given).sum())
-            what = f"{num_nan} NaN" if num_nan else f"a total of {total:.6g}, least {least:.3g}"
-            raise ValueError(
-                f"{self._called(k)}: predict() must give probabilities that sum to one, got {what}; normalise them (softmax of "
-                "scores, exp of log-probabilities)"
-            )
-        return given
 
     def _source_log_probs(self, y) -> list[float]:
         return [self._source_log_prob(k, y) for k in range(len(self.sources))]
@@ -245,29 +235,6 @@ class PROPSLearner:
             if saved is not None:
                 source.load_state_dict(_give_arrays(saved, f"source.{k}", arrays))
         return learner
-
-
-class _Prefix:
-    """A function of the tokens so far as a source."""
-
-    def __init__(self, function: Callable):
-        self.function, self.prefix = function, []
-        self.name = getattr(function, "__name__", "function")
-
-    def predict(self):
-        return self.function(list(self.prefix))
-
-    def observe(self, y) -> None:
-        self.prefix.append(y)
-
-    def reset(self) -> None:
-        self.prefix.clear()
-
-    def state_dict(self) -> dict:
-        return {"prefix": list(self.prefix)}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.prefix = list(state["prefix"])
 
 
 def _take_arrays(value, name: str, arrays: dict):
