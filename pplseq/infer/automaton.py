@@ -144,12 +144,15 @@ class Automaton:
         least = self.minimise()
         return least.symbols, least.labels, least.transitions.tobytes(), least.outputs.tobytes()
 
-    def equals(self, other: Automaton) -> bool:
-        """Whether both give every string the same label."""
+    def equals(self, other: Automaton | str) -> bool:
+        """Whether both give every string the same label; a str is a regular expression over the same symbols."""
         return self.difference(other) is None
 
-    def difference(self, other: Automaton) -> String | None:
+    def difference(self, other: Automaton | str) -> String | None:
         """A shortest string to which they give different labels; None if there is none.
+
+        Args:
+            other: an automaton, or a regular expression over the same symbols.
 
         Returns:
             A str if every symbol is one character, else a tuple of symbols.
@@ -157,6 +160,8 @@ class Automaton:
         Raises:
             ValueError: automata with different symbols or labels.
         """
+        if isinstance(other, str):
+            other = Automaton.from_regex(other, self.symbols)
         for name in ("symbols", "labels"):
             mine, others = getattr(self, name), getattr(other, name)
             if set(mine) != set(others):

@@ -1,7 +1,8 @@
 """Long-range dependency: strings of random 0s and 1s are classified by the symbol seen L steps before the end, L to 1,000.
 
     python scripts/reproduce/long_range.py
-    python scripts/reproduce/long_range.py --lengths 10 100 --seeds 50 --steps 0      # for a look; no networks
+    python scripts/reproduce/long_range.py --parts networks --network-seconds 60
+    python scripts/reproduce/long_range.py --lengths 10 100 --seeds 50 --name look      # for a look; kept in another file
 
 The class symbol comes first and is followed by L to L + 2 others. 40 such strings and the empty one (rejected) are all there is
 to learn from; what was learnt is tested on 1,000 others. Automata of 3 states are learnt by EM of three kinds:
@@ -14,8 +15,9 @@ to learn from; what was learnt is tested on 1,000 others. Automata of 3 states a
 Shares are those of restarts whose automaton labels all 41 strings right: after EM, after EM and repairs, and after repairs of
 the first tables, without any EM. Accuracy and exactness are those of the most frequent language among these restarts.
 
-For comparison a tanh RNN and an LSTM of 16 units learn by gradients (Adam, batches of 32, gradients clipped at 1), from as many
-fresh strings as they take: one setting, not tuned. Seconds are those of the processor, one thread.
+For comparison a tanh RNN and an LSTM of 16 units learn by gradients (Adam, batches of 32, gradients clipped at 1) from fresh
+strings for some seconds: one setting, not tuned. Seconds are those of the processor, one thread. Rows are kept in
+results/long_range.json one by one.
 
 Source: Bengio, Simard and Frasconi, Learning long-term dependencies with gradient descent is difficult (1994); Bengio and
 Frasconi, An input output HMM architecture (1995), sections 1 and 6.
@@ -24,6 +26,7 @@ Frasconi, An input output HMM architecture (1995), sections 1 and 6.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -32,13 +35,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-from record import record  # noqa: E402
+from record import git, record  # noqa: E402
 
 NUM_STRINGS, NUM_TEST = 40, 1000
 NUM_STATES = 3  # of the smallest automaton: nothing read, a 0 first, a 1 first
 LANGUAGE = "1[01]*"
 KINDS = {"flat": 1.0, "sharp": 0.03, "latch": 1.0}  # concentration of the first tables
 UNITS, BATCH = 16, 32
+NETWORKS = ("rnn", "lstm")
+PARTS = ("automata", "networks")
 
 
 def draw_strings(number: int, length: int, seed: int) -> tuple[list[str], list[bool]]:
@@ -104,7 +109,7 @@ def latched(tables):
     return tables._replace(transition=transition / transition.sum(2, keepdim=True))
 
 
-def train_network(kind: str, length: int, num_steps: int) -> dict:
+def train_network(kind: str, length: int, seconds: float) -> dict:
     """Accuracy of a recurrent network on other strings."""
     import torch
     from torch import nn
@@ -119,8 +124,9 @@ def train_network(kind: str, length: int, num_steps: int) -> dict:
         states, _ = recurrent(nn.functional.one_hot(bits, 2).float())
         return read(states[:, -1]).squeeze(-1)
 
-    started = time.process_time()
-    for _ in range(num_steps):
+    started, num_steps = time.process_time(), 0
+    while time.process_time() - started < seconds:
+        num_steps += 1
         bits = torch.randint(2, (BATCH, length + int(torch.randint(1, 4, ()))))
         loss = nn.functional.binary_cross_entropy_with_logits(logits(bits), bits[:, 0].float())
         optimizer.zero_grad()
@@ -138,8 +144,8 @@ def table(results: dict) -> str:
     """The results as markdown."""
     lines = [["L", "learner", "share of restarts", "accuracy", "exact", "seconds"], ["---"] * 6]
     for length, row in results.items():
-        ways = {f"{kind}, {way.replace('_', ' ')}": row[kind][way] for kind in KINDS for way in row[kind]}
-        for name, own in (ways | {name: row[name] for name in ("rnn", "lstm") if name in row}).items():
+        ways = {f"{kind}, {way.replace('_', ' ')}": own for kind in KINDS for way, own in row.get(kind, {}).items()}
+        for name, own in (ways | {name: row[name] for name in NETWORKS if name in row}).items():
             shown = [f"{own[key]:.3f}" if key in own else "-" for key in ("share", "accuracy")]
             lines.append(
                 [length, name, *shown, own.get("exact", "-"), f"{own['seconds']:.1f}" if "seconds" in own else "-"]
@@ -152,21 +158,27 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=(10, 30, 100, 300, 1000), help="L")
     parser.add_argument("--seeds", type=int, default=200, help="restarts of each kind")
     parser.add_argument("--iterations", type=int, default=30, help="of EM")
-    parser.add_argument("--steps", type=int, default=400, help="of the networks; 0 leaves them out")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--network-seconds", type=float, default=20.0, help="of training each network")
     parser.add_argument("--name", default="long_range", help="of the file in results")
     options = parser.parse_args()
 
     import torch
 
     torch.set_num_threads(1)
-    results = {}
+    path = ROOT / "results" / f"{options.name}.json"
+    results = json.loads(path.read_text())["results"] if path.is_file() else {}
     for length in options.lengths:
-        row = results[str(length)] = learn_automata(length, options)
-        if options.steps:
-            row |= {kind: train_network(kind, length, options.steps) for kind in ("rnn", "lstm")}
-        print(length, row, flush=True)
-    protocol = "class: the symbol seen L steps before the end; 40 strings and the empty one; see the script's text"
-    record(options.name, results, folder=".", protocol=protocol)
+        row = results.setdefault(str(length), {})
+        origin = {"commit": git("rev-parse", "--short", "HEAD"), "command": " ".join(["python", *sys.argv])}
+        if "automata" in options.parts:
+            row |= learn_automata(length, options)
+        if "networks" in options.parts:
+            row |= {kind: train_network(kind, length, options.network_seconds) for kind in NETWORKS}
+        row["origin"] = row.get("origin", {}) | {part: origin for part in options.parts}
+        print(length, json.dumps(row), flush=True)
+        protocol = "class: the symbol seen L steps before; 40 strings and the empty one; see the script's text"
+        record(options.name, results, folder=".", protocol=protocol)
     print("\n" + table(results))
 
 

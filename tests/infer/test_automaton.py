@@ -108,6 +108,12 @@ def test_difference_with_symbols_and_labels_in_another_order():
     assert words.difference(Automaton(("on", "off"), [[0, 0]], [0])) == ("on",)
 
 
+def test_difference_from_an_expression():
+    automaton = Automaton.from_regex("(10)*", "01")
+    assert automaton.equals("(10)*") and automaton.equals("((10)*)*")
+    assert automaton.difference("(10)*1?") == "1"
+
+
 def test_distinct_automata_are_counted_by_language():
     even = Automaton.from_regex("(01*0|1)*", "01")
     doubled = Automaton(("0", "1"), [[1, 2], [0, 3], [3, 0], [2, 1]], [1, 0, 1, 0])

@@ -59,7 +59,7 @@ def test_balanced_accuracy(scripts):
 
 def test_rows_of_long_range_dependency(scripts, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(scripts[1], "NUM_TEST", 50)
-    run(monkeypatch, scripts[1], "--lengths", 5, 12, "--seeds", 20, "--iterations", 15, "--steps", 2)
+    run(monkeypatch, scripts[1], "--lengths", 5, 12, "--seeds", 20, "--iterations", 15, "--network-seconds", 0.02)
     results = json.loads((tmp_path / "results" / "long_range.json").read_text())["results"]
     assert results["12"]["latch"]["em"]["share"] == 1.0
     assert results["12"]["latch"]["em"]["exact"] is True and results["12"]["latch"]["em"]["accuracy"] == 1.0
