@@ -7,7 +7,7 @@ import torch
 from pplseq.data.tomita import all_strings, tomita
 from pplseq.distributions.state import MISSING
 from pplseq.infer.automaton import Automaton
-from pplseq.infer.automaton_em import SeedBlock, draw_tables, expected_counts
+from pplseq.infer.automaton_em import SeedBlock, draw_tables, expected_counts, fit_tables
 from pplseq.infer.automaton_learning import AutomatonLearner
 from pplseq.infer.prefix_tree import PrefixTree
 from pplseq.models import IOHMM, load_model
@@ -115,3 +115,17 @@ def test_models_that_are_no_automata():
         extract_automaton(random_model(), "abc")
     with pytest.raises(ValueError, match="labels: expected 2 names, got 1"):
         extract_automaton(random_model(), labels=["a"])
+
+
+def test_em_over_prefixes_equals_em_on_padded_strings():
+    grammar = tomita(6)
+    tables = draw_tables((SeedBlock(1),), 3, 2, 2, np.random.default_rng(2))
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    expected, _ = fit_tables(tree, tables, 4)
+    model = model_of_tables(tables.seeds(0))
+    inputs, lengths, y = padded(grammar.strings, [int(label) for label in grammar.labels])
+    model.fit(y, inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
+    for network, table in zip(
+        (model.initial_network, model.transition_network, model.emission_network), expected, strict=True
+    ):
+        torch.testing.assert_close(network.logits.detach().softmax(-1), table[..., 0], rtol=1e-7, atol=1e-9)
