@@ -104,6 +104,31 @@ def test_saved_models_go_on_exactly(pplseq, saved, personal_lines):
     assert "".join(parts) == whole
 
 
+def test_corpora_are_sources(pplseq):
+    line, _ = lines_of(pplseq("compare-streams", "ngram:builtin:generated", "uniform", input="sumo tiru kapu\n"))
+    assert line["words"] == ["sumo", "tiru", "kapu", "<eos>"]
+    assert line["b"] == pytest.approx([-math.log(61)] * 4, abs=1e-6) and sum(line["a"]) > sum(line["b"])
+
+
+def test_models_of_hugging_face_read_given_words(pplseq, general, monkeypatch):
+    from pplseq.cli.stream_sources import Uniform
+    from pplseq.sources import HuggingFaceSource
+
+    asked = []
+
+    def from_pretrained(name, vocabulary):
+        asked.append(name)
+        return Uniform(len(vocabulary))
+
+    monkeypatch.setattr(HuggingFaceSource, "from_pretrained", from_pretrained)
+    words = general.replace("ngram:", "words:")
+    (line,) = lines_of(pplseq("personalize", words, "--source", "hf:some/model", input="the cat\n"))
+    assert list(line["sources"]) == ["some/model"] == asked
+    line, _ = lines_of(pplseq("compare-streams", "hf:other", general, input="the cat\n"))
+    assert asked[1:] == ["other"] and sum(line["a"]) < sum(line["b"])
+    assert "words only" in pplseq("compare-streams", words, general, code=2).stderr
+
+
 # ---- pages
 
 
