@@ -38,13 +38,21 @@ class Climber:
                 moments[name] = value[..., restarts]
 
     def climb(
-        self, weights: dict[str, Tensor], objective: Callable[[dict[str, Tensor]], Tensor], num_steps: int
+        self,
+        weights: dict[str, Tensor],
+        objective: Callable[[dict[str, Tensor]], Tensor],
+        num_steps: int,
+        inside: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights,
     ) -> dict[str, Tensor]:
-        """Weights after up to ``num_steps`` steps, with an objective (R,) at least as high in every restart."""
+        """Weights after up to ``num_steps`` steps, with an objective (R,) at least as high in every restart.
+
+        ``inside`` brings weights back to where they may be, before they are tried.
+        """
         value, gradient = gradients(objective, weights)
         for _ in range(num_steps):
             direction = self._direction(gradient)
             trial = {name: weights[name] + self.length * step for name, step in direction.items()}
+            trial = inside(trial)
             reached, new_gradient = gradients(objective, trial)
             better = reached >= value
             self.length = torch.where(better, self.length * GROW, self.length * SHRINK)

@@ -24,7 +24,8 @@ class RestartProblem:
     Args:
         initial, transition: networks of the start and of transitions.
         outputs: output family with its network.
-        y: (B, T[, D]) targets, anything where there is none. known: (B, T) where there is one.
+        y: (B, T[, D]) targets, anything where there is none; NaN in dimensions that are missing.
+        known: (B, T) where there is a target.
         inputs: part -> (B[, U]) for "initial", (B, T[, U]) for "transition" and "emission", or None where a part sees none.
         lengths: (B,) at least 1. states: (B, T) observed states, negative where unknown, or None.
         before_first: whether a transition is taken before the first output (the start distribution is of x_0).
@@ -75,17 +76,20 @@ class RestartProblem:
                     if rows.count > 1
                     else torch.zeros_like(known, dtype=torch.long)
                 )
+        there = ~y.isnan() & known.unsqueeze(-1) if y.dim() == 2 else None  # of each dimension
+        partly = there is not None and bool((there.any(-1) & ~there.all(-1)).any())
+        y = y.nan_to_num(0.0) if y.is_floating_point() else y
         columns = [entry.unsqueeze(-1), known.unsqueeze(-1)]
         columns += [torch.where(known.view(-1, *[1] * (y.dim() - 1)), y, 0).reshape(count, -1)]
+        columns += [] if not partly else [there]
         columns += [] if states is None else [states.unsqueeze(-1)]
         keys, index = distinct(torch.cat([column.double() for column in columns], -1))
         self.lattice.emit_index = index
-        first = 2 + columns[2].shape[1]
-        y = keys[:, 2] if y.dim() == 1 else keys[:, 2:first]
-        like = columns[2]
-        y = y.to(like.dtype)
+        size = columns[2].shape[1]
+        present = keys[:, 2 + size : 2 + 2 * size] > 0 if partly else None
+        y = (keys[:, 2] if y.dim() == 1 else keys[:, 2 : 2 + size]).to(y.dtype)
         rows = None if rows is None else rows._replace(index=keys[:, 0].long())
-        return Seen(rows, y, keys[:, 1] > 0, None if states is None else keys[:, -1].long())
+        return Seen(rows, y, keys[:, 1] > 0, None if states is None else keys[:, -1].long(), present)
 
     # ---------------------------------------------------------------- the two steps
     def tables(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:

@@ -182,18 +182,21 @@ class RestartNetwork:
         return self._from_table(found.reshape(logits.shape), weights)
 
     def fit_means(self, weights: Weights, rows: Rows, targets: Tensor, mass: Tensor) -> Weights:
-        """Weighted least squares: means of targets (M, D) under mass (Z, M, R); rows.index (M,) says where each belongs."""
-        num_restarts = mass.shape[-1]
+        """Weighted least squares: means of targets (M, D) or (Z, R, M, D) under mass (Z, R, M); rows.index (M,) says where each
+        belongs."""
+        num_restarts = mass.shape[1]
         if self.kind == "linear":
             features = rows.values if rows.index is None else rows.values[rows.index]
             glm = self._glm(weights).permute(0, 3, 1, 2).flatten(0, 1)
-            found = linear_regression(features, targets, mass.transpose(1, 2).flatten(0, 1), previous=glm)
+            own = targets if targets.dim() == 2 else targets.flatten(0, 1)
+            found = linear_regression(features, own, mass.flatten(0, 1), previous=glm)
             found = found.unflatten(0, (-1, num_restarts)).permute(0, 2, 3, 1)
             return {"weight": found.reshape(weights["weight"].shape)}
-        shape = (self.num_sources, rows.count, num_restarts)
-        total = mass.new_zeros(shape).index_add_(1, rows.index, mass).unsqueeze(1)
-        sums = [mass.new_zeros(shape).index_add_(1, rows.index, mass * column.unsqueeze(-1)) for column in targets.T]
-        mean = torch.stack(sums, 1) / total
+        sums = mass.new_zeros(*mass.shape[:2], rows.count, targets.shape[-1])
+        sums = sums.index_add_(2, rows.index, mass.unsqueeze(-1) * targets)
+        total = mass.new_zeros(*mass.shape[:2], rows.count).index_add_(2, rows.index, mass)
+        mean = (sums / total.unsqueeze(-1)).permute(0, 3, 2, 1)
+        total = total.transpose(1, 2).unsqueeze(1)
         return self._from_table(torch.where(total > 0, mean, self.values(weights, rows)), weights)
 
     def _from_table(self, table: Tensor, weights: Weights) -> Weights:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.iohmm_problem import RestartProblem
+from pplseq.infer.restart_gaussian import GaussianOutputs
 from pplseq.infer.restart_networks import RestartNetwork
-from pplseq.infer.restart_outputs import BernoulliOutputs, GaussianOutputs, Parameters
+from pplseq.infer.restart_outputs import BernoulliOutputs, Parameters
 from pplseq.infer.restarts import RestartBlock
 
 
@@ -83,6 +84,9 @@ def _log_gamma(concentration: float, shape, like: Tensor) -> Tensor:
 def _gaussian(problem, outputs, block, emission):
     seen, count = problem.seen, block.num_restarts
     targets, num_states, size = seen.y[seen.known], outputs.num_states, seen.y.shape[-1]
+    if seen.present is not None:  # missing dimensions at their column's mean
+        there = seen.present[seen.known]
+        targets = torch.where(there, targets, (targets * there).sum(0) / there.sum(0).clamp_min(1))
     eye = torch.eye(size, dtype=targets.dtype, device=targets.device)
     if len(targets) == 0:
         raise ValueError("y must hold at least one target to start from, got none")

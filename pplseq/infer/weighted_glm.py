@@ -180,7 +180,7 @@ def linear_regression(
     """(P, F, D) weighted least squares: argmin_W sum_n weight_n |y_n - x_n W|^2 + sum ridge_f W_f^2.
 
     Args:
-        features: (N, F). targets: (N, D). weight: (P, N). ridge: a number or (F,).
+        features: (N, F). targets: (N, D) or (P, N, D). weight: (P, N). ridge: a number or (F,).
         previous: (P, F, D) kept by problems without any weight.
     """
     moment = features.T @ (weight.unsqueeze(-1) * features) + torch.diag(_column(ridge, features).squeeze(-1))
@@ -192,24 +192,27 @@ def linear_regression(
 
 
 def residual_covariance(
-    residual: Tensor, weight: Tensor, covariance: str, floor: float, group: int = 1
+    residual: Tensor, weight: Tensor, covariance: str, floor: float, group: int = 1, extra: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Maximum-likelihood covariances of weighted residuals, no variance below ``floor`` in any direction.
 
     Args:
         residual: (P, N, D). weight: (P, N).
         covariance: "diag", "full", "spherical" or "tied" (one full matrix for each ``group`` of successive problems).
-        floor: smallest variance.
+        floor: smallest variance. extra: (P, D, D) scatter beside that of the residuals (of what was not seen), or None.
 
     Returns:
         (P, D, D), NaN for problems without weight, and a mask (P,) of those that met the floor.
     """
     if covariance in ("diag", "spherical"):
-        variance = (weight.unsqueeze(-1) * residual**2).sum(1) / weight.sum(1, keepdim=True)
+        scatter = (weight.unsqueeze(-1) * residual**2).sum(1)
+        scatter = scatter if extra is None else scatter + extra.diagonal(dim1=-2, dim2=-1)
+        variance = scatter / weight.sum(1, keepdim=True)
         if covariance == "spherical":
             variance = variance.mean(-1, keepdim=True).expand_as(variance)
         return torch.diag_embed(variance.clamp_min(floor)), (variance < floor).any(-1)
     scatter, mass = residual.mT @ (weight.unsqueeze(-1) * residual), weight.sum(1)
+    scatter = scatter if extra is None else scatter + extra
     if covariance == "tied":
         scatter, mass = (value.unflatten(0, (-1, group)).sum(1) for value in (scatter, mass))
     result = scatter / mass[:, None, None]

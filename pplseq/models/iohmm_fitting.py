@@ -16,11 +16,11 @@ from pplseq.infer.iohmm_em import run_em
 from pplseq.infer.iohmm_gradient import run_sgd
 from pplseq.infer.iohmm_problem import PARTS, RestartProblem
 from pplseq.infer.restart_choice import CHOICES, choose_restart
+from pplseq.infer.restart_gaussian import GaussianOutputs
 from pplseq.infer.restart_networks import RestartNetwork
 from pplseq.infer.restart_outputs import (
     BernoulliOutputs,
     CategoricalOutputs,
-    GaussianOutputs,
     Outputs,
     Parameters,
 )
@@ -59,7 +59,8 @@ class IOHMMFitting:
             states: observed states like y, negative where unknown.
             method: "em" (exact for tables, generalised linear models and Gaussians, a few gradient steps an iteration for
                 networks with layers; with priors: maximum a posteriori), "gem" (gradient steps for all), "sgd" (Adam, on
-                mini-batches of ``batch_size`` sequences), "svi" (``history.guide``) or "nuts" (``history.samples``), which need priors.
+                mini-batches of ``batch_size`` sequences), or, with priors, "svi" (``history.guide``) and "nuts"
+                (``history.samples``).
             restarts: how many random starts; or :class:`~pplseq.infer.restarts.RestartBlock` (or mappings of its arguments),
                 one for each block of starts with settings of its own. All are fitted as one batch.
             select: which one the model keeps: "likelihood", "validation", "bic" or "smallest_consistent"; see
@@ -95,7 +96,7 @@ class IOHMMFitting:
         if num_restarts > 1 and (warm_start or method in ("svi", "nuts")):
             why = "a warm start has one starting point" if warm_start else f"method {method!r} has one start"
             raise ValueError(f"restarts: {why}, got {num_restarts}")
-        batch = self._with_steps(self.as_batch(y, inputs, lengths, states))
+        batch = self._with_steps(self.as_batch(y, inputs, lengths, states, partly=True))
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
@@ -156,7 +157,7 @@ class IOHMMFitting:
             return None
         if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
             raise TypeError("validation must be (y, inputs) or (y, inputs, lengths)")
-        return self._with_steps(self.as_batch(*validation))
+        return self._with_steps(self.as_batch(*validation, partly=True))
 
     def _problem(self, batch: Batch, networks: dict) -> RestartProblem:
         y, known = self.observed(batch.x)
@@ -200,7 +201,9 @@ class IOHMMFitting:
         for part, weights in self._named().items():
             for name, value in weights.items():
                 new = parameters[part][name][..., restart]
-                if part == "emission" and self.outputs == "bernoulli":  # logits of 0 and 1 stay finite
+                if (
+                    part == "emission" and self.outputs == "bernoulli" and name == "logits"
+                ):  # logits of 0 and 1 stay finite
                     new = new.clamp(*(sign * math.log(torch.finfo(new.dtype).tiny) for sign in (1, -1)))
                 value.copy_(new)
 

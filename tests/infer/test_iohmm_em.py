@@ -9,8 +9,9 @@ from pplseq.infer.em import dirichlet_mode
 from pplseq.infer.iohmm_em import RestartPriors, run_em
 from pplseq.infer.iohmm_gradient import run_sgd
 from pplseq.infer.iohmm_problem import RestartProblem, take
+from pplseq.infer.restart_gaussian import GaussianOutputs
 from pplseq.infer.restart_networks import RestartNetwork
-from pplseq.infer.restart_outputs import BernoulliOutputs, CategoricalOutputs, GaussianOutputs, Outputs
+from pplseq.infer.restart_outputs import BernoulliOutputs, CategoricalOutputs, Outputs
 from pplseq.infer.restart_starts import draw_parameters
 from pplseq.infer.restarts import RestartBlock
 from pplseq.models.iohmm_networks import ConstantNetwork, LayeredNetwork, LinearNetwork, ModuleNetwork, TableNetwork

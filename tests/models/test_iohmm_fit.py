@@ -91,6 +91,38 @@ def test_what_restarts_learn_is_what_the_model_says(kind):
     assert bool((report.log_likelihoods[report.kept] <= report.log_likelihoods[report.chosen]).all())
 
 
+@pytest.mark.parametrize(
+    ("kind", "covariance"),
+    [("vectors, bits, Mealy", None)]
+    + [
+        (kind, c)
+        for kind in ("symbols, vectors, full", "vectors, vectors, Mealy")
+        for c in ("diag", "full", "tied", "spherical")
+    ]
+    + [("layers, vectors", "full"), ("layers, vectors", "diag")],
+)
+def test_vectors_that_lack_some_dimensions(kind, covariance):
+    options, outputs, inputs = KINDS[kind]
+    y, u = data(outputs, inputs)
+    for k, row in enumerate(y):
+        row[k % 2 :: 3, k % 2] = torch.nan
+    options = options | ({} if covariance is None else dict(covariance=covariance))
+    torch.manual_seed(0)
+    model = IOHMM(2, **options)
+    before = model.score(y, u)
+    model.fit(y, u, warm_start=True, max_iterations=4, tolerance=0.0)
+    found = model.history.log_likelihoods
+    assert_close([found[0], found[-1]], [before, model.score(y, u)], rtol=1e-8, atol=1e-8)
+    assert found == sorted(found) and len(found) == 5
+    if covariance is None or "layers" in kind:  # separable bits have no maximum
+        return
+    model.fit(y, u, restarts=3, seed=0, max_iterations=200, tolerance=1e-11)
+    batch = model.as_batch(y, u, partly=True)
+    objective = model.log_joint(batch.x, batch.lengths, **batch.known)
+    for gradient in torch.autograd.grad(objective, [*model.emission_network.parameters(), *model.noise.parameters()]):
+        assert float(gradient.abs().max()) < 0.05  # where EM stops the likelihood is flat
+
+
 def test_observed_states_and_final_targets():
     generator = torch.Generator().manual_seed(0)
     u = torch.randint(2, (30, 6), generator=generator)
