@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from pplseq.baselines import KneserNey
 from pplseq.cli import stream_runs
@@ -241,6 +242,13 @@ def test_scoring_without_learning_changes_no_parameters(
     first, second = (lines_of(pplseq(*command, input="my cat sees my fish here\n"))[0] for _ in range(2))
     assert first["line"] + 1 == second["line"] == 2
     assert first["words"] == second["words"]
+    before, after = (load_file(folder / "saved" / "props" / "model.safetensors") for folder in (whole[1], state))
+    for name in ("transition", "cold_words", "cold_values"):
+        np.testing.assert_array_equal(before[name], after[name])
+    assert not np.array_equal(before["filter"], after["filter"])
+    learned = lines_of(pplseq(*command[:-1], input="my cat\n"))[0]  # which changes them
+    changed = load_file(state / "saved" / "props" / "model.safetensors")
+    assert learned["line"] == 3 and not np.array_equal(before["transition"], changed["transition"])
     assert "give --state" in pplseq("personalize", general, "--no-learn", code=2).stderr
     assert "no state of" in pplseq(*command[:-2], tmp_path / "new", "--no-learn", code=2).stderr
 
