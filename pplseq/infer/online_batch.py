@@ -175,9 +175,12 @@ class BatchStream:
 
     def _smoothed(self, counts: Tensor, rows: Tensor) -> Tensor:
         """Probabilities from counts (B, K_p, ...)."""
-        smoothing = self.options.smoothing
+        options = self.options
+        share = (1 / self.num_steps.clamp_min(1).to(rows)).clamp_min(options.step_size or 0.0)
+        smoothing = (options.smoothing + options.prior_tokens * share)[:, None]
         total = rows[:, self.num_fixed : self.num_settled] + smoothing
-        total = total.reshape(*total.shape, *(1,) * (counts.dim() - 2))
+        extra = (1,) * (counts.dim() - 2)
+        total, smoothing = total.reshape(*total.shape, *extra), smoothing.reshape(*smoothing.shape, *extra)
         probs = (counts + smoothing / self.num_words) / total
         return torch.where(total > 0, probs, 1 / self.num_words)
 
@@ -305,6 +308,7 @@ class BatchStream:
             word = int(self.words[index, slot])
             emissions.hot.append((word, place))
             emissions.slots.setdefault(word, []).append(place)
+        emissions.smoothing = self.options.smoothing_at(state.num_steps)
         emissions.residual, cold = float(self.residual[index]), emissions.cold
         values = numbers("cold")
         parts = [numbers(name) for name in ("cold_sums", "corrections")] if averaging else []

@@ -28,6 +28,8 @@ class OnlineEM:
         warm_up: tokens before the first maximisation.
         smoothing: pseudo-count of all words of a state together (each gets 1 / V of it), beside statistics that sum to one
             over states and words.
+        prior_tokens: the same in tokens, prior_tokens / t beside the statistics of t tokens: a Dirichlet prior, whose weight
+            falls as tokens come. V of them are Laplace's one a word; words of a text are rarer than that.
         transition_smoothing: the same for the transitions out of a state.
         averaging: None, "recent" (the mean of the statistics with weights t^2, most of it from the last half), or the token
             from which on all count equally: smoother parameters for use after learning.
@@ -41,6 +43,7 @@ class OnlineEM:
     step_size: float | None = None
     warm_up: int = 20
     smoothing: float = 0.05
+    prior_tokens: float = 0.0
     transition_smoothing: float = 0.0
     averaging: str | int | None = None
     window: int = 256
@@ -54,7 +57,7 @@ class OnlineEM:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name in ("smoothing", "transition_smoothing"):
+        for name in ("smoothing", "prior_tokens", "transition_smoothing"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         given = self.averaging
@@ -67,6 +70,10 @@ class OnlineEM:
         if t == 1:
             return 1.0
         return t**-self.exponent if self.step_size is None else self.step_size
+
+    def smoothing_at(self, t: int) -> float:
+        """The pseudo-count of a state's words together after t tokens."""
+        return self.smoothing + self.prior_tokens * max(1 / max(t, 1), self.step_size or 0.0)
 
     def weight(self, t: int) -> float:
         """The weight of the statistics after token t in their mean over tokens."""
@@ -282,6 +289,7 @@ class StreamState:
             emissions.cool(rho[fixed:], rows[fixed:], self.sums[fixed:])
         else:
             emissions.cool(rho[fixed:], rows[fixed:], None)
+        emissions.smoothing = options.smoothing_at(t)
         if t >= options.warm_up:
             self.transition = self._maximal_transition(rows, self.transition)
 
@@ -383,7 +391,7 @@ def start_stream(
         emission = np.asarray(emission, float)
         num_sources = len(initial) - len(emission)
         averaging = options.averaging is not None
-        statistics = WordStatistics(emission, num_sources, options.smoothing, options.window, averaging)
+        statistics = WordStatistics(emission, num_sources, options.smoothing_at(0), options.window, averaging)
     else:
         statistics = GaussianStatistics(np.asarray(loc), np.asarray(covariances), len(initial) - len(loc), full, floor)
     return StreamState(initial, transition, statistics, options)

@@ -16,6 +16,7 @@ class GaussianStatistics:
     """
 
     residual = 0.0  # nothing is cut off
+    smoothing = 0.0  # nothing is counted
 
     def __init__(self, loc: np.ndarray, covariances: np.ndarray, num_sources: int, full: bool, floor: float):
         self.num_own, self.size = loc.shape

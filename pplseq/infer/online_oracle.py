@@ -23,7 +23,7 @@ class DenseStream:
         initial: (K,). transition: (K, K) [from, to]. emission: (K_p, W) of the perturbations, states K_s..K-1.
         step_sizes: g of steps 1, 2, ..., a function.
         warm_up: steps before the first maximisation; None keeps the parameters.
-        smoothing: pseudo-count of a state's words together, beside statistics that sum to one.
+        smoothing: pseudo-count of a state's words together after step t, beside statistics that sum to one, a function.
 
     Source: O. Cappé (2011), Online EM algorithm for hidden Markov models, Algorithm 1; M. Wojnowicz and X. Zhao (2018),
     PROPS, eqs. 8-16 and Algorithm 1.
@@ -34,7 +34,7 @@ class DenseStream:
     emission: np.ndarray
     step_sizes: object
     warm_up: int | None = 20
-    smoothing: float = 0.0
+    smoothing: object = lambda t: 0.0  # noqa: E731
     num_steps: int = 0
     fresh: bool = True  # the next step begins a sequence
     history: list = field(default_factory=list)  # statistics after every step
@@ -89,8 +89,9 @@ class DenseStream:
         self.transition = np.where(visits > 0, counts / np.where(visits > 0, visits, 1), self.transition)
         counts = self.emission_statistics[self.num_sources :]
         num_words = counts.shape[1]
-        total = counts.sum(1, keepdims=True) + self.smoothing
-        smoothed = (counts + self.smoothing / num_words) / np.where(total > 0, total, 1)
+        smoothing = self.smoothing(self.num_steps)
+        total = counts.sum(1, keepdims=True) + smoothing
+        smoothed = (counts + smoothing / num_words) / np.where(total > 0, total, 1)
         self.emission = np.where(total > 0, smoothed, 1 / num_words)
 
 

@@ -78,7 +78,7 @@ class WordStatistics:
 
     Args:
         table: (K_p, V) probabilities before the first maximisation; not copied.
-        num_sources: K_s. smoothing: pseudo-count of a state's words together.
+        num_sources: K_s. smoothing: pseudo-count of a state's words together, which may change.
         window: most hot words; a word beyond goes cold before its columns are equal, and ``residual`` says how unequal the
             worst were, relative to their largest. averaging: keep weighted sums over steps.
     """

@@ -111,6 +111,7 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
     state.transition, state.filter = np.array(arrays["transition"]), np.array(arrays["filter"])
     for name in FLAGS:
         setattr(state, name, header[name])
+    own.smoothing = options.smoothing_at(state.num_steps)
     return state
 
 
@@ -154,6 +155,7 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
         return first.copy()
     result = _empty_like(first)
     result.num_steps, result.detached = total, True
+    result.emissions.smoothing = first.options.smoothing_at(total)
     result.total_weight = sum(state.total_weight for state in states)
     for state in states:
         share = state.num_steps / total

@@ -36,8 +36,8 @@ def batch_of(tables, options):
     "options",
     [
         OnlineEM(),
-        OnlineEM(exponent=0.8, averaging="recent"),
-        OnlineEM(step_size=0.2, averaging=60, warm_up=5),
+        OnlineEM(exponent=0.8, averaging="recent", prior_tokens=10.0),
+        OnlineEM(step_size=0.2, averaging=60, warm_up=5, prior_tokens=1.0),
         OnlineEM(step_size=0.3, warm_up=1, smoothing=0.5, transition_smoothing=0.1),
     ],
     ids=["decreasing", "recent", "constant, averaged", "constant"],

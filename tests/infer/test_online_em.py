@@ -33,7 +33,7 @@ def problem(num_sources, num_own, num_words, num_steps=150, seed=0):
 
 def run_both(tables, words, given, options, boundaries=()):
     """The dense and the fast stream after all words, compared after each."""
-    dense = DenseStream(**tables, step_sizes=options.gain, warm_up=options.warm_up, smoothing=options.smoothing)
+    dense = DenseStream(**tables, step_sizes=options.gain, warm_up=options.warm_up, smoothing=options.smoothing_at)
     fast = start_stream(**tables, options=options)
     for t, (word, probs) in enumerate(zip(words.tolist(), given, strict=True)):
         if t in boundaries:
@@ -84,6 +84,7 @@ def test_with_steps_1_over_t_the_recursion_is_forward_backward(sizes):
         OnlineEM(exponent=0.8, smoothing=1e-6),
         OnlineEM(step_size=0.1, warm_up=1),
         OnlineEM(exponent=1.0, smoothing=2.0),
+        OnlineEM(smoothing=0.0, prior_tokens=5.0),
     ],
     ids=str,
 )
@@ -107,12 +108,12 @@ def test_many_words_cost_no_accuracy():
 def test_missing_words_boundaries_and_means_of_statistics(averaging, step_size):
     tables, words, given = problem(1, 2, 9, num_steps=200)
     words[[0, 7, 8, 60, 61, 150]] = MISSING
-    options = OnlineEM(averaging=averaging, step_size=step_size, warm_up=10)
+    options = OnlineEM(averaging=averaging, step_size=step_size, warm_up=10, prior_tokens=3.0)
     dense, fast = run_both(tables, words, given, options, boundaries=(5, 60, 61, 100))
     moves, counts = averaged(dense.history, [options.weight(t + 1) for t in range(200)])
     mean = fast.parameters()
     np.testing.assert_allclose(mean.transition, moves / moves.sum(1, keepdims=True), rtol=0, atol=1e-12)
-    counts = counts[1:] + options.smoothing / 9
+    counts = counts[1:] + options.smoothing_at(200) / 9
     np.testing.assert_allclose(mean.emission, counts / counts.sum(1, keepdims=True), rtol=0, atol=1e-12)
     np.testing.assert_allclose(fast.parameters(averaged=False).emission, dense.emission, rtol=0, atol=1e-12)
     # following uses the means, a word at a time

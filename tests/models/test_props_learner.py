@@ -202,7 +202,7 @@ def test_vectors_with_a_source_that_predicts_densities():
 @pytest.mark.parametrize("averaging", [None, "recent"])
 def test_an_interrupted_stream_goes_on_exactly(tmp_path, num_before, averaging):
     stream = words(300)
-    options = dict(seed=0, averaging=averaging, exponent=0.8, unknown_id=6)
+    options = dict(seed=0, averaging=averaging, exponent=0.8, unknown_id=6, prior_tokens=4.0)
     through = PROPSLearner([Bigram(), uniform], 7, **options)
     expected = through.learn_many(stream)
     first = PROPSLearner([Bigram(), uniform], 7, **options)
