@@ -29,6 +29,8 @@ LENGTHS = [100 * 2**k for k in range(7)]
 SIZES = [10 * 2**k for k in range(5)]
 ROWS = 20  # streams that a hold-out sample is made of
 DISTURBANCE = 100.0
+# the last parameters; those of the mean statistics; the same with a Dirichlet prior of one token a word instead of smoothing
+ESTIMATES = ("plain", "averaged", "averaged, prior")
 
 
 def true_model(num_words: int, random: np.random.Generator) -> PROPS:
@@ -74,21 +76,25 @@ def divergence(first: PROPS, second: PROPS, sample) -> tuple[float, float]:
 
 
 def repetition(num_words: int, seed: int, num_holdout: int, options: dict) -> dict[int, dict]:
-    """T -> divergences of the last parameters ("plain") and of those of the mean statistics ("averaged")."""
+    """T -> divergences of the three estimates in :data:`ESTIMATES`."""
     random = np.random.default_rng((seed, num_words))
     truth = true_model(num_words, random)
     words, source = draw(truth, 1, LENGTHS[-1], random)
     logs = np.log(np.take_along_axis(source[0], words[0][:, None], 1))
     sample = holdout(truth, num_holdout, random)
-    stream = PROPS(num_words, num_sources=1, num_perturbations=2, seed=seed).start(averaging="recent", **options)
+    model = PROPS(num_words, num_sources=1, num_perturbations=2, seed=seed)
+    constant = model.start(averaging="recent", **options)
+    prior = model.start(averaging="recent", **options | {"smoothing": 0.0, "prior_tokens": float(num_words)})
+    estimates = {"plain": (constant, False), "averaged": (constant, True), "averaged, prior": (prior, True)}
     result = {}
     for t in range(LENGTHS[-1]):
-        stream.step(int(words[0, t]), logs[t])
+        for stream in (constant, prior):
+            stream.step(int(words[0, t]), logs[t])
         if t + 1 not in LENGTHS:
             continue
         result[t + 1] = {}
-        for name in ("plain", "averaged"):
-            found = stream.parameters(averaged=name == "averaged")
+        for name, (stream, averaged) in estimates.items():
+            found = stream.parameters(averaged=averaged)
             estimate = PROPS(num_words, num_sources=1, num_perturbations=2).set_parameters(
                 initial=found.initial, transition=found.transition, emission=found.emission
             )
@@ -118,8 +124,8 @@ def plot(results: dict, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
-    for axis, name in zip(axes, ("plain", "averaged"), strict=True):
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), sharey=True, layout="constrained")
+    for axis, name in zip(axes, ESTIMATES, strict=True):
         for shade, (size, by_length) in zip(np.linspace(0.25, 0.95, len(results)), results.items(), strict=True):
             lengths = [int(t) for t in by_length]
             cells = [by_length[t][name] for t in by_length]
@@ -130,7 +136,7 @@ def plot(results: dict, path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel="tokens learned from, T", title=name)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("divergence, nats per token")
-    axes[1].legend(fontsize=8, frameon=False)
+    axes[0].legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
     print(f"wrote {path.relative_to(ROOT)}")
 
@@ -146,14 +152,14 @@ def main() -> None:
     arguments = parser.parse_args()
     options = {"exponent": arguments.exponent, "smoothing": arguments.smoothing}
     results = {}
-    print("divergence D per token, plain -> averaged (with Monte-Carlo standard error of the latter)")
+    print(f"divergence D per token, T = {LENGTHS}: {' -> '.join(ESTIMATES)}")
     for size in arguments.sizes:
         runs = [repetition(size, seed, arguments.holdout, options) for seed in range(arguments.repetitions)]
         results[str(size)] = {
-            str(t): {name: summary([run[t][name] for run in runs]) for name in ("plain", "averaged")} for t in LENGTHS
+            str(t): {name: summary([run[t][name] for run in runs]) for name in ESTIMATES} for t in LENGTHS
         }
-        cells = [(results[str(size)][str(t)]["plain"], results[str(size)][str(t)]["averaged"]) for t in LENGTHS]
-        row = "  ".join(f"{a['D']:.3f} -> {b['D']:.3f} ({b['standard_error']:.3f})" for a, b in cells)
+        cells = [[results[str(size)][str(t)][name]["D"] for name in ESTIMATES] for t in LENGTHS]
+        row = "  ".join(" -> ".join(f"{value:.3f}" for value in cell) for cell in cells)
         print(f"W = {size:4}:  {row}", flush=True)
     if not arguments.no_record:
         settings = options | {"repetitions": arguments.repetitions, "holdout": arguments.holdout, "lengths": LENGTHS}
