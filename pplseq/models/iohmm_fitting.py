@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,7 @@ class IOHMMFitting:
             )
         if select == "validation" and validation is None:
             raise ValueError("validation: select='validation' needs validation data, (y, inputs); got None")
+        _check_options(method, options)
         blocks = as_blocks(restarts)
         num_restarts = sum(block.num_restarts for block in blocks)
         if num_restarts > 1 and (warm_start or method in ("svi", "nuts")):
@@ -317,6 +319,25 @@ class IOHMMFitting:
         for part, network in self._networks().items():
             for name, value in network.named_parameters():
                 value.copy_(sites[f"{part}.{name}"])
+
+
+FITTERS = {"em": run_em, "gem": run_em, "sgd": run_sgd, "svi": fit_variationally, "nuts": sample_parameters}
+
+
+def _check_options(method: str, options: Mapping) -> None:
+    """Raises for options that the method does not take, or that make no sense."""
+    parameters = inspect.signature(FITTERS[method]).parameters.values()
+    own = {"blocks", "precisions", "gradient", "initial"}  # what fit itself decides
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in own]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [] if open_ended else sorted(options.keys() - set(known))
+    if unknown:
+        raise TypeError(
+            f"fit: method {method!r} has no option {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
+        )
+    for name, least in (("max_iterations", 1), ("num_steps", 1), ("tolerance", 0.0)):
+        if name in options and not options[name] >= least:
+            raise ValueError(f"{name} must be at least {least}, got {options[name]}")
 
 
 def as_blocks(restarts) -> list[RestartBlock]:
