@@ -137,7 +137,7 @@ class AutomatonLearner:
         num_iterations: of EM.
         seed: of the first tables.
         repair: change single transitions of automata that label some training strings wrong, while that makes more right;
-            finds rare languages more often, and takes a hundredth of EM's time.
+            finds rare languages more often, and of two symbols takes a fiftieth of EM's time.
 
     Raises:
         ValueError: no sizes or blocks, or a size below 1.
