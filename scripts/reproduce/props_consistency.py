@@ -29,8 +29,10 @@ LENGTHS = [100 * 2**k for k in range(7)]
 SIZES = [10 * 2**k for k in range(5)]
 ROWS = 20  # streams that a hold-out sample is made of
 DISTURBANCE = 100.0
-# the last parameters; those of the mean statistics; the same with a Dirichlet prior of one token a word instead of smoothing
+# the last parameters; those of the mean statistics; the same with a Dirichlet prior of one token a word instead of smoothing,
+# and steps that fall faster (the prior's weight is that beside all tokens, so the statistics should hold most of them)
 ESTIMATES = ("plain", "averaged", "averaged, prior")
+PRIOR = {"smoothing": 0.0, "exponent": 0.8}
 
 
 def true_model(num_words: int, random: np.random.Generator) -> PROPS:
@@ -84,7 +86,7 @@ def repetition(num_words: int, seed: int, num_holdout: int, options: dict) -> di
     sample = holdout(truth, num_holdout, random)
     model = PROPS(num_words, num_sources=1, num_perturbations=2, seed=seed)
     constant = model.start(averaging="recent", **options)
-    prior = model.start(averaging="recent", **options | {"smoothing": 0.0, "prior_tokens": float(num_words)})
+    prior = model.start(averaging="recent", **options | PRIOR, prior_tokens=float(num_words))
     estimates = {"plain": (constant, False), "averaged": (constant, True), "averaged, prior": (prior, True)}
     result = {}
     for t in range(LENGTHS[-1]):
@@ -162,7 +164,12 @@ def main() -> None:
         row = "  ".join(" -> ".join(f"{value:.3f}" for value in cell) for cell in cells)
         print(f"W = {size:4}:  {row}", flush=True)
     if not arguments.no_record:
-        settings = options | {"repetitions": arguments.repetitions, "holdout": arguments.holdout, "lengths": LENGTHS}
+        settings = options | {
+            "averaged, prior": PRIOR | {"prior_tokens": "W"},
+            "repetitions": arguments.repetitions,
+            "holdout": arguments.holdout,
+            "lengths": LENGTHS,
+        }
         record("props_consistency", results, folder="", settings=settings)
         plot(results, ROOT / "results" / "props_consistency.png")
 
