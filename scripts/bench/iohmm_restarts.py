@@ -224,7 +224,8 @@ def dynamax_runs(_grammar: int) -> dict:
         parameters, properties = hmm.initialize(
             initial_probs=starts[0][k], transition_matrix=starts[1][k], emission_probs=starts[2][k][:, None]
         )
-        return np.asarray(hmm.fit_em(parameters, properties, x, num_iters=ITERATIONS, verbose=False)[1])
+        found = hmm.fit_em(parameters, properties, x, num_iters=ITERATIONS, verbose=False)[1]
+        return np.asarray(found) - float(hmm.log_prior(parameters))  # of flat priors: a constant
 
     one, many = jax.jit(fit), jax.jit(jax.vmap(fit))
     return {
