@@ -44,6 +44,12 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             raise click.UsageError(f"no command {name!r}.{nearest(name, COMMANDS)}", ctx)
+        if name in ("train", "query", "evaluate"):
+            # tables and labelled strings have options and questions of their own
+            from pplseq.cli.iohmm import command_of
+
+            if (found := command_of(name, args[1:])) is not None:
+                return name, *found
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

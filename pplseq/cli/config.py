@@ -177,16 +177,52 @@ class RunConfig:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file.
+
+    Raises:
+        ValueError: for a file that is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a click command `--config FILE`: TOML whose keys are the command's own options; a flag wins over the file."""
+
+    def load(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+        if path is None:
+            return
+        options = {p.name: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != parameter.name}
+        defaults = {}
+        for key, value in read_toml(path).items():
+            name = key.replace("-", "_")
+            if name not in options:
+                raise ValueError(f"{path}: unknown key {key!r}.{nearest(name, options)}")
+            if isinstance(value, list) and not options[name].multiple:
+                value = ",".join(map(str, value))
+            defaults[name] = value
+        ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=load,
+        help="Settings as TOML, named as the flags are; a flag wins over the file.",
+    )(command)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, checked against `RunConfig`.
 
     Raises:
         ValueError: for a file that is not TOML, an unknown key (naming the nearest), or a value of the wrong type.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    table = read_toml(path)
     settings = {setting.name: setting for setting in fields(RunConfig)}
     known = {}
     for key, value in table.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pplseq.cli.config import DURATION
+from pplseq.cli.config import DURATION, config_option
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
 CHECKPOINT = click.option(
@@ -86,6 +86,7 @@ def lds() -> None:
     help="Of what has the vocabulary's size; float32 halves the memory.",
 )
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="That share sparse products.")
+@config_option
 @click.pass_context
 def fit(ctx: click.Context, counts: Path | None, out: Path | None, resume: Path | None, **settings: Any) -> None:
     """Fit a model to COUNTS (a folder written by `pplseq count`).

@@ -331,3 +331,17 @@ def test_writing_is_whole_or_not_at_all(run, tmp_path, monkeypatch):
     monkeypatch.setattr(lds_runs, "_write_table", broken)
     assert "disk full" in pplseq("lds", "embed", run, "--types", "--out", tmp_path / "x.tsv", code=1).stderr
     assert (tmp_path / "x.tsv").read_text() == "before"
+
+
+def test_settings_from_a_file(tmp_path):
+    config = tmp_path / "lds.toml"
+    config.write_text("states = 7\niterations = 1\npseudo-counts = 20\nstate_noise = false\n")
+    ask = ["lds", "fit", "nowhere", "--out", str(tmp_path / "run"), "--config", str(config)]
+    for extra, message in (([], "nowhere"), (["--states", "0"], "'--states'")):
+        result = CliRunner().invoke(main, [*ask, *extra])
+        assert result.exit_code == 2 and message in result.stderr
+    config.write_text("state = 7\n")
+    result = CliRunner().invoke(main, ask)
+    assert result.exit_code == 2 and "unknown key 'state'" in result.stderr and "'states'" in result.stderr
+    config.write_text("states = 'many'\n")
+    assert "'many' is not a valid integer" in CliRunner().invoke(main, ask).stderr

@@ -1,0 +1,83 @@
+"""Labelled strings, one a line: `+ 0101`, or `0101<TAB>1`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from pplseq.data.sources import existing_path
+
+LABELS = {"+": True, "1": True, "true": True, "yes": True, "-": False, "0": False, "false": False, "no": False}
+
+
+class LabelledStrings(NamedTuple):
+    """Strings of symbols, whether each is in the language, and all symbols, sorted."""
+
+    strings: list[tuple[str, ...]]
+    labels: list[bool]
+    symbols: tuple[str, ...]
+
+    @property
+    def one_class(self) -> bool:
+        """Whether all labels are the same."""
+        return len(set(self.labels)) < 2
+
+
+def read_labelled_strings(path: str | Path) -> LabelledStrings:
+    """Read labelled strings.
+
+    A line is `+ STRING` or `- STRING`, or STRING, a tab, and a label (1, +, true, yes; 0, -, false, no). Symbols are single
+    characters, or words where any string has a space within. The string may be empty. Lines that begin with # and blank lines
+    are left out.
+
+    Args:
+        path: a UTF-8 file; "-" reads standard input.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line without a label, an unknown label, a string with two labels, by their lines; no strings at all.
+    """
+    name = "<stdin>" if str(path) == "-" else str(path)
+    data = sys.stdin.buffer.read() if str(path) == "-" else existing_path(path).read_bytes()
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
+    texts: dict[str, tuple[bool, int]] = {}
+    found: list[tuple[str, bool]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        text, label = _split(line, f"{name}, line {number}")
+        before = texts.setdefault(text, (label, number))
+        if before[0] != label:
+            raise ValueError(
+                f"{name}, line {number}: {text!r} has another label than in line {before[1]}; decide for one"
+            )
+        found.append((text, label))
+    if not found:
+        raise ValueError(f"{name}: no strings in it; expected lines like '+ 0101' or '- 00'")
+    words = any(" " in text for text, _ in found)
+    strings = [tuple(text.split()) if words else tuple(text) for text, _ in found]
+    symbols = tuple(sorted({symbol for string in strings for symbol in string}))
+    if not symbols:
+        raise ValueError(f"{name}: only the empty string is in it, so there are no symbols")
+    return LabelledStrings(strings, [label for _, label in found], symbols)
+
+
+def _split(line: str, where: str) -> tuple[str, bool]:
+    """(string, label) of a line."""
+    if "\t" in line:
+        text, _, label = line.rpartition("\t")
+        if label.strip().lower() in LABELS:
+            return text.strip(), LABELS[label.strip().lower()]
+        if text.strip() in ("+", "-"):  # a tab behind the sign
+            return label.strip(), LABELS[text.strip()]
+        raise ValueError(f"{where}: unknown label {label.strip()!r}; expected 1 or 0, + or -, true or false, yes or no")
+    sign, rest = line[0], line[1:]
+    if sign not in "+-" or (rest and not rest[0].isspace()):
+        raise ValueError(
+            f"{where}: {line.strip()!r} has no label; write '+ STRING' or '- STRING', or STRING, a tab and 1 or 0"
+        )
+    return rest.strip(), LABELS[sign]

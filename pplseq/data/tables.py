@@ -1,0 +1,272 @@
+"""Tables of sequences, a row a step: CSV, TSV and Parquet, with named columns of inputs and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import difflib
+import gzip
+import io
+import lzma
+import math
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pplseq.data.sources import OPENERS, existing_path, listing
+
+EMPTY = ("", "na", "nan", "null", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceTable:
+    """Sequences of steps, each with inputs and outputs.
+
+    Attributes:
+        ids: of the sequences, in the file's order. lengths: steps of each.
+        inputs: of each sequence (T, U) numbers, or (T,) codes of a column of symbols.
+        outputs: of each sequence (T, D) numbers, NaN where missing, or (T,) codes, -1 where missing.
+        input_names, output_names: columns.
+        input_levels, output_levels: the symbols, in the order of their codes; None for numbers.
+    """
+
+    ids: tuple[str, ...]
+    lengths: list[int]
+    inputs: list[np.ndarray]
+    outputs: list[np.ndarray]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    input_levels: tuple[str, ...] | None
+    output_levels: tuple[str, ...] | None
+
+
+def read_table(
+    path: str | Path,
+    *,
+    sequence_id: str | None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    symbols: Sequence[str] = (),
+    input_levels: Sequence[str] | None = None,
+    output_levels: Sequence[str] | None = None,
+) -> SequenceTable:
+    """Read a table whose first row names its columns.
+
+    Args:
+        path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input.
+        sequence_id: column that says which sequence a row is of; the rows of a sequence stand together. None: all are one.
+        inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
+        symbols: those of them that hold names instead of numbers; then there is one input column, or one output column.
+        input_levels, output_levels: the symbols of another table, to give the same codes; default: those that occur, sorted.
+
+    Raises:
+        FileNotFoundError: no such file. ImportError: Parquet without pyarrow.
+        ValueError: an empty or damaged file, a missing column, a row that is too short or too long, an empty or non-finite
+            input, text where a number should stand, a symbol that is not among the levels, a sequence that is interrupted by
+            another; with row and column.
+    """
+    reader = _Reader(path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols))
+    return reader.read(input_levels, output_levels)
+
+
+class _Reader:
+    def __init__(self, path, sequence_id, inputs, outputs, symbols) -> None:
+        self.name = "<stdin>" if str(path) == "-" else str(path)
+        self.path, self.sequence_id, self.inputs, self.outputs, self.symbols = (
+            path,
+            sequence_id,
+            inputs,
+            outputs,
+            symbols,
+        )
+        for what, names in (("inputs", inputs), ("outputs", outputs)):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{what}: a column is named twice in {', '.join(names)}")
+            if len(names) > 1 and any(name in symbols for name in names):
+                raise ValueError(
+                    f"{what}: a column of symbols must be the only one, got {', '.join(names)}; join them into one"
+                )
+
+    def read(self, input_levels, output_levels) -> SequenceTable:
+        rows = _parquet_rows(self.path) if self.name.lower().endswith(".parquet") else self._text_rows()
+        with contextlib.closing(rows):  # and the file with it, whatever comes
+            try:
+                header = next(rows)
+            except StopIteration:
+                raise ValueError(f"{self.name}: empty; expected a first row with the names of columns") from None
+            places = {name: self._place(header, name) for name in (*self.inputs, *self.outputs, *self._id_column())}
+            ids: list[str] = []
+            began: dict[str, int] = {}
+            cells: list[tuple[list[str], list[str]]] = []  # of each sequence, columns joined row by row
+            numbers: list[list[int]] = []
+            for number, row in enumerate(rows, 2):
+                if not row:
+                    continue  # a blank line
+                if len(row) != len(header):
+                    raise ValueError(
+                        f"{self.name}, row {number}: {len(row)} cells, but the first row names {len(header)} columns"
+                    )
+                name = str(row[places[self.sequence_id]]) if self.sequence_id is not None else "1"
+                if not ids or ids[-1] != name:
+                    if name in began:
+                        raise ValueError(
+                            f"{self.name}, row {number}: sequence {name!r} began in row {began[name]} and was interrupted; "
+                            f"sort the table by {self.sequence_id!r}, or give this one another name"
+                        )
+                    began[name] = number
+                    ids.append(name)
+                    cells.append(([], []))
+                    numbers.append([])
+                cells[-1][0].append([row[places[column]] for column in self.inputs])
+                cells[-1][1].append([row[places[column]] for column in self.outputs])
+                numbers[-1].append(number)
+        if not ids:
+            raise ValueError(f"{self.name}: it has names of columns, but no rows")
+        levels = [
+            self._levels(names, [part[k] for part in cells], given)
+            for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
+        ]
+        sides = [
+            [
+                self._encode(names, part[k], rows, levels[k], missing=k == 1)
+                for part, rows in zip(cells, numbers, strict=True)
+            ]
+            for k, names in enumerate((self.inputs, self.outputs))
+        ]
+        return SequenceTable(
+            tuple(ids), [len(rows) for rows in numbers], *sides, self.inputs, self.outputs, *levels
+        )  # fmt: skip
+
+    def _id_column(self) -> tuple[str, ...]:
+        return () if self.sequence_id is None else (self.sequence_id,)
+
+    def _place(self, header: list[Any], name: str) -> int:
+        if header.count(name) == 1:
+            return header.index(name)
+        if name in header:
+            raise ValueError(f"{self.name}: two columns are named {name!r}")
+        close = difflib.get_close_matches(name, map(str, header), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {listing([str(column) for column in header])}"
+        raise ValueError(f"{self.name}: no column {name!r}; {hint}")
+
+    def _levels(self, names, parts, given) -> tuple[str, ...] | None:
+        """The symbols of a side that holds some."""
+        if given is not None:
+            return tuple(map(str, given))
+        if not any(name in self.symbols for name in names):
+            return None
+        seen = {_text(row[0]) for part in parts for row in part if not _missing(row[0])}
+        if not seen:
+            raise ValueError(f"{self.name}: column {names[0]!r} is empty")
+        return tuple(sorted(seen, key=_order))
+
+    def _encode(self, names, part, rows, levels, *, missing: bool) -> np.ndarray:
+        if levels is not None:
+            code = {level: n for n, level in enumerate(levels)}
+            return np.array(
+                [self._code(names[0], row[0], n, code, missing) for row, n in zip(part, rows, strict=True)],
+                dtype=np.int64,
+            )
+        values = [
+            [self._number(name, cell, n, missing) for name, cell in zip(names, row, strict=True)]
+            for row, n in zip(part, rows, strict=True)
+        ]
+        return np.array(values, dtype=np.float64).reshape(len(rows), len(names))
+
+    def _code(self, column: str, cell: Any, row: int, code: dict[str, int], missing: bool) -> int:
+        if _missing(cell):
+            if missing:
+                return -1
+            raise ValueError(
+                f"{self.name}, row {row}, column {column!r}: an input is empty; fill it in, or leave the row out"
+            )
+        if _text(cell) not in code:
+            raise ValueError(
+                f"{self.name}, row {row}, column {column!r}: unknown symbol {_text(cell)!r}; known: {listing(list(code))}"
+            )
+        return code[_text(cell)]
+
+    def _number(self, column: str, cell: Any, row: int, missing: bool) -> float:
+        where = f"{self.name}, row {row}, column {column!r}"
+        if _missing(cell):
+            if missing:
+                return math.nan
+            raise ValueError(f"{where}: an input is empty or NaN; fill it in, or leave the row out")
+        try:
+            value = float(cell)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{where}: expected a number, got {cell!r}; columns of names are given with symbols"
+            ) from None
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: expected a finite number, got {cell!r}")
+        return value
+
+    def _text_rows(self) -> Iterator[list[str]]:
+        delimiter = "\t" if ".tsv" in Path(self.name).suffixes else ","
+        try:
+            if str(self.path) == "-":
+                text = sys.stdin.buffer.read().decode("utf-8-sig")
+                yield from self._parse(io.StringIO(text, newline=""), delimiter)
+                return
+            path = existing_path(self.path)
+            if path.is_dir():
+                raise ValueError(f"{path} is a folder; expected a .csv, .tsv or .parquet file")
+            with (
+                OPENERS.get(path.suffix, open)(path, "rb") as file,
+                io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+            ):
+                yield from self._parse(text, delimiter)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.name}: not UTF-8 at byte {error.start} of a block ({error.reason}); convert it"
+            ) from None
+        except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{self.name}: damaged or not packed as its name says ({error})") from error
+
+    def _parse(self, file, delimiter: str) -> Iterator[list[str]]:
+        try:
+            for row in csv.reader(file, delimiter=delimiter, strict=True):
+                yield [cell.strip() for cell in row]
+        except csv.Error as error:
+            raise ValueError(f"{self.name}: not a table that can be read ({error})") from None
+
+
+def _parquet_rows(path: str | Path) -> Iterator[list[Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ImportError('Parquet files need pyarrow: pip install "pplseq[tables]"') from error
+    path = existing_path(path)
+    try:
+        file = parquet.ParquetFile(path)
+        yield list(file.schema_arrow.names)
+        for batch in file.iter_batches():
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
+
+
+def _missing(cell: Any) -> bool:
+    return (
+        cell is None
+        or (isinstance(cell, str) and cell.strip().lower() in EMPTY)
+        or (isinstance(cell, float) and math.isnan(cell))
+    )
+
+
+def _text(cell: Any) -> str:
+    return str(cell).strip()
+
+
+def _order(level: str) -> tuple[int, float, str]:
+    """Numbers by their size, before words."""
+    try:
+        return 0, float(level), level
+    except ValueError:
+        return 1, 0.0, level

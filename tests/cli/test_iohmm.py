@@ -1,0 +1,235 @@
+"""`pplseq train iohmm` on tables and strings, and the questions to its runs."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pplseq.cli import main
+from pplseq.data.tomita import GRAMMARS
+from pplseq.infer.automaton import Automaton
+from pplseq.models import load_model
+
+
+def pplseq(*arguments, code=0, text=None):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def rows_of(seed, sequences, steps):
+    """A two-state system: the input moves the state, the state sets the output's slope on the input."""
+    rng, rows = np.random.default_rng(seed), []
+    for name in range(sequences):
+        state = 0
+        for _ in range(steps - name % 3):
+            a, b = rng.normal(3, 2), rng.normal(-1, 5)
+            state = int(rng.random() < 1 / (1 + math.exp(-(2 * (a - 3) + (2 if state else -2)))))
+            y = [5 + 2 * a, -5 - a][state] + 0.1 * rng.normal()
+            rows.append((f"s{name}", a, b, y, "hot" if state else "cold"))
+    return rows
+
+
+def write(path, rows, header="name,a,b,y,feeling"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("iohmm")
+
+
+@pytest.fixture(scope="module")
+def table(folder):
+    rows = rows_of(0, 12, 30)
+    rows[5] = (*rows[5][:3], "", rows[5][4])  # an output that is missing
+    return write(folder / "train.csv", rows)
+
+
+@pytest.fixture(scope="module")
+def held_out(folder):
+    return write(folder / "test.csv", rows_of(1, 5, 20))
+
+
+TABLE = ["--sequence-id", "name", "--inputs", "a,b", "--outputs", "y", "--mealy", "--restarts", "6"]
+
+
+@pytest.fixture(scope="module")
+def run(folder, table):
+    pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "run")
+    return folder / "run"
+
+
+def test_sizes_are_chosen_and_states_found(run, held_out):
+    record = json.loads((run / "iohmm.json").read_text())
+    assert record["summary"]["states"] == 2 and len(record["summary"]["sizes"]) == 3
+    assert record["restarts"]["chosen"] < 6 == len(record["restarts"]["log_likelihoods"])
+    found = json.loads(pplseq("evaluate", run, held_out).stdout)
+    assert found["sequences"] == 5 and found["targets"] == sum(20 - n % 3 for n in range(5))
+    assert found["nats_per_target"] < 1.5
+    errors = {name: found[name]["root_mean_squared_error"]["y"] for name in ("prediction", "production")}
+    assert errors["prediction"] <= errors["production"] < 9
+    paths = lines(pplseq("query", run, "decode", held_out))
+    truth = [[row[4] == "hot" for row in rows_of(1, 5, 20) if row[0] == answer["id"]] for answer in paths]
+    right = np.concatenate([np.array(answer["path"]) == hot for answer, hot in zip(paths, truth, strict=True)])
+    assert max(right.mean(), 1 - right.mean()) > 0.97
+
+
+def test_all_questions(run, folder, held_out):
+    total = 0.0
+    for question, key, inner in (
+        ("filter", "states", 2),
+        ("smooth", "states", 2),
+        ("sample", "paths", None),
+        ("predict", "outputs", None),
+    ):
+        answers = lines(pplseq("query", run, question, held_out))
+        assert [answer["id"] for answer in answers] == [f"s{n}" for n in range(5)]
+        rows = answers[1][key]
+        assert len(rows[0] if question == "sample" else rows) == 19
+        if inner:
+            np.testing.assert_allclose(np.sum(rows, -1), 1)
+    scores = [answer["log_prob"] for answer in lines(pplseq("query", run, "score", held_out))]
+    total = sum(scores)
+    assert total == pytest.approx(json.loads(pplseq("evaluate", run, held_out).stdout)["log_likelihood"])
+    produced = lines(pplseq("query", run, "produce", held_out))[0]
+    assert set(produced["outputs"][0]) == {"y"} and len(produced["deviations"]) == 20
+    future = write(folder / "future.csv", [(f"s{n}", 3.0, 0.0) for n in range(5) for _ in range(n + 1)], "name,a,b")
+    ahead = lines(pplseq("query", run, "forecast", held_out, "--future", future))
+    assert [len(answer["outputs"]) for answer in ahead] == [1, 2, 3, 4, 5]
+    some = lines(pplseq("query", run, "classify", held_out))
+    assert some[0]["output"]["y"] == pytest.approx(produced["outputs"][-1]["y"])
+
+
+def test_effects_are_in_the_units_of_the_table(run, folder):
+    pytest.importorskip("matplotlib")
+    picture = folder / "effects.png"
+    curves = lines(pplseq("query", run, "effects", "--feature", "a", "--values", "-3:9:7", "--png", picture))
+    assert picture.stat().st_size > 1000
+    assert [row["a"] for row in curves] == pytest.approx([-3, -1, 1, 3, 5, 7, 9])
+    matrices = np.array([row["transition"] for row in curves])
+    np.testing.assert_allclose(matrices.sum(-1), 1)
+    hot = int(matrices[-1, 0, 1] > 0.5)  # a large input leads there from anywhere
+    assert (matrices[-1, :, hot] > 0.9).all() and (matrices[0, :, hot] < 0.1).all()
+    # at a = 3 the odds are those of the state before, exp(+-2)
+    np.testing.assert_allclose(np.log(matrices[3, hot, hot] / matrices[3, hot, 1 - hot]), 2, atol=1.2)
+
+
+def test_symbols_and_classes(folder, table):
+    """Names as inputs and as outputs, with settings from a file."""
+    config = folder / "settings.toml"
+    config.write_text(
+        'inputs = "feeling"\noutputs = ["kind"]\nsymbols = ["feeling"]\nfamily = "categorical"\nsequence-id = "name"\n'
+    )
+    rows = [(row[0], row[4], ["low", "high"][row[4] == "hot"]) for row in rows_of(2, 4, 15)]
+    data = write(folder / "names.csv", rows, "name,feeling,kind")
+    pplseq("train", "iohmm", data, "--config", config, "--mealy", "--restarts", 3, "--out", folder / "names")
+    assert load_model(folder / "names" / "model")[0].outputs == "categorical"
+    found = json.loads(pplseq("evaluate", folder / "names", data).stdout)
+    assert found["production"]["accuracy"] == 1 and found["production"]["balanced_accuracy"] == 1
+    answer = lines(pplseq("query", folder / "names", "produce", data))[0]
+    assert set(answer["outputs"][0]) == {"high", "low"}
+    curves = lines(pplseq("query", folder / "names", "effects"))
+    assert [row["input"] for row in curves] == ["cold", "hot"]
+    strange = write(folder / "strange.csv", [("s0", "warm", "low")], "name,feeling,kind")
+    assert "warm" in pplseq("evaluate", folder / "names", strange, code=2).stderr
+    config.write_text('input = "feeling"\n')
+    error = pplseq("train", "iohmm", data, "--config", config, "--out", folder / "more", code=2).stderr
+    assert "unknown key 'input'" in error and "'inputs'" in error
+    config.write_text('outputs = "kind"\nstates = [')
+    assert "is not TOML" in pplseq("train", "iohmm", data, "--config", config, "--out", folder / "more", code=2).stderr
+
+
+# ---------------------------------------------------------------- strings
+@pytest.fixture(scope="module")
+def strings(folder):
+    path = folder / "tomita4.txt"
+    pairs = zip(GRAMMARS[4].strings, GRAMMARS[4].labels, strict=True)
+    path.write_text("".join(f"{'+' if label else '-'} {string}\n" for string, label in pairs))
+    return path
+
+
+@pytest.fixture(scope="module")
+def automaton_run(folder, strings):
+    result = pplseq("train", "iohmm", strings, "--restarts", 100, "--out", folder / "automaton")
+    assert "1 different automaton fits your data" in result.stderr
+    return folder / "automaton"
+
+
+def test_an_automaton_is_learned(automaton_run, strings):
+    summary = json.loads((automaton_run / "iohmm.json").read_text())["summary"]
+    assert summary["automaton_states"] == 4 and summary["consistent"] and summary["languages"] == 1
+    automaton = Automaton.from_dict(json.loads((automaton_run / "automaton.json").read_text()))
+    assert automaton.equals(Automaton.from_regex(GRAMMARS[4].regex))
+    assert (automaton_run / "automaton.dot").read_text().startswith("digraph")
+    found = json.loads(pplseq("evaluate", automaton_run, strings).stdout)
+    assert found["automaton"] == {"accuracy": 1.0, "balanced_accuracy": 1.0} and found["model"]["accuracy"] == 1
+
+
+def test_questions_about_strings(automaton_run, folder):
+    answers = lines(pplseq("query", automaton_run, "classify", text="0010\n000\n\n+ 11\n"))
+    assert [answer["string"] for answer in answers] == ["0010", "000", "", "11"]
+    assert [answer["accepted"] for answer in answers] == [True, False, True, True]
+    assert [answer["probability"] > 0.5 for answer in answers] == [True, False, True, True]
+    states = lines(pplseq("query", automaton_run, "filter", text="0010\n"))[0]["states"]
+    assert len(states) == 4
+    np.testing.assert_allclose(np.sum(states, -1), 1)
+    whole = lines(pplseq("query", automaton_run, "automaton", "--dot", folder / "a.dot"))[0]
+    assert whole["languages"] == 1 and "restarts label all training strings right" in whole["report"]
+    assert (folder / "a.dot").read_text() == (automaton_run / "automaton.dot").read_text()
+    assert "unknown symbol '2'" in pplseq("query", automaton_run, "classify", text="012\n", code=2).stderr
+    assert "smooth has no answer" in pplseq("query", automaton_run, "smooth", text="0\n", code=2).stderr
+
+
+# ---------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        ("name,a,b,y\ns,1,2,3\ns,nan,2,3\n", [], "a"),
+        ("name,a,b,y\ns,1,2,3\ns,,2,3\n", [], "a"),
+        ("name,a,b,z\ns,1,2,3\n", [], "y"),
+        ("", [], "empty"),
+        ("name,a,b,y\ns,1,2,3\n", ["--states", "0"], "states must be numbers of at least 1"),
+        ("name,a,b,y\ns,1,2,3\n", ["--symbols", "c"], "symbols: 'c' is neither"),
+        ("name,a,b,y\ns,1,2,k\ns,1,2,k\n", ["--family", "categorical"], "one class only, 'k'"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,0\n", ["--family", "bernoulli"], "outside its family"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "GRAPH"], "dead end"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "nowhere"], "expected ergodic, left_right or a file"),
+        ("name,a,b,y\ns,1,2,3\nt,1,2,4\ns,1,2,4\n", [], "s"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--states", "1,2", "--select", "likelihood"], "likelihood grows"),
+    ],
+)
+def test_bad_tables(tmp_path, content, more, message):
+    (tmp_path / "data.csv").write_text(content)
+    (tmp_path / "graph").write_text("1 1\n0 0\n")
+    more = [tmp_path / "graph" if part == "GRAPH" else part for part in more]
+    error = pplseq("train", "iohmm", tmp_path / "data.csv", *TABLE, *more, "--out", tmp_path / "run", code=2).stderr
+    assert message in error and "Error: " in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_uses(tmp_path, run, table, strings, automaton_run):
+    def error(*arguments):
+        return pplseq(*arguments, code=2).stderr
+
+    one_class = tmp_path / "one.txt"
+    one_class.write_text("+ 01\n+ 0\n")
+    assert "all 2 strings are accepted" in error("train", "iohmm", one_class, "--out", tmp_path / "r")
+    assert "--mealy does not apply" in error("train", "iohmm", strings, "--mealy", "--out", tmp_path / "r")
+    assert "name the columns of its outputs" in error("train", "iohmm", table, "--out", tmp_path / "r")
+    assert "already holds a run" in error("train", "iohmm", table, *TABLE, "--out", run)
+    assert "needs the inputs that are to come" in error("query", run, "forecast", table)
+    assert "say which input varies" in error("query", run, "effects")
+    assert "values must be LOW:HIGH:NUMBER" in error("query", run, "effects", "--feature", "a", "--values", "3")
+    assert "was trained on a table" in error("query", run, "automaton")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "iohmm.json").write_text("{")
+    assert "the file is damaged" in error("query", tmp_path / "broken", "score", table)
+    assert "iohmm" in error("train", "--out", tmp_path / "r", "iohmm", table)

@@ -1,0 +1,158 @@
+"""Tables of sequences and labelled strings: what is read, and what is refused with its row and column."""
+
+import gzip
+import io
+
+import numpy as np
+import pytest
+
+from pplseq.data.labelled_strings import read_labelled_strings
+from pplseq.data.tables import read_table
+
+CONTENT = """id,u,v,y,z,kind
+one,1,2.5,,7,b
+one,-1e2,0,3,,a
+
+two,0,0,1,2,
+two,4,5,6,7,10
+two,4,5,6,8,9
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "table.csv").write_text(CONTENT)
+    return tmp_path / "table.csv"
+
+
+def check(table):
+    assert table.ids == ("one", "two") and table.lengths == [2, 3]
+    np.testing.assert_array_equal(table.inputs[0], [[1, 2.5], [-100, 0]])
+    np.testing.assert_array_equal(table.outputs[0], [[np.nan, 7], [3, np.nan]])
+    assert table.inputs[1].shape == (3, 2) and table.outputs[1].dtype == np.float64
+    assert table.input_levels is None and table.output_names == ("y", "z")
+
+
+NUMBERS = dict(sequence_id="id", inputs=["u", "v"], outputs=["y", "z"])
+
+
+def test_numbers_from_any_file(path, tmp_path, monkeypatch):
+    check(read_table(path, **NUMBERS))
+    (tmp_path / "table.tsv").write_text("\ufeff" + CONTENT.replace(",", "\t"), encoding="utf-8")
+    check(read_table(tmp_path / "table.tsv", **NUMBERS))
+    with gzip.open(tmp_path / "table.csv.gz", "wt") as file:
+        file.write(CONTENT.replace("\n", "\r\n"))
+    check(read_table(tmp_path / "table.csv.gz", **NUMBERS))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CONTENT.encode())))
+    check(read_table("-", **NUMBERS))
+
+
+def test_parquet(path, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "id": ["one"] * 2 + ["two"] * 3, "u": [1.0, -100, 0, 4, 4], "v": [2.5, 0, 0, 5, 5], "y": [None, 3, 1, 6, 6],
+        "z": [7, None, 2, 7, 8], "kind": ["b", "a", None, "10", "9"],
+    }  # fmt: skip
+    parquet.write_table(pyarrow.table(columns), tmp_path / "table.parquet")
+    check(read_table(tmp_path / "table.parquet", **NUMBERS))
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "table.parquet").read_bytes()[:200])
+    with pytest.raises(ValueError, match="not a whole Parquet file"):
+        read_table(tmp_path / "cut.parquet", **NUMBERS)
+
+
+def test_symbols_and_their_codes(path):
+    table = read_table(path, sequence_id="id", inputs=["u"], outputs=["kind"], symbols=["kind"])
+    assert table.output_levels == ("9", "10", "a", "b")  # numbers by size, before words
+    assert [rows.tolist() for rows in table.outputs] == [[3, 2], [-1, 1, 0]]
+    again = read_table(
+        path, sequence_id=None, outputs=["kind"], symbols=["kind"], output_levels=["b", "a", "9", "10", "c"]
+    )
+    assert again.ids == ("1",) and again.lengths == [5]
+    assert again.outputs[0].tolist() == [0, 1, -1, 3, 2] and again.inputs[0].shape == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("", {}, "empty; expected a first row"),
+        ("id,u,v,y,z\n", {}, "no rows"),
+        (CONTENT, {"outputs": ["yy"]}, "no column 'yy'; did you mean 'y'"),
+        (CONTENT, {"sequence_id": "name"}, "no column 'name'"),
+        (CONTENT.replace("id,u", "u,u"), {"sequence_id": None}, "two columns are named 'u'"),
+        (CONTENT.replace("two,0,0", "two,0"), {}, "row 5: 5 cells, but the first row names 6"),
+        (CONTENT.replace("-1e2", ""), {}, "row 3, column 'u': an input is empty"),
+        (CONTENT.replace("-1e2", "NaN"), {}, "row 3, column 'u': an input is empty or NaN"),
+        (CONTENT.replace("-1e2", "inf"), {}, "row 3, column 'u': expected a finite number, got 'inf'"),
+        (CONTENT.replace("-1e2", "x"), {}, "row 3, column 'u': expected a number, got 'x'"),
+        (CONTENT.replace("two,4,5,6,8", "one,4,5,6,8"), {}, "row 7: sequence 'one' began in row 2 and was interrupted"),
+        (CONTENT, {"inputs": ["u", "u"]}, "a column is named twice"),
+        (CONTENT, {"outputs": ["y", "kind"], "symbols": ["kind"]}, "must be the only one"),
+        (CONTENT, {"inputs": ["kind"], "symbols": ["kind"]}, "row 5, column 'kind': an input is empty"),
+        (
+            CONTENT,
+            {"outputs": ["kind"], "symbols": ["kind"], "output_levels": ["a", "b"]},
+            "unknown symbol '10'; known: a, b",
+        ),
+        ('id,u\n1,"2\n', {"sequence_id": None, "inputs": ["u"], "outputs": []}, "not a table that can be read"),
+    ],
+)
+def test_bad_tables(tmp_path, content, options, message):
+    (tmp_path / "bad.csv").write_text(content)
+    with pytest.raises(ValueError, match="bad.csv|column") as error:
+        read_table(tmp_path / "bad.csv", **(NUMBERS | options))
+    assert message in str(error.value)
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "latin.csv").write_bytes("id,u\n1,é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_table(tmp_path / "latin.csv", sequence_id=None, inputs=["u"])
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(CONTENT.encode())[:40])
+    with pytest.raises(ValueError, match="damaged"):
+        read_table(tmp_path / "cut.csv.gz", **NUMBERS)
+    with pytest.raises(FileNotFoundError, match="did you mean"):
+        read_table(tmp_path / "latn.csv", **NUMBERS)
+    with pytest.raises(ValueError, match="is a folder"):
+        read_table(tmp_path, **NUMBERS)
+
+
+# ---------------------------------------------------------------- strings
+def strings_of(tmp_path, content):
+    (tmp_path / "strings.txt").write_bytes(content.encode())
+    return read_labelled_strings(tmp_path / "strings.txt")
+
+
+def test_both_ways_of_writing_labels(tmp_path):
+    found = strings_of(tmp_path, "# Tomita\n+ 0101\n\n- 00\n+\n-\t10\n")
+    assert found.strings == [tuple("0101"), tuple("00"), (), ("1", "0")]
+    assert found.labels == [True, False, True, False] and found.symbols == ("0", "1") and not found.one_class
+    found = strings_of(tmp_path, "ab\tyes\nb\t0\r\n\tTRUE\n")
+    assert found.strings == [("a", "b"), ("b",), ()] and found.labels == [True, False, True]
+    found = strings_of(tmp_path, "+ go left\n+ go\n+ go\n")
+    assert found.strings == [("go", "left"), ("go",), ("go",)] and found.symbols == ("go", "left") and found.one_class
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no strings in it"),
+        ("# nothing\n", "no strings in it"),
+        ("+\n-\n", "line 2: '' has another label than in line 1"),
+        ("+\n", "only the empty string"),
+        ("+ 01\n0101\n", "line 2: '0101' has no label"),
+        ("01\tmaybe\n", "line 1: unknown label 'maybe'"),
+        ("+ 01\n- 01\n", "line 2: '01' has another label than in line 1"),
+    ],
+)
+def test_bad_strings(tmp_path, content, message):
+    with pytest.raises(ValueError, match="strings.txt") as error:
+        strings_of(tmp_path, content)
+    assert message in str(error.value)
+
+
+def test_strings_that_are_no_text(tmp_path):
+    (tmp_path / "strings.txt").write_bytes(b"+ 0\xff1\n")
+    with pytest.raises(ValueError, match="not UTF-8 at byte 3"):
+        read_labelled_strings(tmp_path / "strings.txt")
