@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.online_em import OnlineEM, StepInfo, StreamState, start_stream
-from pplseq.infer.online_statistics import REBASE, SPREAD
+from pplseq.infer.online_statistics import NEGLIGIBLE, REBASE, SPREAD
 
 REBASE_EVERY = 32  # steps between two looks at the running products, which on a GPU are a synchronisation
 
@@ -237,7 +237,7 @@ class BatchStream:
         old, columns = old.clamp_min(0), users[:, None]
         block = self.rho[columns, places]
         top = block.amax(-1)
-        spread = ((top - block.amin(-1)) / torch.where(top > 0, top, 1.0)).amax(-1)
+        spread = ((top - block.amin(-1)) / torch.where(top > NEGLIGIBLE, top, 1.0)).amax(-1)
         spread = torch.where(full[:, 0] & (spread > SPREAD), spread, 0.0)
         self.residual = torch.maximum(self.residual, spread)
         relative = torch.where(full, self.rows[columns, places] / self.scale[:, None], 0.0)

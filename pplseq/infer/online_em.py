@@ -30,7 +30,8 @@ class OnlineEM:
             over states and words.
         prior_tokens: the same in tokens, prior_tokens / t beside the statistics of t tokens: a Dirichlet prior, whose weight
             falls as tokens come. V of them are Laplace's one a word; words of a text are rarer than that.
-        transition_smoothing: the same for the transitions out of a state.
+        transition_smoothing: pseudo-count of the transitions out of a state. A little (1e-3) keeps states alive that the
+            first tokens starve: one that is never entered is never entered again.
         averaging: None, "recent" (the mean of the statistics with weights t^2, most of it from the last half), or the token
             from which on all count equally: smoother parameters for use after learning.
         window: most words whose posterior still depends on the future; a cap that costs exactness only on chains which

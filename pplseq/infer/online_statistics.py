@@ -14,6 +14,7 @@ import numpy as np
 
 SPREAD = 1e-13  # of a matrix's columns, relative to their largest, below which they count as equal
 REBASE = 1e-3  # the running product at which cold numbers are rewritten: below, differences of averages lose digits
+NEGLIGIBLE = 1e-290  # counts below have lost their digits, and their columns differ by rounding
 FIRST_CAPACITY = 32
 
 
@@ -162,7 +163,7 @@ class WordStatistics:
         worst = 0.0
         for row in rho[self.num_own * (1 + slot) : self.num_own * (2 + slot)].tolist():
             top = max(row)
-            if top > 0 and (spread := (top - min(row)) / top) > worst:
+            if top > NEGLIGIBLE and (spread := (top - min(row)) / top) > worst:
                 worst = spread
         return worst
 

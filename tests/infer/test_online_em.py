@@ -172,6 +172,20 @@ def test_a_state_that_cannot_be_reached_and_one_never_left():
     assert np.isfinite(stream.emission()).all()
 
 
+def test_starved_states_vanish_in_peace_or_are_kept_alive():
+    random = np.random.default_rng(0)
+    tables, *_ = problem(1, 2, 40)
+    weights = []
+    for transition_smoothing in (0.0, 1e-3):
+        options = OnlineEM(step_size=0.2, averaging="recent", transition_smoothing=transition_smoothing)
+        stream = start_stream(**tables, options=options)
+        for word in random.integers(40, size=4000).tolist():
+            info = stream.step(word, [-0.5])  # better than anything that can be learned
+        assert np.isfinite(info.log_prob) and np.isfinite(stream.parameters().emission).all() and stream.residual == 0.0
+        weights.append(stream.filter[1:].sum())
+    assert weights[0] < 1e-100 < 1e-6 < weights[1]
+
+
 @pytest.mark.parametrize("full", [True, False])
 def test_vectors(full):
     random = np.random.default_rng(0)
