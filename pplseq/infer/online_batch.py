@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.infer.online_em import OnlineEM, StepInfo, StreamState, start_stream
+from pplseq.infer.online_em import StreamState, start_stream
+from pplseq.infer.online_settings import OnlineEM, StepInfo
 from pplseq.infer.online_statistics import NEGLIGIBLE, REBASE, SPREAD
 
 REBASE_EVERY = 32  # steps between two looks at the running products, which on a GPU are a synchronisation
@@ -24,7 +25,7 @@ class BatchStream:
     Args:
         initial: (K,), transition: (K, K), emission: (K_p, V) probabilities that all users start with; their type and device
             are the batch's.
-        num_users: B. options: see :class:`~pplseq.infer.online_em.OnlineEM`.
+        num_users: B. options: see :class:`~pplseq.infer.online_settings.OnlineEM`.
         window: words kept hot; each costs every step, so it is not more than is needed: see ``StepInfo.residual``.
 
     Memory: of a user V K_p numbers (3 V K_p with averaging), and window K_p K.
@@ -81,7 +82,7 @@ class BatchStream:
             active: (B,) False for users without a token in this step, whose streams stay as they are; None for all.
 
         Returns:
-            :class:`~pplseq.infer.online_em.StepInfo` of (B,) tensors, without meaning where a user is not active.
+            :class:`~pplseq.infer.online_settings.StepInfo` of (B,) tensors, without meaning where a user is not active.
 
         Raises:
             ValueError: for shapes or numbers out of range, and a token that is impossible in every state; nothing has then

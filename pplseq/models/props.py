@@ -282,13 +282,14 @@ class PROPS(SequenceModel):
         Args:
             num_users: None for one user (numpy, a ``StreamState``), B for a batch in step (torch, a ``BatchStream``).
             device: of a batch.
-            **options: of :class:`~pplseq.infer.online_em.OnlineEM`: exponent, step_size, warm_up, smoothing, averaging,
+            **options: of :class:`~pplseq.infer.online_settings.OnlineEM`: exponent, step_size, warm_up, smoothing, averaging,
                 window (of a batch 64 where none is given), ...
 
         Raises:
             ValueError: for options out of range, and for a batch over vectors.
         """
-        from pplseq.infer.online_em import OnlineEM, start_stream
+        from pplseq.infer.online_em import start_stream
+        from pplseq.infer.online_settings import OnlineEM
 
         settings = OnlineEM(**options)
         if num_users is not None:

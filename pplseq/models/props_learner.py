@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pplseq.infer.online_em import StepInfo
+from pplseq.infer.online_settings import StepInfo
 from pplseq.models.props import PROPS
 from pplseq.models.props_storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.storage import read_folder, write_folder
@@ -38,7 +38,7 @@ class PROPSLearner:
         num_perturbations: K_p states with emissions of their own.
         unknown_id: the word that stands for tokens outside of 0..V-1; None refuses them.
         initial, transition, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.PROPS`.
-        **options: of :class:`~pplseq.infer.online_em.OnlineEM`: exponent, step_size, warm_up, smoothing, averaging, window.
+        **options: of :class:`~pplseq.infer.online_settings.OnlineEM`: exponent, step_size, smoothing, averaging, ...
 
     Example::
 
@@ -141,7 +141,7 @@ class PROPSLearner:
             y: a word id, -1 for a missing token (which sources do not observe), or a vector.
 
         Returns:
-            What was known of the token before and after; see :class:`~pplseq.infer.online_em.StepInfo`.
+            What was known of the token before and after; see :class:`~pplseq.infer.online_settings.StepInfo`.
 
         Raises:
             ValueError: for a token outside the vocabulary without ``unknown_id``, a source whose prediction is NaN, negative,

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pplseq.infer.online_em import OnlineEM, StreamState
+from pplseq.infer.online_em import StreamState
 from pplseq.infer.online_gaussian import GaussianStatistics
+from pplseq.infer.online_settings import OnlineEM
 from pplseq.infer.online_statistics import ColdWords, WordStatistics
 from pplseq.models.storage import read_folder, write_folder
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from pplseq.infer.online_batch import BatchStream
-from pplseq.infer.online_em import OnlineEM, start_stream
+from pplseq.infer.online_em import start_stream
+from pplseq.infer.online_settings import OnlineEM
 
 USERS = 4
 

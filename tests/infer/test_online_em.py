@@ -10,8 +10,9 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.chain import build_chain
-from pplseq.infer.online_em import OnlineEM, start_stream
+from pplseq.infer.online_em import start_stream
 from pplseq.infer.online_oracle import DenseGaussianStream, DenseStream, averaged
+from pplseq.infer.online_settings import OnlineEM
 from pplseq.models.hmm_emissions import CategoricalEmission
 
 SIZES = [(0, 3, 7), (1, 2, 20), (2, 1, 5), (1, 1, 1), (0, 1, 4), (3, 4, 11)]  # K_s, K_p, V
