@@ -240,7 +240,7 @@ class WordStatistics:
         Raises:
             TypeError, ValueError: for what is none; names y.
         """
-        if isinstance(y, (float, str, bool, np.bool_)) or y is None:
+        if isinstance(y, (float, str, bool, np.bool_, np.floating)) or y is None:
             raise TypeError(f"y must be a word id (an integer), got {y!r}; encode words with the vocabulary")
         word = int(y)
         if not -1 <= word < self.num_words:

@@ -128,7 +128,7 @@ class PROPSLearner:
 
     def _encoded(self, y):
         """The token's id, or the vector; the unknown word's id for what is outside of the vocabulary."""
-        if self.num_words is None or self.unknown_id is None or isinstance(y, (bool, float, str)) or y is None:
+        if self.num_words is None or self.unknown_id is None or isinstance(y, (bool, float, str, np.floating)) or y is None:
             return self.state.emissions.check(y)
         word = int(y)
         return word if -1 <= word < self.num_words else self.unknown_id

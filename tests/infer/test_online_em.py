@@ -289,7 +289,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             stream.step(y, logs)
-    for y in (1.0, "a", None, True):
+    for y in (1.0, np.float32(1), "a", None, True):
         with pytest.raises(TypeError, match="y must be a word id"):
             stream.step(y, [-1.0])
     for name in fields:
