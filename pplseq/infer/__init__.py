@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "expectation_maximization": "em",
         "StepSize": "em",
         "FitHistory": "em",
+        "RestartBlock": "restarts",
         "OnlineEM": "online_settings",
         "StreamState": "online_em",
         "StepInfo": "online_settings",
