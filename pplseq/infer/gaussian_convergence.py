@@ -15,8 +15,7 @@ PATIENCE = 16  # steps without a smaller change
 
 def size_of(matrix: Tensor) -> Tensor:
     """(...) the largest entry of matrices (..., h, h)."""
-    least, most = torch.aminmax(matrix.detach().flatten(-2), dim=-1)
-    return torch.maximum(-least, most)
+    return matrix.detach().abs().flatten(-2).amax(-1)  # faster than aminmax along a dimension, and than a norm
 
 
 class Record(NamedTuple):

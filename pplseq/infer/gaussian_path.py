@@ -83,6 +83,7 @@ class CovariancePath:
         self.given = given
         self.device = given.start.device
         self._predicted: list[Tensor] = [*kalman.symmetric(given.start)]
+        self._sizes: list[Tensor] = [*size_of(given.start)]  # of predicted nodes
         self._next: dict[int, int] = {}  # filtered node -> predicted node
         self._parts: list[kalman.Updated | kalman.UpdatedByNumbers] = []
         self._observed: list[Tensor] = []  # what observations add: information, or loadings of white numbers
@@ -145,7 +146,8 @@ class CovariancePath:
         predicted, steps, rows, seen = zip(*new, strict=True)
         information, loadings = pick(self.given.information, steps, rows), self.given.loadings
         before = torch.stack([self._predicted[p] for p in predicted])
-        precision = float((size_of(before) * self._information_size(information)).max())
+        sizes = torch.stack([self._sizes[p] for p in predicted])
+        precision = float((sizes * self._information_size(information)).max())
         self._expect_rounding(precision)
         observed = information if loadings is None else loadings.unsqueeze(0)
         if not all(seen):
@@ -191,6 +193,7 @@ class CovariancePath:
         moved = matrix @ torch.stack([self._filtered[n] for n in nodes])
         self._moved.update(zip(nodes, moved, strict=True))
         later = kalman.symmetric(moved @ matrix.mT) + noise
+        sizes = size_of(later)
         tries = given.tol > 0 and not given.changes and not given.by_row
         for i, (node, parent) in enumerate(zip(nodes, parents, strict=True)):
             self._next[node] = len(self._predicted)
@@ -198,7 +201,7 @@ class CovariancePath:
             if tries:
                 fresh = parent in self._fixed
                 before, product = self._convergence.memory(parent, lambda n=node: matrix[0] @ self._carry_of(n), fresh)
-                scale = float(size_of(later[i])) or 1.0
+                scale = float(sizes[i]) or 1.0
                 change = float(size_of(later[i] - self._predicted[parent])) / scale
                 still, record = self._convergence.still(parent, change, fresh)
                 near = None
@@ -214,6 +217,7 @@ class CovariancePath:
                     self._next[node] = near
                     continue
             self._predicted.append(later[i])
+            self._sizes.append(sizes[i])
             child = len(self._predicted) - 1
             if record is not None:
                 self._convergence.records[child] = record

@@ -92,7 +92,10 @@ def test_memory_of_a_matrix():
         steps = memory(radius * torch.eye(3, dtype=F64))
         assert 3**0.5 * radius**steps <= eps < 3**0.5 * radius ** (steps // 2)
     assert memory(torch.eye(3, dtype=F64)) == memory(2 * torch.eye(3, dtype=F64)) == 2**20
-    assert memory(torch.diag(torch.ones(2, dtype=F64), 1)) == 4
+    assert memory(torch.diag(torch.ones(2, dtype=F64), 1)) == 3
+    for radius in (0.97, 0.999):
+        steps = memory(radius * torch.eye(3, dtype=F64), 1e-3)  # at most an eighth too many
+        assert 3**0.5 * radius**steps <= 1e-3 * eps < 3**0.5 * radius ** (steps * 7 // 8 - 1)
 
 
 def test_single_precision_and_strides():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 def symmetric(matrix: Tensor) -> Tensor:
     """The symmetric part."""
-    return (matrix + matrix.mT) / 2
+    return torch.add(matrix, matrix.mT).mul_(0.5)
 
 
 class Updated(NamedTuple):
@@ -74,7 +74,7 @@ def update_by_numbers(predicted: Tensor, loadings: Tensor, careful: bool = False
         rest = torch.eye(predicted.shape[-1], dtype=spread.dtype, device=spread.device) - gain @ loadings
         filtered = symmetric(rest @ predicted @ rest.mT + gain @ gain.mT)
     else:
-        filtered = predicted - root.mT @ root
+        filtered = torch.baddbmm(predicted, root.mT, root, alpha=-1)
     return UpdatedByNumbers(filtered, gain, whitener, factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
 
 

@@ -1,10 +1,11 @@
 """Means of Kalman filter and smoother from observed numbers, step by step in pieces that stay in the cache; no gradients.
 
-The filter is that of innovations: v = y - M (A x + a), then x = A x + a + K v and log p by |L^-1 v|^2. Of many rows each step is
-two products; of one long sequence all steps with one gain go through the blocks of
+The filter is that of innovations: v = y - M (A x + a), then x = A x + a + K v and log p by |L^-1 v|^2. Of many rows each
+step is two products; of one long sequence all steps with one gain go through the blocks of
 :mod:`~pplseq.infer.kernels.linear_recursion`. Nothing of the size of all steps is stored but the results.
 
-Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 5; the smoother of A. E. Bryson and M. Frazier (1963).
+Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 5; the smoother of A. E. Bryson and M. Frazier
+(1963).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: T
     size, every = max(1, PIECE // (h + n) // num_rows), slice(None)
     for t in range(start, stop, size):
         piece = slice(t, min(t + size, stop))
-        torch.matmul(observed.residual[piece], gain, out=means[piece])
+        torch.mm(observed.residual[piece].reshape(-1, n), gain, out=means[piece].view(-1, h))
         shift = observed.offset_of(piece.start, piece.stop, every)
         if shift is not None:
             means[piece] += shift - (shift @ observed.loadings.T) @ gain
@@ -106,7 +107,7 @@ def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: T
     linear_recursion.run_(forward, means[start - 1 : stop])
     for t in range(start, stop, size):
         piece = slice(t, min(t + size, stop))
-        innovation = observed.residual[piece] - means[piece.start - 1 : piece.stop - 1] @ expects
+        innovation = _plus_product(observed.residual[piece], means[piece.start - 1 : piece.stop - 1], expects, -1)
         shift = observed.offset_of(piece.start, piece.stop, every)
         if shift is not None:
             innovation -= shift @ observed.loadings.T
@@ -147,7 +148,7 @@ def smooth_means(
 
 def _surprise(observed, weighted: Tensor, used: Tensor | None, means: Tensor, start: int, stop: int, rows) -> Tensor:
     """(steps, rows, h) M' D^-1 (y - M x_t|t), zero where nothing was observed."""
-    rest = observed.residual[start:stop, rows] - means[start:stop, rows] @ observed.loadings.T
+    rest = _plus_product(observed.residual[start:stop, rows], means[start:stop, rows], observed.loadings.T, -1)
     if used is not None:
         rest.masked_fill_(~used[start:stop, rows, None], 0.0)
     return rest @ weighted
@@ -168,5 +169,11 @@ def _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, s
     adjoint = _surprise(observed, weighted, used, means, start, start + 1, every)[0] + behind[0] @ table[:, :h]
     for t in range(start, stop, size):
         piece = slice(t, min(t + size, stop))
-        smoothed[piece] = means[piece] + smoothed[piece] @ gain
+        smoothed[piece] = _plus_product(means[piece], smoothed[piece], gain)
     return adjoint
+
+
+def _plus_product(plus: Tensor, vectors: Tensor, matrix: Tensor, scale: int = 1) -> Tensor:
+    """plus + scale vectors @ matrix, (T, R, k) + (T, R, h) @ (h, k), as one product."""
+    k, h = plus.shape[-1], vectors.shape[-1]
+    return torch.addmm(plus.reshape(-1, k), vectors.reshape(-1, h), matrix, alpha=scale).view(plus.shape)

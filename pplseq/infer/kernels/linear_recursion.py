@@ -1,8 +1,8 @@
 """The recursion x_t = H x_{t-1} + g_t with one matrix for all steps: what means of Gaussian chains are in the steady state.
 
-Batches go step by step, one product of all rows a step. One long sequence is cut into blocks that run side by side, and
-what a block hands over to the next one follows by powers of H, only as far as they are not negligible. An associative scan
-would cost h^3 a step, and is never right for a matrix that does not change.
+Batches go step by step, one product of all rows a step. One long sequence is cut into blocks that run side by side. Where H
+forgets within a block, each is warmed up by the last inputs of the one before; else what a block hands over follows by powers
+of H. An associative scan would cost h^3 a step, and is never right for a matrix that does not change.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 ROWS_AT_ONCE = 512  # rows that fill a matrix product; more of them gain nothing
+ENOUGH_ROWS = 96  # and these nearly do
 FEW_ROWS = 64  # below, steps are too small to be taken one by one
 SHORT = 256  # steps below which blocks do not pay
 
@@ -86,6 +87,10 @@ def run_(matrix: Tensor, states: Tensor, *, reverse: bool = False, block: int | 
         block = choose_block(matrix, num_steps, num_rows)
     if block < 2 or block >= num_steps:
         _one_by_one_(matrix.T.contiguous(), states, reverse)
+        return
+    past = memory(matrix, 1e-3)
+    if 2 * past <= block:
+        _warmed_up_(matrix, states, block, past, reverse)
     elif reverse:
         turned = states.flip(0)
         _in_blocks_(matrix, turned, block)
@@ -98,21 +103,36 @@ def choose_block(matrix: Tensor, num_steps: int, num_rows: int) -> int:
     """Steps in a block, 0 for step by step: long against the memory of H, short enough for full matrix products."""
     if num_rows >= FEW_ROWS or num_steps < SHORT:
         return 0
-    full = math.ceil(num_steps * num_rows / ROWS_AT_ONCE)
-    return max(full, min(4 * memory(matrix), math.isqrt(num_steps)), 2) | 1  # odd: powers of two collide in caches
+    past = memory(matrix, 1e-3)
+    shortest = math.ceil(num_steps * num_rows / ROWS_AT_ONCE)
+    longest = math.ceil(num_steps * num_rows / ENOUGH_ROWS)
+    block = max(min(4 * past, longest), shortest)
+    if block < 2 * past:
+        block = max(shortest, min(4 * past, math.isqrt(num_steps)), 2)
+    return block | 1  # odd: powers of two collide in caches
 
 
-def memory(matrix: Tensor) -> int:
-    """Steps i after which ||H^i|| is negligible, up to a power of two; at most 2^20."""
-    eps, power, steps = torch.finfo(matrix.dtype).eps, matrix, 1
-    while steps < 2**20:
-        norm = float(power.norm())
+def memory(matrix: Tensor, share: float = 1.0) -> int:
+    """Steps i after which ||H^i|| is negligible, at most an eighth too many; at most 2^20.
+
+    share: of the dtype's precision, what is negligible.
+    """
+    eps, powers = share * torch.finfo(matrix.dtype).eps, [matrix]
+    while True:
+        norm = float(powers[-1].norm())
         if norm <= eps:
-            return steps
-        if not norm < 1e6:  # it grows: there is no end
+            break
+        if not norm < 1e6 or len(powers) > 20:  # it grows, or there is no end
             return 2**20
-        power, steps = power @ power, 2 * steps
-    return steps
+        powers.append(powers[-1] @ powers[-1])
+    # half of these steps are too few; which quarters, eighths ... are needed, too
+    steps, unit = 0, max(0, len(powers) - 5)
+    power = None
+    for k in reversed(range(unit, len(powers) - 1)):
+        further = powers[k] if power is None else power @ powers[k]
+        if float(further.norm()) > eps:
+            power, steps = further, steps + 2**k
+    return steps + 2**unit
 
 
 def _one_by_one_(transposed: Tensor, states: Tensor, reverse: bool) -> None:
@@ -121,6 +141,33 @@ def _one_by_one_(transposed: Tensor, states: Tensor, reverse: bool) -> None:
         steps = steps[::-1]
     for before, state in zip(steps[:-1], steps[1:], strict=True):
         state.addmm_(before, transposed)
+
+
+def _warmed_up_(matrix: Tensor, states: Tensor, block: int, past: int, reverse: bool) -> None:
+    """Whole blocks side by side, each from a state that the last inputs of the block before make; then the rest."""
+    num_steps, num_rows, h = states.shape
+    num_blocks = num_steps // block
+    rest = num_steps - num_blocks * block
+    transposed = matrix.T.contiguous()
+    inside = states[rest:] if reverse else states[: num_steps - rest]
+    view = inside.view(num_blocks, block, num_rows, h).transpose(0, 1)
+    # step j of all blocks is one matrix; one row needs no copy for that
+    steps = view.squeeze(2).unbind(0) if num_rows == 1 else view.reshape(block, num_blocks * num_rows, h).unbind(0)
+    if reverse:
+        steps, others, edge = steps[::-1], slice(num_rows, None), slice(0, -num_rows)
+    else:
+        others, edge = slice(0, -num_rows), slice(num_rows, None)
+    carry = steps[-past][others].clone()
+    for step in steps[block - past + 1 :]:
+        carry = torch.addmm(step[others], carry, transposed)
+    steps[0][edge].addmm_(carry, transposed)
+    for before, state in zip(steps[:-1], steps[1:], strict=True):
+        state.addmm_(before, transposed)
+    if num_rows > 1:
+        ordered = steps[::-1] if reverse else steps
+        view.copy_(torch.stack(ordered).view(view.shape))
+    if rest:
+        _one_by_one_(transposed, states[: rest + 1] if reverse else states[num_steps - rest - 1 :], reverse)
 
 
 def _in_blocks_(matrix: Tensor, states: Tensor, block: int) -> None:
