@@ -10,7 +10,7 @@ words: no quoted tweets), and four genres of the English Web Treebank. As in the
 left out, and words are lower-cased; the vocabulary is the source's 13,711 most frequent words. The first 2,000 words of a
 target are for learning, the next 2,000 are scored, both while all that learns goes on learning ("streaming") and with
 everything as it stood after the first 2,000 words ("frozen"; counts of caches too). A tweet or sentence is a sequence:
-sources start it afresh, and its end is not scored. What has to be chosen (the exponent and smoothing of online EM, weights of
+sources start it afresh, and its end is not scored. What has to be chosen (the exponent, smoothing and prior of online EM, weights of
 fixed mixtures, the cache's decay) is chosen on the tweets before 15 July 2014. Random starts: mean of --seeds of them.
 
 Writes results/personalisation.json and .png. Corpora are found through PPLSEQ_DATA.
@@ -213,8 +213,8 @@ class Bench:
         three = [(1 - a - b, a, b) for a, b in itertools.product(grid, grid) if a + b < 0.95]
         self.chosen["shares"] = best(three, lambda o, _: mixture([said[first], said["online"], said["cache"]], o))
         options = [
-            {"exponent": e, "smoothing": s}
-            for e, s in itertools.product((0.6, 0.7, 0.8, 0.9), (0.01, 0.05, 0.2, 1.0, 5.0))
+            {"exponent": e, "smoothing": smooth, "prior_tokens": prior}
+            for e, smooth, prior in itertools.product((0.7, 0.8, 0.9, 1.0), (0.001, 0.01, 0.05, 0.2), (0.0, 10.0, 100.0))
         ]
         for name, streams, k in (
             ("streaming HMM", [], 3),

@@ -42,6 +42,14 @@ def test_queries(trained):
     assert "in one block with" in output
 
 
+def test_input_output_hmm(tmp_path):
+    """It asserts by itself that it recovers the system it drew its data from."""
+    script, picture = ROOT / "scripts" / "iohmm_example.py", tmp_path / "effects.png"
+    output = run(sys.executable, script, "--sequences", 12, "--steps", 100, "--restarts", 8, "--picture", picture)
+    assert re.search(r"decode: 9\d\.\d% of the modes are right", output) and "in 5 minutes: " in output
+    assert picture.stat().st_size > 1000
+
+
 @pytest.mark.slow
 def test_demonstration(tmp_path):
     output = run("bash", ROOT / "scripts" / "demo.sh", tmp_path / "demo", DEMO_TIME="3s")
