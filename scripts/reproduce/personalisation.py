@@ -10,8 +10,8 @@ words: no quoted tweets), and four genres of the English Web Treebank. As in the
 left out, and words are lower-cased; the vocabulary is the source's 13,711 most frequent words. The first 2,000 words of a
 target are for learning, the next 2,000 are scored, both while all that learns goes on learning ("streaming") and with
 everything as it stood after the first 2,000 words ("frozen"; counts of caches too). A tweet or sentence is a sequence:
-sources start it afresh, and its end is not scored. What has to be chosen (the exponent, smoothing and prior of online EM, weights of
-fixed mixtures, the cache's decay) is chosen on the tweets before 15 July 2014. Random starts: mean of --seeds of them.
+sources start it afresh, and its end is not scored. What has to be chosen (exponent, smoothing and prior of online EM, weights
+of fixed mixtures, the cache's decay) is chosen on the tweets before 15 July 2014. Random starts: mean of --seeds of them.
 
 Writes results/personalisation.json and .png. Corpora are found through PPLSEQ_DATA.
 
