@@ -214,7 +214,9 @@ class Bench:
         self.chosen["shares"] = best(three, lambda o, _: mixture([said[first], said["online"], said["cache"]], o))
         options = [
             {"exponent": e, "smoothing": smooth, "prior_tokens": prior}
-            for e, smooth, prior in itertools.product((0.7, 0.8, 0.9, 1.0), (0.001, 0.01, 0.05, 0.2), (0.0, 10.0, 100.0))
+            for e, smooth, prior in itertools.product(
+                (0.7, 0.8, 0.9, 1.0), (0.001, 0.01, 0.05, 0.2), (0.0, 10.0, 100.0)
+            )
         ]
         for name, streams, k in (
             ("streaming HMM", [], 3),
