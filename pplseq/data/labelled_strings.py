@@ -39,9 +39,16 @@ def read_labelled_strings(path: str | Path) -> LabelledStrings:
         ValueError: a line without a label, an unknown label, a string with two labels, by their lines; no strings at all.
     """
     name = "<stdin>" if str(path) == "-" else str(path)
-    data = sys.stdin.buffer.read() if str(path) == "-" else existing_path(path).read_bytes()
+    if str(path) == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        path = existing_path(path)
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; expected a file of labelled strings")
+        data = path.read_bytes()
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        # not splitlines(), which also ends lines at white space such as form feeds
+        lines = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
     texts: dict[str, tuple[bool, int]] = {}
@@ -50,6 +57,7 @@ def read_labelled_strings(path: str | Path) -> LabelledStrings:
         if not line.strip() or line.startswith("#"):
             continue
         text, label = _split(line, f"{name}, line {number}")
+        text = " ".join(text.split())  # so that two spaces do not make another string
         before = texts.setdefault(text, (label, number))
         if before[0] != label:
             raise ValueError(
@@ -70,12 +78,17 @@ def _split(line: str, where: str) -> tuple[str, bool]:
     """(string, label) of a line."""
     if "\t" in line:
         text, _, label = line.rpartition("\t")
+        if text.strip() in ("+", "-") and label.strip() in LABELS:
+            raise ValueError(
+                f"{where}: {line!r} may be the string {text.strip()!r} with the label {label.strip()!r}, or the string "
+                f"{label.strip()!r} with the label {text.strip()!r}; if the second is meant, write a space instead of the tab"
+            )
         if label.strip().lower() in LABELS:
             return text.strip(), LABELS[label.strip().lower()]
         if text.strip() in ("+", "-"):  # a tab behind the sign
             return label.strip(), LABELS[text.strip()]
         raise ValueError(f"{where}: unknown label {label.strip()!r}; expected 1 or 0, + or -, true or false, yes or no")
-    sign, rest = line[0], line[1:]
+    sign, rest = line.lstrip()[0], line.lstrip()[1:]
     if sign not in "+-" or (rest and not rest[0].isspace()):
         raise ValueError(
             f"{where}: {line.strip()!r} has no label; write '+ STRING' or '- STRING', or STRING, a tab and 1 or 0"

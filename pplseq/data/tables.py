@@ -20,7 +20,8 @@ import numpy as np
 
 from pplseq.data.sources import OPENERS, existing_path, listing
 
-EMPTY = ("", "na", "nan", "null", "none")
+EMPTY = {"", "na", "nan"}
+EMPTY_NUMBERS = EMPTY | {"null", "none"}  # which may well be the name of a symbol
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ def read_table(
     symbols: Sequence[str] = (),
     input_levels: Sequence[str] | None = None,
     output_levels: Sequence[str] | None = None,
+    allow_missing_outputs: bool = True,
 ) -> SequenceTable:
     """Read a table whose first row names its columns.
 
@@ -63,27 +65,29 @@ def read_table(
         inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
         symbols: those of them that hold names instead of numbers; then there is one input column, or one output column.
         input_levels, output_levels: the symbols of another table, to give the same codes; default: those that occur, sorted.
+        allow_missing_outputs: take an empty output for a missing one, instead of an error.
 
     Raises:
         FileNotFoundError: no such file. ImportError: Parquet without pyarrow.
-        ValueError: an empty or damaged file, a missing column, a row that is too short or too long, an empty or non-finite
-            input, text where a number should stand, a symbol that is not among the levels, a sequence that is interrupted by
-            another; with row and column.
+        ValueError: an empty or damaged file, a missing column, a row that does not say its sequence, is too short or too long,
+            an empty or non-finite input, text where a number should stand, a symbol that is not among the levels, a sequence
+            that is interrupted by another; with row and column.
+        TypeError: a string instead of a list of columns.
     """
-    reader = _Reader(path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols))
+    for name, value in (("inputs", inputs), ("outputs", outputs), ("symbols", symbols)):
+        if isinstance(value, str):
+            raise TypeError(f"{name} must be names of columns, such as [{value!r}]; got the string {value!r}")
+    reader = _Reader(
+        path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs
+    )
     return reader.read(input_levels, output_levels)
 
 
 class _Reader:
-    def __init__(self, path, sequence_id, inputs, outputs, symbols) -> None:
+    def __init__(self, path, sequence_id, inputs, outputs, symbols, *, allow_missing) -> None:
         self.name = "<stdin>" if str(path) == "-" else str(path)
-        self.path, self.sequence_id, self.inputs, self.outputs, self.symbols = (
-            path,
-            sequence_id,
-            inputs,
-            outputs,
-            symbols,
-        )
+        self.path, self.sequence_id, self.symbols = path, sequence_id, symbols
+        self.inputs, self.outputs, self.allow_missing = inputs, outputs, allow_missing
         for what, names in (("inputs", inputs), ("outputs", outputs)):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what}: a column is named twice in {', '.join(names)}")
@@ -111,7 +115,7 @@ class _Reader:
                     raise ValueError(
                         f"{self.name}, row {number}: {len(row)} cells, but the first row names {len(header)} columns"
                     )
-                name = str(row[places[self.sequence_id]]) if self.sequence_id is not None else "1"
+                name = "1" if self.sequence_id is None else self._id(row[places[self.sequence_id]], number)
                 if not ids or ids[-1] != name:
                     if name in began:
                         raise ValueError(
@@ -133,7 +137,7 @@ class _Reader:
         ]
         sides = [
             [
-                self._encode(names, part[k], rows, levels[k], missing=k == 1)
+                self._encode(names, part[k], rows, levels[k], missing=k == 1 and self.allow_missing)
                 for part, rows in zip(cells, numbers, strict=True)
             ]
             for k, names in enumerate((self.inputs, self.outputs))
@@ -144,6 +148,13 @@ class _Reader:
 
     def _id_column(self) -> tuple[str, ...]:
         return () if self.sequence_id is None else (self.sequence_id,)
+
+    def _id(self, cell: Any, row: int) -> str:
+        if _missing(cell):
+            raise ValueError(
+                f"{self.name}, row {row}, column {self.sequence_id!r}: empty; every row must say which sequence it is of"
+            )
+        return str(cell)
 
     def _place(self, header: list[Any], name: str) -> int:
         if header.count(name) == 1:
@@ -156,10 +167,10 @@ class _Reader:
 
     def _levels(self, names, parts, given) -> tuple[str, ...] | None:
         """The symbols of a side that holds some."""
+        if not any(name in self.symbols for name in names):
+            return None  # also where the column of the given levels is not read, as in inputs that are to come
         if given is not None:
             return tuple(map(str, given))
-        if not any(name in self.symbols for name in names):
-            return None
         seen = {_text(row[0]) for part in parts for row in part if not _missing(row[0])}
         if not seen:
             raise ValueError(f"{self.name}: column {names[0]!r} is empty")
@@ -183,7 +194,7 @@ class _Reader:
             if missing:
                 return -1
             raise ValueError(
-                f"{self.name}, row {row}, column {column!r}: an input is empty; fill it in, or leave the row out"
+                f"{self.name}, row {row}, column {column!r}: {self._side(column)} is empty; fill it in, or leave the row out"
             )
         if _text(cell) not in code:
             raise ValueError(
@@ -191,13 +202,18 @@ class _Reader:
             )
         return code[_text(cell)]
 
+    def _side(self, column: str) -> str:
+        return "an input" if column in self.inputs else "an output"
+
     def _number(self, column: str, cell: Any, row: int, missing: bool) -> float:
         where = f"{self.name}, row {row}, column {column!r}"
-        if _missing(cell):
+        if _missing(cell, EMPTY_NUMBERS):
             if missing:
                 return math.nan
-            raise ValueError(f"{where}: an input is empty or NaN; fill it in, or leave the row out")
+            raise ValueError(f"{where}: {self._side(column)} is empty or NaN; fill it in, or leave the row out")
         try:
+            if isinstance(cell, str) and "_" in cell:
+                raise ValueError  # Python's 1_000 is no number elsewhere
             value = float(cell)
         except (TypeError, ValueError):
             raise ValueError(
@@ -224,7 +240,7 @@ class _Reader:
                 yield from self._parse(text, delimiter)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.name}: not UTF-8 at byte {error.start} of a block ({error.reason}); convert it"
+                f"{self.name}: byte 0x{error.object[error.start]:02x} is not UTF-8 text; convert the file to UTF-8"
             ) from None
         except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
             raise ValueError(f"{self.name}: damaged or not packed as its name says ({error})") from error
@@ -252,10 +268,10 @@ def _parquet_rows(path: str | Path) -> Iterator[list[Any]]:
         raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
 
 
-def _missing(cell: Any) -> bool:
+def _missing(cell: Any, words: set[str] = EMPTY) -> bool:
     return (
         cell is None
-        or (isinstance(cell, str) and cell.strip().lower() in EMPTY)
+        or (isinstance(cell, str) and cell.strip().lower() in words)
         or (isinstance(cell, float) and math.isnan(cell))
     )
 

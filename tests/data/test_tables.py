@@ -90,6 +90,14 @@ def test_symbols_and_their_codes(path):
         (CONTENT, {"inputs": ["u", "u"]}, "a column is named twice"),
         (CONTENT, {"outputs": ["y", "kind"], "symbols": ["kind"]}, "must be the only one"),
         (CONTENT, {"inputs": ["kind"], "symbols": ["kind"]}, "row 5, column 'kind': an input is empty"),
+        (CONTENT, {"allow_missing_outputs": False}, "row 2, column 'y': an output is empty or NaN"),
+        (
+            CONTENT,
+            {"outputs": ["kind"], "symbols": ["kind"], "allow_missing_outputs": False},
+            "row 5, column 'kind': an output is empty",
+        ),
+        (CONTENT.replace("two,0,0", ",0,0"), {}, "row 5, column 'id': empty; every row must say"),
+        (CONTENT.replace("-1e2", "1_000"), {}, "row 3, column 'u': expected a number, got '1_000'"),
         (
             CONTENT,
             {"outputs": ["kind"], "symbols": ["kind"], "output_levels": ["a", "b"]},
@@ -103,6 +111,25 @@ def test_bad_tables(tmp_path, content, options, message):
     with pytest.raises(ValueError, match="bad.csv|column") as error:
         read_table(tmp_path / "bad.csv", **(NUMBERS | options))
     assert message in str(error.value)
+
+
+def test_a_column_of_levels_need_not_be_read(path):
+    """Inputs that are to come have no outputs, yet are read with the settings of the training table."""
+    table = read_table(path, sequence_id="id", inputs=["u"], symbols=["kind"], output_levels=["a", "b"])
+    assert table.output_levels is None and [rows.shape for rows in table.outputs] == [(2, 0), (3, 0)]
+
+
+def test_none_is_a_symbol_but_no_number(tmp_path):
+    (tmp_path / "table.csv").write_text("u,y,pain\n1,none,none\n2,null,some\n3,2,NA\n")
+    table = read_table(tmp_path / "table.csv", sequence_id=None, inputs=["u"], outputs=["pain"], symbols=["pain"])
+    assert table.output_levels == ("none", "some") and table.outputs[0].tolist() == [0, 1, -1]
+    table = read_table(tmp_path / "table.csv", sequence_id=None, inputs=["u"], outputs=["y"])
+    np.testing.assert_array_equal(table.outputs[0], [[np.nan], [np.nan], [2]])
+
+
+def test_names_of_columns_are_a_list(path):
+    with pytest.raises(TypeError, match="inputs must be names of columns"):
+        read_table(path, sequence_id="id", inputs="u")
 
 
 def test_bad_files(tmp_path):
@@ -132,6 +159,8 @@ def test_both_ways_of_writing_labels(tmp_path):
     assert found.strings == [("a", "b"), ("b",), ()] and found.labels == [True, False, True]
     found = strings_of(tmp_path, "+ go left\n+ go\n+ go\n")
     assert found.strings == [("go", "left"), ("go",), ("go",)] and found.symbols == ("go", "left") and found.one_class
+    found = strings_of(tmp_path, " + 0\x0c1\r- 1 1")  # an indented line; white space, but not the end of a line
+    assert found.strings == [("0", "1"), ("1", "1")] and found.labels == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +173,8 @@ def test_both_ways_of_writing_labels(tmp_path):
         ("+ 01\n0101\n", "line 2: '0101' has no label"),
         ("01\tmaybe\n", "line 1: unknown label 'maybe'"),
         ("+ 01\n- 01\n", "line 2: '01' has another label than in line 1"),
+        ("+ go left\n- go  left\n", "line 2: 'go left' has another label than in line 1"),
+        ("-\t1\n", "line 1: '-\\t1' may be the string '-' with the label '1', or"),
     ],
 )
 def test_bad_strings(tmp_path, content, message):
@@ -156,3 +187,5 @@ def test_strings_that_are_no_text(tmp_path):
     (tmp_path / "strings.txt").write_bytes(b"+ 0\xff1\n")
     with pytest.raises(ValueError, match="not UTF-8 at byte 3"):
         read_labelled_strings(tmp_path / "strings.txt")
+    with pytest.raises(ValueError, match="is a folder"):
+        read_labelled_strings(tmp_path)
