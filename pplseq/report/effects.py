@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,26 @@ def plot_effects(curves: np.ndarray, values: np.ndarray, feature: str, path: str
     Args:
         curves: (N, Z, Z) p(z_t = to | z_{t-1} = from, input), [value, from, to], as `IOHMM.effect_curves` gives.
         values: (N,) of the input. feature: its name.
-        path: of the picture; its ending says the format.
+        path: of the picture; its ending says the format, PNG where it has none. Its folder is made.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: for shapes that do not fit.
+        ValueError: for shapes that do not fit, no values, or numbers that are no probabilities.
         ImportError: without matplotlib, an extra.
     """
     curves, values = np.asarray(curves), np.asarray(values)
     if curves.ndim != 3 or curves.shape[1] != curves.shape[2] or values.shape != curves.shape[:1]:
         raise ValueError(f"curves must be (N, Z, Z) with (N,) values, got shapes {curves.shape} and {values.shape}")
+    if not len(values):
+        raise ValueError("values: expected at least one value of the input, got none")
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite numbers")
+    if not ((curves >= -1e-6) & (curves <= 1 + 1e-6)).all():
+        raise ValueError("curves must hold probabilities, 0 to 1, such as IOHMM.effect_curves(part='transition') gives")
+    order = np.argsort(values, kind="stable")  # so that a line goes from left to right
+    curves, values = curves[order], values[order]
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -34,7 +43,7 @@ def plot_effects(curves: np.ndarray, values: np.ndarray, feature: str, path: str
     across = min(num_states, 4)
     down = -(-num_states // across)
     figure = Figure(figsize=(2.6 * across + 0.8, 2.2 * down + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     for state, axes in enumerate(panels):
         if state >= num_states:
@@ -42,8 +51,13 @@ def plot_effects(curves: np.ndarray, values: np.ndarray, feature: str, path: str
             continue
         for to in range(num_states):
             axes.plot(values, curves[:, state, to], label=f"to {to}", marker="." if len(values) == 1 else None)
-        axes.set(title=f"from state {state}", ylim=(-0.03, 1.03), xlabel=feature)
+        axes.set(title=f"from state {state}", ylim=(-0.03, 1.03))
+        axes.set_xlabel(feature, parse_math=False)  # a column may be named with $ or \
     panels[0].set_ylabel("transition probability")
     panels[0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    return Path(path)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        figure.savefig(path, dpi=110, format=path.suffix[1:] or "png")
+    return path
