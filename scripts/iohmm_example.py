@@ -104,10 +104,13 @@ plan = torch.tensor([[0.0, 2.0]] * 5).double()  # a mild evening, and everybody 
 ahead = model.forecast([outputs[0]], [inputs[0]], plan)
 for minute, (mean, variance) in enumerate(zip(ahead.outputs[0], ahead.covariances[0], strict=True), 1):
     print(f"in {minute} minutes: {float(mean):.2f} +- {float(variance.sqrt()):.2f}")
+best = truth.forecast([outputs[0]], [inputs[0]], plan)  # by who knows the system
+assert (ahead.outputs[0] - best.outputs[0]).abs().max() < 0.2, "the forecast is off"
 
-# %% Effect curves.
+# %% Effect curves: panels and lines in the order of MODES.
 if options.picture:
     from pplseq.report.effects import plot_effects
 
     values = torch.linspace(-3, 3, 61).double()
-    print("wrote", plot_effects(model.effect_curves(1, values).numpy(), values.numpy(), "demand", options.picture))
+    curves = model.effect_curves(1, values)[:, order][:, :, order]
+    print("wrote", plot_effects(curves.numpy(), values.numpy(), "demand", options.picture))
