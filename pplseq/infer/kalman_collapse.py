@@ -30,7 +30,7 @@ class KalmanCollapse(ChainMessenger):
     name of each chain's first site to its :class:`~pplseq.infer.gaussian_chain.GaussianChain`.
 
     A state may have several observations. One that is masked (``poutine.mask``, ``obs_mask``) or not observed is missing; a
-    mask around all sites of a step is padding.
+    mask around all sites of a step is padding. ``pyro.deterministic`` of a state is left out: it has no value here.
 
     Args:
         vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
@@ -59,6 +59,9 @@ class KalmanCollapse(ChainMessenger):
     # ---------------------------------------------------------------- recording
     def _pyro_sample(self, msg):
         fn = msg["fn"]
+        if msg["infer"].get("_deterministic") and isinstance(msg["value"], GaussianVar):
+            msg["done"] = msg["stop"] = True  # a note for the trace, of what has no value here
+            return
         site = read_site(msg["name"], fn)
         if site is not None or isinstance(fn, LinearGaussian):
             self.check_conditioned(msg)
@@ -107,6 +110,7 @@ class KalmanCollapse(ChainMessenger):
     def _record_step(self, msg, var: GaussianVar, read: AffineSite):
         recording, fn = var.chain, msg["fn"]
         check_place(msg, recording)
+        _check_dtype(msg["name"], "the matrix of the state", read.matrix, recording)
         span = None if self.time_index is None else len(self.time_index)
         step = Step(msg["name"], var.index, fn.batch_shape, read.matrix, read.noise, read.offset, msg["mask"], span)
         recording.steps.append(step)
@@ -127,8 +131,10 @@ class KalmanCollapse(ChainMessenger):
         if read is None:
             step.observations.append(Observation(msg["name"], fn, value, msg["mask"], fn.event_shape, fn, None))
             return
+        _check_dtype(msg["name"], "the matrix of the state", read.matrix, recording)
         emission = LinearEmission(read.matrix, read.noise)
         if value is not None:
+            _check_dtype(msg["name"], "the observation", value, recording)
             value = with_rows(value, len(fn.event_shape), len(recording.steps[0].shape))
             value = value.unsqueeze(-1) if read.scalar else value
             value = value if read.offset is None else value - read.offset
@@ -150,6 +156,14 @@ class KalmanCollapse(ChainMessenger):
             for recording in self._recordings:
                 recording.steps.clear()  # states refer to their recording: left as it is, the cycle would keep the graph alive
             self._recordings = []
+
+
+def _check_dtype(name: str, what: str, value: torch.Tensor, recording: Recording) -> None:
+    if value.dtype != recording.zero.dtype:
+        raise TypeError(
+            f"site {name!r}: {what} is {value.dtype}, but the chain's first state is {recording.zero.dtype}; make all "
+            "parameters and observations of one dtype, with .to(...)"
+        )
 
 
 def _symbol(recording: Recording, batch_shape: torch.Size, size: int | None = None) -> GaussianVar:

@@ -223,3 +223,30 @@ def test_a_state_has_no_value_outside():
     assert "z_0" in repr(x)
     with pytest.raises(TypeError, match="has no value outside KalmanCollapse"):
         LinearGaussian(x, C, torch.ones(N)).sample()
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_deterministic_notes_and_one_dtype(vectorize):
+    """What a program notes of its states is left out; numbers of two kinds are refused by the name of their site."""
+    A, C = parameters()
+    y = torch.randn(B, T, N, dtype=torch.float64)
+
+    def run(matrix, noted, observed):
+        handler = KalmanCollapse(vectorize=vectorize)
+        with poutine.trace() as trace, handler, pyro.plate("rows", B, dim=-1):
+            x = None
+            for t in markov(range(T)):
+                x = pyro.sample(f"z_{t}", LinearGaussian(None, None, EYE) if x is None else LinearGaussian(x, A, EYE))
+                if noted:
+                    pyro.deterministic(f"mean_{t}", x @ matrix.T)
+                pyro.sample(f"y_{t}", LinearGaussian(x, matrix, torch.eye(N, dtype=matrix.dtype)), obs=observed[:, t])
+        assert not any(name.startswith("mean") for name in trace.trace.nodes)
+        return handler.chains["z_0"].log_prob()
+
+    close(run(C, True, y), run(C, False, y))
+    with pytest.raises(
+        TypeError, match="site 'y_0': the matrix of the state is torch.float32, but the chain's first state"
+    ):
+        run(C.float(), False, y)
+    with pytest.raises(TypeError, match="site 'y_0': the observation is torch.float32"):
+        run(C, False, y.float())
