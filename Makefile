@@ -23,7 +23,7 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m "slow"
