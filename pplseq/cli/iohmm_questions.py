@@ -13,7 +13,6 @@ import torch
 
 from pplseq.cli.iohmm_runs import Columns, Run, read_run
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
-from pplseq.data.tables import SequenceTable
 from pplseq.infer.automaton import Automaton
 
 
@@ -65,18 +64,13 @@ def evaluate(folder: Path, data: str, threads: int) -> dict[str, Any]:
         "run": str(folder), "data": data, "sequences": len(table.ids), "targets": int(seen.sum()),
         "log_likelihood": log_likelihood, "nats_per_target": -log_likelihood / int(seen.sum()),
     }  # fmt: skip
-    for name, found in (
-        ("prediction", run.model.prediction(y, inputs)),
-        ("production", run.model.production(inputs, _lengths(table, inputs))),
-    ):
-        expected = np.concatenate([np.asarray(rows) for rows in found.outputs])[seen]
+    found = {"prediction": run.model.prediction(y, inputs)}
+    if inputs is not None:
+        found["production"] = run.model.production(inputs)
+    for name, answer in found.items():
+        expected = np.concatenate([np.asarray(rows) for rows in answer.outputs])[seen]
         result[name] = _errors(columns, expected, targets[seen])
     return result
-
-
-def _lengths(table: SequenceTable, inputs: Any) -> None:
-    if inputs is None:
-        raise ValueError("this model has no inputs to produce outputs from; ask predict")
 
 
 def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
@@ -210,7 +204,7 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
         if options["future"] is None:
             raise ValueError("future: forecast needs the inputs that are to come, --future TABLE")
         ahead = columns._replace(outputs=[]).read(options["future"])
-        future = dict(zip(ahead.ids, columns.data(ahead)[1] or [], strict=False))
+        future = dict(zip(ahead.ids, columns.data(ahead)[1] or ahead.lengths, strict=True))
     if question in ("produce", "classify") and not columns.inputs:
         raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
     y, inputs = columns.data(table)

@@ -126,11 +126,20 @@ def _names(option: str | None) -> list[str]:
 
 def _columns(data: str, settings: dict[str, Any]) -> tuple[Columns, SequenceTable]:
     inputs, outputs, symbols = (_names(settings[name]) for name in ("inputs", "outputs", "symbols"))
+    if not outputs:
+        raise ValueError(f"outputs: name the columns of the outputs, like a,b; got {settings['outputs']!r}")
+    if twice := [name for name in outputs if name in inputs]:
+        raise ValueError(f"outputs: column {twice[0]!r} is an input, too; a model would only repeat it, leave one out")
     if stray := [name for name in symbols if name not in [*inputs, *outputs]]:
         raise ValueError(
             f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{nearest(stray[0], [*inputs, *outputs])}"
         )
     family = settings["family"] or ("categorical" if set(symbols) & set(outputs) else "gaussian")
+    if family != "categorical" and (named := [name for name in outputs if name in symbols]):
+        raise ValueError(
+            f"family: column {named[0]!r} holds symbols, whose family is categorical, got {family}; leave --family out, or "
+            f"leave {named[0]!r} out of --symbols"
+        )
     if family == "categorical":
         symbols = [*symbols, *(name for name in outputs if name not in symbols)]
     columns = Columns(settings["sequence_id"], inputs, outputs, symbols, family)
@@ -170,11 +179,27 @@ def _graph(option: str | None) -> Any:
     return torch.tensor(rows, dtype=torch.bool)
 
 
+def _hidden(settings: dict[str, Any]) -> tuple[int, ...]:
+    """Sizes of hidden layers, after a look at whether what sees inputs has some."""
+    sees = [
+        *(["mealy"] if settings["mealy"] and not settings["feedback"] else []),
+        *(["initial"] if settings["initial"] == "inputs" else []),
+        *(["hidden"] if settings["hidden"] and not settings["feedback"] else []),
+    ]
+    if sees and not _names(settings["inputs"]):
+        raise ValueError(f"{sees[0]}: it is about inputs, and there are none; name their columns with --inputs")
+    sizes = _names(settings["hidden"])
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"hidden must be sizes of layers of at least 1, like 16 or 16,16; got {settings['hidden']!r}")
+    return tuple(map(int, sizes))
+
+
 def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
     """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each."""
     _new_folder(out)
     torch.set_num_threads(settings["threads"])
     sizes = sizes_of(settings["states"], [2])
+    hidden = _hidden(settings)
     columns, table = _columns(data, settings)
     y, inputs = columns.data(table)
     validation = columns.data(columns.read(settings["validation"])) if settings["validation"] else None
@@ -190,7 +215,7 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
         num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
         mealy=settings["mealy"], graph=_graph(settings["graph"]), initial=settings["initial"],
         feedback=settings["feedback"], covariance=settings["covariance"],
-        hidden=tuple(int(part) for part in _names(settings["hidden"])),
+        hidden=hidden,
     )  # fmt: skip
     fit = dict(method=settings["method"], select=select, validation=validation, seed=settings["seed"])
     steps = "num_steps" if settings["method"] == "sgd" else "max_iterations"

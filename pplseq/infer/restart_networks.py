@@ -243,6 +243,8 @@ def _inner(counts: Tensor, log_probs: Tensor) -> Tensor:
 
 def distinct(values: Tensor) -> tuple[Tensor, Tensor | None]:
     """The distinct rows of (N[, U]) and which of them each row is; the rows as they are and None where few repeat."""
+    if values.dim() == 2 and not values.shape[1]:  # no inputs: all rows are the same one
+        return values[:1], torch.zeros(len(values), dtype=torch.long, device=values.device)
     rows, index = torch.unique(values, dim=0, return_inverse=True)
     if 2 * len(rows) > len(values):
         return values, None

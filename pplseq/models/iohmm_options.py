@@ -27,7 +27,7 @@ def input_sources(initial: str, mealy: bool, num_inputs: PerPart, num_symbols: P
     vectors = per_part("num_inputs", num_inputs, Integral)
     symbols = per_part("num_symbols", num_symbols, Integral)
     if not vectors and not symbols:
-        raise ValueError("num_inputs, num_symbols: give the size of the inputs (num_inputs=0 for none, with feedback)")
+        raise ValueError("num_inputs, num_symbols: give the size of the inputs, num_inputs=0 for none")
     both = [part for part in PARTS if part in vectors and part in symbols]
     if both:
         raise ValueError(f"num_inputs, num_symbols: {both[0]!r} has both; a part sees vectors or symbols")

@@ -147,6 +147,21 @@ def test_symbols_and_classes(folder, table):
     assert "is not TOML" in pplseq("train", "iohmm", data, "--config", config, "--out", folder / "more", code=2).stderr
 
 
+def test_without_inputs(folder, table):
+    pplseq(
+        "train", "iohmm", table, "--sequence-id", "name", "--outputs", "y", "--restarts", 3, "--out", folder / "none"
+    )
+    found = json.loads(pplseq("evaluate", folder / "none", table).stdout)
+    assert "prediction" in found and "production" not in found
+    future = write(folder / "steps.csv", [(f"s{n}",) for n in range(12) for _ in range(n + 1)], "name")
+    ahead = lines(pplseq("query", folder / "none", "forecast", table, "--future", future))
+    assert [len(answer["outputs"]) for answer in ahead] == list(range(1, 13))
+    assert "no inputs, so produce has no answer" in pplseq("query", folder / "none", "produce", table, code=2).stderr
+    for more in (["--mealy"], ["--initial", "inputs"], ["--hidden", "3"]):
+        arguments = ["train", "iohmm", table, "--outputs", "y", *more, "--out", folder / "no"]
+        assert f"{more[0][2:]}: it is about inputs" in pplseq(*arguments, code=2).stderr
+
+
 # ---------------------------------------------------------------- strings
 @pytest.fixture(scope="module")
 def strings(folder):
@@ -203,6 +218,10 @@ def test_questions_about_strings(automaton_run, folder):
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "GRAPH"], "dead end"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "nowhere"], "expected ergodic, left_right or a file"),
         ("name,a,b,y\ns,1,2,3\nt,1,2,4\ns,1,2,4\n", [], "s"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--hidden", "x"], "hidden must be sizes of layers"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", ","], "outputs: name the columns"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", "y,b"], "column 'b' is an input, too"),
+        ("name,a,b,y\ns,1,2,k\ns,1,2,m\n", ["--symbols", "y", "--family", "gaussian"], "family is categorical"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--states", "1,2", "--select", "likelihood"], "likelihood grows"),
     ],
 )

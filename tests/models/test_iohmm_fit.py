@@ -333,3 +333,16 @@ def test_data_that_no_start_can_explain():
         model.fit(torch.tensor([[0, 0, 1], [0, 1, 0]]), torch.zeros(2, 3, dtype=torch.long), restarts=3)
     with pytest.raises(ValueError, match="y must hold at least one target"):
         IOHMM(2, num_symbols=1, num_outputs=2).fit(torch.full((2, 3), -1), torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_no_inputs_are_like_one_constant_symbol():
+    torch.manual_seed(0)
+    y = [(torch.arange(n) // 5 % 2 * 3.0 + 0.5 * torch.randn(n)).double().unsqueeze(-1) for n in (30, 17, 1)]
+    symbols = [torch.zeros(len(row), dtype=torch.long) for row in y]
+    fitted = [
+        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(y, inputs, restarts=5, seed=0, tolerance=1e-10)
+        for size, inputs in ((dict(num_inputs=0), None), (dict(num_symbols=1), symbols))
+    ]
+    assert fitted[0].score(y) == pytest.approx(fitted[1].score(y, symbols), rel=1e-5)
+    ahead = [fitted[0].forecast(y, None, 3), fitted[1].forecast(y, symbols, torch.zeros(3, dtype=torch.long))]
+    torch.testing.assert_close(ahead[0].outputs, ahead[1].outputs, rtol=1e-2, atol=1e-2)
