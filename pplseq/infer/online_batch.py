@@ -319,6 +319,8 @@ class BatchStream:
             cold.values[place] = values[word]
             if averaging:
                 cold.sums[place], cold.corrections[place] = parts[0][word], parts[1][word]
+        fixed = state.num_fixed  # the next word needs a slot, which a batch empties only when it comes
+        emissions.cool(state.rho[fixed:], state.rows[fixed:], state.sums[fixed:] if averaging else None)
         return state
 
     def word_probs(self, source_probs: Tensor | None = None) -> Tensor:

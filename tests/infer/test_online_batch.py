@@ -85,6 +85,20 @@ def test_a_window_that_is_too_short_is_told():
     np.testing.assert_allclose(float(info.residual[0]), alone.residual, rtol=0.5)
 
 
+@pytest.mark.parametrize("averaging", [None, "recent"])
+def test_a_user_taken_out_goes_on_where_the_window_is_full(averaging):
+    tables, words, logs, *_ = problem(1, 2, 9, 60)
+    options = OnlineEM(window=8, averaging=averaging)
+    batch, alone = batch_of(tables, options), start_stream(**tables, options=options)
+    for t in range(50):
+        batch.step(words[t], logs[t])
+        alone.step(int(words[t, 0]), logs[t, 0])
+    taken = batch.user(0)
+    for t in range(50, 60):
+        found, expected = (s.step(int(words[t, 0]), logs[t, 0]).log_prob for s in (taken, alone))
+        assert found == pytest.approx(expected, abs=1e-6)  # the one evicts as words come, the other when columns are equal
+
+
 def test_what_cannot_be_is_refused_and_changes_nothing():
     tables, words, logs, *_ = problem(1, 2, 9, 30)
     batch = batch_of(tables, OnlineEM(smoothing=0.0, warm_up=2))
