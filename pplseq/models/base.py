@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import ClassVar
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule
@@ -51,6 +53,18 @@ class SequenceModel(PyroModule):
         if not chains:
             raise RuntimeError("no chain yet: call the model (or posterior) on observations first")
         return next(iter(chains.values()))
+
+    @contextlib.contextmanager
+    def _at_point(self):
+        """The program with its parameters as they stand, instead of drawn from their priors."""
+        before = self.__dict__.get("_fixed", False)
+        self.__dict__["_fixed"] = True
+        try:
+            # queries leave nothing in Pyro's parameter store, where another model's names may be the same
+            with pyro.get_param_store().scope():
+                yield
+        finally:
+            self.__dict__["_fixed"] = before
 
     def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
         """The chain of observations under the model at test: no dropout, no gradients.
@@ -114,7 +128,9 @@ def check_start(start: Belief | None, num_rows: int, num_states: int) -> None:
     if not isinstance(start, Belief):
         raise TypeError(f"start must be a Belief (what chain.filtered() returns) or None, got {type(start).__name__}")
     if tuple(start.shape) != (num_rows,):
-        raise ValueError(f"start must have one row for each of the {num_rows} rows of x, got shape {tuple(start.shape)}")
+        raise ValueError(
+            f"start must have one row for each of the {num_rows} rows of x, got shape {tuple(start.shape)}"
+        )
     top = start.log_probs.shape[-1] - 1 if start.ids is None else int(start.ids.max())
     if top >= num_states:
         raise ValueError(f"start: state {top} is not in 0..{num_states - 1}; the belief comes from another model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from numbers import Integral
 
@@ -194,18 +193,6 @@ class HMM(Estimator, SequenceModel):
         return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
 
     # ---------------------------------------------------------------- the program
-    @contextlib.contextmanager
-    def _at_point(self):
-        """The program with its parameters as they stand, instead of drawn from their priors."""
-        before = self.__dict__.get("_fixed", False)
-        self.__dict__["_fixed"] = True
-        try:
-            # queries leave nothing in Pyro's parameter store, where another model's names may be the same
-            with pyro.get_param_store().scope():
-                yield
-        finally:
-            self.__dict__["_fixed"] = before
-
     def specs(self):
         """Transition and emission: of the module's parameters, or with priors drawn at their sites."""
         if self.priors is None or self.__dict__.get("_fixed", False):

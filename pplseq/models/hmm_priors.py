@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 import pyro
 import pyro.distributions as dist
@@ -29,8 +30,33 @@ def inverse_tril(factor: Tensor) -> Tensor:
     return torch.linalg.cholesky(torch.cholesky_inverse(factor))
 
 
+class PriorOptions:
+    """What dataclasses of priors share: they come from mappings, and go into a model's config as such."""
+
+    @classmethod
+    def of(cls, value: Any) -> Self | None:
+        """Priors from themselves, a mapping of their arguments, True (all defaults), or None / False."""
+        if value is None or value is False:
+            return None
+        if value is True or isinstance(value, cls):
+            return cls() if value is True else value
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"priors must be {cls.__name__}, a mapping of their arguments, True or None, got {type(value).__name__}"
+            )
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in value if name not in known]
+        if unknown:
+            raise ValueError(f"priors: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        return cls(**value)
+
+    def as_config(self) -> dict:
+        """The arguments, JSON-able."""
+        return asdict(self)
+
+
 @dataclass(frozen=True)
-class Priors:
+class Priors(PriorOptions):
     """Priors of an HMM: sites "initial", "transition" and "emission" (words) or "precision" and "loc" (Gaussians; matrices of
     precision have the sites "precision_diag" and "precision_lower", see :func:`bartlett`).
 
@@ -67,28 +93,6 @@ class Priors:
                 raise ValueError(f"priors: {name} must be positive, got {getattr(self, name)}")
         if not self.sticky >= 0:
             raise ValueError(f"priors: sticky must not be negative, got {self.sticky}")
-
-    @classmethod
-    def of(cls, value: Priors | Mapping | bool | None) -> Priors | None:
-        """Priors from themselves, a mapping of their arguments, True (all defaults), or None / False."""
-        if value is None or value is False:
-            return None
-        if value is True:
-            return cls()
-        if isinstance(value, Priors):
-            return value
-        if not isinstance(value, Mapping):
-            raise TypeError(
-                f"priors must be a Priors, a mapping of its arguments, True or None, got {type(value).__name__}"
-            )
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in value if name not in known]
-        if unknown:
-            raise ValueError(f"priors: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-        return cls(**value)
-
-    def as_config(self) -> dict:
-        return asdict(self)
 
     @staticmethod
     def _table(name: str, value: Concentration, shape: tuple[int, ...], like: Tensor) -> Tensor:

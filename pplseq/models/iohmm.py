@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 
 import pyro
@@ -200,18 +199,6 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         return like(self)
 
     # ---------------------------------------------------------------- the program
-    @contextlib.contextmanager
-    def _at_point(self):
-        """The program with its parameters as they stand, instead of drawn from their priors."""
-        before = self.__dict__.get("_fixed", False)
-        self.__dict__["_fixed"] = True
-        try:
-            # queries leave nothing in Pyro's parameter store, where another model's names may be the same
-            with pyro.get_param_store().scope():
-                yield
-        finally:
-            self.__dict__["_fixed"] = before
-
     def specs(self, first: Tensor | None = None, *, partly: bool = False) -> tuple[Transition, Emission]:
         """Transition and emission: of the module's parameters, or with priors drawn at their sites.
 

@@ -286,7 +286,10 @@ class IOHMMFitting:
         if chosen in result.empty:
             loud.append(f"states {', '.join(map(str, result.empty[chosen]))} of the chosen restart are empty")
         if chosen in result.floored:
-            loud.append(f"a variance met its floor of {self.covariance_floor:g}: fewer states may fit better")
+            loud.append(
+                f"a variance met its floor of {self.covariance_floor:g}: fewer states may fit better, or a lower "
+                "covariance_floor where the outputs' own variance is as small"
+            )
         history.note(loud)
         for note in loud:
             warnings.warn(note, RuntimeWarning, stacklevel=4)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pplseq.distributions.dense import GaussianEmission
+from pplseq.models.hmm_priors import PriorOptions
 
 Weights = Mapping[str, Tensor]
 
@@ -255,7 +256,7 @@ def _tril(raw: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class WeightPriors:
+class WeightPriors(PriorOptions):
     """Standard deviations of the Normal(0, scale) priors of an input-output HMM's weights, by part.
 
     Args:
@@ -276,23 +277,3 @@ class WeightPriors:
             value = getattr(self, field.name)
             if not value > 0:
                 raise ValueError(f"priors: {field.name} must be a positive standard deviation, got {value}")
-
-    @classmethod
-    def of(cls, value) -> WeightPriors | None:
-        """Priors from themselves, a mapping of their arguments, True (all defaults), or None / False."""
-        if value is None or value is False:
-            return None
-        if value is True or isinstance(value, cls):
-            return cls() if value is True else value
-        if not isinstance(value, Mapping):
-            raise TypeError(
-                f"priors must be WeightPriors, a mapping of their arguments, True or None, got {type(value).__name__}"
-            )
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in value if name not in known]
-        if unknown:
-            raise ValueError(f"priors: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-        return cls(**value)
-
-    def as_config(self) -> dict:
-        return asdict(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from numbers import Integral
 
@@ -259,12 +258,6 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
         return factor
 
     # ---------------------------------------------------------------- the program
-    @contextlib.contextmanager
-    def _at_point(self):
-        # queries leave nothing in Pyro's parameter store, where another model's names may be the same
-        with pyro.get_param_store().scope():
-            yield
-
     def model(
         self,
         x: Tensor | None = None,

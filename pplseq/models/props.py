@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from numbers import Integral
 
 import numpy as np
@@ -173,11 +172,6 @@ class PROPS(SequenceModel):
         return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
 
     # ---------------------------------------------------------------- the program
-    @contextlib.contextmanager
-    def _at_point(self):
-        with pyro.get_param_store().scope():
-            yield
-
     def _source_log_probs(self, given: Tensor | None, shape: tuple[int, ...], generate: bool) -> Tensor | None:
         if self.num_sources == 0:
             if given is not None and 0 not in given.shape:
