@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,9 @@ class SGDSettings:
     checkpoint_interval: float = 120.0
 
     def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "segment_length"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
         for name in ("lr", "epochs", "batch_size", "segment_length", "checkpoint_interval"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -93,6 +97,7 @@ class SGDTraining:
         self.folder = None if folder is None else Path(folder)
         self.on_record = on_record or (lambda record: None)
         self.batches = StreamBatches(text, settings.batch_size, settings.segment_length)
+        self.text = {"tokens": text.num_tokens, "crc32": zlib.crc32(text.tokens.tobytes())}
         self.device = next(model.parameters()).device
         model.sparse_gradients = True  # a segment touches few rows of the table
         self.parameters = list(model.parameters())
@@ -132,6 +137,7 @@ class SGDTraining:
 
     def _epoch(self) -> None:
         p, settings = self.progress, self.settings
+        self.model.train()  # a loaded model would learn without dropout
         # Every epoch runs over the text in its own order, so its number is of no account to the batches.
         self.batches.load_state_dict({"epoch": 0, "position": p.position})
         saved = time.monotonic()
@@ -221,8 +227,13 @@ class SGDTraining:
         tensors |= {f"state.{i}": part.detach() for i, part in enumerate(self.state)}
         if self.previous is not None:
             tensors["previous"] = self.previous
+        tensors["random.cpu"] = torch.get_rng_state()  # of dropout
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         checkpoint.save_training(
-            folder, tensors, {"progress": asdict(self.progress), "settings": asdict(self.settings)}
+            folder,
+            tensors,
+            {"progress": asdict(self.progress), "settings": asdict(self.settings), "text": self.text},
         )
 
     def _load(self) -> None:
@@ -232,7 +243,16 @@ class SGDTraining:
         if (then := state["settings"] | {"epochs": 0}) != (now := asdict(self.settings) | {"epochs": 0}):
             changed = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key])
             raise ValueError(f"settings: {changed}; resume with those of the run in {self.folder}")
+        if state.get("text", self.text) != self.text:
+            raise ValueError(
+                f"text: it has {self.text['tokens']:,} tokens and is not the text of {state['text']['tokens']:,} that the run "
+                f"in {self.folder} learns from; resume with that one"
+            )
         checkpoint.restore_weights(self.model, tensors)
+        if "random.cpu" in tensors:
+            torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.best = {name: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("best.")}
         self.state = tuple(
             tensors[f"state.{i}"].to(self.device) for i in range(sum(n.startswith("state.") for n in tensors))

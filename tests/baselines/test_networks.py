@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pplseq.baselines import LSTM, RNN, FeedForward, neural
+from pplseq.baselines import LSTM, RNN, FeedForward, SGDSettings, neural
 from pplseq.baselines.neural import MaximumLikelihood, NeuralLanguageModel
 from pplseq.data import StreamBatches, Text, Vocabulary
 from pplseq.infer.evaluation import score_text
@@ -157,6 +157,39 @@ def test_training_learns_and_resumes_to_the_bit(name, text, tmp_path):
     assert whole.training  # validation left the mode as it was
     best = NeuralLanguageModel.load(tmp_path / "whole" / "best")
     assert type(best) is type(whole) and best.config == whole.config and not best.training
+
+
+@pytest.mark.parametrize("name", ["lstm", "ff"])
+def test_descent_with_dropout_resumes_to_the_same_numbers(name, text, tmp_path):
+    settings = SGDSettings(lr=0.5, batch_size=3, segment_length=5, epochs=4)
+
+    def stop(record):
+        if record["epoch"] == 2:
+            raise InterruptedError
+
+    torch.manual_seed(5)
+    straight = MODELS[name](text.vocabulary).fit(text, text, settings=settings)
+    torch.manual_seed(5)
+    with pytest.raises(InterruptedError):
+        MODELS[name](text.vocabulary).fit(text, text, settings=settings, folder=tmp_path, on_record=stop)
+    torch.manual_seed(6)
+    resumed = MODELS[name](text.vocabulary).fit(text, text, settings=settings, folder=tmp_path, resume=True)
+    found, expected = ([record["perplexity"] for record in model.history] for model in (resumed, straight))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    other = Text.from_lines([["w1", "w2"]] * 30, text.vocabulary, name="other")
+    with pytest.raises(ValueError, match="text: it has 90 tokens and is not the text"):
+        MODELS[name](text.vocabulary).fit(other, text, settings=settings, folder=tmp_path, resume=True)
+
+
+def test_a_loaded_network_learns_with_dropout(text, tmp_path):
+    settings = SGDSettings(lr=0.5, batch_size=3, segment_length=5, epochs=1)
+    perplexities, new = [], FeedForward(text.vocabulary, 8, dropout=0.5)
+    for model in (FeedForward.load(new.save(tmp_path / "model")), new):
+        torch.manual_seed(0)
+        perplexities.append(model.fit(text, settings=settings).history[-1]["train_perplexity"])
+    assert perplexities[0] == pytest.approx(perplexities[1])
+    with pytest.raises(TypeError, match="epochs must be an integer, got 2.5"):
+        SGDSettings(epochs=2.5)
 
 
 def test_folders(tmp_path, text):

@@ -96,7 +96,8 @@ def test_a_user_taken_out_goes_on_where_the_window_is_full(averaging):
     taken = batch.user(0)
     for t in range(50, 60):
         found, expected = (s.step(int(words[t, 0]), logs[t, 0]).log_prob for s in (taken, alone))
-        assert found == pytest.approx(expected, abs=1e-6)  # the one evicts as words come, the other when columns are equal
+        # the one evicts as words come, the other when columns are equal
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing():
