@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -104,6 +105,8 @@ def test_all_questions(run, folder, held_out):
     future = write(folder / "future.csv", [(f"s{n}", 3.0, 0.0) for n in range(5) for _ in range(n + 1)], "name,a,b")
     ahead = lines(pplseq("query", run, "forecast", held_out, "--future", future))
     assert [len(answer["outputs"]) for answer in ahead] == [1, 2, 3, 4, 5]
+    only_inputs = write(folder / "inputs.csv", [row[:3] for row in rows_of(1, 5, 20)], "name,a,b")
+    assert lines(pplseq("query", run, "produce", only_inputs))[0] == produced
     some = lines(pplseq("query", run, "classify", held_out))
     assert some[0]["output"]["y"] == pytest.approx(produced["outputs"][-1]["y"])
 
@@ -162,6 +165,49 @@ def test_without_inputs(folder, table):
         assert f"{more[0][2:]}: it is about inputs" in pplseq(*arguments, code=2).stderr
 
 
+def test_small_units(folder):
+    """The smallest variance is small beside that of the outputs; a warning is a line like the others."""
+    rows = [(name, a, f"{y * 1e-4:.9f}") for name, a, b, y, feeling in rows_of(3, 6, 30)]
+    data = write(folder / "small.csv", rows, "name,a,y")
+    arguments = ["train", "iohmm", data, "--sequence-id", "name", "--inputs", "a", "--outputs", "y", "--mealy"]
+    result = pplseq(*arguments, "--restarts", 6, "--out", folder / "small")
+    assert "warning" not in result.stderr and "score (log-likelihood)" in result.stderr
+    paths = np.concatenate([row["path"] for row in lines(pplseq("query", folder / "small", "decode", data))])
+    right = (paths == [row[4] == "hot" for row in rows_of(3, 6, 30)]).mean()
+    assert max(right, 1 - right) > 0.95
+    result = pplseq(*arguments, "--restarts", 6, "--covariance-floor", 1.0, "--out", folder / "floored")
+    assert "2 states: warning: a variance met its floor of 1" in result.stderr and ".py" not in result.stderr
+
+
+def test_interrupted(folder, table, strings, monkeypatch):
+    """What was finished is kept, and the exit code says so."""
+    from pplseq.infer.automaton_learning import AutomatonLearner
+    from pplseq.models import IOHMM
+
+    fit, fit_size = IOHMM.fit, AutomatonLearner._fit_size
+
+    def slow(model, *arguments, **options):
+        if model.num_states == 2:
+            raise KeyboardInterrupt
+        return fit(model, *arguments, **options)
+
+    def slow_size(learner, tree, num_states, num_labels):
+        if num_states == 3:
+            raise KeyboardInterrupt
+        return fit_size(learner, tree, num_states, num_labels)
+
+    monkeypatch.setattr(IOHMM, "fit", slow)
+    monkeypatch.setattr(AutomatonLearner, "_fit_size", slow_size)
+    pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "cut", code=130)
+    assert json.loads((folder / "cut" / "iohmm.json").read_text())["summary"]["states"] == 1
+    pplseq("train", "iohmm", strings, "--restarts", 7, "--out", folder / "cut2", code=130)
+    summary = json.loads((folder / "cut2" / "iohmm.json").read_text())["summary"]
+    assert not summary["consistent"] and [size["num_seeds"] for size in summary["sizes"]] == [7]
+    assert lines(pplseq("query", folder / "cut2", "classify", text="0\n"))[0]["string"] == "0"
+    result = pplseq("train", "iohmm", strings, "--states", 3, "--restarts", 1, "--out", folder / "cut3", code=130)
+    assert "nothing was saved" in result.stderr and not (folder / "cut3").exists()
+
+
 # ---------------------------------------------------------------- strings
 @pytest.fixture(scope="module")
 def strings(folder):
@@ -203,6 +249,23 @@ def test_questions_about_strings(automaton_run, folder):
     assert "smooth has no answer" in pplseq("query", automaton_run, "smooth", text="0\n", code=2).stderr
 
 
+def test_words(folder):
+    """Files and lines without a space are read as the words of training."""
+    data = folder / "words.txt"
+    data.write_text("+ the cat\n- cat the\n+ the the cat\n- cat\n")
+    pplseq("train", "iohmm", data, "--restarts", 50, "--no-picture", "--out", folder / "words")
+    one = folder / "one_word.txt"
+    one.write_text("- cat\n- the\n")
+    assert json.loads(pplseq("evaluate", folder / "words", one).stdout)["strings"] == 2
+    answers = lines(pplseq("query", folder / "words", "classify", text="\ufeff# a comment\r\nthe cat\r\ncat\r\n"))
+    assert [answer["string"] for answer in answers] == ["the cat", "cat"]
+    data.write_text("+ a b\n- b a\n+ a a b\n- b\n")
+    pplseq("train", "iohmm", data, "--restarts", 50, "--no-picture", "--out", folder / "letters")
+    assert lines(pplseq("query", folder / "letters", "classify", text="a b\n"))[0]["accepted"]
+    one.write_text("+ dog\n")
+    assert "line 1: unknown symbol 'dog'" in pplseq("evaluate", folder / "words", one, code=2).stderr
+
+
 # ---------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("content", "more", "message"),
@@ -218,6 +281,7 @@ def test_questions_about_strings(automaton_run, folder):
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "GRAPH"], "dead end"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "nowhere"], "expected ergodic, left_right or a file"),
         ("name,a,b,y\ns,1,2,3\nt,1,2,4\ns,1,2,4\n", [], "s"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,-1e200\n", [], "column 'y' holds -1e+200; expected numbers of size 1e+100"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--hidden", "x"], "hidden must be sizes of layers"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", ","], "outputs: name the columns"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", "y,b"], "column 'b' is an input, too"),
@@ -248,6 +312,22 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
     assert "say which input varies" in error("query", run, "effects")
     assert "values must be LOW:HIGH:NUMBER" in error("query", run, "effects", "--feature", "a", "--values", "3")
     assert "was trained on a table" in error("query", run, "automaton")
+    assert "no run of `pplseq train iohmm`" in error("query", tmp_path / "nowhere", "predict", table)
+    assert "--future does not go with decode" in error("query", run, "decode", table, "--future", table)
+    assert "DATA does not go with effects" in error("query", run, "effects", table, "--feature", "a")
+    assert "png: it is for inputs that are numbers" in error(
+        "query", automaton_run, "effects", "--png", tmp_path / "p.png"
+    )
+    assert "is a folder; expected a file of strings" in error("query", automaton_run, "classify", tmp_path)
+    arguments = ["train", "iohmm", table, *TABLE, "--out", tmp_path / "r"]
+    assert "needs held-out data, --validation" in error(*arguments, "--select", "validation")
+    assert "--select bic does not look at it" in error(*arguments, "--select", "bic", "--validation", table)
+    for folder, key, value in ((run, "columns", {}), (run, "kind", "other"), (automaton_run, "symbols", ["0"])):
+        changed = tmp_path / f"changed_{key}"
+        shutil.copytree(folder, changed)
+        record = json.loads((changed / "iohmm.json").read_text())
+        (changed / "iohmm.json").write_text(json.dumps(record | {key: value}))
+        assert "the file was changed or damaged" in error("query", changed, "score", table)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "iohmm.json").write_text("{")
     assert "the file is damaged" in error("query", tmp_path / "broken", "score", table)
