@@ -8,6 +8,7 @@ one number a state, and one running product of (1 - g) for all of them.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 
 import numpy as np
@@ -240,12 +241,20 @@ class WordStatistics:
         Raises:
             TypeError, ValueError: for what is none; names y.
         """
-        if isinstance(y, (float, str, bool, np.bool_, np.floating)) or y is None:
-            raise TypeError(f"y must be a word id (an integer), got {y!r}; encode words with the vocabulary")
-        word = int(y)
+        word = word_id(y)
         if not -1 <= word < self.num_words:
             raise ValueError(
                 f"y must be a word id in 0..{self.num_words - 1}, or -1 for a missing word; got {word}. Give words outside "
                 "the vocabulary an id of their own (unknown_id)"
             )
         return word
+
+
+def word_id(y) -> int:
+    """A whole number as an int; raises TypeError for anything else."""
+    try:
+        if not isinstance(y, bool):
+            return operator.index(y)
+    except TypeError:
+        pass
+    raise TypeError(f"y must be a word id (an integer), got {y!r}; encode words with the vocabulary")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from pplseq.infer.online_settings import StepInfo
+from pplseq.infer.online_statistics import word_id
 from pplseq.models.props import PROPS
 from pplseq.models.props_storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.storage import read_folder, write_folder
@@ -62,6 +65,7 @@ class PROPSLearner:
         seed: int | None = None,
         **options,
     ):
+        sources = _as_list(sources)
         model = PROPS(
             num_words, num_features=num_features, num_sources=len(sources), num_perturbations=num_perturbations,
             initial=initial, transition=transition, covariance=covariance, covariance_floor=covariance_floor, seed=seed,
@@ -70,13 +74,33 @@ class PROPSLearner:
 
     def _begin(self, sources, state, num_words, unknown_id) -> None:
         plain = [callable(source) and not hasattr(source, "predict") for source in sources]
+        if any(plain) and num_words is None:
+            raise TypeError(
+                f"sources: source {plain.index(True)} is a function, which can only be one of words; for vectors give an "
+                "object with predict, observe and reset"
+            )
         self.sources = [
             CallableSource(s, num_words) if is_plain else s for s, is_plain in zip(sources, plain, strict=True)
         ]
         self.state, self.num_words, self.unknown_id = state, num_words, unknown_id
-        if unknown_id is not None and not (num_words is not None and 0 <= unknown_id < num_words):
-            raise ValueError(f"unknown_id must be a word in 0..{num_words}, or None; got {unknown_id}")
+        if unknown_id is not None and num_words is None:
+            raise ValueError(
+                f"unknown_id is for words, and vectors have no unknown one; leave it out, got {unknown_id!r}"
+            )
+        integer = isinstance(unknown_id, Integral) and not isinstance(unknown_id, bool)
+        if unknown_id is not None and not (integer and 0 <= unknown_id < num_words):
+            raise ValueError(f"unknown_id must be a word id in 0..{num_words - 1}, or None; got {unknown_id!r}")
         for k, source in enumerate(self.sources):
+            if missing := [name for name in ("observe", "reset") if not callable(getattr(source, name, None))]:
+                raise TypeError(
+                    f"sources: {self._called(k)} has no {missing[0]}(); a source has predict, observe and reset"
+                )
+            if not hasattr(source, "predict") and not hasattr(source, "log_prob_of"):
+                raise TypeError(f"sources: {self._called(k)} has no predict(); a source has predict, observe and reset")
+            if any(source is other for other in self.sources[:k]):
+                raise ValueError(
+                    f"sources: {self._called(k)} is there twice, and would observe every token twice; give a copy of it"
+                )
             own = getattr(source, "num_words", num_words)
             if own != num_words:
                 raise ValueError(
@@ -128,9 +152,9 @@ class PROPSLearner:
 
     def _encoded(self, y):
         """The token's id, or the vector; the unknown word's id for what is outside of the vocabulary."""
-        if self.num_words is None or self.unknown_id is None or isinstance(y, (bool, float, str, np.floating)) or y is None:
+        if self.unknown_id is None:
             return self.state.emissions.check(y)
-        word = int(y)
+        word = word_id(y)
         return word if -1 <= word < self.num_words else self.unknown_id
 
     # ---------------------------------------------------------------- one token
@@ -202,13 +226,18 @@ class PROPSLearner:
     def save(self, folder) -> Path:
         """Writes state and sources' states as a folder, whole or not at all: statistics, no text.
 
-        But a function's prefix, which it needs, is text. Sources without ``state_dict`` are left out and must come back as
-        they are now.
+        But a function's prefix, which it needs, is text. Sources without ``state_dict`` are left out, with a warning, and
+        must come back as they are now.
         """
         header, arrays = pack_stream(self.state)
         sources = []
         for k, source in enumerate(self.sources):
             state = source.state_dict() if hasattr(source, "state_dict") else None
+            if state is None:
+                warnings.warn(
+                    f"{self._called(k)} has no state_dict() and is not saved: give it to load() as it is now",
+                    stacklevel=2,
+                )
             sources.append(_take_arrays(state, f"source.{k}", arrays))
         header |= {"unknown_id": self.unknown_id, "sources": sources, "learner_words": self.num_words}
         return write_folder(folder, {"kind": KIND, **header}, as_tensors(arrays))
@@ -227,14 +256,37 @@ class PROPSLearner:
         check_kind(header, KIND, folder)
         arrays = {name: value.numpy() for name, value in tensors.items()}
         state = unpack_checked(header, arrays, folder)
+        sources = _as_list(sources)
         if len(sources) != state.num_sources:
             raise ValueError(f"sources: the learner at {folder} has {state.num_sources} sources, got {len(sources)}")
         learner = cls.__new__(cls)
+        missing = [name for name in ("learner_words", "unknown_id", "sources") if name not in header]
+        if missing or not isinstance(header["sources"], list) or len(header["sources"]) != len(sources):
+            raise ValueError(f"{folder}: {', '.join(missing) or 'sources'} missing in config.json; the file is damaged")
         learner._begin(sources, state, header["learner_words"], header["unknown_id"])
         for k, (source, saved) in enumerate(zip(learner.sources, header["sources"], strict=True)):
-            if saved is not None:
+            if saved is None:
+                continue
+            if not hasattr(source, "load_state_dict"):
+                raise TypeError(
+                    f"sources: {learner._called(k)} has no load_state_dict(), but a state of it was saved; give the sources in "
+                    "the order of before"
+                )
+            try:
                 source.load_state_dict(_give_arrays(saved, f"source.{k}", arrays))
+            except (KeyError, IndexError, AttributeError) as error:
+                raise ValueError(
+                    f"sources: {learner._called(k)} does not know the state that was saved ({error!r}); give the sources in "
+                    "the order of before, or the file is damaged"
+                ) from error
         return learner
+
+
+def _as_list(sources) -> list:
+    try:
+        return list(sources)
+    except TypeError:
+        raise TypeError(f"sources must be a list, got {type(sources).__name__}; write [source] for one") from None
 
 
 def _take_arrays(value, name: str, arrays: dict):

@@ -162,7 +162,11 @@ class OnlineNGram:
         return {"context": list(self._context), "grams": arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from counts."""
+        """Goes on from counts, of n-grams as long as these."""
+        if len(state["grams"]) != self.order:
+            raise ValueError(
+                f"order: the counts are of {len(state['grams'])}-grams, this source has order {self.order}"
+            )
         self._context = deque((int(y) for y in state["context"]), maxlen=self.order - 1)
         self.counts, self.totals = {}, {}
         for rows in state["grams"]:

@@ -28,6 +28,8 @@ class CallableSource:
     ):
         if not callable(function):
             raise TypeError(f"function: expected a function of the tokens so far, got {type(function).__name__}")
+        if max_context is not None and max_context < 0:
+            raise ValueError(f"max_context: expected 0 or more tokens, or None for all, got {max_context}")
         self.function, self.num_words, self.max_context = function, num_words, max_context
         self.name = name or getattr(function, "__name__", "function")
         self.prefix: list[int] = []

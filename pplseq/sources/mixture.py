@@ -36,7 +36,8 @@ class MixtureSource:
     ):
         if not sources:
             raise ValueError("sources: expected at least one")
-        sizes = {source.num_words for source in sources}
+        self.sources = [CheckedSource(source) for source in sources]
+        sizes = {source.num_words for source in self.sources}
         if len(sizes) > 1:
             raise ValueError(f"sources: they must have the same words, got {sorted(sizes)} of them")
         weights = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -46,9 +47,9 @@ class MixtureSource:
             )
         if not 0.5 < exponent <= 1:
             raise ValueError(f"exponent: expected above 1/2 and at most 1, got {exponent}")
-        self.sources = [CheckedSource(source) for source in sources]
         self.num_words, self.name, self.learn, self.exponent = sizes.pop(), name, learn, exponent
         self.weights, self.num_steps = weights / weights.sum(), 0
+        self._parts: tuple[Any, Any] = (None, None)  # the token that was asked for, and every source's probability
 
     def predict(self) -> np.ndarray:
         """(V,) the mixture."""
@@ -62,7 +63,7 @@ class MixtureSource:
 
     def observe(self, y: int) -> None:
         """All sources observe; the weights move if they are learned."""
-        asked, parts = getattr(self, "_parts", (None, None))
+        asked, parts = self._parts
         if self.learn:
             parts = self._probs_of(y) if asked != y else parts
             joint = self.weights * parts
@@ -79,6 +80,7 @@ class MixtureSource:
 
     def reset(self) -> None:
         """All sources begin a new sequence."""
+        self._parts = None, None
         for source in self.sources:
             source.reset()
 
@@ -89,6 +91,7 @@ class MixtureSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state."""
+        self._parts = None, None
         self.weights, self.num_steps = np.asarray(state["weights"], dtype=np.float64), int(state["num_steps"])
         for source, part in zip(self.sources, state["sources"], strict=True):
             source.load_state_dict(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -80,8 +81,12 @@ class CheckedSource:
                     f"source: expected an object with predict(), observe(y) and reset(), got {type(source).__name__} without "
                     f"{method}; wrap a function of the prefix in pplseq.sources.CallableSource"
                 )
-        self.source, self.num_words = source, source.num_words
         self.name = name or getattr(source, "name", None) or type(source).__name__
+        if not isinstance(getattr(source, "num_words", None), Integral):
+            raise TypeError(
+                f"source: {self.name} must say how many words it has as num_words, got {getattr(source, 'num_words', None)!r}"
+            )
+        self.source, self.num_words = source, source.num_words
         self._asked = False
 
     def predict(self) -> np.ndarray:

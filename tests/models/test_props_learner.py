@@ -9,6 +9,7 @@ import torch
 from pplseq.models import PROPS, PROPSLearner, StreamingHMM
 from pplseq.models.props_queries import log_likelihood_ratio
 from pplseq.models.props_storage import load_stream, merge_streams, save_stream
+from pplseq.sources import UnigramCache
 
 
 class Bigram:
@@ -66,6 +67,65 @@ def test_sources_predict_before_they_observe():
             assert learner.predict_one() == learner.predict_proba_one().argmax()
         learner.learn_one(y)
     assert source.calls == [call for y in stream for call in ("predict", y)]
+
+
+def test_what_is_no_source_is_refused_before_anything_is_learned():
+    class Deaf:
+        predict = staticmethod(lambda: np.full(7, 1 / 7))
+        reset = staticmethod(lambda: None)
+
+    source = Bigram()
+    for sources, error, message in (
+        (source, TypeError, r"sources must be a list, got Bigram; write \[source\]"),
+        ([uniform, object()], TypeError, r"source 1 \(object\) has no observe\(\)"),
+        ([Deaf()], TypeError, r"source 0 \(Deaf\) has no observe\(\)"),
+        ([source, uniform, source], ValueError, r"source 2 \(Bigram\) is there twice"),
+    ):
+        with pytest.raises(error, match=message):
+            PROPSLearner(sources, 7)
+    with pytest.raises(TypeError, match="source 0 is a function, which can only be one of words"):
+        PROPSLearner([uniform], num_features=2)
+
+
+@pytest.mark.parametrize("unknown_id", [7, -1, 1.5, True, "the"])
+def test_the_unknown_word_is_a_word(unknown_id):
+    with pytest.raises(ValueError, match=r"unknown_id must be a word id in 0\.\.6, or None; got"):
+        PROPSLearner([], 7, unknown_id=unknown_id)
+
+
+@pytest.mark.parametrize("y", [1.0, np.float32(1), np.array(1.5), torch.tensor(1.5), True, "the", None, [1]], ids=repr)
+@pytest.mark.parametrize("unknown_id", [None, 0])
+def test_only_whole_numbers_are_words(y, unknown_id):
+    learner = PROPSLearner([], 7, unknown_id=unknown_id, seed=0)
+    with pytest.raises(TypeError, match="y must be a word id"):
+        learner.learn_one(y)
+    for number in (np.int8(3), torch.tensor(3), np.array(3)):
+        learner.learn_one(number)
+    assert learner.num_steps == 3
+
+
+def test_sources_that_cannot_be_saved_are_told(tmp_path):
+    class Silent:
+        predict, observe, reset = Bigram.predict, Bigram.observe, Bigram.reset
+
+        def __init__(self):
+            self.weight, self.last, self.calls = 0.7, None, []
+
+    learner = PROPSLearner([Silent(), Bigram()], 7, seed=0)
+    learner.learn_many(words(30))
+    with pytest.warns(UserWarning, match=r"source 0 \(Silent\) has no state_dict\(\) and is not saved"):
+        folder = learner.save(tmp_path / "state")
+    loaded = PROPSLearner.load(folder, [learner.sources[0], Bigram()])
+    assert loaded.score_one(3) == learner.score_one(3)
+    with pytest.raises(TypeError, match=r"source 1 \(Silent\) has no load_state_dict"):
+        PROPSLearner.load(folder, [Bigram(), Silent()])
+    with pytest.raises(ValueError, match=r"source 1 \(cache\) does not know the state"):
+        PROPSLearner.load(folder, [Silent(), UnigramCache(7)])
+    header = json.loads((folder / "config.json").read_text())
+    del header["sources"]
+    (folder / "config.json").write_text(json.dumps(header))
+    with pytest.raises(ValueError, match="sources missing in config.json; the file is damaged"):
+        PROPSLearner.load(folder, [Silent(), Bigram()])
 
 
 def test_the_learner_is_the_stream():

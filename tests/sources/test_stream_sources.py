@@ -303,6 +303,7 @@ def test_alignment(text):
         (lambda: MixtureSource([UnigramCache(3)], [-1]), "weights"),
         (lambda: MixtureSource([UnigramCache(3)], exponent=0.5), "exponent"),
         (lambda: ArraySource([0.5, 0.5]), "probs"),
+        (lambda: CallableSource(len, 3, max_context=-1), "max_context"),
         (lambda: NGramSource(KneserNey(2)), "fitted"),
         (lambda: TorchLanguageModelSource(Logits(3)), "num_words, start"),
     ],
@@ -310,6 +311,34 @@ def test_alignment(text):
 def test_arguments_are_checked(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_source_says_how_many_words_it_has():
+    with pytest.raises(TypeError, match="Bare must say how many words it has as num_words, got None"):
+        CheckedSource(type("Bare", (), {name: lambda self: None for name in ("predict", "observe", "reset")})())
+    with pytest.raises(TypeError, match="wrap a function of the prefix"):
+        MixtureSource([lambda prefix: np.ones(3) / 3])
+
+
+def test_a_mixture_forgets_what_it_was_asked_at_a_boundary():
+    mixtures = [MixtureSource([UnigramCache(5), OnlineNGram(5, 2)], learn=True) for _ in range(2)]
+    for mixture in mixtures:
+        for y in [1, 2, 1, 2, 1]:
+            mixture.log_prob_of(y)
+            mixture.observe(y)
+    mixtures[0].log_prob_of(2)  # asked within the sequence, told behind its end
+    for mixture in mixtures:
+        mixture.reset()
+        mixture.predict()
+        mixture.observe(2)
+    np.testing.assert_array_equal(mixtures[0].weights, mixtures[1].weights)
+
+
+def test_counts_of_another_order_are_refused():
+    source = OnlineNGram(5, 3)
+    source.observe(1)
+    with pytest.raises(ValueError, match="order: the counts are of 3-grams, this source has order 2"):
+        OnlineNGram(5, 2).load_state_dict(source.state_dict())
 
 
 def test_an_array_ends():
