@@ -21,6 +21,8 @@ def command_of(name: str, args: list[str]) -> tuple[click.Command, list[str]] | 
         return train, args[1:]
     if name in ("query", "evaluate") and any((Path(arg) / RECORD).is_file() for arg in args):
         return {"query": query, "evaluate": evaluate}[name], args
+    if name == "query" and any(arg in OWN_QUESTIONS for arg in args) and not any(Path(arg).is_dir() for arg in args):
+        return query, args  # which says that there is no such run
     return None
 
 
@@ -65,6 +67,11 @@ THREADS = click.option("--threads", default=1, show_default=True, type=click.Int
     default="diag",
     show_default=True,
     help="Of gaussian outputs.",
+)
+@click.option(
+    "--covariance-floor",
+    type=click.FloatRange(0, min_open=True),
+    help="Smallest variance of gaussian outputs.  [default: 0.001, or 0.0001 of an output's variance where that is less]",
 )
 @click.option("--method", type=click.Choice(["em", "gem", "sgd"]), default="em", show_default=True)
 @click.option("--max-iterations", type=click.IntRange(1), help="Of EM, or steps of sgd.  [default: 100; strings: 300]")
@@ -111,6 +118,14 @@ QUESTIONS = (
 )  # fmt: skip
 
 
+OWN_QUESTIONS = ("predict", "produce", "forecast", "classify", "effects", "automaton")  # that no model of text has
+OPTIONS_OF = {
+    "data": [question for question in QUESTIONS if question not in ("effects", "automaton")],
+    "future": ["forecast"], "num_samples": ["sample"], "feature": ["effects"], "values": ["effects"],
+    "png": ["effects", "automaton"], "dot": ["automaton"],
+}  # fmt: skip
+
+
 @click.command("query")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("question", type=click.Choice(QUESTIONS))
@@ -125,7 +140,8 @@ QUESTIONS = (
 @click.option("--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the automaton as DOT.")
 @click.option("--seed", default=0, show_default=True, help="Of the draws.")
 @THREADS
-def query(run: Path, question: str, data: str | None, **options: Any) -> None:
+@click.pass_context
+def query(ctx: click.Context, run: Path, question: str, data: str | None, **options: Any) -> None:
     """Ask the input-output HMM of RUN a QUESTION about every sequence of DATA (default: stdin).
 
     \b
@@ -141,11 +157,16 @@ def query(run: Path, question: str, data: str | None, **options: Any) -> None:
     effects    transition probabilities as one input varies (no DATA)
     automaton  the automaton that was learned from strings (no DATA)
 
-    DATA is a table like the training data (outputs may be empty cells), or strings, one a line. Every sequence gives a JSON
-    line.
+    DATA is a table like the training data (outputs may be empty cells; produce and classify need no column of them), or
+    strings, one a line. Every sequence gives a JSON line.
     """
     from pplseq.cli import iohmm_questions
 
+    for name, questions in OPTIONS_OF.items():
+        given = ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        if given and (data is not None or name != "data") and question not in questions:
+            shown = "DATA" if name == "data" else "--" + name.replace("_", "-")
+            raise click.UsageError(f"{shown} does not go with {question}; it is for {', '.join(questions)}")
     for answer in iohmm_questions.answers(run, question, data or "-", **options):
         click.echo(json.dumps(answer, ensure_ascii=False))
         sys.stdout.flush()

@@ -13,6 +13,7 @@ import torch
 
 from pplseq.cli.iohmm_runs import Columns, Run, read_run
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
+from pplseq.data.sources import existing_path, listing
 from pplseq.infer.automaton import Automaton
 
 
@@ -20,15 +21,27 @@ def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:
     """Strings to ask about, one a line, with or without a label."""
     symbols = run.record["symbols"]
     words = any(len(symbol) > 1 for symbol in symbols)
-    text = sys.stdin.read() if data == "-" else Path(data).read_text(encoding="utf-8")
+    if data == "-":
+        name, text = "<stdin>", sys.stdin.buffer.read()
+    else:
+        name, path = data, existing_path(data)
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; expected a file of strings, one a line")
+        text = path.read_bytes()
+    try:
+        lines = text.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
     strings = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines if text else [], 1):
+        if line.startswith("#") and "#" not in symbols:
+            continue
         line = line.split("\t")[0].strip()
-        if line[:1] in "+-" and line[:1] not in symbols and line:
+        if line[:1] in ("+", "-") and line[:1] not in symbols:
             line = line[1:].strip()
-        string = tuple(line.split() if words else line)
+        string = tuple(line.split() if words or " " in line else line)
         if strange := [symbol for symbol in string if symbol not in symbols]:
-            raise ValueError(f"{data}, line {number}: unknown symbol {strange[0]!r}; known: {' '.join(symbols)}")
+            raise ValueError(f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(symbols)}")
         strings.append(string)
     return strings
 
@@ -49,7 +62,8 @@ def evaluate(folder: Path, data: str, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     run = read_run(folder)
     if run.record["kind"] == "strings":
-        return {"run": str(folder), "data": data, **_evaluate_strings(run, read_labelled_strings(data))}
+        read = read_labelled_strings(data, symbols=run.record["symbols"])
+        return {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
     columns = Columns(**run.record["columns"])
     table = columns.read(data)
     y, inputs = columns.data(table)
@@ -78,8 +92,11 @@ def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict
         return _accuracies(expected.argmax(-1), targets)
     if columns.family == "bernoulli":
         return {"accuracy": float(np.nanmean(np.where(np.isnan(targets), np.nan, (expected > 0.5) == targets)))}
-    errors = np.sqrt(np.nanmean((expected - targets) ** 2, 0))
-    return {"root_mean_squared_error": dict(zip(columns.outputs, errors.tolist(), strict=True))}
+    errors = {}
+    for name, square in zip(columns.outputs, ((expected - targets) ** 2).T, strict=True):
+        square = square[~np.isnan(square)]
+        errors[name] = float(np.sqrt(square.mean())) if len(square) else None
+    return {"root_mean_squared_error": errors}
 
 
 def _accuracies(found: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -96,7 +113,7 @@ def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
     own = probs[np.arange(len(labels)), labels.astype(int)]
     return {
         "strings": len(labels),
-        "nats_per_target": float(-np.log(np.maximum(own, 1e-300)).mean()),
+        "nats_per_target": float(-np.log(np.maximum(own, 1e-300)).mean()) + 0.0,
         "model": _accuracies(probs.argmax(-1), labels),
         "automaton": _accuracies(hard, labels),
     }
@@ -133,12 +150,15 @@ def _automaton(run: Run, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _effects(run: Run, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if run.record["kind"] == "strings":
+    columns = None if run.record["kind"] == "strings" else Columns(**run.record["columns"])
+    if columns is None or columns.input_levels is not None:
+        if unfit := [name for name in ("feature", "values", "png") if options[name] is not None]:
+            raise ValueError(f"{unfit[0]}: it is for inputs that are numbers; of symbols, all are listed: leave it out")
+    if columns is None:
         curves = run.model.effect_curves(None, torch.arange(len(run.record["symbols"])))
         for symbol, matrix in zip(run.record["symbols"], curves.tolist(), strict=True):
             yield {"input": symbol, "transition": matrix}
         return
-    columns = Columns(**run.record["columns"])
     if not columns.inputs:
         raise ValueError(f"{run.folder}: this model has no inputs to vary")
     if columns.input_levels is not None:
@@ -198,7 +218,9 @@ def _string_answers(run: Run, question: str, data: str, options: dict[str, Any])
 
 def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     model, columns = run.model, Columns(**run.record["columns"])
-    table = columns.read(data)
+    torch.manual_seed(options["seed"])  # where outputs are fed back, answers are averages of draws
+    # what the inputs alone say needs no outputs
+    table = (columns._replace(outputs=[]) if question in ("produce", "classify") else columns).read(data)
     future = None
     if question == "forecast":
         if options["future"] is None:

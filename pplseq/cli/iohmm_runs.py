@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pplseq.cli import nearest
 from pplseq.cli.iohmm import RECORD
-from pplseq.data.labelled_strings import read_labelled_strings
+from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM, load_model
 
+if TYPE_CHECKING:
+    from pplseq.infer.automaton_em import SeedBlock
+    from pplseq.infer.automaton_learning import LearnedAutomaton
+
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 Say = Callable[[str], None]
+SCORES = {
+    "likelihood": "log-likelihood",
+    "bic": "-BIC / 2",
+    "validation": "log-likelihood of the validation data",
+    "smallest_consistent": "1: every target is right",
+}
+LARGEST = 1e100  # of numbers, whose squares are added up
+FLOOR, SHARE = 1e-3, 1e-4  # smallest variance of outputs, and that as a share of their own
 
 
 def is_table(data: str) -> bool:
@@ -75,7 +88,31 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
     if not isinstance(record, dict) or record.get("format") != "pplseq-iohmm" or record.get("version") != 1:
         raise ValueError(f"{path}: not written by this version of pplseq; train again")
-    return Run(record, load_model(folder / "model")[0], folder)
+    model = load_model(folder / "model")[0]
+    if why := _unfit(record, model):
+        raise ValueError(f"{path}: {why}; the file was changed or damaged, train again")
+    return Run(record, model, folder)
+
+
+def _unfit(record: dict[str, Any], model: IOHMM) -> str | None:
+    """What is wrong with a record, if something is."""
+    needed = {"table": {"columns"}, "strings": {"symbols", "automata", "report"}}.get(record.get("kind"))
+    if needed is None or (missing := needed - set(record)):
+        return "its kind is unknown" if needed is None else f"{', '.join(sorted(missing))} missing"
+    if record["kind"] == "strings":
+        if sum(bool(entry.get("chosen")) for entry in record["automata"]) != 1:
+            return "expected one automaton that was chosen"
+        size = len(record["symbols"])
+    else:
+        try:
+            columns = Columns(**record["columns"])
+        except TypeError:
+            return f"columns: expected {', '.join(Columns._fields)}, got {', '.join(record['columns'])}"
+        if any(part is not None and len(part) != len(columns.inputs) for part in (columns.mean, columns.scale)):
+            return "columns: expected a mean and a scale for each of the inputs"
+        size = len(columns.inputs if columns.input_levels is None else columns.input_levels)
+    source = model.sources["transition"]
+    return None if source[1] == size else f"it has {size} inputs or symbols, its model {source[1]}"
 
 
 def _new_folder(out: Path) -> None:
@@ -148,6 +185,15 @@ def _columns(data: str, settings: dict[str, Any]) -> tuple[Columns, SequenceTabl
         raise ValueError(
             f"{data}: column {outputs[0]!r} holds one class only, {table.output_levels[0]!r}; there is nothing to learn"
         )
+    for names, parts in ((inputs, table.inputs), (outputs, table.outputs)):
+        rows = np.concatenate(parts)
+        large = np.abs(rows) > LARGEST
+        if rows.ndim == 2 and large.any():
+            row, place = np.argwhere(large)[0]
+            raise ValueError(
+                f"{data}: column {names[place]!r} holds {rows[row, place]:g}; expected numbers of size {LARGEST:g} at most, "
+                "give it in other units"
+            )
     levels = [list(names) if names is not None else None for names in (table.input_levels, table.output_levels)]
     columns = columns._replace(input_levels=levels[0], output_levels=levels[1])
     if inputs and levels[0] is None and settings["standardize"]:
@@ -179,6 +225,15 @@ def _graph(option: str | None) -> Any:
     return torch.tensor(rows, dtype=torch.bool)
 
 
+def _floor(columns: Columns, table: SequenceTable) -> float:
+    """The smallest variance of Gaussian outputs: small beside that of the data, in whatever units they are."""
+    if columns.family != "gaussian":
+        return FLOOR
+    rows = np.concatenate(table.outputs)
+    variances = [column[~np.isnan(column)].var() for column in rows.T if not np.isnan(column).all()]
+    return min([FLOOR, *(SHARE * float(value) for value in variances if value > 0)])
+
+
 def _hidden(settings: dict[str, Any]) -> tuple[int, ...]:
     """Sizes of hidden layers, after a look at whether what sees inputs has some."""
     sees = [
@@ -208,6 +263,10 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
         raise ValueError(
             "select: the likelihood grows with the number of states; choose among sizes by bic or validation"
         )
+    if (select == "validation") > (validation is not None):
+        raise ValueError("select: validation needs held-out data, --validation")
+    if validation is not None and select in ("likelihood", "bic"):
+        raise ValueError(f"validation: --select {select} does not look at it; leave one of the two out")
     options = dict(
         num_symbols=None if columns.input_levels is None else len(columns.input_levels),
         num_inputs=len(columns.inputs) if columns.input_levels is None else None,
@@ -215,7 +274,7 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
         num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
         mealy=settings["mealy"], graph=_graph(settings["graph"]), initial=settings["initial"],
         feedback=settings["feedback"], covariance=settings["covariance"],
-        hidden=hidden,
+        hidden=hidden, covariance_floor=settings["covariance_floor"] or _floor(columns, table),
     )  # fmt: skip
     fit = dict(method=settings["method"], select=select, validation=validation, seed=settings["seed"])
     steps = "num_steps" if settings["method"] == "sgd" else "max_iterations"
@@ -230,13 +289,16 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
     try:
         for size in sizes:
             model = IOHMM(size, **options)
-            model.fit(y, inputs, restarts=restarts, **fit)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", RuntimeWarning)
+                warnings.showwarning = lambda message, *place, size=size: say(f"{size} states: warning: {message}")
+                model.fit(y, inputs, restarts=restarts, **fit)
             report = model.history.restarts
             score = float(report.scores[report.chosen])
             tried.append(
                 {"states": size, "score": score, "log_likelihood": float(report.log_likelihoods[report.chosen])}
             )
-            say(f"{size} states: {report.summary()}; {select} {score:.6g}")
+            say(f"{size} states: {report.summary()}; score ({SCORES[select]}) {score:.6g}")
             for restart, why in list(report.dropped.items())[:5]:
                 say(f"  restart {restart} was dropped: {why}")
             if best is None or score > best:
@@ -272,7 +334,7 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
 # ---------------------------------------------------------------- strings
 def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
     """Learns the smallest consistent automaton, and writes it with its model."""
-    from pplseq.infer.automaton_learning import RECIPE, AutomatonLearner
+    from pplseq.infer.automaton_learning import AutomatonLearner
 
     _new_folder(out)
     torch.set_num_threads(settings["threads"])
@@ -284,12 +346,11 @@ def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> d
         )
     validation = None
     if settings["validation"]:
-        held_out = read_labelled_strings(settings["validation"])
+        held_out = read_labelled_strings(settings["validation"], symbols=read.symbols)
         validation = held_out.strings, held_out.labels
-    each = max(1, (settings["restarts"] or 1000) // len(RECIPE))
     learner = AutomatonLearner(
         sizes_of(settings["states"], range(2, 9)),
-        blocks=[replace(block, num_seeds=each) for block in RECIPE],
+        blocks=_blocks(settings["restarts"] or 1000),
         num_iterations=settings["max_iterations"] or 300,
         seed=settings["seed"],
         repair=settings["repair"],
@@ -297,7 +358,37 @@ def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> d
     say(f"{len(read.strings):,} strings over {' '.join(read.symbols)}, {sum(read.labels):,} of them accepted")
     began = time.monotonic()
     tell = lambda size: say(f"{size.num_states} states: {size.num_consistent} of {size.num_seeds} restarts consistent")  # noqa: E731
-    found = learner.fit(read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell)
+    try:
+        found = learner.fit(read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell)
+    except KeyboardInterrupt:
+        if (found := learner.so_far()) is None:
+            say("\nstopped; nothing was saved")
+        else:
+            _write_strings(data, out, settings, say, read, found, began)
+            say(f"\nstopped; {out} holds the best of the sizes that were finished")
+        raise
+    return _write_strings(data, out, settings, say, read, found, began)
+
+
+def _blocks(restarts: int) -> list[SeedBlock]:
+    """The recipe's kinds of restarts, as many of each as can be, so that together they are that many."""
+    from pplseq.infer.automaton_learning import RECIPE
+
+    each, more = divmod(restarts, len(RECIPE))
+    sizes = [each + (place < more) for place in range(len(RECIPE))]
+    return [replace(block, num_seeds=size) for block, size in zip(RECIPE, sizes, strict=True) if size]
+
+
+def _write_strings(
+    data: str,
+    out: Path,
+    settings: dict[str, Any],
+    say: Say,
+    read: LabelledStrings,
+    found: LearnedAutomaton,
+    began: float,
+) -> dict[str, Any]:
+    """The folder of what was learned from strings; its summary."""
     say(found.report)
     automaton = found.automaton
     summary = {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pplseq.data.sources import existing_path
+from pplseq.data.sources import existing_path, listing
 
 LABELS = {"+": True, "1": True, "true": True, "yes": True, "-": False, "0": False, "false": False, "no": False}
 
 
 class LabelledStrings(NamedTuple):
-    """Strings of symbols, whether each is in the language, and all symbols, sorted."""
+    """Strings of symbols, whether each is in the language, and all symbols: sorted, or as they were given."""
 
     strings: list[tuple[str, ...]]
     labels: list[bool]
@@ -24,7 +25,7 @@ class LabelledStrings(NamedTuple):
         return len(set(self.labels)) < 2
 
 
-def read_labelled_strings(path: str | Path) -> LabelledStrings:
+def read_labelled_strings(path: str | Path, *, symbols: Sequence[str] | None = None) -> LabelledStrings:
     """Read labelled strings.
 
     A line is `+ STRING` or `- STRING`, or STRING, a tab, and a label (1, +, true, yes; 0, -, false, no). Symbols are single
@@ -33,10 +34,13 @@ def read_labelled_strings(path: str | Path) -> LabelledStrings:
 
     Args:
         path: a UTF-8 file; "-" reads standard input.
+        symbols: of other strings that these go with: strings are then words where one of these symbols is longer than a
+            character, even if no string here has a space, and other symbols are an error.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line without a label, an unknown label, a string with two labels, by their lines; no strings at all.
+        ValueError: a line without a label, an unknown label, a string with two labels, an unknown symbol, by their lines; no
+            strings at all.
     """
     name = "<stdin>" if str(path) == "-" else str(path)
     if str(path) == "-":
@@ -51,6 +55,8 @@ def read_labelled_strings(path: str | Path) -> LabelledStrings:
         lines = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
+    known = None if symbols is None else frozenset(symbols)
+    long = known is not None and any(len(symbol) > 1 for symbol in known)
     texts: dict[str, tuple[bool, int]] = {}
     found: list[tuple[str, bool]] = []
     for number, line in enumerate(lines, 1):
@@ -63,12 +69,18 @@ def read_labelled_strings(path: str | Path) -> LabelledStrings:
             raise ValueError(
                 f"{name}, line {number}: {text!r} has another label than in line {before[1]}; decide for one"
             )
+        if known is not None:
+            own = text.split() if long or " " in text else text
+            if strange := [symbol for symbol in own if symbol not in known]:
+                raise ValueError(
+                    f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(sorted(known))}"
+                )
         found.append((text, label))
     if not found:
         raise ValueError(f"{name}: no strings in it; expected lines like '+ 0101' or '- 00'")
-    words = any(" " in text for text, _ in found)
+    words = long or any(" " in text for text, _ in found)
     strings = [tuple(text.split()) if words else tuple(text) for text, _ in found]
-    symbols = tuple(sorted({symbol for string in strings for symbol in string}))
+    symbols = tuple(sorted({symbol for string in strings for symbol in string}) if symbols is None else symbols)
     if not symbols:
         raise ValueError(f"{name}: only the empty string is in it, so there are no symbols")
     return LabelledStrings(strings, [label for _, label in found], symbols)

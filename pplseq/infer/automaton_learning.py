@@ -160,6 +160,7 @@ class AutomatonLearner:
         if num_iterations < 1:
             raise ValueError(f"num_iterations: expected 1 or more, got {num_iterations}")
         self.blocks, self.num_iterations, self.seed, self.repair = tuple(blocks), num_iterations, seed, repair
+        self._tried: tuple | None = None
 
     def fit(
         self,
@@ -189,7 +190,8 @@ class AutomatonLearner:
         if validation is not None:
             _validation(*validation, tree.symbols, names)  # refused now rather than after training
         sizes: list[TriedSize] = []
-        fallback: tuple[int, SymbolTables] | None = None
+        best: tuple[int, SymbolTables] | None = None
+        self._tried = None
         for num_states in self.sizes:
             started = time.perf_counter()
             tables, log_likelihood = self._fit_size(tree, num_states, len(names))
@@ -205,18 +207,27 @@ class AutomatonLearner:
             counted = int(consistent.sum()), int((consistent & ~was_consistent).sum())
             seconds = time.perf_counter() - started
             sizes.append(TriedSize(num_states, len(right), int((~finite).sum()), *counted, most, seconds))
+            if most >= 0 and (best is None or most > best[0]):
+                kept = (right == most).nonzero().squeeze(-1)
+                best = most, tables.seeds(kept)
+            if best is not None:
+                self._tried = tree, names, validation, list(sizes), *best
             if each is not None:
                 each(sizes[-1])
-            if most >= 0 and (fallback is None or most > fallback[0]):
-                kept = (right == most).nonzero().squeeze(-1)
-                fallback = most, tables.seeds(kept)
             if consistent.any():
                 break
-        if fallback is None:
+        learnt = self.so_far()
+        if learnt is None:
             raise FloatingPointError(
                 "every restart collapsed: its log-likelihood is not finite; try other blocks or seeds"
             )
-        most, tables = fallback
+        return learnt
+
+    def so_far(self) -> LearnedAutomaton | None:
+        """What the sizes have given that the last :meth:`fit` finished, also where it was interrupted; None for nothing."""
+        if self._tried is None:
+            return None
+        tree, names, validation, sizes, most, tables = self._tried
         log_likelihood = training_log_likelihood(tree, tables)
         candidates = distinct_automata(hardened(tables, tree.symbols, names))
         best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])

@@ -183,6 +183,17 @@ def test_bad_strings(tmp_path, content, message):
     assert message in str(error.value)
 
 
+def test_strings_of_known_symbols(tmp_path):
+    """Words stay words in a file whose strings all have one; other symbols are refused."""
+    (tmp_path / "words.txt").write_text("+ cat\n-\n- the\n")
+    read = read_labelled_strings(tmp_path / "words.txt", symbols=["the", "cat"])
+    assert read.strings == [("cat",), (), ("the",)] and read.symbols == ("the", "cat")
+    with pytest.raises(ValueError, match=r"words.txt, line 3: unknown symbol 'the'; known: cat, dog"):
+        read_labelled_strings(tmp_path / "words.txt", symbols=["dog", "cat"])
+    (tmp_path / "words.txt").write_text("+ a b\n- a\n")
+    assert read_labelled_strings(tmp_path / "words.txt", symbols="ab").strings == [("a", "b"), ("a",)]
+
+
 def test_strings_that_are_no_text(tmp_path):
     (tmp_path / "strings.txt").write_bytes(b"+ 0\xff1\n")
     with pytest.raises(ValueError, match="not UTF-8 at byte 3"):

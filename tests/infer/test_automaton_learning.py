@@ -239,3 +239,18 @@ def test_settings_that_are_none():
     ):
         with pytest.raises(ValueError, match=message):
             AutomatonLearner(**settings)
+
+
+def test_what_is_found_before_an_interruption_is_kept():
+    learner = AutomatonLearner([1, 2], blocks=[SeedBlock(4)], num_iterations=5)
+    assert learner.so_far() is None
+
+    def interrupted(size):
+        if size.num_states == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(["0", "00", "000"], [True, False, True], each=interrupted)
+    found = learner.so_far()
+    assert [size.num_states for size in found.sizes] == [1] and not found.consistent
+    assert found.automaton.accepts("0")
