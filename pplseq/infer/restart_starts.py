@@ -19,7 +19,8 @@ def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> 
     """Random parameters of all blocks' restarts, from torch's generator.
 
     Tables are drawn from Dirichlet (for bits: Beta) distributions, weights of generalised linear models and of layers from
-    normal ones; Gaussian means are targets picked at random, their covariances those of all targets.
+    normal ones; Gaussian means are targets picked at random, with slopes no steeper than targets vary, and their covariances
+    those of all targets.
     """
     drawn = [_draw(problem, block) for block in blocks]
     return {
@@ -96,9 +97,11 @@ def _gaussian(problem, outputs, block, emission):
     kind = outputs.network.kind
     if kind in ("constant", "table"):
         emission = {"logits": picked.expand(emission["logits"].shape).clone()}
-    elif kind == "linear":
-        emission["weight"][..., -1, :, :] = picked
     spread = torch.cov(targets.T).reshape(size, size) if len(targets) > 1 else eye
+    if kind == "linear":
+        # slopes no steeper than targets vary: of outputs in large units all states but one would begin far from any
+        emission["weight"] *= spread.diagonal().sqrt().clamp_max(1.0).unsqueeze(-1)
+        emission["weight"][..., -1, :, :] = picked
     spread = spread + outputs.floor * eye
     if outputs.covariance in ("diag", "spherical"):
         variance = spread.diagonal() if outputs.covariance == "diag" else spread.diagonal().mean(0, keepdim=True)

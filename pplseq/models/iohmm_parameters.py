@@ -143,4 +143,5 @@ class IOParameters:
         if network.kind in ("constant", "table"):
             network.logits.copy_(picked.expand(network.logits.shape))
         elif network.kind == "linear":
+            network.weight *= spread.diagonal().sqrt().clamp_max(1.0)  # slopes no steeper than outputs vary
             network.weight[..., -1, :] = picked

@@ -346,3 +346,22 @@ def test_no_inputs_are_like_one_constant_symbol():
     assert fitted[0].score(y) == pytest.approx(fitted[1].score(y, symbols), rel=1e-5)
     ahead = [fitted[0].forecast(y, None, 3), fitted[1].forecast(y, symbols, torch.zeros(3, dtype=torch.long))]
     torch.testing.assert_close(ahead[0].outputs, ahead[1].outputs, rtol=1e-2, atol=1e-2)
+
+
+def test_outputs_in_large_units_are_fitted_as_well():
+    """1e-4 of the same numbers: the same states, and the likelihood of the change of units."""
+    torch.manual_seed(0)
+    u = [torch.randn(30, 1).double() for _ in range(6)]
+    y = [torch.where(row > 0, 2 * row + 1, -row - 3) + 0.1 * torch.randn_like(row) for row in u]
+    fitted = [
+        IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True, covariance_floor=1e-4 * scale**2).fit(
+            [scale * row for row in y], u, restarts=6, seed=0
+        )
+        for scale in (1.0, 1e-4)
+    ]
+    scores = [model.score([scale * row for row in y], u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)]
+    assert scores[1] == pytest.approx(scores[0] - 180 * torch.tensor(1e-4).log().item(), abs=0.1)
+    starts = fitted[1].history.restarts.log_likelihoods
+    assert float((starts > starts.max() - 1).double().mean()) >= 0.5
+    fitted[1].initialize(fitted[1].as_batch([1e-4 * row for row in y], u))
+    assert float(fitted[1].emission_network.weight.detach().abs().max()) < 1e-2
