@@ -328,6 +328,10 @@ class BatchStream:
         prior = torch.where(self.fresh[:, None], self.initial, (self.filter[:, None] @ self.transition)[:, 0])
         result = (prior[:, None, self.num_sources :] @ self.emission())[:, 0]
         if self.num_sources:
+            shape = (self.num_users, self.num_sources, self.num_words)
+            if source_probs is None or tuple(source_probs.shape) != shape:
+                got = None if source_probs is None else tuple(source_probs.shape)
+                raise ValueError(f"source_probs must have shape (B, K_s, V) = {shape}, got {got}")
             result = result + (prior[:, None, : self.num_sources] @ source_probs.to(result))[:, 0]
         return result
 

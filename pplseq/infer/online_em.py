@@ -96,9 +96,14 @@ class StreamState:
         by_source, by_own = sum(joint[:num_sources]), sum(joint[num_sources:])
         total = by_source + by_own
         if not 0 < total < math.inf:
+            words = isinstance(self.emissions, WordStatistics)
             raise ValueError(
-                f"y: token {self.num_steps + 1}, {y}, is impossible (probability {total}) in every state; smooth the sources, "
-                "or use smoothing > 0"
+                f"y: token {self.num_steps + 1}, {y}, is impossible (probability {total}) in every state; "
+                + (
+                    "smooth the sources, or use smoothing > 0"
+                    if words
+                    else "leave it out, or divide all vectors by their scale"
+                )
             )
         phi = np.array(joint)
         phi /= total
@@ -136,7 +141,9 @@ class StreamState:
             return before, prior, priors, priors, 0.0
         logs = self._checked(source_log_probs)
         rows, weight = (self._mean_rows(), self.total_weight) if averaged else (self.rows, None)
-        own, shift = self.emissions.likelihood(y, rows[self.num_fixed :], self.maximized, weight)
+        own, shift = self.emissions.likelihood(
+            y, rows[self.num_fixed :], self.maximized, weight, priors[self.num_sources :]
+        )
         if logs and max(logs) > shift + 600:  # densities: the largest one must not overflow
             own, shift = [value * math.exp(shift - max(logs)) for value in own], max(logs)
         likelihood = [math.exp(value - shift) for value in logs] + own
@@ -261,6 +268,10 @@ class StreamState:
         """(V,) p(next word | past), from every source's (V,) probabilities; costs O(V K)."""
         prior, own = self.predicted_states(averaged), self.parameters(averaged).emission
         result = prior[self.num_sources :] @ own
+        if len(source_probs) != self.num_sources:
+            raise ValueError(
+                f"source_probs must hold (V,) probabilities of each of the {self.num_sources} sources, got {len(source_probs)}"
+            )
         for weight, probs in zip(prior[: self.num_sources], source_probs, strict=True):
             result += weight * np.asarray(probs)
         return result
@@ -269,7 +280,7 @@ class StreamState:
         """(K_p,) log probability of a word in every perturbation state, with the parameters that the next step learns with."""
         rows = self.rows[self.num_fixed :]
         with np.errstate(divide="ignore"):
-            return np.log(self.emissions.likelihood(self.emissions.check(y), rows, self.maximized, None)[0])
+            return np.log(self.emissions.probs(self.emissions.check(y), rows, self.maximized, None))
 
 
 def start_stream(

@@ -6,6 +6,9 @@ import math
 
 import numpy as np
 
+MOST = 700.0  # exp of more overflows; only states that cannot be reached have it
+ROUNDING = 1e-13  # of moments, relative to the square of the means
+
 
 class GaussianStatistics:
     """S of (1, y, y y') in the perturbation states, or of (1, y, y^2) where covariances are diagonal.
@@ -58,7 +61,14 @@ class GaussianStatistics:
         shift = mean[:, 1 : 1 + self.size]
         if self.full:
             second = mean[:, 1 + self.size :].reshape(-1, self.size, self.size)
-            covariances = second - shift[:, :, None] * shift[:, None, :] + self.floor * np.eye(self.size)
+            covariances = second - shift[:, :, None] * shift[:, None, :]
+            if (
+                ROUNDING * (shift**2).max() > self.floor
+            ):  # the difference of large numbers may have negative eigenvalues
+                values, vectors = np.linalg.eigh(covariances)
+                values = np.maximum(values, ROUNDING * np.maximum(values[:, -1:], 0.0))
+                covariances = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
+            covariances = covariances + self.floor * np.eye(self.size)
         else:
             variances = np.maximum(mean[:, 1 + self.size :] - shift**2, 0.0) + self.floor
             covariances = variances[:, :, None] * np.eye(self.size)
@@ -74,11 +84,14 @@ class GaussianStatistics:
         """Means and covariances now."""
         return self.moments(rows) if maximized else self.start
 
-    def likelihood(self, y, rows, maximized, weight) -> tuple[list[float], float]:
-        """Densities of every perturbation state relative to the largest, and the log of that."""
+    def likelihood(self, y, rows, maximized, weight, priors) -> tuple[list[float], float]:
+        """Densities of every perturbation state, and the log of what they are to be multiplied by.
+
+        They are relative to the largest product with a state's prior, so that none that counts underflows.
+        """
         logs = self.log_densities(y, rows, maximized).tolist()
-        top = max(logs) if logs else 0.0
-        return [math.exp(value - top) for value in logs], top
+        top = max((math.log(p) + value for p, value in zip(priors, logs, strict=True) if p > 0), default=max(logs))
+        return [math.exp(min(value - top, MOST)) for value in logs], top
 
     def log_densities(self, y: np.ndarray, rows: np.ndarray, maximized: bool) -> np.ndarray:
         """(K_p,) log N(y; loc_k, covariance_k)."""

@@ -136,7 +136,9 @@ class WordStatistics:
             result.append((count + share) / total if total > 0 else 1 / self.num_words)
         return result
 
-    def likelihood(self, y: int, rows: np.ndarray, maximized: bool, weight: float | None) -> tuple[list[float], float]:
+    def likelihood(
+        self, y: int, rows: np.ndarray, maximized: bool, weight: float | None, priors: list[float]
+    ) -> tuple[list[float], float]:
         """The same, and the log of what the numbers are to be multiplied by."""
         return self.probs(y, rows, maximized, weight), 0.0
 

@@ -242,6 +242,25 @@ def test_vectors_with_steps_1_over_t_are_weighted_moments():
     np.testing.assert_allclose(dense.rho_moments @ dense.filter, probs.T @ moments / 50, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("place", [1e6, 1e8])
+def test_vectors_far_from_the_first_means_do_not_stop_the_stream(place):
+    stream = start_stream(
+        initial=[0.5, 0.5],
+        transition=np.full((2, 2), 0.5),
+        loc=[[0.0, 0.0], [1.0, 0.0]],
+        covariances=np.stack([np.eye(2)] * 2),
+    )
+    random = np.random.default_rng(0)
+    for t in range(200):
+        stream.step(random.normal(size=2) * [1.0, 0.0] + (place if t % 50 else -place))
+    assert np.linalg.eigvalsh(stream.covariances).min() > 0
+    with (
+        pytest.raises(ValueError, match="is impossible .*divide all vectors by their scale"),
+        np.errstate(over="ignore"),
+    ):
+        stream.step([1e300, 0.0])
+
+
 def test_a_drifting_stream_is_followed_by_a_constant_step():
     random = np.random.default_rng(0)
     tables, *_ = problem(0, 1, 4)
