@@ -48,7 +48,11 @@ SETTINGS = {
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the lines to a file, which is whole after any interruption.  [default: stdout]",
 )
-@click.option("--no-learn", is_flag=True, help="Score the stream with the state as it is.")
+@click.option(
+    "--no-learn",
+    is_flag=True,
+    help="Leave the parameters as they are; what sources remember and the place in the stream move on, and are saved.",
+)
 @click.option("--perturbations", default=2, show_default=True, type=click.IntRange(1), help="States that are learned.")
 @click.option(
     "--exponent",

@@ -142,6 +142,8 @@ class LineWriter:
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise ValueError(f"--out {path} is no file that can be taken up again; leave --out out and redirect stdout")
         size = path.stat().st_size if path.exists() else 0
         if num_bytes is None and size:
             raise ValueError(f"--out {path} is not empty, and not by this stream; name a new file")

@@ -97,7 +97,7 @@ class PersonalStream:
             if before["fingerprint"] != now.fingerprint:
                 raise ValueError(
                     f"--state {self.folder}: the source {now.spec} is not the one it was learned with ({before['spec']}): "
-                    f"model or text differ; give that one, or {START_ANEW}"
+                    f"model, text or options (--order, --decay, ...) differ; give that one, or {START_ANEW}"
                 )
 
     def reader(self, stream: str, *, rewind: bool = False) -> LineReader:

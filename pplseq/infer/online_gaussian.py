@@ -62,9 +62,8 @@ class GaussianStatistics:
         if self.full:
             second = mean[:, 1 + self.size :].reshape(-1, self.size, self.size)
             covariances = second - shift[:, :, None] * shift[:, None, :]
-            if (
-                ROUNDING * (shift**2).max() > self.floor
-            ):  # the difference of large numbers may have negative eigenvalues
+            # the difference of large numbers may have negative eigenvalues
+            if ROUNDING * (shift**2).max() > self.floor:
                 values, vectors = np.linalg.eigh(covariances)
                 values = np.maximum(values, ROUNDING * np.maximum(values[:, -1:], 0.0))
                 covariances = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)

@@ -112,8 +112,33 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
     state.transition, state.filter = np.array(arrays["transition"]), np.array(arrays["filter"])
     for name in FLAGS:
         setattr(state, name, header[name])
+    _check_numbers(state, header, arrays)
     own.smoothing = options.smoothing_at(state.num_steps)
     return state
+
+
+def _check_numbers(state: StreamState, header: dict, arrays: dict[str, np.ndarray]) -> None:
+    """Raises ValueError for what a stream never holds: its file was changed."""
+    for name in ("initial", "first_transition", "transition", "filter"):
+        value, shape = arrays[name], (state.num_states,) * (2 if "transition" in name else 1)
+        if value.shape != shape or not (value >= 0).all() or not (abs(value.sum(-1) - 1) < 1e-4).all():
+            raise ValueError(f"{name} does not hold probabilities of {state.num_states} states")
+    for name in ("rho", "rows", "sums", "loc", "covariances", *(f"cold_{name}" for name in COLD_ARRAYS)):
+        if name in arrays and not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} holds numbers that are not finite")
+    if isinstance(header["num_steps"], bool) or not isinstance(header["num_steps"], int) or header["num_steps"] < 0:
+        raise ValueError(f"num_steps is {header['num_steps']!r}")
+    if header["emission"] == "gaussian":
+        return
+    for name in ("residual", "scale", "weighted"):
+        if not isinstance(header[name], (int, float)):
+            raise ValueError(f"{name} is {header[name]!r}")
+    seen = np.concatenate([arrays["cold_words"], arrays["hot"][:, 0]])
+    if seen.size and not 0 <= seen.min() <= seen.max() < header["num_words"]:
+        raise ValueError(f"words outside of 0..{header['num_words'] - 1}")
+    slots = np.concatenate([arrays["free"], arrays["hot"][:, 1]])
+    if not np.array_equal(np.sort(slots), np.arange(header["capacity"])):
+        raise ValueError("slots of words are taken twice, or missing")
 
 
 def _cold(header: dict, arrays: dict[str, np.ndarray], averaging: bool) -> ColdWords:
@@ -133,7 +158,7 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
     more came count with what their users knew of them.
 
     Raises:
-        ValueError: for no streams, or streams of different sizes or options.
+        ValueError: for no streams, or streams of different sizes, options or first parameters.
     """
     states = list(states)
     if not states:
@@ -142,6 +167,8 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
     words = isinstance(first.emissions, WordStatistics)
     for k, state in enumerate(states[1:], 1):
         same = state.options == first.options and state.num_states == first.num_states
+        same = same and np.array_equal(state.initial, first.initial)
+        same = same and np.array_equal(state.first_transition, first.first_transition)
         same = same and type(state.emissions) is type(first.emissions) and state.num_own == first.num_own
         if words:
             same = same and state.emissions.num_words == first.emissions.num_words
@@ -149,7 +176,7 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
             same = same and np.array_equal(state.emissions.center, first.emissions.center)
         if not same:
             raise ValueError(
-                f"states: stream {k} has other sizes, options or first means than stream 0; start them alike"
+                f"states: stream {k} has other sizes, options or first parameters than stream 0; start them alike"
             )
     total = sum(state.num_steps for state in states)
     if total == 0:

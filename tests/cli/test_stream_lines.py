@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -302,3 +303,9 @@ def test_shown_words_are_the_last_lines_and_totals_are_of_all():
     assert len(shown.view("m").words) == 6  # a whole line, even where it is longer
     with pytest.raises(ValueError, match="empty"):
         Shown(["m"], 4).view("m")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="a device of Unix")
+def test_an_output_that_is_no_file_is_refused():
+    with pytest.raises(ValueError, match="--out /dev/null is no file that can be taken up again"):
+        LineWriter(Path("/dev/null"))

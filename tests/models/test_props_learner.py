@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pplseq.models import PROPS, PROPSLearner, StreamingHMM
 from pplseq.models.props_queries import log_likelihood_ratio
@@ -314,6 +315,26 @@ def test_damaged_states_are_refused(tmp_path):
         PROPSLearner.load(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("filter", lambda x: x * torch.nan, "filter does not hold probabilities of 2 states"),
+        ("transition", lambda x: -x, "transition does not hold"),
+        ("rho", lambda x: x * torch.inf, "rho holds numbers that are not finite"),
+        ("cold_words", lambda x: x + 1000, "words outside of 0..6"),
+        ("free", lambda x: x * 0, "slots of words"),
+    ],
+)
+def test_numbers_that_no_stream_holds_are_refused(tmp_path, name, change, message):
+    learner = PROPSLearner([], 7, seed=0)
+    learner.learn_many(words(60))
+    folder = learner.save(tmp_path / "state")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {name: change(tensors[name])}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{message}.*the file is damaged"):
+        PROPSLearner.load(folder)
+
+
 @pytest.mark.parametrize("averaging", [None, "recent"])
 def test_merged_statistics_are_sums_weighted_by_tokens(averaging):
     streams = []
@@ -353,5 +374,8 @@ def test_merging_vectors_and_what_does_not_fit():
     other = StreamingHMM(2, num_features=2, seed=0).start(exponent=0.9)
     with pytest.raises(ValueError, match="stream 1 has other"):
         merge_streams([streams[0], other])
+    even, uneven = (StreamingHMM(2, 7, seed=0, initial=initial).start() for initial in ([0.5, 0.5], [0.9, 0.1]))
+    with pytest.raises(ValueError, match="stream 1 has other sizes, options or first parameters"):
+        merge_streams([even, uneven])
     with pytest.raises(ValueError, match="nothing to merge"):
         merge_streams([])
