@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -152,8 +153,9 @@ class AutomatonLearner:
         seed: int = 0,
         repair: bool = True,
     ) -> None:
-        self.sizes = [num_states] if isinstance(num_states, int) else list(num_states)
-        if not self.sizes or min(self.sizes) < 1:
+        self.sizes = list(num_states) if isinstance(num_states, Iterable) else [num_states]
+        whole = all(isinstance(size, Integral) and not isinstance(size, bool) for size in self.sizes)
+        if not self.sizes or not whole or min(self.sizes) < 1:
             raise ValueError(f"num_states: expected one or more numbers of states, 1 or more each, got {self.sizes}")
         if not blocks:
             raise ValueError("blocks: expected at least one SeedBlock, got none")
@@ -188,6 +190,8 @@ class AutomatonLearner:
         tree = PrefixTree.grow(strings, numbers, symbols)
         _refuse_contradictions(tree, strings)
         if validation is not None:
+            if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+                raise TypeError("validation: expected (strings, labels)")
             _validation(*validation, tree.symbols, names)  # refused now rather than after training
         sizes: list[TriedSize] = []
         best: tuple[int, SymbolTables] | None = None

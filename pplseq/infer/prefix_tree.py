@@ -58,6 +58,7 @@ class PrefixTree(NamedTuple):
 
         Raises:
             ValueError: a symbol that is not among `symbols`; another number of labels than strings; no strings.
+            TypeError: a symbol that is no str.
         """
         strings = [tuple(string) for string in strings]
         if not strings:
@@ -66,6 +67,8 @@ class PrefixTree(NamedTuple):
         if len(labels) != len(strings):
             raise ValueError(f"labels: expected one for each of {len(strings)} strings, got {len(labels)}")
         found = {symbol for string in strings for symbol in string}
+        if strange := [symbol for symbol in found if not isinstance(symbol, str)]:
+            raise TypeError(f"strings: expected symbols that are str, got {strange[0]!r}; give str(symbol)")
         symbols = tuple(sorted(found)) if symbols is None else tuple(symbols)
         if found - set(symbols):
             raise ValueError(f"strings: symbol {min(found - set(symbols))!r} is not one of {', '.join(symbols)}")

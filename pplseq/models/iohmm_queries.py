@@ -108,6 +108,8 @@ class IOHMMQueries:
         rows = len(batch.x)
         belief = self._chain(batch).filtered()
         if isinstance(future_inputs, int):
+            if future_inputs < 1:
+                raise ValueError(f"future_inputs: expected 1 or more steps, got {future_inputs}")
             future_inputs = self.reference.new_zeros(rows, future_inputs, 0)
         try:
             future = self.as_batch(None, self._for_all(future_inputs, rows))
@@ -297,6 +299,9 @@ class IOHMMQueries:
 
     def _simulate(self, inputs, start: Belief | None, previous: Tensor | None, num_samples: int) -> Outputs:
         """Outputs averaged over drawn trajectories: with feedback the past outputs are not summed out exactly."""
+
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
 
         def repeat(value: Tensor | None) -> Tensor | None:
             return None if value is None else value.repeat_interleave(num_samples, 0)

@@ -254,3 +254,15 @@ def test_what_is_found_before_an_interruption_is_kept():
     found = learner.so_far()
     assert [size.num_states for size in found.sizes] == [1] and not found.consistent
     assert found.automaton.accepts("0")
+
+
+def test_arguments_that_are_none():
+    for sizes in (2.5, [2, "a"], True):
+        with pytest.raises(ValueError, match="num_states: expected one or more numbers"):
+            AutomatonLearner(sizes)
+    assert AutomatonLearner(np.int64(2)).sizes == [2]
+    learner = AutomatonLearner(2, blocks=[SeedBlock(2)], num_iterations=2)
+    with pytest.raises(TypeError, match="strings: expected symbols that are str, got"):
+        learner.fit([[0, 1], [1, 0]], [True, False])
+    with pytest.raises(TypeError, match="validation: expected"):
+        learner.fit(["0", "1"], [True, False], validation=["0"])

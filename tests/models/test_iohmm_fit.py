@@ -344,6 +344,8 @@ def test_no_inputs_are_like_one_constant_symbol():
         for size, inputs in ((dict(num_inputs=0), None), (dict(num_symbols=1), symbols))
     ]
     assert fitted[0].score(y) == pytest.approx(fitted[1].score(y, symbols), rel=1e-5)
+    with pytest.raises(ValueError, match="future_inputs: expected 1 or more steps"):
+        fitted[0].forecast(y, None, -1)
     ahead = [fitted[0].forecast(y, None, 3), fitted[1].forecast(y, symbols, torch.zeros(3, dtype=torch.long))]
     torch.testing.assert_close(ahead[0].outputs, ahead[1].outputs, rtol=1e-2, atol=1e-2)
 
