@@ -50,7 +50,10 @@ def write_folder(folder, header: dict, tensors: dict, more: Callable[[Path], Non
     try:
         new.mkdir()
         (new / "config.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
-        save_file(tensors, str(new / "model.safetensors"))
+        try:
+            save_file(tensors, str(new / "model.safetensors"))
+        except SafetensorError as error:  # a full disk, say
+            raise OSError(f"{folder} could not be written ({error}); make room, or choose another folder") from error
         if more is not None:
             more(new)
     except BaseException:

@@ -332,3 +332,18 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
     (tmp_path / "broken" / "iohmm.json").write_text("{")
     assert "the file is damaged" in error("query", tmp_path / "broken", "score", table)
     assert "iohmm" in error("train", "--out", tmp_path / "r", "iohmm", table)
+
+
+def test_a_model_that_cannot_be_written(folder, table, monkeypatch):
+    """A full disk is an error of one line."""
+    from safetensors import SafetensorError
+
+    from pplseq.models import storage
+
+    def full(*arguments):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full)
+    result = pplseq("train", "iohmm", table, *TABLE, "--out", folder / "full", code=1)
+    assert "could not be written (No space left on device)" in result.stderr
+    assert not list((folder / "full").iterdir())
