@@ -257,6 +257,8 @@ class IOHMMQueries:
             base = self.reference.new_zeros(size) if at is None else torch.as_tensor(at).to(self.reference)
             if tuple(base.shape) != (size,):
                 raise ValueError(f"at must have shape (U,) = ({size},), got {tuple(base.shape)}")
+            if values.dim() != 1 or not (torch.isfinite(values).all() and torch.isfinite(base).all()):
+                raise ValueError(f"values must be (N,) finite numbers, at too; got {values.tolist()}")
             inputs = base.expand(len(values), size).clone()
             inputs[:, feature] = values.to(self.reference)
         transition, emission = self._specs_at_point(inputs if part == "initial" else None)

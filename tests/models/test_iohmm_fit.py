@@ -350,6 +350,13 @@ def test_no_inputs_are_like_one_constant_symbol():
     torch.testing.assert_close(ahead[0].outputs, ahead[1].outputs, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("values", [[0.0, float("nan")], [float("inf")], 1.0, [[1.0]]])
+def test_effects_of_values_that_are_none(values):
+    model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1)
+    with pytest.raises(ValueError, match="values must be"):
+        model.effect_curves(0, values)
+
+
 def test_outputs_in_large_units_are_fitted_as_well():
     """1e-4 of the same numbers: the same states, and the likelihood of the change of units."""
     torch.manual_seed(0)
