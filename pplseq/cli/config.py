@@ -6,7 +6,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,31 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
         attributes = {} if kind is bool else {"type": option_kind}
         command = click.option(*names, setting.name, default=None, help=text, **attributes)(command)
     return command
+
+
+_BLOCKS = (
+    "num_blocks block_sizes blocks eos_block exchange_passes parameterization tied reset init init_scale temperature"
+)
+READ_BY = {  # flags that only some models read
+    **{name: ("vlhmm",) for name in _BLOCKS.split()},
+    **{name: ("hmm",) for name in ("method", "concentration")},
+    "states": ("vlhmm", "hmm"),
+    "hidden": ("vlhmm", "rnn", "lstm", "ff"),
+    "dropout": ("vlhmm", "lstm", "ff"),
+    "normalizer_dtype": ("vlhmm", "rnn", "lstm", "ff"),
+    "layers": ("lstm",),
+    "order": ("ff",),
+}
+
+
+def refuse_foreign(model: str, names: Iterable[str]) -> None:
+    """Raise click.UsageError for a flag that the model does not read: it would change nothing, unnoticed."""
+    known = {reader for readers in READ_BY.values() for reader in readers}
+    for name in names if model in known else ():
+        if model not in READ_BY.get(name, (model,)):
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is a setting of {', '.join(READ_BY[name])}; {model} does not read it, leave it out"
+            )
 
 
 def given_flags(parameters: dict[str, Any], ctx: click.Context) -> dict[str, Any]:

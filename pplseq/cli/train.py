@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pplseq.cli.config import RunConfig, flags, given_flags, merge, read_config
+from pplseq.cli.config import RunConfig, flags, given_flags, merge, read_config, refuse_foreign
 
 
 @click.command()
@@ -42,6 +42,7 @@ def train(
         if out is None:
             raise click.UsageError("give the new run a folder with --out RUN, or continue one with --resume RUN")
         config = merge(read_config(config_file) if config_file else {}, given)
+        refuse_foreign(config.model, given)
         if not config.data:
             raise click.UsageError(
                 "give a MODEL and DATA, for example: pplseq train vlhmm builtin:python --out runs/first"

@@ -58,3 +58,17 @@ def test_questions(lstm):
     assert "cannot read over a missing word" in gap["error"]
     assert "a network has no states" in pplseq("query", lstm, "smooth", text=words, code=2).stderr
     assert "has no states to report on" in pplseq("report", lstm, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "flag", "message"),
+    [
+        ("lstm", "--states", "--states is a setting of vlhmm, hmm; lstm does not read it"),
+        ("ff", "--layers", "--layers is a setting of lstm; ff does not read it"),
+        ("hmm", "--num-blocks", "--num-blocks is a setting of vlhmm; hmm does not read it"),
+        ("vlhmm", "--order", "--order is a setting of ff; vlhmm does not read it"),
+    ],
+)
+def test_flags_of_other_models_are_refused(tmp_path, model, flag, message):
+    assert message in pplseq("train", model, "builtin:generated", flag, 3, "--out", tmp_path / "run", code=2).stderr
+    assert not (tmp_path / "run").exists()
