@@ -109,7 +109,10 @@ def train(ctx: click.Context, data: str, out: Path, **settings: Any) -> None:
         )
     if not strings and settings["outputs"] is None:
         raise click.UsageError(f"{data} is a table: name the columns of its outputs with --outputs (and --inputs)")
-    run = iohmm_runs.train_strings if strings else iohmm_runs.train_table
+    if strings:
+        from pplseq.cli.iohmm_strings import train_strings as run
+    else:
+        run = iohmm_runs.train_table
     click.echo(json.dumps(run(data, out, settings, lambda line: click.echo(line, err=True))))
 
 

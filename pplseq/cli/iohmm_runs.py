@@ -1,4 +1,4 @@
-"""What `pplseq train iohmm` does: runs on tables and on labelled strings, and their folders."""
+"""What `pplseq train iohmm` does with a table; the folders of its runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pplseq.cli import nearest
 from pplseq.cli.iohmm import RECORD
-from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM, load_model
-
-if TYPE_CHECKING:
-    from pplseq.infer.automaton_em import SeedBlock
-    from pplseq.infer.automaton_learning import LearnedAutomaton
 
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 Say = Callable[[str], None]
@@ -115,7 +110,8 @@ def _unfit(record: dict[str, Any], model: IOHMM) -> str | None:
     return None if source[1] == size else f"it has {size} inputs or symbols, its model {source[1]}"
 
 
-def _new_folder(out: Path) -> None:
+def new_folder(out: Path) -> None:
+    """Raises ValueError unless there is room for a new run."""
     if (out / RECORD).exists():
         raise ValueError(f"{out} already holds a run; give --out a new folder")
     if out.is_dir() and any(out.iterdir()):
@@ -251,7 +247,7 @@ def _hidden(settings: dict[str, Any]) -> tuple[int, ...]:
 
 def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
     """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each."""
-    _new_folder(out)
+    new_folder(out)
     torch.set_num_threads(settings["threads"])
     sizes = sizes_of(settings["states"], [2])
     hidden = _hidden(settings)
@@ -328,95 +324,4 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
         raise
     summary |= {"sizes": tried, "seconds": round(time.monotonic() - began, 2)}
     write_record(out, record | {"summary": summary})
-    return summary
-
-
-# ---------------------------------------------------------------- strings
-def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Learns the smallest consistent automaton, and writes it with its model."""
-    from pplseq.infer.automaton_learning import AutomatonLearner
-
-    _new_folder(out)
-    torch.set_num_threads(settings["threads"])
-    read = read_labelled_strings(data)
-    if read.one_class:
-        label = "accepted" if read.labels[0] else "rejected"
-        raise ValueError(
-            f"{data}: all {len(read.labels)} strings are {label}; any automaton would fit, add some of the others"
-        )
-    validation = None
-    if settings["validation"]:
-        held_out = read_labelled_strings(settings["validation"], symbols=read.symbols)
-        validation = held_out.strings, held_out.labels
-    learner = AutomatonLearner(
-        sizes_of(settings["states"], range(2, 9)),
-        blocks=_blocks(settings["restarts"] or 1000),
-        num_iterations=settings["max_iterations"] or 300,
-        seed=settings["seed"],
-        repair=settings["repair"],
-    )
-    say(f"{len(read.strings):,} strings over {' '.join(read.symbols)}, {sum(read.labels):,} of them accepted")
-    began = time.monotonic()
-    tell = lambda size: say(f"{size.num_states} states: {size.num_consistent} of {size.num_seeds} restarts consistent")  # noqa: E731
-    try:
-        found = learner.fit(read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell)
-    except KeyboardInterrupt:
-        if (found := learner.so_far()) is None:
-            say("\nstopped; nothing was saved")
-        else:
-            _write_strings(data, out, settings, say, read, found, began)
-            say(f"\nstopped; {out} holds the best of the sizes that were finished")
-        raise
-    return _write_strings(data, out, settings, say, read, found, began)
-
-
-def _blocks(restarts: int) -> list[SeedBlock]:
-    """The recipe's kinds of restarts, as many of each as can be, so that together they are that many."""
-    from pplseq.infer.automaton_learning import RECIPE
-
-    each, more = divmod(restarts, len(RECIPE))
-    sizes = [each + (place < more) for place in range(len(RECIPE))]
-    return [replace(block, num_seeds=size) for block, size in zip(RECIPE, sizes, strict=True) if size]
-
-
-def _write_strings(
-    data: str,
-    out: Path,
-    settings: dict[str, Any],
-    say: Say,
-    read: LabelledStrings,
-    found: LearnedAutomaton,
-    began: float,
-) -> dict[str, Any]:
-    """The folder of what was learned from strings; its summary."""
-    say(found.report)
-    automaton = found.automaton
-    summary = {
-        "run": str(out), "automaton_states": automaton.num_states, "consistent": found.consistent,
-        "languages": len(found.candidates), "seconds": round(time.monotonic() - began, 2),
-        "dropped": sum(size.num_collapsed for size in found.sizes),
-        "sizes": [size._asdict() for size in found.sizes],
-    }  # fmt: skip
-    record = {
-        "kind": "strings",
-        "data": str(data),
-        "symbols": list(read.symbols),
-        "summary": summary,
-        "report": found.report,
-    }
-    record["settings"] = {name: value for name, value in settings.items() if value is not None}
-    record["automata"] = [
-        {"automaton": candidate.automaton.to_dict(), "restarts": candidate.count, "chosen": place == found.chosen}
-        for place, candidate in enumerate(found.candidates)
-    ]
-    write_run(out, record, found.model())
-    (out / "automaton.json").write_text(json.dumps(automaton.to_dict(), indent=1) + "\n", encoding="utf-8")
-    (out / "automaton.dot").write_text(automaton.to_dot(), encoding="utf-8")
-    if settings["picture"]:
-        try:
-            from pplseq.report.automaton_picture import draw_automaton
-
-            draw_automaton(automaton, out / "automaton.png")
-        except ImportError as error:
-            say(f"No picture: {error}")
     return summary
