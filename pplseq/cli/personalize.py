@@ -128,7 +128,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
         raise click.UsageError("--no-learn scores with a state that was learned: give --state FOLDER")
     settings = {name: options[option] for option, name in SETTINGS.items()}
     settings["averaging"] = "recent" if options["averaging"] else None
-    take_up(ctx, options, folder)
+    take_up(ctx, options, folder, learning=not options["no_learn"])
     prepare(options)
     opened = open_all([source, *options["further"]], options)
     with nullcontext() if folder is None else only_one_run(folder):

@@ -90,15 +90,24 @@ def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in (*SourceSettings._fields, "eos", "unknown", "by_line")}
 
 
-def take_up(ctx: click.Context, options: dict[str, Any], folder: Path | None) -> None:
-    """Put in the options with which the stream of a state folder was begun, where the user gave none."""
-    from pplseq.cli.stream_state import has_state, load_state
+def take_up(ctx: click.Context, options: dict[str, Any], folder: Path | None, *, learning: bool = False) -> None:
+    """Put in the options with which the stream of a state folder was begun, where the user gave none.
+
+    Raises:
+        ValueError: where a stream that is still learned from is to be read in another way than it was begun.
+    """
+    from pplseq.cli.stream_state import START_ANEW, has_state, load_state
 
     if folder is None or not has_state(folder):
         return
     for name, value in load_state(folder)[0]["options"].items():
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
             options[name] = value
+        elif learning and options[name] != value:
+            raise ValueError(
+                f"--state {folder}: it was begun with {name} = {value!r}, not {options[name]!r}, and would go on to other "
+                f"numbers; leave the option out, or {START_ANEW}"
+            )
 
 
 def open_all(specs: Sequence[str], options: Mapping[str, Any], vocabulary: Any = None) -> list[Any]:

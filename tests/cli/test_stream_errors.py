@@ -55,9 +55,13 @@ def test_other_words_than_the_state(pplseq, general, whole, tmp_path, options, g
     message = pplseq("personalize", f"ngram:{changed}", *options, *state, code=2).stderr
     assert "vocabulary mismatch" in message or "not the one it was learned with" in message
     assert "with 2 sources" in pplseq("personalize", general, "--order", 3, *state, code=2).stderr
-    assert (
-        "not the one it was" in pplseq("personalize", general, "--source", "cache", "--order", 4, *state, code=2).stderr
-    )
+    for change, told in (
+        (["--order", 4], "order = 3, not 4"),
+        (["--unknown", "error"], "unknown = None, not 'error'"),
+        (["--by-line"], "by_line = False, not True"),
+    ):
+        message = pplseq("personalize", general, "--source", "cache", *change, *state, code=2).stderr
+        assert f"it was begun with {told}, and would go on to other numbers" in message
 
 
 def test_other_settings_than_the_state(pplseq, general, whole, options):
