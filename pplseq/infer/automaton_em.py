@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pplseq.infer.prefix_tree import PrefixTree
 
+MAX_TABLES = 2**29  # numbers in the tables of all restarts, 4 GiB; fitting them takes a few times that
 MAX_ENTRIES = 2**26  # of an array over nodes, states and restarts; more restarts are several batches
 NEGLIGIBLE = 1e-100  # smaller probabilities become 0: they change no result, and numbers below 1e-308 are slow
 
@@ -91,7 +92,17 @@ class SeedBlock:
 def draw_tables(
     blocks: Sequence[SeedBlock], num_states: int, num_symbols: int, num_labels: int, generator: np.random.Generator
 ) -> SymbolTables:
-    """First tables of all seeds of the blocks, one block after the other."""
+    """First tables of all seeds of the blocks, one block after the other.
+
+    Raises:
+        ValueError: for more states and seeds than memory may hold.
+    """
+    num_seeds = sum(block.num_seeds for block in blocks)
+    if num_seeds * num_symbols * num_states**2 > MAX_TABLES:
+        raise ValueError(
+            f"num_states: {num_states} states, {num_symbols} symbols and {num_seeds} restarts make tables of "
+            f"{num_seeds * num_symbols * num_states**2 / 2**27:,.0f} GiB; take fewer states or restarts"
+        )
 
     def dirichlet(concentration: float, *shape: int, axis: int) -> Tensor:
         drawn = generator.standard_gamma(concentration, shape).clip(np.finfo(np.float64).tiny)

@@ -266,3 +266,8 @@ def test_arguments_that_are_none():
         learner.fit([[0, 1], [1, 0]], [True, False])
     with pytest.raises(TypeError, match="validation: expected"):
         learner.fit(["0", "1"], [True, False], validation=["0"])
+
+
+def test_more_tables_than_memory_are_refused():
+    with pytest.raises(ValueError, match="num_states: 9999 states, 2 symbols and 1000 restarts make tables of 1,490 GiB"):
+        AutomatonLearner(9999).fit(["0", "1"], [True, False])
