@@ -14,7 +14,7 @@ import click
 
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
-    "train": ("pplseq.cli.train", "Train a model on a text."),
+    "train": ("pplseq.cli.train", "Train a model on a text, or an input-output HMM on a table or strings."),
     "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
     "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
     "lds": ("pplseq.cli.lds", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),

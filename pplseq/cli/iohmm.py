@@ -137,7 +137,7 @@ OPTIONS_OF = {
 @click.option("--num-samples", default=1, show_default=True, type=click.IntRange(1), help="Draws (sample).")
 @click.option("--feature", help="The input that varies (effects).")
 @click.option(
-    "--values", help="Its values, LOW:HIGH:NUMBER (effects).  [default: mean -2 to +2 deviations, 25 of them]"
+    "--values", help="Its values, LOW:HIGH:NUMBER (effects).  [default: mean -2 to +2 standard deviations, 25 of them]"
 )
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves or the automaton.")
 @click.option("--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the automaton as DOT.")
@@ -161,7 +161,7 @@ def query(ctx: click.Context, run: Path, question: str, data: str | None, **opti
     automaton  the automaton that was learned from strings (no DATA)
 
     DATA is a table like the training data (outputs may be empty cells; produce and classify need no column of them), or
-    strings, one a line. Every sequence gives a JSON line.
+    strings, one a line. Every sequence gives a JSON line; "deviations" are the standard deviations of "outputs".
     """
     from pplseq.cli import iohmm_questions
 

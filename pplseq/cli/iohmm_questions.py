@@ -253,7 +253,7 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
                 found = model.prediction(one, given) if question == "predict" else model.production(given)
             answer["outputs"] = [_outputs(columns, row) for row in found.outputs[0]]
             if found.covariances is not None:
-                answer["deviations"] = [row.diagonal().sqrt().tolist() for row in found.covariances[0]]
+                answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]
         yield answer
 
 

@@ -103,6 +103,7 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
     SOURCE is  FOLDER         a run of `pplseq train` (vlhmm, hmm, lstm, ...) or a saved model
                ngram:TEXT     Kneser-Ney n-grams of a text file or corpus (builtin:python)
                unigram:TEXT   its words without context
+               hf:NAME        a Hugging Face language model (extra `huggingface`)
                words:TEXT     no source at all, only its vocabulary: a streaming hidden Markov model
 
     A line gives {"line", "words", "unknown", "log_prob"} and, for every word, in nats: "token_log_probs", "perturbation" (the

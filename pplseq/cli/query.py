@@ -86,7 +86,10 @@ def query(
 
     A line is words separated by spaces, or JSON: {"words": ["a", null]} (null is a gap) or {"text": "a b"}, with an
     optional "id". Every line gives a JSON line; one that cannot be answered gives {"line": N, "error": ...}, and the
-    exit code is 1 at the end.
+    exit code is 1 at the end. Positions count from 0.
+
+    Input-output HMMs answer questions of their own (predict, forecast, effects, ...): `pplseq query RUN --help`. A run of
+    `pplseq lds fit` answers score, next-word and continue; a tagger is asked with `pplseq tag run`.
     """
     import torch
 

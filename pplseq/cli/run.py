@@ -221,6 +221,8 @@ def load_trained(folder: Path, checkpoint: str = "best") -> tuple[Any, Vocabular
 
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
+    if (folder / "iohmm.json").is_file():
+        raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
     if (folder / "config.toml").exists() or (folder / checkpoint).exists():
         folder = folder / checkpoint
         recover_folder(folder)

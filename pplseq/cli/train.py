@@ -30,7 +30,8 @@ def train(
 ) -> None:
     """Train MODEL (vlhmm, hmm, or a network: rnn, lstm, ff) on DATA.
 
-    DATA is builtin:python, builtin:generated, hf:NAME, a folder, or a text file.
+    DATA is builtin:python, builtin:generated, hf:NAME, a folder, or a text file. Input-output HMMs, on tables or labelled
+    strings, have options of their own: `pplseq train iohmm --help`.
 
     A flag wins over the TOML file, the file wins over the defaults. The run's folder gets config.toml, metrics.jsonl,
     clusters.paths, and the checkpoints best/ and last/. Ctrl-C and SIGTERM save before they stop.

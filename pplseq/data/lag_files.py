@@ -168,7 +168,7 @@ def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], s
     advice = "choose another folder, or replace them with --force"
     if stream.fingerprint is None:
         raise ValueError(
-            f"{folder} holds counts already, and whether they are of {stream.name} is not known before it is read; keep "
+            f"{folder} holds counts already, and only reading {stream.name} would tell whether they are of it; keep "
             "them, choose another folder, or count again with --force"
         )
     wanted = [{"fingerprint": stream.fingerprint, "shard": shard[0], "num_shards": shard[1]}]

@@ -75,7 +75,7 @@ def test_standard_input(text, tmp_path):
             result = pplseq("count", "-", "--max-lag", 3, "--out", tmp_path / "other", input=content, code=2)
             assert "<stdin>: byte" in result.stderr
     result = pplseq("count", "-", "--max-lag", 3, "--out", tmp_path / "counts", input="a b\n", code=2)
-    assert "holds counts already, and whether they are of <stdin>" in result.stderr and "--force" in result.stderr
+    assert "holds counts already, and only reading <stdin> would tell" in result.stderr and "--force" in result.stderr
 
 
 def test_shards_and_their_sum(text, tmp_path):

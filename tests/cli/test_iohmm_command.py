@@ -101,7 +101,7 @@ def test_all_questions(run, folder, held_out):
     total = sum(scores)
     assert total == pytest.approx(json.loads(pplseq("evaluate", run, held_out).stdout)["log_likelihood"])
     produced = lines(pplseq("query", run, "produce", held_out))[0]
-    assert set(produced["outputs"][0]) == {"y"} and len(produced["deviations"]) == 20
+    assert set(produced["outputs"][0]) == set(produced["deviations"][0]) == {"y"} and len(produced["deviations"]) == 20
     future = write(folder / "future.csv", [(f"s{n}", 3.0, 0.0) for n in range(5) for _ in range(n + 1)], "name,a,b")
     ahead = lines(pplseq("query", run, "forecast", held_out, "--future", future))
     assert [len(answer["outputs"]) for answer in ahead] == [1, 2, 3, 4, 5]
@@ -109,6 +109,11 @@ def test_all_questions(run, folder, held_out):
     assert lines(pplseq("query", run, "produce", only_inputs))[0] == produced
     some = lines(pplseq("query", run, "classify", held_out))
     assert some[0]["output"]["y"] == pytest.approx(produced["outputs"][-1]["y"])
+
+
+def test_other_commands_say_what_the_run_is(run):
+    for command in (("report", run), ("personalize", run)):
+        assert "an input-output HMM" in pplseq(*command, code=2).stderr
 
 
 def test_effects_are_in_the_units_of_the_table(run, folder):
