@@ -1,7 +1,7 @@
 """The neural language models that papers compare with, trained by `pplseq train` on Penn Treebank or WikiText-2.
 
-    python scripts/reproduce/neural_baselines.py ptb lstm                 # 24 epochs, 40 minutes on one core
-    python scripts/reproduce/neural_baselines.py ptb ff                   # 16 epochs, 25 minutes on one core
+    python scripts/reproduce/neural_baselines.py ptb lstm                 # 24 epochs, an hour on one core
+    python scripts/reproduce/neural_baselines.py ptb ff                   # 16 epochs, an hour and a half
     python scripts/reproduce/neural_baselines.py ptb lstm -- --epochs 40 --device cuda
     python scripts/reproduce/neural_baselines.py ptb lstm --evaluate-only
 
@@ -94,7 +94,9 @@ def main() -> None:
         "corpus": options.corpus,
         "model": options.kind,
         **evaluate(options, run),
-        "train_command": shlex.join(command),
+        "train_command": shlex.join(command).replace(
+            f"'$PPLSEQ_DATA/{options.corpus}'", f"$PPLSEQ_DATA/{options.corpus}"
+        ),
     }
     print({name: value for name, value in row.items() if name != "epochs"})
     path = ROOT / "results" / "neural_baselines.json"

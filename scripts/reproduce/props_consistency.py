@@ -1,12 +1,15 @@
 """Consistency of online EM for PROPS: the divergence of estimated from true models falls as the stream grows.
 
-    python scripts/reproduce/props_consistency.py [--repetitions 5] [--holdout 20000] [--plot]
+    python scripts/reproduce/props_consistency.py [--repetitions 5] [--holdout 20000] [--no-record]
 
 One source and two perturbations. At every step the source predicts f_t ~ Dirichlet(1, ..., 1) over W words. A model learns
 from T tokens of a true model; a hold-out stream of the same true model is then scored by both, with the source's
 predictions disturbed, Dirichlet(100 f_t). The divergence D(true, estimate) is the mean difference of their log-probabilities
 per token (Juang and Rabiner 1985), with its Monte-Carlo standard error; D(estimate, true) is measured on a stream of the
-estimate, and their mean is the symmetrised form. All lengths T of a repetition are beginnings of one stream.
+estimate, and their mean is the symmetrised form. All lengths T of a repetition are beginnings of one stream. Estimates are
+the last parameters ("plain"), those of the mean statistics ("averaged"), and these with a Dirichlet prior of one token a word.
+
+Writes results/props_consistency.json and .png; --no-record prints only.
 
 Source: M. Wojnowicz and X. Zhao (2018), PROPS, section VI and figure 2.
 """

@@ -125,7 +125,7 @@ def main() -> None:
         f"vlhmm_{name}",
         figures,
         folder=".",
-        train_command=shlex.join(command),
+        train_command=shlex.join(command).replace(f"'$PPLSEQ_DATA/{options.corpus}'", f"$PPLSEQ_DATA/{options.corpus}"),
         training={"last": rows[-1], "validations": rows},
         kneser_ney=five_gram,
     )
