@@ -16,8 +16,8 @@ Shares are those of restarts whose automaton labels all 41 strings right: after 
 the first tables, without any EM. Accuracy and exactness are those of the most frequent language among these restarts.
 
 For comparison a tanh RNN and an LSTM of 16 units learn by gradients (Adam, batches of 32, gradients clipped at 1) from fresh
-strings for some seconds: one setting, not tuned; forget gates start open, with a bias of 3. Seconds are those of the processor, one thread. Rows are kept in
-results/long_range.json one by one.
+strings for some seconds: one setting, not tuned; the LSTM's forget gates start open, with a bias of 3. Seconds are those of the
+processor, one thread. Rows are kept in results/long_range.json one by one.
 
 Source: Bengio, Simard and Frasconi, Learning long-term dependencies with gradient descent is difficult (1994); Bengio and
 Frasconi, An input output HMM architecture (1995), sections 1 and 6.
