@@ -70,6 +70,9 @@ def evaluate(
 
     DATA is a corpus as for `train` (its test split), a text file (taken whole unless --split is given), or - for stdin;
     for a run, the default is the corpus it was trained on. Prints a JSON line per protocol, and a table on stderr.
+
+    Runs of `train iohmm` have options of their own (`pplseq evaluate RUN --help`); other commands: `pplseq lds evaluate`,
+    `pplseq tag eval`.
     """
     stream_counts = _stream_counts(streams)
     import torch

@@ -92,7 +92,8 @@ def fit(ctx: click.Context, counts: Path | None, out: Path | None, resume: Path 
     """Fit a model to COUNTS (a folder written by `pplseq count`).
 
     After every iteration of EM the run's folder gets a checkpoint last/, and best/ if it is the best so far; Ctrl-C and
-    SIGTERM stop between two iterations. Prints a JSON line at the end.
+    SIGTERM stop between two iterations. "gain": nats a token, as log-density, over words without context. Prints a JSON
+    line at the end.
     """
     from pplseq.cli.lds_runs import resume_fit, start_fit
 
