@@ -37,7 +37,7 @@ SCHEDULE = ["--schedule", "linear", "--validate-per-epoch", "1", "--normalizer-d
 SETTINGS = {
     "lstm": ["--epochs", "24", *SCHEDULE],
     "ff": ["--epochs", "16", "--batch-size", "32", *SCHEDULE],
-    "rnn": ["--epochs", "24", *SCHEDULE],
+    "rnn": ["--epochs", "10", *SCHEDULE],
 }
 
 
