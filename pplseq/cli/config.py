@@ -24,11 +24,15 @@ def _setting(
     flag: str = "",
     fixed: bool = True,
     duration: bool = False,
+    models: tuple[str, ...] = (),
 ) -> Any:
-    """A field of `RunConfig`. `fixed`: part of what a resumed run continues, so it cannot be given with --resume."""
-    return field(
-        default=default, metadata={"help": help, "choices": choices, "flag": flag, "fixed": fixed, "duration": duration}
-    )
+    """A field of `RunConfig`.
+
+    `fixed`: part of what a resumed run continues, so it cannot be given with --resume. `models`: those that read it; all if
+    empty.
+    """
+    metadata = {"help": help, "choices": choices, "flag": flag, "fixed": fixed, "duration": duration, "models": models}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -46,41 +50,67 @@ class RunConfig:
     max_vocabulary: int | None = _setting(None, "Keep this many words, the most frequent.")
     lower: bool = _setting(False, "Lower-case the text.", flag="--lower/--no-lower")
 
-    states: int | None = _setting(None, "States Z (default: 4096 for vlhmm, 64 for hmm).")
-    num_blocks: int = _setting(128, "Blocks M of words; each has Z / M states.", flag="--num-blocks,--blocks-count")
+    states: int | None = _setting(None, "States Z (default: 4096 for vlhmm, 64 for hmm).", models=("vlhmm", "hmm"))
+    num_blocks: int = _setting(
+        128, "Blocks M of words; each has Z / M states.", flag="--num-blocks,--blocks-count", models=("vlhmm",)
+    )
     block_sizes: str = _setting(
         "even",
         "States of a block: the same for all, or more for blocks of frequent words (by the root of their counts).",
         choices=("even", "frequency"),
+        models=("vlhmm",),
     )
-    blocks: str = _setting("brown", "brown, uniform, none, or a `paths` file written by `pplseq cluster`.")
-    eos_block: bool = _setting(True, "Give <eos> a block of its own.", flag="--eos-block/--no-eos-block")
+    blocks: str = _setting(
+        "brown", "brown, uniform, none, or a `paths` file written by `pplseq cluster`.", models=("vlhmm",)
+    )
+    eos_block: bool = _setting(
+        True, "Give <eos> a block of its own.", flag="--eos-block/--no-eos-block", models=("vlhmm",)
+    )
     exchange_passes: int = _setting(
-        0, "Passes that improve the Brown clusters word by word (3 gain 3 % of information)."
+        0, "Passes that improve the Brown clusters word by word (3 gain 3 % of information).", models=("vlhmm",)
     )
-    hidden: int = _setting(256, "Width h of the state embeddings and residual layers; units of a network's layers.")
-    layers: int = _setting(2, "Layers of an lstm.")
-    order: int = _setting(5, "n of the n-grams of ff: it sees n - 1 words.")
-    parameterization: str = _setting("independent", "State tables.", choices=("independent", "factored", "scalar"))
-    tied: bool = _setting(True, "One embedding table for start, transition and emission.", flag="--tied/--untied")
+    hidden: int = _setting(
+        256,
+        "Width h of the state embeddings and residual layers; units of a network's layers.",
+        models=("vlhmm", "rnn", "lstm", "ff"),
+    )
+    layers: int = _setting(2, "Layers of an lstm.", models=("lstm",))
+    order: int = _setting(5, "n of the n-grams of ff: it sees n - 1 words.", models=("ff",))
+    parameterization: str = _setting(
+        "independent", "State tables.", choices=("independent", "factored", "scalar"), models=("vlhmm",)
+    )
+    tied: bool = _setting(
+        True, "One embedding table for start, transition and emission.", flag="--tied/--untied", models=("vlhmm",)
+    )
     dropout: float | None = _setting(
         None,
         "Share of each block's states (0.5 for vlhmm), or of a network's units (0.3), left out of a training step.",
+        models=("vlhmm", "lstm", "ff"),
     )
     reset: bool = _setting(
-        True, "After <eos> the state starts afresh, in training and evaluation.", flag="--reset/--no-reset"
+        True,
+        "After <eos> the state starts afresh, in training and evaluation.",
+        flag="--reset/--no-reset",
+        models=("vlhmm",),
     )
-    init: str = _setting("normal", "Initialisation of the embeddings.", choices=("normal", "xavier"))
-    init_scale: float = _setting(0.1, "Standard deviation of the normal initialisation.")
-    temperature: float = _setting(1.0, "Divides the transition scores; sqrt(hidden) keeps bfloat16 honest.")
+    init: str = _setting("normal", "Initialisation of the embeddings.", choices=("normal", "xavier"), models=("vlhmm",))
+    init_scale: float = _setting(0.1, "Standard deviation of the normal initialisation.", models=("vlhmm",))
+    temperature: float = _setting(
+        1.0, "Divides the transition scores; sqrt(hidden) keeps bfloat16 honest.", models=("vlhmm",)
+    )
     normalizer_dtype: str = _setting(
         "float32",
         "Products in the training normaliser (of a network: of its softmax); evaluation is exact.",
         choices=("float32", "bfloat16"),
+        models=("vlhmm", "rnn", "lstm", "ff"),
     )
-    method: str = _setting("em", "How to fit `hmm`; vlhmm is always trained by gradient (sgd).", choices=("em", "sgd"))
+    method: str = _setting(
+        "em", "How to fit `hmm`; vlhmm is always trained by gradient (sgd).", choices=("em", "sgd"), models=("hmm",)
+    )
 
-    concentration: float = _setting(1.01, "Dirichlet concentration of EM's tables; 1 is maximum likelihood.")
+    concentration: float = _setting(
+        1.01, "Dirichlet concentration of EM's tables; 1 is maximum likelihood.", models=("hmm",)
+    )
 
     protocol: str = _setting(
         "carried", "Batches: streams with the belief carried over, or sentences.", choices=("carried", "sentence")
@@ -271,28 +301,14 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-_BLOCKS = (
-    "num_blocks block_sizes blocks eos_block exchange_passes parameterization tied reset init init_scale temperature"
-)
-READ_BY = {  # flags that only some models read
-    **{name: ("vlhmm",) for name in _BLOCKS.split()},
-    **{name: ("hmm",) for name in ("method", "concentration")},
-    "states": ("vlhmm", "hmm"),
-    "hidden": ("vlhmm", "rnn", "lstm", "ff"),
-    "dropout": ("vlhmm", "lstm", "ff"),
-    "normalizer_dtype": ("vlhmm", "rnn", "lstm", "ff"),
-    "layers": ("lstm",),
-    "order": ("ff",),
-}
-
-
 def refuse_foreign(model: str, names: Iterable[str]) -> None:
     """Raise click.UsageError for a flag that the model does not read: it would change nothing, unnoticed."""
-    known = {reader for readers in READ_BY.values() for reader in readers}
+    readers = {setting.name: setting.metadata["models"] for setting in fields(RunConfig)}
+    known = {reader for some in readers.values() for reader in some}
     for name in names if model in known else ():
-        if model not in READ_BY.get(name, (model,)):
+        if readers[name] and model not in readers[name]:
             raise click.UsageError(
-                f"--{name.replace('_', '-')} is a setting of {', '.join(READ_BY[name])}; {model} does not read it, leave it out"
+                f"--{name.replace('_', '-')} is a setting of {', '.join(readers[name])}; {model} does not read it, leave it out"
             )
 
 
