@@ -14,6 +14,7 @@ from pplseq.cli.iohmm_runs import Say, new_folder, sizes_of, write_run
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.infer.automaton_em import SeedBlock
 from pplseq.infer.automaton_learning import RECIPE, AutomatonLearner, LearnedAutomaton
+from pplseq.models import model_of_tables
 
 
 def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def _write_strings(
         {"automaton": candidate.automaton.to_dict(), "restarts": candidate.count, "chosen": place == found.chosen}
         for place, candidate in enumerate(found.candidates)
     ]
-    write_run(out, record, found.model())
+    write_run(out, record, model_of_tables(found.tables))
     (out / "automaton.json").write_text(json.dumps(automaton.to_dict(), indent=1) + "\n", encoding="utf-8")
     (out / "automaton.dot").write_text(automaton.to_dot(), encoding="utf-8")
     if settings["picture"]:

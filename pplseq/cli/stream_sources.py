@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from pplseq.baselines import NETWORKS
 from pplseq.cli import nearest
@@ -116,39 +113,11 @@ def open_source(spec: str, settings: SourceSettings, vocabulary: Vocabulary | No
 
 def stream_source(kind: str, num_words: int, settings: SourceSettings) -> Any:
     """A source that learns from the stream alone."""
+    from pplseq.sources import OnlineNGram, UniformSource, UnigramCache
+
     if kind == "uniform":
-        return Uniform(num_words)
-    from pplseq.sources import OnlineNGram, UnigramCache
-
+        return UniformSource(num_words)
     return UnigramCache(num_words, decay=settings.decay) if kind == "cache" else OnlineNGram(num_words)
-
-
-class Uniform:
-    """A source that finds all words equally probable, whatever came before."""
-
-    def __init__(self, num_words: int) -> None:
-        self.num_words = num_words
-
-    def predict(self) -> np.ndarray:
-        """(V,) probabilities of the next word."""
-        return np.full(self.num_words, 1 / self.num_words)
-
-    def log_prob_of(self, word: int) -> float:
-        """log 1 / V, nats."""
-        return -math.log(self.num_words)
-
-    def observe(self, word: int) -> None:
-        """Nothing to remember."""
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
 
 def _of_text(spec: str, kind: str, text_name: str, settings: SourceSettings, vocabulary: Vocabulary | None) -> Opened:

@@ -79,7 +79,8 @@ class LearnedAutomaton:
 
     @property
     def tables(self) -> SymbolTables:
-        """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y)."""
+        """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y); `pplseq.models.model_of_tables` makes
+        them an :class:`~pplseq.models.IOHMM`."""
         return self.candidate_tables.seeds(self.chosen)
 
     def choose(self, strings: Sequence[String], labels: Sequence[bool | int | str]) -> LearnedAutomaton:
@@ -93,12 +94,6 @@ class LearnedAutomaton:
         right = [sum(c.automaton.classify(s) == label for s, label in told) for c in self.candidates]
         chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the most frequent
         return replace(self, chosen=chosen, validation_right=right, num_validation=len(told))
-
-    def model(self):
-        """The :class:`~pplseq.models.IOHMM` of `tables`: a transition before the first output, so that no string is special."""
-        from pplseq.models.iohmm_automaton import model_of_tables
-
-        return model_of_tables(self.tables)
 
     @property
     def report(self) -> str:

@@ -279,7 +279,24 @@ class Chain:
         Args:
             inputs, emission_inputs: (*B[, U]) inputs of that step, where transitions or emissions depend on inputs.
         """
-        states = self._predict(self.filtered(), inputs)
+        return self.next_after(self.filtered(), inputs, emission_inputs)
+
+    @torch.no_grad()
+    def next_after(
+        self, belief: Belief | None, inputs: Tensor | None = None, emission_inputs: Tensor | None = None
+    ) -> NextDistribution:
+        """The distribution of the step behind a belief, or of a first step (one row), whatever this chain has observed.
+
+        Args:
+            belief: what a chain's ``filtered()`` returned, or None for the start.
+            inputs, emission_inputs: as for :meth:`next`.
+        """
+        if belief is not None:
+            states = self._predict(belief, inputs)
+        elif inputs is not None:
+            states = self.transition.initial_log_prob(inputs)
+        else:
+            states = self.transition.initial_log_prob().unsqueeze(0)
         words = self._words(states, emission_inputs) if hasattr(self.emission, "word_log_prob") else None
         return NextDistribution(states, words)
 

@@ -265,8 +265,7 @@ def _predict(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tup
         return chain.next().word_log_probs, chain.filtered(), answer
     # The model's specs come with a chain; which word it is about does not matter here.
     chain = model.posterior(torch.zeros(rows, 1, dtype=torch.long, device=model_device(model)))
-    start = chain.transition.initial_log_prob().expand(rows, -1)
-    return chain.emission.word_log_prob(start), None, {"words": [], "unknown": []}
+    return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
 
 
 def _top_states(model: Any, ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "IOHMM": "iohmm",
         "WeightPriors": "iohmm_networks",
         "extract_automaton": "iohmm_automaton",
+        "model_of_tables": "iohmm_automaton",
         "PROPS": "props",
         "PROPSLearner": "props_learner",
         "StreamingHMM": "streaming_hmm",

@@ -124,7 +124,7 @@ def sentence_posterior(model: Any, vocabulary: Any, words: Sequence[str], *, top
 
 def _expectations(model: Any, vocabulary: Any, x: torch.Tensor, chain: Any, top: int) -> list[list[tuple[str, float]]]:
     """(word, p(word | words before)) of the `top` words at each step, by filtering forward; `chain` gives the start."""
-    log_probs = chain.emission.word_log_prob(chain.transition.initial_log_prob().unsqueeze(0))[0]
+    log_probs = chain.next_after(None).word_log_probs[0]
     belief, expected = None, []
     for t in range(x.shape[1]):
         values, ids = log_probs.topk(min(top, len(log_probs)))

@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "check_alignment": "alignment",
         "CallableSource": "functions",
         "ArraySource": "functions",
+        "UniformSource": "counts",
         "UnigramCache": "counts",
         "OnlineNGram": "counts",
         "NGramSource": "ngram",

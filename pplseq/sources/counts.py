@@ -1,4 +1,4 @@
-"""Sources that know nothing but the stream: a cache of its words, and n-grams counted on the way."""
+"""Sources that know nothing but the stream: nothing at all, a cache of its words, and n-grams counted on the way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,38 @@ from typing import Any
 import numpy as np
 
 LARGEST = 1e12  # a decaying cache counts in units that grow; above this they are scaled back
+
+
+class UniformSource:
+    """A source that finds all words equally probable, whatever came before."""
+
+    name = "uniform"
+
+    def __init__(self, num_words: int):
+        if num_words < 1:
+            raise ValueError(f"num_words: expected at least 1, got {num_words}")
+        self.num_words = num_words
+
+    def predict(self) -> np.ndarray:
+        """(V,) probabilities of the next word."""
+        return np.full(self.num_words, 1 / self.num_words)
+
+    def log_prob_of(self, word: int) -> float:
+        """log 1 / V, nats."""
+        return -math.log(self.num_words)
+
+    def observe(self, word: int) -> None:
+        """Nothing to remember."""
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
 
 
 class UnigramCache:

@@ -41,12 +41,7 @@ class ModelSource:
         """(V,) probabilities."""
         # the specs come with a chain; which word it is about does not matter here
         chain = self._step[1] if self._step else self._read(0)
-        if self._belief is None:
-            states = chain.transition.initial_log_prob()[None]
-        else:
-            states = chain._predict(self._belief, None)
-        log_probs = chain.emission.word_log_prob(states)
-        return log_probs[0].double().softmax(-1).cpu().numpy()
+        return chain.next_after(self._belief).word_log_probs[0].double().softmax(-1).cpu().numpy()
 
     @torch.no_grad()
     def log_prob_of(self, y: int) -> float:

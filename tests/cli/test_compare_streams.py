@@ -111,14 +111,13 @@ def test_corpora_are_sources(pplseq):
 
 
 def test_models_of_hugging_face_read_given_words(pplseq, general, monkeypatch):
-    from pplseq.cli.stream_sources import Uniform
-    from pplseq.sources import HuggingFaceSource
+    from pplseq.sources import HuggingFaceSource, UniformSource
 
     asked = []
 
     def from_pretrained(name, vocabulary):
         asked.append(name)
-        return Uniform(len(vocabulary))
+        return UniformSource(len(vocabulary))
 
     monkeypatch.setattr(HuggingFaceSource, "from_pretrained", from_pretrained)
     words = general.replace("ngram:", "words:")

@@ -88,11 +88,11 @@ def test_damaged_state(pplseq, general, personal, whole, tmp_path, damage, optio
 @pytest.mark.parametrize("command", ["personalize", "compare-streams"])
 def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_path, bad, message, command):
     """The line is named, and the state before it stays."""
-    from pplseq.cli.stream_sources import Uniform
+    from pplseq.sources import UniformSource
 
-    predict = Uniform.predict
+    predict = UniformSource.predict
 
-    class Failing(Uniform):
+    class Failing(UniformSource):
         count = 0
 
         def predict(self):
@@ -103,7 +103,7 @@ def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_pat
 
         log_prob_of = property()  # the probabilities themselves have to be asked for
 
-    monkeypatch.setattr("pplseq.cli.stream_sources.Uniform", Failing)
+    monkeypatch.setattr("pplseq.sources.UniformSource", Failing)
     state = ("--state", tmp_path / "state", "--save-every", 1, "--source", "uniform")
     arguments = [general, *state] if command == "personalize" else [general, "uniform"]
     result = pplseq(command, *arguments, input="the cat sees\nthe dog\n", code=1)
