@@ -10,7 +10,8 @@ def lazy_names(package: str, names: dict[str, str]):
 
     def __getattr__(name: str):
         if name in names:
-            return getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+            where = names[name]
+            return getattr(importlib.import_module(where[1:] if where.startswith("@") else f"{package}.{where}"), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__():

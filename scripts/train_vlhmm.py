@@ -16,10 +16,10 @@ import torch
 from pplseq.data.batches import StreamBatches
 from pplseq.data.clustering import brown_clusters
 from pplseq.data.text import load_corpus
-from pplseq.infer.evaluation import score_text
-from pplseq.infer.settings import TrainSettings
-from pplseq.infer.training import train
 from pplseq.models import VLHMM, load_model
+from pplseq.runs.evaluation import score_text
+from pplseq.runs.settings import TrainSettings
+from pplseq.runs.training import train
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pplseq.baselines.taggers import check_words
-from pplseq.infer.tag_features import ABSENT, DEFAULT_TEMPLATES, TagFeatures
-from pplseq.models.tagger import Tagger, Words, check_sentences, tag_names
+from pplseq.models.taggers.features import ABSENT, DEFAULT_TEMPLATES, TagFeatures
+from pplseq.models.taggers.tagger import Tagger, Words, check_sentences, tag_names
 
 ALGORITHMS = ("lbfgs", "l2sgd", "ap", "pa", "arow")
 
@@ -23,7 +23,7 @@ class CRFSuiteTagger(Tagger):
 
     Args:
         algorithm: "lbfgs", "l2sgd", "ap" (averaged perceptron), "pa" or "arow".
-        templates: of features, see :class:`~pplseq.infer.tag_features.TagFeatures`.
+        templates: of features, see :class:`~pplseq.models.taggers.features.TagFeatures`.
         l2: weight of the squared length of the parameters (crfsuite's c2; "lbfgs" and "l2sgd").
         l1: of their sum of sizes (c1; "lbfgs").
         max_iterations: None leaves it to crfsuite, except for "lbfgs", which stops after 100.

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from pplseq.baselines.taggers import check_words
-from pplseq.infer.tag_features import ABSENT, DEFAULT_TEMPLATES, TagFeatures
-from pplseq.models.tagger import Tagger, check_sentences, tag_names
+from pplseq.models.taggers.features import ABSENT, DEFAULT_TEMPLATES, TagFeatures
+from pplseq.models.taggers.tagger import Tagger, check_sentences, tag_names
 
 
 class MaxEntTagger(Tagger):
     """p(tag | word and its neighbours) ~ exp(sum of weights of features); every word is tagged by itself.
 
     Args:
-        templates: of features, see :class:`~pplseq.infer.tag_features.TagFeatures`.
+        templates: of features, see :class:`~pplseq.models.taggers.features.TagFeatures`.
         l2: the loss is -log p + l2 |weights|^2 / 2, summed over the training text.
         max_iterations: of L-BFGS. tolerance: largest gradient, per word, at which it stops.
         min_count: how often a feature must occur in training.

@@ -82,7 +82,7 @@ class NeuralLanguageModel(nn.Module):
     """
 
     name: ClassVar[str]
-    questions: ClassVar[str] = "pplseq.baselines.network_queries"
+    questions: ClassVar[str] = "pplseq.baselines.answers"
     carry: ClassVar[type] = Carried  # what a checkpoint's belief is read back as
     precision: str = "full"  # of the softmax's products in training: see `SGDSettings`
     sparse_gradients: bool = False  # of the table of input words, where training can use them
@@ -339,7 +339,7 @@ class _SoftmaxNats(torch.autograd.Function):
 
 
 class MaximumLikelihood(nn.Module):
-    """A network's loss in the place of an ELBO: what `pplseq.infer.training.train` takes as its `elbo`."""
+    """A network's loss in the place of an ELBO: what `pplseq.runs.training.train` takes as its `elbo`."""
 
     def __init__(self, model: NeuralLanguageModel, guide: Any = None) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pplseq.baselines.taggers import check_words
-from pplseq.models.tagger import Tagger, check_sentences, tag_names
+from pplseq.models.taggers.tagger import Tagger, check_sentences, tag_names
 
 BRILL_TEMPLATES = ("fntbl37", "brill24", "nltkdemo18plus", "nltkdemo18")
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pplseq.infer.automaton import LABELS, Automaton, String
+from pplseq.models.automata.automaton import LABELS, Automaton, String
 
 
 def rpni(strings: Sequence[String], labels: Sequence[bool], *, symbols: Sequence[str] | None = None) -> Automaton:
     """The automaton that AALpy's RPNI learns, in its smallest form.
 
     Args:
-        strings, labels: as :class:`~pplseq.infer.automaton_learning.AutomatonLearner` takes them, of two classes.
+        strings, labels: as :class:`~pplseq.models.automata.learner.AutomatonLearner` takes them, of two classes.
         symbols: default: those of the strings. A symbol that no training string has at a state leads to a state that
             rejects for ever.
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pplseq.data.batches import StreamBatches
-from pplseq.infer import checkpoint
-from pplseq.infer.interruption import Stopped, StopSignals
-from pplseq.infer.metrics import MetricsLog
-from pplseq.infer.settings import NonFiniteLoss
+from pplseq.runs import checkpoint
+from pplseq.runs.metrics_log import MetricsLog
+from pplseq.runs.settings import NonFiniteLoss
+from pplseq.runs.signals import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from pplseq.baselines.neural import State

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.tagger import Tagger, Words, check_sentences, tag_names
+from pplseq.models.taggers.tagger import Tagger, Words, check_sentences, tag_names
 
 # (pattern, universal tag, Penn Treebank tag); the first pattern that a whole word matches decides
 ENGLISH_RULES = (

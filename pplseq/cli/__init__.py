@@ -14,17 +14,17 @@ import click
 
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
-    "train": ("pplseq.cli.train", "Train a model on a text, or an input-output HMM on a table or strings."),
+    "train": ("pplseq.cli.train.command", "Train a model on a text, or an input-output HMM on a table or strings."),
     "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
     "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
-    "lds": ("pplseq.cli.lds", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
-    "tag": ("pplseq.cli.tag", "Taggers: train them, tag files, score and compare."),
-    "cluster": ("pplseq.cli.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
-    "count": ("pplseq.cli.count", "Counts of words and of word pairs at several lags, in shards that add up."),
-    "count-merge": ("pplseq.cli.count_merge", "Add up counts of shards or texts."),
+    "lds": ("pplseq.cli.lds.commands", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
+    "tag": ("pplseq.cli.tag.commands", "Taggers: train them, tag files, score and compare."),
+    "cluster": ("pplseq.cli.corpus.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
+    "count": ("pplseq.cli.corpus.count", "Counts of words and of word pairs at several lags, in shards that add up."),
+    "count-merge": ("pplseq.cli.corpus.count_merge", "Add up counts of shards or texts."),
     "info": ("pplseq.cli.info", "Sizes of a text, and what a model of a given size will cost on it."),
-    "personalize": ("pplseq.cli.personalize", "Adapt models to a stream of text as it comes: one line in, one out."),
-    "compare-streams": ("pplseq.cli.compare_streams", "Which of two models expected each word of a stream."),
+    "personalize": ("pplseq.cli.streams.personalize", "Adapt models to a stream of text as it comes: one line in, one out."),
+    "compare-streams": ("pplseq.cli.streams.compare", "Which of two models expected each word of a stream."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
 }
 
@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no command {name!r}.{nearest(name, COMMANDS)}", ctx)
         if name in ("train", "query", "evaluate"):
             # tables and labelled strings have options and questions of their own
-            from pplseq.cli.iohmm import command_of
+            from pplseq.cli.iohmm.commands import command_of
 
             if (found := command_of(name, args[1:])) is not None:
                 return name, *found

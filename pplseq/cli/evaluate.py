@@ -77,8 +77,8 @@ def evaluate(
     stream_counts = _stream_counts(streams)
     import torch
 
-    from pplseq.cli.run import choose_device, load_trained
-    from pplseq.infer.evaluation import score_text
+    from pplseq.cli.train.run import choose_device, load_trained
+    from pplseq.runs.evaluation import score_text
 
     if threads:
         torch.set_num_threads(threads)
@@ -149,8 +149,8 @@ def _read(model: Path, data: str | None, split: str | None, vocabulary: Any, low
     """The text to score, encoded with the model's vocabulary."""
     from dataclasses import replace
 
-    from pplseq.cli.config import RunConfig
-    from pplseq.cli.run import build_corpus, saved_config
+    from pplseq.cli.train.config import RunConfig
+    from pplseq.cli.train.run import build_corpus, saved_config
     from pplseq.data.text import read_text
 
     config = saved_config(model) if (model / "config.toml").exists() else RunConfig(data="")

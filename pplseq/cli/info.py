@@ -46,10 +46,10 @@ def info(
     Nothing of the model's size is allocated: the estimate comes from operation counts and a short timing of the kernel
     that dominates.
     """
-    from pplseq.cli.config import RunConfig
-    from pplseq.cli.run import build_corpus, check_divisible, choose_device
+    from pplseq.cli.train.config import RunConfig
+    from pplseq.cli.train.run import build_corpus, check_divisible, choose_device
     from pplseq.data.statistics import describe_corpus
-    from pplseq.infer.cost import estimate
+    from pplseq.runs.cost import estimate
 
     if states is not None:
         check_divisible(states, num_blocks)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import click
 
-# question -> (function of pplseq.infer.queries, options it takes, whether it is about whole sentences, ended by <eos>)
+# question -> (function of pplseq.models.answers, options it takes, whether it is about whole sentences, ended by <eos>)
 QUESTIONS = {
     "score": ("score", (), True),
     "filter": ("filter_states", ("top",), True),
@@ -93,8 +93,8 @@ def query(
     """
     import torch
 
-    from pplseq.cli.run import choose_device, load_trained
-    from pplseq.infer.queries import answer_lines
+    from pplseq.cli.train.run import choose_device, load_trained
+    from pplseq.models.answers import answer_lines
 
     if threads:
         torch.set_num_threads(threads)
@@ -118,7 +118,7 @@ def query(
 
 def answering(model: Any, question: str, function: str) -> Callable[..., dict[str, Any]]:
     """The function that answers a question about a kind of model; ValueError where it has no answer."""
-    module = importlib.import_module(getattr(model, "questions", "pplseq.infer.queries"))
+    module = importlib.import_module(getattr(model, "questions", "pplseq.models.answers"))
     if not hasattr(module, function):
         known = ", ".join(name for name, (other, _, _) in QUESTIONS.items() if hasattr(module, other))
         raise ValueError(module.REFUSAL.format(question=question, known=known))

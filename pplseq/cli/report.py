@@ -60,7 +60,7 @@ def report(
         split_sentence(sentence)  # before anything is loaded
     import torch
 
-    from pplseq.cli.run import choose_device, load_trained
+    from pplseq.cli.train.run import choose_device, load_trained
     from pplseq.report.page import render_page
 
     if threads:
@@ -109,10 +109,10 @@ def _summarise(run: Path, model: Any, vocabulary: Any, options: dict[str, Any]) 
 
     import numpy as np
 
-    from pplseq.cli.config import RunConfig
-    from pplseq.cli.run import build_corpus, saved_config
-    from pplseq.infer.metrics import read_metrics
+    from pplseq.cli.train.config import RunConfig
+    from pplseq.cli.train.run import build_corpus, saved_config
     from pplseq.report.summary import summarise
+    from pplseq.runs.metrics_log import read_metrics
 
     notes: list[str] = []
     config = saved_config(run) if (run / "config.toml").is_file() else None
@@ -165,7 +165,7 @@ def _given_text(data: str, config: Any, vocabulary: Any) -> tuple[Any, Any]:
 
     import numpy as np
 
-    from pplseq.cli.run import build_corpus
+    from pplseq.cli.train.run import build_corpus
     from pplseq.data.text import read_text
 
     if data == "-" or Path(data).is_file():

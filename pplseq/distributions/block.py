@@ -13,8 +13,8 @@ from torch.distributions import constraints
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import Emission, Transition
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.kernels.log_norm import streamed_log_norm
-from pplseq.infer.kernels.log_semiring import log_matmul, logsumexp
+from pplseq.kernels.log_norm import streamed_log_norm
+from pplseq.kernels.log_semiring import log_matmul, logsumexp
 
 CACHED_WIDTH = 64  # from this many states a block, evaluation keeps the transition blocks it has computed
 PAIR_CACHE_BYTES = 5 << 28  # 1.25 GiB of them at most

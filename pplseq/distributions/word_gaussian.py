@@ -179,7 +179,7 @@ class WordEmission:
 
         Raises:
             ValueError: where V is too large to write a V x V covariance out; forecast states, and score words with
-                :func:`pplseq.infer.next_word.word_probs`.
+                :func:`pplseq.models.text_lds.next_word.word_probs`.
         """
         if self.num_words > PREDICTED_WORDS:
             raise ValueError(

@@ -13,8 +13,8 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.blocked_enum import BlockedEnum
-from pplseq.infer.chain import Chain
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.programs.blocked_enum import BlockedEnum
 
 
 class SequenceModel(PyroModule):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pplseq.data.ragged import pad_sequences
-from pplseq.infer.em import Batch, FitHistory, expectation_maximization
-from pplseq.infer.fitting import fit_variationally, maximize_by_gradient, sample_parameters
+from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
+from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, sample_parameters
 from pplseq.models.front import Front
 
 METHODS = ("em", "sgd", "svi", "nuts")
@@ -75,8 +75,8 @@ class Estimator(Front):
             warm_start: start from the parameters as they are, instead of anew from the data.
             num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
             seed: makes the fit repeatable; None draws from torch's generator.
-            **options: of :func:`~pplseq.infer.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
-                the functions in :mod:`pplseq.infer.fitting` (num_steps, learning_rate, guide, num_samples, ...).
+            **options: of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
+                the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, learning_rate, guide, num_samples, ...).
 
         Returns:
             The model itself.

@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq.data.ragged import pad_sequences
-from pplseq.infer.em import Batch
+from pplseq.infer.fit.em import Batch
 
 
 class Front:

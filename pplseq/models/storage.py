@@ -85,7 +85,7 @@ def load_model(folder, device: str | torch.device = "cpu"):
     header, tensors = read_folder(folder)
     path = folder / "config.json"
     if header.get("model") == "tagger":
-        raise ValueError(f"{folder}: a tagger; use pplseq.models.tagger.load_tagger, or `pplseq tag run`")
+        raise ValueError(f"{folder}: a tagger; use pplseq.models.taggers.tagger.load_tagger, or `pplseq tag run`")
     if header.get("model") not in REGISTRY:
         raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(REGISTRY)}")
     try:

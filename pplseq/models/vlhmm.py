@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.time_index import markov
+from pplseq.infer.programs.markov import markov
 from pplseq.models.base import SequenceModel, check_lengths, check_start, check_states, check_words
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")

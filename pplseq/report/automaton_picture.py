@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pplseq.infer.automaton import LABELS, Automaton
+from pplseq.models.automata.automaton import LABELS, Automaton
 
 INK, MUTED, ACCENT, PAPER = "#1d1c1a", "#6a665e", "#1d5a7a", "#ffffff"
 MAX_STATES = 40

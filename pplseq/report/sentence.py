@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pplseq.data.text import Text
-from pplseq.infer.training import model_device
+from pplseq.runs.training import model_device
 
 MAX_WORDS = 200
 ENTROPY_CELLS = 1 << 26  # cells of pair marginals that the entropy of paths may take

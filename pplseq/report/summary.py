@@ -10,8 +10,6 @@ import numpy as np
 import torch
 
 from pplseq.data.text import Text
-from pplseq.infer.evaluation import PROTOCOLS, TextScore, score_text
-from pplseq.infer.training import model_device
 from pplseq.report.blocks import (
     Groups,
     GroupSummary,
@@ -27,6 +25,8 @@ from pplseq.report.learning import Learning, read_learning
 from pplseq.report.sentence import SentencePosterior, sentence_posterior, split_sentence, typical_lines
 from pplseq.report.tokens import TokenCosts, token_costs
 from pplseq.report.usage import Usage, first_lines, state_usage, written_text
+from pplseq.runs.evaluation import PROTOCOLS, TextScore, score_text
+from pplseq.runs.training import model_device
 
 
 @dataclass(frozen=True, eq=False)

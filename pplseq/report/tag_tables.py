@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pplseq.infer.tag_comparison import CurvePoint, SystemResult
-from pplseq.infer.tag_scores import McNemar, Share, TagScores, mcnemar
+from pplseq.models.taggers.comparison import CurvePoint, SystemResult
+from pplseq.models.taggers.scores import McNemar, Share, TagScores, mcnemar
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pplseq import __version__
 from pplseq.data.universal_tags import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
-from pplseq.infer.tag_scores import Share, TagScores
+from pplseq.models.taggers.scores import Share, TagScores
 from pplseq.report.markup import escape, folded, percent, table, word
 from pplseq.report.style import STYLE
 

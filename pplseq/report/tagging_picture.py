@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.infer.tag_comparison import CurvePoint
-from pplseq.infer.tag_scores import TagScores
+from pplseq.models.taggers.comparison import CurvePoint
+from pplseq.models.taggers.scores import TagScores
 
 INK, MUTED, RULE = "#1d1c1a", "#6a665e", "#d8d3c7"
 LINES = ("#1d5a7a", "#c85224", "#7a5c1d", "#4d7a1d", "#6b3d8f", "#1d1c1a", "#b03060", "#a39d92")

@@ -10,9 +10,9 @@ import torch
 
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
-from pplseq.infer.evaluation import check_vocabulary
-from pplseq.infer.queries import continue_text
-from pplseq.infer.training import model_device
+from pplseq.models.answers import continue_text
+from pplseq.runs.evaluation import check_vocabulary
+from pplseq.runs.training import model_device
 
 CELLS_AT_ONCE = 1 << 24  # transition cells held at once: 64 MB in float32
 NUM_STREAMS = 4  # few, long segments: a state is smoothed with the words of its own segment only

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pplseq.sources.protocol import CheckedSource, Source
+from pplseq.models.props.source import CheckedSource, Source
 
 
 class Alignment(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.sources.protocol import CheckedSource, Source, source_state
+from pplseq.models.props.source import CheckedSource, Source, source_state
 
 
 class MixtureSource:

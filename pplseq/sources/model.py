@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from pplseq.distributions.state import Belief
-from pplseq.infer.chain import Chain
-from pplseq.infer.training import model_device
+from pplseq.infer.discrete.chain import Chain
+from pplseq.runs.training import model_device
 
 
 class ModelSource:

@@ -20,13 +20,13 @@ import numpy as np
 from record import data_folder, peak_gigabytes, record, seconds
 
 from pplseq.data.lag_counts import LagCounts
-from pplseq.infer.asos import asos_statistics, maximize
-from pplseq.infer.asos_em import fit_asos
-from pplseq.infer.horizon import count_pairs, horizon_check
-from pplseq.infer.lag_covariances import LagCovariances
-from pplseq.infer.realisation import realise
-from pplseq.infer.steady_state import SteadyState
-from pplseq.infer.subspace import subspace_identification
+from pplseq.models.text_lds.asos import asos_statistics, maximize
+from pplseq.models.text_lds.asos_em import fit_asos
+from pplseq.models.text_lds.horizon import count_pairs, horizon_check
+from pplseq.models.text_lds.lag_covariances import LagCovariances
+from pplseq.models.text_lds.realisation import realise
+from pplseq.models.text_lds.steady_state import SteadyState
+from pplseq.models.text_lds.subspace import subspace_identification
 
 NUM_STATES, MAX_LAG, LINE = 32, 7, 25
 PROMISED = {"iteration_seconds": 0.1, "restricted_iteration_seconds": 0.005, "gigabytes": 24}

@@ -99,10 +99,10 @@ def batch_against_loop(task: str, grammar: int | None, singles: int) -> dict:
     """Milliseconds a restart of the batch, and of fits one by one; ends the program where they disagree."""
     import torch
 
-    from pplseq.infer.iohmm_em import run_em
-    from pplseq.infer.iohmm_problem import take
-    from pplseq.infer.restart_starts import draw_parameters
-    from pplseq.infer.restarts import RestartBlock
+    from pplseq.models.iohmm.restarts.em import run_em
+    from pplseq.models.iohmm.restarts.history import RestartBlock
+    from pplseq.models.iohmm.restarts.problem import take
+    from pplseq.models.iohmm.restarts.starts import draw_parameters
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -133,7 +133,7 @@ def likelihood_of_tables(task: str, grammar: int | None, initial, transition, em
     """Our log-likelihood under a peer's tables: (Z,), (L, Z, Z), (Z, V) log-probabilities."""
     import torch
 
-    from pplseq.infer.kernels.restart_scan import expectation
+    from pplseq.kernels.restart_scan import expectation
 
     ours = problem(task, grammar)
     pair = torch.tensor(transition, dtype=torch.float64)
@@ -271,7 +271,7 @@ def against_iohmm(python: str):
 def against_dynamax(python: str):
     import torch
 
-    from pplseq.infer.iohmm_em import run_em
+    from pplseq.models.iohmm.restarts.em import run_em
 
     torch.set_num_threads(1)
     ours = problem("symbols")

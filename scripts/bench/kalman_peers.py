@@ -69,7 +69,7 @@ def pplseq_runs(h: int, variant: str):
     from pplseq.distributions.gaussian_types import GaussianBelief
     from pplseq.distributions.linear_gaussian import LinearEmission
     from pplseq.distributions.noise import DiagonalNoise
-    from pplseq.infer.gaussian_chain import Dynamics, GaussianChain
+    from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
 
     torch.set_num_threads(1)
     dtype = getattr(torch, variant)

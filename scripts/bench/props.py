@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from record import record
 
-from pplseq.infer.online_batch import BatchStream
-from pplseq.infer.online_em import StreamState, start_stream
-from pplseq.infer.online_oracle import DenseStream
-from pplseq.infer.online_settings import OnlineEM
+from pplseq.models.props.online_batch import BatchStream
+from pplseq.models.props.online_em import StreamState, start_stream
+from pplseq.models.props.oracle import DenseStream
+from pplseq.models.props.settings import OnlineEM
 
 SIZES = (200, 2_000, 13_711, 200_000)
 NUM_SOURCES, NUM_OWN = 1, 2

@@ -29,7 +29,7 @@ PROMISED = {"hmm": {"tokens_per_second": 50_000}, "latent": {"train_seconds": 60
 
 def train_all(systems, train):
     """Taggers, and the processor seconds of their training."""
-    from pplseq.cli.tag_systems import make_tagger
+    from pplseq.baselines.tagging_systems import make_tagger
 
     taggers, times = {}, {}
     for name in systems:
@@ -85,7 +85,7 @@ def main() -> None:
     import torch
 
     from pplseq.data.columns import read_conllu
-    from pplseq.infer.tag_scores import score_tags, training_words
+    from pplseq.models.taggers.scores import score_tags, training_words
     from pplseq.report.tag_tables import plain_table
 
     torch.set_num_threads(1)

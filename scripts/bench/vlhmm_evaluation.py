@@ -15,8 +15,8 @@ from record import data_folder, peak_gigabytes, record
 
 from pplseq.data.clustering import brown_clusters
 from pplseq.data.text import load_corpus
-from pplseq.infer.evaluation import score_carried, score_sentences
 from pplseq.models import VLHMM
+from pplseq.runs.evaluation import score_carried, score_sentences
 
 
 def main() -> None:

@@ -56,8 +56,8 @@ def column_source(name: str, options):
 
     from pplseq.data import Vocabulary
     from pplseq.data.word_forms import WordForms
-    from pplseq.infer.tag_columns import EmbeddingColumns, PosteriorColumns, TypeColumns
     from pplseq.models import load_model
+    from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns
 
     if name.startswith("lds") and options.lds:
         model, vocabulary, _ = load_model(options.lds)
@@ -74,9 +74,9 @@ def column_source(name: str, options):
 
 def make(system: str, options):
     """A tagger by its name here, else by its name in `pplseq tag`."""
-    from pplseq.cli.tag_systems import make_tagger
-    from pplseq.infer.crf_fitting import CRFSettings
+    from pplseq.baselines.tagging_systems import make_tagger
     from pplseq.models import CRFTagger, MEMMTagger
+    from pplseq.models.taggers.weights import CRFSettings
 
     if system not in FEATURED:
         return make_tagger(system)
@@ -89,7 +89,7 @@ def make(system: str, options):
 
 def run_one(system: str, train, test, options):
     """One row of the table, and the scores."""
-    from pplseq.infer.tag_scores import score_tags, training_words
+    from pplseq.models.taggers.scores import score_tags, training_words
 
     tagger = make(system, options)
     started = time.perf_counter(), time.process_time()
@@ -139,7 +139,7 @@ def main() -> None:
     import torch
 
     from pplseq.data import read_columns
-    from pplseq.infer.tag_scores import mcnemar
+    from pplseq.models.taggers.scores import mcnemar
 
     torch.set_num_threads(1)
     folder = data_folder() / "conll2000"

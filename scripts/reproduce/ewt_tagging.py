@@ -32,14 +32,14 @@ HEAD = ("system", "all", "known", "unknown", "sentences", "V", "train s", "token
 
 def default_systems() -> list[str]:
     """Those of `pplseq tag compare`, and those that learn without all tags."""
-    from pplseq.cli.tag_systems import COMPARED, SYSTEMS
+    from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
 
     return [*COMPARED, *(name for name, system in SYSTEMS.items() if system.untagged and name not in COMPARED)]
 
 
 def make(system: str):
     """A tagger from a name and options."""
-    from pplseq.cli.tag_systems import make_tagger, parse_settings
+    from pplseq.baselines.tagging_systems import make_tagger, parse_settings
 
     name, *settings = system.split()
     return make_tagger(name, parse_settings(tuple(settings)))
@@ -56,8 +56,8 @@ def training_text(system: str, train):
 
 def run_one(system: str, train, test) -> dict:
     """A row of the table."""
-    from pplseq.infer.tag_clusters import names_of_clusters, score_clusters
-    from pplseq.infer.tag_scores import score_tags, training_words
+    from pplseq.models.taggers.clusters import names_of_clusters, score_clusters
+    from pplseq.models.taggers.scores import score_tags, training_words
 
     tagger = make(system)
     seen = training_text(system, train)

@@ -37,7 +37,7 @@ def covariances(options):
 
     from pplseq.data import load_corpus
     from pplseq.data.lag_counts import LagCounts
-    from pplseq.infer.lag_covariances import LagCovariances
+    from pplseq.models.text_lds.lag_covariances import LagCovariances
 
     held_out = None
     if options.counts:
@@ -56,7 +56,7 @@ def curve(how: str, identification, cov, held_out, options) -> dict:
     """EM from one start."""
     from lds_starts import start_parameters
 
-    from pplseq.infer.asos_em import fit_asos
+    from pplseq.models.text_lds.asos_em import fit_asos
 
     started = time.process_time()
     more = {"num_iterations": options.restricted_iterations} if how == "restricted" else {}
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--label", default="", help="added to the names of the results")
     options = parser.parse_args()
 
-    from pplseq.infer.subspace import subspace_identification
+    from pplseq.models.text_lds.subspace import subspace_identification
 
     cov, held_out = covariances(options)
     started = time.process_time()

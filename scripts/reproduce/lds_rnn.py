@@ -41,7 +41,7 @@ def one_sequence(text):
 def linear_filter(text, options):
     """Weights of an LDS's steady filter as a linear network (`rnn_weights`), and what it took."""
     from pplseq.data.lag_counts import LagCounts
-    from pplseq.models.text_fitting import FitSettings, fit_text_lds
+    from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
 
     settings = FitSettings(
         options.units,
@@ -107,7 +107,7 @@ def train(start: str, corpus, options) -> dict:
 def figures(start: str, corpus, folder: Path, settings) -> dict:
     """What a run's folder says, and the perplexities of its best model."""
     from pplseq.baselines import RNN
-    from pplseq.infer.metrics import read_metrics
+    from pplseq.runs.metrics_log import read_metrics
 
     best = RNN.load(folder / "best")
     epochs = [

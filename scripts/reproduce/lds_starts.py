@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pplseq.infer.lag_covariances import LagCovariances
-from pplseq.infer.matrix_equations import solve_lyapunov
-from pplseq.infer.realisation import MARGIN, realise
-from pplseq.infer.steady_state import TextParameters, gram, largest_reduction
-from pplseq.infer.subspace import Identification
+from pplseq.kernels.matrix_equations import solve_lyapunov
+from pplseq.models.text_lds.lag_covariances import LagCovariances
+from pplseq.models.text_lds.realisation import MARGIN, realise
+from pplseq.models.text_lds.steady_state import TextParameters, gram, largest_reduction
+from pplseq.models.text_lds.subspace import Identification
 
 STARTS = ("paper", "line_search", "restricted", "random")
 

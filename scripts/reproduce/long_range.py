@@ -59,11 +59,11 @@ def learn_automata(length: int, options) -> dict:
     import numpy as np
     import torch
 
-    from pplseq.infer.automaton import Automaton, distinct_automata
-    from pplseq.infer.automaton_em import SeedBlock, draw_tables, fit_tables
-    from pplseq.infer.automaton_learning import hardened
-    from pplseq.infer.automaton_repair import num_right, repair
-    from pplseq.infer.prefix_tree import PrefixTree
+    from pplseq.models.automata.automaton import Automaton, distinct_automata
+    from pplseq.models.automata.em import SeedBlock, draw_tables, fit_tables
+    from pplseq.models.automata.learner import hardened
+    from pplseq.models.automata.prefix_tree import PrefixTree
+    from pplseq.models.automata.repair import num_right, repair
 
     strings, labels = draw_strings(NUM_STRINGS, length, seed=length)
     tree = PrefixTree.grow([*strings, ""], [*labels, False])

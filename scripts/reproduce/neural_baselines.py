@@ -55,8 +55,8 @@ def evaluate(options, run: Path) -> dict:
     """Perplexities of the best weights."""
     from pplseq.baselines import NeuralLanguageModel
     from pplseq.data.text import load_corpus
-    from pplseq.infer.evaluation import score_text
-    from pplseq.infer.metrics import read_metrics
+    from pplseq.runs.evaluation import score_text
+    from pplseq.runs.metrics_log import read_metrics
 
     model = NeuralLanguageModel.load(run / "best")
     corpus = load_corpus(data_folder() / options.corpus, vocabulary=model.vocabulary)

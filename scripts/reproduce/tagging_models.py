@@ -9,7 +9,7 @@ import numpy as np
 from tagging_text import lag_counts, word2vec
 
 from pplseq.data import Text
-from pplseq.infer.metrics import read_metrics
+from pplseq.runs.metrics_log import read_metrics
 
 Embed = Callable[[Text], np.ndarray]
 
@@ -52,11 +52,11 @@ def text_lds(how: str, text: Text, options):
     """
     from lds_starts import random_parameters
 
-    from pplseq.infer.lag_covariances import LagCovariances
-    from pplseq.infer.realisation import realise
-    from pplseq.infer.subspace import subspace_identification
     from pplseq.models import load_model
-    from pplseq.models.text_fitting import FitSettings, fit_text_lds
+    from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
+    from pplseq.models.text_lds.lag_covariances import LagCovariances
+    from pplseq.models.text_lds.realisation import realise
+    from pplseq.models.text_lds.subspace import subspace_identification
 
     only_start = how in ("ssid", "restricted")
     settings = FitSettings(

@@ -88,8 +88,8 @@ def paper_part(grammar, options) -> dict:
     import torch
 
     from pplseq.data.tomita import random_strings
-    from pplseq.infer.automaton_em import SeedBlock, SymbolTables, draw_tables, fit_tables
-    from pplseq.infer.prefix_tree import PrefixTree
+    from pplseq.models.automata.em import SeedBlock, SymbolTables, draw_tables, fit_tables
+    from pplseq.models.automata.prefix_tree import PrefixTree
 
     started = time.perf_counter()
     training = PrefixTree.grow(grammar.strings, grammar.labels)
@@ -135,9 +135,9 @@ def score_run(grammar, sizes: list[tuple]) -> dict:
     import torch
 
     from pplseq.data.tomita import all_strings
-    from pplseq.infer.automaton import Automaton
-    from pplseq.infer.automaton_learning import hardened
-    from pplseq.infer.prefix_tree import PrefixTree
+    from pplseq.models.automata.automaton import Automaton
+    from pplseq.models.automata.learner import hardened
+    from pplseq.models.automata.prefix_tree import PrefixTree
 
     _, size, converged, tables = max(sizes, key=lambda found: (found[0], -found[1]))
     row = {
@@ -164,7 +164,7 @@ def score_run(grammar, sizes: list[tuple]) -> dict:
 
 def accepted(tree, tables):
     """(B, R) whether each network gives more than a half to accepting each string."""
-    from pplseq.infer.automaton_em import label_probabilities
+    from pplseq.models.automata.em import label_probabilities
 
     return label_probabilities(tree, tables)[:, 1] > 0.5
 
@@ -175,8 +175,8 @@ def recipe_part(grammar, options, *, repair: bool) -> dict:
     from dataclasses import replace
 
     from pplseq.data.tomita import random_strings
-    from pplseq.infer.automaton import Automaton
-    from pplseq.infer.automaton_learning import RECIPE, AutomatonLearner
+    from pplseq.models.automata.automaton import Automaton
+    from pplseq.models.automata.learner import RECIPE, AutomatonLearner
 
     language = Automaton.from_regex(grammar.regex, "01")
     blocks = [replace(block, num_seeds=options.seeds // len(RECIPE)) for block in RECIPE]
@@ -226,7 +226,7 @@ def rpni_part(grammar) -> dict:
 
     from pplseq.baselines.rpni import rpni
     from pplseq.data.tomita import all_strings
-    from pplseq.infer.automaton import Automaton
+    from pplseq.models.automata.automaton import Automaton
 
     try:
         started = time.perf_counter()

@@ -65,8 +65,8 @@ def evaluate(options, run: Path) -> dict:
     import torch
 
     from pplseq.data.text import load_corpus
-    from pplseq.infer.evaluation import score_text
     from pplseq.models import load_model
+    from pplseq.runs.evaluation import score_text
 
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -8,9 +8,9 @@ from torch.nn import functional
 from pplseq.baselines import LSTM, RNN, FeedForward, SGDSettings, neural
 from pplseq.baselines.neural import MaximumLikelihood, NeuralLanguageModel
 from pplseq.data import StreamBatches, Text, Vocabulary
-from pplseq.infer.evaluation import score_text
-from pplseq.infer.settings import TrainSettings
-from pplseq.infer.training import train
+from pplseq.runs.evaluation import score_text
+from pplseq.runs.settings import TrainSettings
+from pplseq.runs.training import train
 
 MODELS = {
     "rnn": lambda v: RNN(v, 5, init_scale=0.7, seed=1),

@@ -11,8 +11,8 @@ import torch
 from pplseq.baselines import RNN, SGDSettings
 from pplseq.baselines.neural import NeuralLanguageModel
 from pplseq.data import Text, Vocabulary
-from pplseq.infer.metrics import read_metrics
-from pplseq.infer.settings import NonFiniteLoss
+from pplseq.runs.metrics_log import read_metrics
+from pplseq.runs.settings import NonFiniteLoss
 
 
 def slow_log_probs(tokens, eos_id, A, B, C, c):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pplseq.data.tomita import GRAMMARS, all_strings, tomita
-from pplseq.infer.automaton import Automaton
+from pplseq.models.automata.automaton import Automaton
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.tagger import TAGGERS, load_tagger
+from pplseq.models.taggers.tagger import TAGGERS, load_tagger
 
 TEXT = """
 the_DET dog_NOUN barks_VERB ._PUNCT

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
-from pplseq.infer.automaton import Automaton
 from pplseq.models import load_model
+from pplseq.models.automata.automaton import Automaton
 
 
 def pplseq(*arguments, code=0, text=None):
@@ -186,8 +186,8 @@ def test_small_units(folder):
 
 def test_interrupted(folder, table, strings, monkeypatch):
     """What was finished is kept, and the exit code says so."""
-    from pplseq.infer.automaton_learning import AutomatonLearner
     from pplseq.models import IOHMM
+    from pplseq.models.automata.learner import AutomatonLearner
 
     fit, fit_size = IOHMM.fit, AutomatonLearner._fit_size
 

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from pplseq.cli import main
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text, load_corpus
-from pplseq.infer.metrics import read_metrics
-from pplseq.models import HMM, load_model, text_fitting
-from pplseq.models.text_fitting import FitSettings, fit_text_lds
-from pplseq.models.text_lds import TextLDS
+from pplseq.models import HMM, load_model
+from pplseq.models.text_lds import fit as text_fitting
+from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
+from pplseq.models.text_lds.program import TextLDS
+from pplseq.runs.metrics_log import read_metrics
 
 pytest.importorskip("scipy")
 
@@ -325,7 +326,7 @@ def test_writing_is_whole_or_not_at_all(run, tmp_path, monkeypatch):
         file.write("half")
         raise OSError("disk full")
 
-    from pplseq.cli import lds_runs
+    from pplseq.cli.lds import runs as lds_runs
 
     (tmp_path / "x.tsv").write_text("before")
     monkeypatch.setattr(lds_runs, "_write_table", broken)

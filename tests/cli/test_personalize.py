@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from pplseq.baselines import KneserNey
-from pplseq.cli import stream_runs
-from pplseq.cli.stream_lines import LineWriter
-from pplseq.cli.stream_models import Overheard
+from pplseq.cli.streams import runs as stream_runs
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.sources.lines import LineWriter
+from pplseq.sources.personal_model import Overheard
 
 
 def lines_of(result):
@@ -30,8 +30,8 @@ def lines_of(result):
 
 @pytest.mark.parametrize("by_line", [False, True])
 def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options, personal_lines, by_line):
-    from pplseq.cli.stream_sources import SourceSettings, open_source
     from pplseq.models import PROPSLearner
+    from pplseq.sources.opening import SourceSettings, open_source
 
     settings = SourceSettings(order=3)
     first = open_source(general, settings)
@@ -277,7 +277,7 @@ def test_overheard_sources_say_what_they_gave():
 
 
 def test_infinite_ratios_are_null():
-    from pplseq.cli.stream_words import Line
+    from pplseq.cli.streams.words import Line
 
     line = Line({"line": 1, "words": ["x"] * 3, "unknown": []}, ["x"] * 3, [0] * 3, [True] * 3)
     never = -math.inf

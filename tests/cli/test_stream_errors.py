@@ -121,7 +121,7 @@ def test_a_folder_that_holds_something_else(pplseq, general, tmp_path):
 
 
 def test_two_processes_and_one_state(pplseq, general, whole, options):
-    from pplseq.infer.checkpoint import only_one_run
+    from pplseq.runs.checkpoint import only_one_run
 
     with only_one_run(whole[1]):
         assert (
@@ -134,6 +134,6 @@ def test_a_full_disk(pplseq, general, tmp_path, monkeypatch):
     def fail(self, folder):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("pplseq.cli.stream_models.PersonalModel.save", fail)
+    monkeypatch.setattr("pplseq.sources.personal_model.PersonalModel.save", fail)
     result = pplseq("personalize", general, "--state", tmp_path / "state", input="the cat\n", code=1)
     assert "could not save" in result.stderr and result.stdout == ""  # before anything is learned

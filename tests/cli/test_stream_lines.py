@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pplseq.cli.stream_lines import MAX_LINE_BYTES, LineReader, LineWriter, Place
-from pplseq.cli.stream_state import has_state, load_state, save_state
-from pplseq.cli.stream_words import Encoder, Shown, as_json, rounded
+from pplseq.cli.streams.words import Encoder, Shown, as_json, rounded
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.infer.checkpoint import CheckpointError, SaveError
-from pplseq.infer.interruption import Stopped, StopSignals
+from pplseq.runs.checkpoint import CheckpointError, SaveError
+from pplseq.runs.signals import Stopped, StopSignals
+from pplseq.sources.lines import MAX_LINE_BYTES, LineReader, LineWriter, Place
+from pplseq.sources.stream_state import has_state, load_state, save_state
 
 
 def read_all(reader, count=None):

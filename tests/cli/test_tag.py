@@ -3,14 +3,15 @@
 import json
 
 import pytest
-import toy_tagger
 from click.testing import CliRunner
-from toy_tagger import ToyTagger
+from support import toy_tagger
+from support.toy_tagger import ToyTagger
 
-from pplseq.cli import main, tag_systems
-from pplseq.cli.tag_systems import SYSTEMS, System, load_tagger
+from pplseq.baselines import tagging_systems as tag_systems
+from pplseq.baselines.tagging_systems import SYSTEMS, System, load_tagger
+from pplseq.cli import main
 from pplseq.data import TaggedSentence, read_tagged, write_tagged
-from pplseq.models.tagger import TAGGERS
+from pplseq.models.taggers.tagger import TAGGERS
 
 TRAIN = [
     TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),
@@ -42,7 +43,7 @@ def toy_systems(monkeypatch):
     systems = {"hmm": "ToyTagger", "rules": "PlainTagger", "crfsuite": "Needy", "maxent": "Failing", "memm": "Absent"}
     for system, maker in systems.items():
         tagger = getattr(getattr(toy_tagger, maker, None), "name", "absent")
-        monkeypatch.setitem(TAGGERS, tagger, f"toy_tagger:{maker}")
+        monkeypatch.setitem(TAGGERS, tagger, f"support.toy_tagger:{maker}")
         monkeypatch.setitem(SYSTEMS, system, System(tagger, None, {}, ""))
 
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from pplseq.cli import main
-from pplseq.infer import training
-from pplseq.infer.metrics import read_metrics
+from pplseq.runs import training
+from pplseq.runs.metrics_log import read_metrics
 
 SMALL = "--states 48 --num-blocks 12 --hidden 8 --batch-size 4 --segment-length 12 --epochs 1 --log-interval 7"
 SMALL = [*SMALL.split(), "--max-vocabulary", "100", "--threads", "1", "--device", "cpu"]
@@ -257,7 +257,7 @@ def test_full_disk(text, tmp_path):
     script = f"""
 import resource, sys
 from pplseq.cli import main
-from pplseq.infer import training
+from pplseq.runs import training
 save = training._Loop.save
 def limited(self, name):
     if self.progress.step:

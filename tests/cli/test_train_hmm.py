@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from pplseq.cli import main
 from pplseq.data.builtin import generated_language
 from pplseq.data.text import load_corpus
-from pplseq.infer import em_training
-from pplseq.infer.evaluation import score_sentences
-from pplseq.infer.metrics import read_metrics
 from pplseq.models import HMM
+from pplseq.runs import em_training
+from pplseq.runs.evaluation import score_sentences
+from pplseq.runs.metrics_log import read_metrics
 
 
 def pplseq(*arguments, code=0):

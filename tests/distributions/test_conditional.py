@@ -10,11 +10,11 @@ from pyro.infer import TraceEnum_ELBO
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief
-from pplseq.infer.blocked_enum import BlockedEnum
-from pplseq.infer.chain import build_chain
-from pplseq.infer.elbo import no_guide
-from pplseq.infer.oracle import enumerate_paths, forward_loop, generic_log_prob
-from pplseq.infer.time_index import markov
+from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop, generic_log_prob
+from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.markov import markov
 
 close = torch.testing.assert_close
 F64 = torch.float64

@@ -19,8 +19,8 @@ from pplseq.distributions import (
     TableTransition,
 )
 from pplseq.distributions.blocks import WordGroups
-from pplseq.infer.chain import build_chain
-from pplseq.infer.oracle import enumerate_paths
+from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.oracles.discrete import enumerate_paths
 
 F64 = torch.float64
 close = torch.testing.assert_close

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pplseq.infer import TraceBlockedEnum_ELBO
-from pplseq.infer.elbo import no_guide
-from pplseq.infer.kernels.log_norm import log_norm_reference, streamed_log_norm
+from pplseq.infer.programs.elbo import no_guide
+from pplseq.kernels.log_norm import log_norm_reference, streamed_log_norm
 from pplseq.models import IOHMM, VLHMM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from gaussian_models import GAUSSIAN_MODELS
 from pyro import poutine
 from pyro.infer import Trace_ELBO
+from support.gaussian_models import GAUSSIAN_MODELS
 
-from pplseq.infer.elbo import TraceBlockedEnum_ELBO, no_guide
-from pplseq.infer.oracle import generic_log_prob
-from pplseq.infer.state_inference import check_vectorizable, infer_states
+from pplseq.infer.oracles.discrete import generic_log_prob
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO, no_guide
+from pplseq.infer.programs.states import check_vectorizable, infer_states
 from pplseq.models import HMM, IOHMM, PROPS, REGISTRY, VLHMM, StreamingHMM, load_model
 
 close = torch.testing.assert_close

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from gaussian_models import GAUSSIAN_MODELS
 from pyro import poutine
 from pyro.infer import Trace_ELBO
+from support.gaussian_models import GAUSSIAN_MODELS
 
-from pplseq.infer.elbo import no_guide
-from pplseq.infer.gaussian_chain import GaussianChain
-from pplseq.infer.state_inference import check_vectorizable
+from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.states import check_vectorizable
 from pplseq.models import load_model
 
 close = torch.testing.assert_close

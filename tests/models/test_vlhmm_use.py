@@ -7,12 +7,12 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
-from test_vlhmm import BLOCKS, X, make, tables_by_hand
+from support.vlhmm_models import BLOCKS, X, make, tables_by_hand
 from torch import nn
 
 from pplseq.distributions import MISSING, Belief
-from pplseq.infer.elbo import no_guide
-from pplseq.infer.oracle import forward_loop
+from pplseq.infer.oracles.discrete import forward_loop
+from pplseq.infer.programs.elbo import no_guide
 from pplseq.models import VLHMM
 
 close = torch.testing.assert_close

@@ -1,16 +1,12 @@
-"""A tiny model whose words try to break out of the page, and a text for it."""
+"""Fixtures of the pages: a tiny model and a text for it."""
 
 import numpy as np
 import pytest
 import torch
+from support.report_models import WORDS, tiny_model
 
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models import VLHMM
-
-NASTY = ("<script>alert(1)</script>", "a&b", '"quoted"', "$x$", "שלום", "日本", "'s", "</style>")
-WORDS = ("<eos>", "<unk>", "the", *NASTY, "cat")
-BLOCKS = (0, 1, 1, 2, 2, 2, 3, 3, 3, 1, 2, 3)
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +21,6 @@ def text(vocabulary):
     return Text.from_lines([[], *lines], vocabulary, name="<i>held-out</i> text")
 
 
-def tiny_model(**options):
-    """12 words in 4 blocks of 3 states, sharp enough that its posteriors are not flat."""
-    torch.manual_seed(3)
-    settings = dict(hidden_size=6, init_scale=1.5, state_dropout=0.3, reset_id=0) | options
-    return VLHMM(len(WORDS), 12, torch.tensor(BLOCKS), **settings).double().eval()
-
-
 @pytest.fixture(scope="session")
 def model():
     return tiny_model()
@@ -43,14 +32,3 @@ def hmm():
 
     torch.manual_seed(4)
     return HMM(5, num_words=len(WORDS)).eval()
-
-
-def records(steps=(20, 40, 60), validation=True):
-    """Lines of a metrics.jsonl."""
-    made = []
-    for i, step in enumerate(steps):
-        point = {"step": step, "epoch": 1, "lr": 0.1 / (1 + (i > 1)), "seconds": step / 10}
-        made.append({"kind": "train", "nats_per_token": 3.0 - i / 2, "tokens_per_second": 1000.0 + i, **point})
-        if validation:
-            made.append({"kind": "validation", "protocol": "carried", "nats_per_token": 2.5 - i / 4 * (i < 2), **point})
-    return made

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from pplseq.infer.automaton import Automaton
+from pplseq.models.automata.automaton import Automaton
 from pplseq.report.automaton_picture import draw_automaton
 
 

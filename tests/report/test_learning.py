@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import records
+from support.report_models import records
 
 from pplseq.report.drawing import curve_figure, histogram_figure, labelled_rows, linear_ticks, log_ticks, map_figure
 from pplseq.report.learning import Curve, read_learning

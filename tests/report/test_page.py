@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from conftest import WORDS, records, tiny_model
+from support.report_models import WORDS, records, tiny_model
 
 from pplseq.data.text import Text
 from pplseq.report.markup import escape, number, percent, shortened

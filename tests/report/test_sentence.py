@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, tiny_model
+from support.report_models import WORDS, tiny_model
 
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.infer.evaluation import score_text
 from pplseq.report import sentence as sentence_module
 from pplseq.report.sentence import sentence_posterior, split_sentence, typical_lines
 from pplseq.report.tokens import token_costs
+from pplseq.runs.evaluation import score_text
 
 SENTENCE = ["the", "cat", "a&b", "$x$"]
 

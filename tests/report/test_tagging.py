@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.infer.tag_comparison import CurvePoint, SystemResult
-from pplseq.infer.tag_scores import difference_interval, mcnemar, score_tags, training_words
+from pplseq.models.taggers.comparison import CurvePoint, SystemResult
+from pplseq.models.taggers.scores import difference_interval, mcnemar, score_tags, training_words
 from pplseq.report.tag_tables import (
     comparison_table,
     confusion_table,

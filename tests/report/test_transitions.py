@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, tiny_model
+from support.report_models import WORDS, tiny_model
 
 from pplseq.distributions.block import BlockTransition
 from pplseq.report import blocks

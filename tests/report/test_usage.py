@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, tiny_model
+from support.report_models import WORDS, tiny_model
 
 from pplseq.data.text import Text
 from pplseq.report import usage as usage_module

@@ -1,0 +1,1 @@
+"""Commands about texts: counts of pairs and clusters of words."""

@@ -1,0 +1,72 @@
+"""`pplseq cluster`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("data")
+@click.option("--num-clusters", default=128, show_default=True, type=click.IntRange(1), help="Clusters of words.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The paths file: bits<TAB>word<TAB>count.",
+)
+@click.option("--eos-block/--no-eos-block", default=True, show_default=True, help="Give <eos> a cluster of its own.")
+@click.option("--uniform", is_flag=True, help="Clusters of equal size at random, instead of Brown clusters.")
+@click.option(
+    "--exchange-passes",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Passes that improve the clusters word by word.",
+)
+@click.option("--min-count", type=click.IntRange(1), help="Words rarer than this become <unk>.")
+@click.option("--max-vocabulary", type=click.IntRange(1), help="Keep this many words, the most frequent.")
+@click.option("--lower/--no-lower", default=False, help="Lower-case the text.")
+@click.option("--seed", default=0, show_default=True, help="Of --uniform, and of the split of a single file.")
+def cluster(
+    data: str,
+    num_clusters: int,
+    out: Path,
+    eos_block: bool,
+    uniform: bool,
+    exchange_passes: int,
+    seed: int,
+    **reading: object,
+) -> None:
+    """Cluster the words of DATA's training text by their neighbours; use the result with `train --blocks FILE`.
+
+    Prints a JSON line with the average mutual information of adjacent clusters, in bits.
+    """
+    from pplseq.cli.train.config import RunConfig
+    from pplseq.cli.train.run import build_corpus, make_clusters
+    from pplseq.data.clustering import average_mutual_information, write_paths
+
+    corpus = build_corpus(RunConfig(data=data, seed=seed, **reading))
+    clusters = make_clusters(
+        "uniform" if uniform else "brown",
+        num_clusters,
+        corpus.train,
+        eos_block=eos_block,
+        exchange_passes=exchange_passes,
+        seed=seed,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_paths(out, clusters, corpus.vocabulary)
+    information = average_mutual_information(corpus.train.tokens, clusters.block_of_word)
+    click.echo(
+        json.dumps(
+            {
+                "paths": str(out),
+                "num_clusters": clusters.num_blocks,
+                "num_words": len(corpus.vocabulary),
+                "mutual_information_bits": information,
+            }
+        )
+    )

@@ -1,0 +1,263 @@
+"""What `query` and `evaluate` do with a run of `pplseq train iohmm`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pplseq.cli.iohmm.runs import Columns, Run, read_run
+from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
+from pplseq.data.sources import existing_path, listing
+from pplseq.models.automata.automaton import Automaton
+
+
+def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:
+    """Strings to ask about, one a line, with or without a label."""
+    symbols = run.record["symbols"]
+    words = any(len(symbol) > 1 for symbol in symbols)
+    if data == "-":
+        name, text = "<stdin>", sys.stdin.buffer.read()
+    else:
+        name, path = data, existing_path(data)
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; expected a file of strings, one a line")
+        text = path.read_bytes()
+    try:
+        lines = text.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
+    strings = []
+    for number, line in enumerate(lines if text else [], 1):
+        if line.startswith("#") and "#" not in symbols:
+            continue
+        line = line.split("\t")[0].strip()
+        if line[:1] in ("+", "-") and line[:1] not in symbols:
+            line = line[1:].strip()
+        string = tuple(line.split() if words or " " in line else line)
+        if strange := [symbol for symbol in string if symbol not in symbols]:
+            raise ValueError(f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(symbols)}")
+        strings.append(string)
+    return strings
+
+
+def _codes(run: Run, strings: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, T) symbols, padded, and (N,) lengths."""
+    number = {symbol: n for n, symbol in enumerate(run.record["symbols"])}
+    lengths = torch.tensor([len(string) for string in strings])
+    codes = torch.zeros(len(strings), max(1, int(lengths.max())), dtype=torch.long)
+    for row, string in zip(codes, strings, strict=True):
+        row[: len(string)] = torch.tensor([number[symbol] for symbol in string], dtype=torch.long)
+    return codes, lengths
+
+
+# ---------------------------------------------------------------- evaluation
+def evaluate(folder: Path, data: str, threads: int) -> dict[str, Any]:
+    """Figures of a run's model on other data."""
+    torch.set_num_threads(threads)
+    run = read_run(folder)
+    if run.record["kind"] == "strings":
+        read = read_labelled_strings(data, symbols=run.record["symbols"])
+        return {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
+    columns = Columns(**run.record["columns"])
+    table = columns.read(data)
+    y, inputs = columns.data(table)
+    targets = np.concatenate(table.outputs)
+    seen = targets >= 0 if columns.output_levels else ~np.isnan(targets).all(-1)
+    if not seen.any():
+        raise ValueError(
+            f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with"
+        )
+    log_likelihood = float(run.model.score(y, inputs))
+    result = {
+        "run": str(folder), "data": data, "sequences": len(table.ids), "targets": int(seen.sum()),
+        "log_likelihood": log_likelihood, "nats_per_target": -log_likelihood / int(seen.sum()),
+    }  # fmt: skip
+    found = {"prediction": run.model.prediction(y, inputs)}
+    if inputs is not None:
+        found["production"] = run.model.production(inputs)
+    for name, answer in found.items():
+        expected = np.concatenate([np.asarray(rows) for rows in answer.outputs])[seen]
+        result[name] = _errors(columns, expected, targets[seen])
+    return result
+
+
+def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+    if columns.output_levels:
+        return _accuracies(expected.argmax(-1), targets)
+    if columns.family == "bernoulli":
+        return {"accuracy": float(np.nanmean(np.where(np.isnan(targets), np.nan, (expected > 0.5) == targets)))}
+    errors = {}
+    for name, square in zip(columns.outputs, ((expected - targets) ** 2).T, strict=True):
+        square = square[~np.isnan(square)]
+        errors[name] = float(np.sqrt(square.mean())) if len(square) else None
+    return {"root_mean_squared_error": errors}
+
+
+def _accuracies(found: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    right = found == targets
+    recalls = [right[targets == label].mean() for label in np.unique(targets)]
+    return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean(recalls))}
+
+
+def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
+    automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
+    labels = np.array(read.labels)
+    probs = run.model.classify(*_codes(run, read.strings)).numpy()
+    hard = np.array([automaton.accepts(string) for string in read.strings])
+    own = probs[np.arange(len(labels)), labels.astype(int)]
+    return {
+        "strings": len(labels),
+        "nats_per_target": float(-np.log(np.maximum(own, 1e-300)).mean()) + 0.0,
+        "model": _accuracies(probs.argmax(-1), labels),
+        "automaton": _accuracies(hard, labels),
+    }
+
+
+# ---------------------------------------------------------------- questions
+def answers(folder: Path, question: str, data: str, *, threads: int, **options: Any) -> Iterator[dict[str, Any]]:
+    """A dictionary for each sequence."""
+    torch.set_num_threads(threads)
+    run = read_run(folder)
+    strings = run.record["kind"] == "strings"
+    if question == "automaton":
+        yield _automaton(run, options)
+    elif question == "effects":
+        yield from _effects(run, options)
+    elif strings:
+        yield from _string_answers(run, question, data, options)
+    else:
+        yield from _table_answers(run, question, data, options)
+
+
+def _automaton(run: Run, options: dict[str, Any]) -> dict[str, Any]:
+    if run.record["kind"] != "strings":
+        raise ValueError(f"{run.folder} was trained on a table; automata are learned from labelled strings")
+    chosen = next(entry for entry in run.record["automata"] if entry["chosen"])
+    automaton = Automaton.from_dict(chosen["automaton"])
+    if options["dot"]:
+        options["dot"].write_text(automaton.to_dot(), encoding="utf-8")
+    if options["png"]:
+        from pplseq.report.automaton_picture import draw_automaton
+
+        draw_automaton(automaton, options["png"])
+    return {"automaton": chosen["automaton"], "languages": len(run.record["automata"]), "report": run.record["report"]}
+
+
+def _effects(run: Run, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    columns = None if run.record["kind"] == "strings" else Columns(**run.record["columns"])
+    if columns is None or columns.input_levels is not None:
+        if unfit := [name for name in ("feature", "values", "png") if options[name] is not None]:
+            raise ValueError(f"{unfit[0]}: it is for inputs that are numbers; of symbols, all are listed: leave it out")
+    if columns is None:
+        curves = run.model.effect_curves(None, torch.arange(len(run.record["symbols"])))
+        for symbol, matrix in zip(run.record["symbols"], curves.tolist(), strict=True):
+            yield {"input": symbol, "transition": matrix}
+        return
+    if not columns.inputs:
+        raise ValueError(f"{run.folder}: this model has no inputs to vary")
+    if columns.input_levels is not None:
+        curves = run.model.effect_curves(None, torch.arange(len(columns.input_levels)))
+        for level, matrix in zip(columns.input_levels, curves.tolist(), strict=True):
+            yield {"input": level, "transition": matrix}
+        return
+    feature = options["feature"] or (columns.inputs[0] if len(columns.inputs) == 1 else None)
+    if feature not in columns.inputs:
+        raise ValueError(
+            f"feature: say which input varies with --feature, one of {', '.join(columns.inputs)}; got {feature!r}"
+        )
+    place = columns.inputs.index(feature)
+    mean, scale = (columns.mean[place], columns.scale[place]) if columns.mean else (0.0, 1.0)
+    values = _values(options["values"], mean, scale)
+    curves = run.model.effect_curves(place, torch.as_tensor((values - mean) / scale))
+    if options["png"]:
+        from pplseq.report.effects import plot_effects
+
+        plot_effects(curves.numpy(), values, feature, options["png"])
+    for value, matrix in zip(values.tolist(), curves.tolist(), strict=True):
+        yield {feature: value, "transition": matrix}
+
+
+def _values(option: str | None, mean: float, scale: float) -> np.ndarray:
+    if option is None:
+        return np.linspace(mean - 2 * scale, mean + 2 * scale, 25)
+    try:
+        low, high, number = option.split(":")
+        values = np.linspace(float(low), float(high), int(number))
+        if len(values) and np.isfinite(values).all():
+            return values
+    except ValueError:
+        pass
+    raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {option!r}")
+
+
+def _string_answers(run: Run, question: str, data: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    strings = read_strings(run, data)
+    joined = [("" if all(len(s) == 1 for s in run.record["symbols"]) else " ").join(string) for string in strings]
+    if question == "classify":
+        automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
+        probs = run.model.classify(*_codes(run, strings))[:, 1].tolist() if strings else []
+        for string, text, prob in zip(strings, joined, probs, strict=True):
+            yield {"string": text, "accepted": automaton.accepts(string), "probability": prob}
+        return
+    if question not in ("filter", "produce"):
+        raise ValueError(
+            f"strings have no outputs on their way, so {question} has no answer; ask classify, produce, filter or automaton"
+        )
+    for string, text in zip(strings, joined, strict=True):
+        codes, lengths = _codes(run, [string])
+        found = run.model.production(codes, lengths)
+        rows = (found.states if question == "filter" else found.outputs)[0][: len(string)]
+        yield {"string": text, {"filter": "states", "produce": "outputs"}[question]: rows.tolist()}
+
+
+def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    model, columns = run.model, Columns(**run.record["columns"])
+    torch.manual_seed(options["seed"])  # where outputs are fed back, answers are averages of draws
+    # what the inputs alone say needs no outputs
+    table = (columns._replace(outputs=[]) if question in ("produce", "classify") else columns).read(data)
+    future = None
+    if question == "forecast":
+        if options["future"] is None:
+            raise ValueError("future: forecast needs the inputs that are to come, --future TABLE")
+        ahead = columns._replace(outputs=[]).read(options["future"])
+        future = dict(zip(ahead.ids, columns.data(ahead)[1] or ahead.lengths, strict=True))
+    if question in ("produce", "classify") and not columns.inputs:
+        raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
+    y, inputs = columns.data(table)
+    for n, name in enumerate(table.ids):
+        one, given = [y[n]], None if inputs is None else [inputs[n]]
+        answer: dict[str, Any] = {"id": name}
+        if question in ("filter", "smooth"):
+            answer["states"] = getattr(model, question)(one, given)[0].tolist()
+        elif question == "decode":
+            answer["path"] = model.decode(one, given)[0].tolist()
+        elif question == "sample":
+            paths = model.sample_states(one, given, num_samples=options["num_samples"], seed=options["seed"] + n)
+            answer["paths"] = [torch.as_tensor(path).reshape(-1).tolist() for path in paths]
+        elif question == "score":
+            answer["log_prob"] = float(model.score(one, given))
+        elif question == "classify":
+            answer["output"] = _outputs(columns, model.classify(given)[0])
+        else:
+            if question == "forecast":
+                if name not in future:
+                    raise ValueError(f"{options['future']}: it has no rows of sequence {name!r}")
+                found = model.forecast(one, given, future[name])
+            else:
+                found = model.prediction(one, given) if question == "predict" else model.production(given)
+            answer["outputs"] = [_outputs(columns, row) for row in found.outputs[0]]
+            if found.covariances is not None:
+                answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]
+        yield answer
+
+
+def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float]:
+    """Expected outputs by name: of classes their probabilities."""
+    values = [value if math.isfinite(value) else None for value in row.tolist()]
+    return dict(zip(columns.output_levels or columns.outputs, values, strict=True))

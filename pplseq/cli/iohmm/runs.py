@@ -1,0 +1,327 @@
+"""What `pplseq train iohmm` does with a table; the folders of its runs."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pplseq.cli import nearest
+from pplseq.cli.iohmm.commands import RECORD
+from pplseq.data.tables import SequenceTable, read_table
+from pplseq.models import IOHMM, load_model
+
+TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
+Say = Callable[[str], None]
+SCORES = {
+    "likelihood": "log-likelihood",
+    "bic": "-BIC / 2",
+    "validation": "log-likelihood of the validation data",
+    "smallest_consistent": "1: every target is right",
+}
+LARGEST = 1e100  # of numbers, whose squares are added up
+FLOOR, SHARE = 1e-3, 1e-4  # smallest variance of outputs, and that as a share of their own
+
+
+def is_table(data: str) -> bool:
+    """Whether DATA is read as a table, going by its name."""
+    return data == "-" or data.lower().endswith(TABLES)
+
+
+def sizes_of(states: str | None, default: Sequence[int]) -> list[int]:
+    """2,3,4 or 2-8 as a list of numbers of states."""
+    if states is None:
+        return list(default)
+    try:
+        low, dash, high = str(states).partition("-")
+        sizes = list(range(int(low), int(high) + 1)) if dash else [int(part) for part in str(states).split(",")]
+        if sizes and min(sizes) >= 1:
+            return sizes
+    except ValueError:
+        pass
+    raise ValueError(f"states must be numbers of at least 1, like 3, 2,3,4 or 2-8; got {states!r}")
+
+
+# ---------------------------------------------------------------- folders
+class Run(NamedTuple):
+    """A run's folder, read."""
+
+    record: dict[str, Any]
+    model: IOHMM
+    folder: Path
+
+
+def write_run(folder: Path, record: dict[str, Any], model: IOHMM) -> None:
+    """The model, then what says that it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(folder / "model")
+    write_record(folder, record)
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """What a run's folder says of itself, whole or not at all."""
+    partly = folder / (RECORD + ".new")
+    partly.write_text(json.dumps({"format": "pplseq-iohmm", "version": 1, **record}, indent=1) + "\n", encoding="utf-8")
+    partly.replace(folder / RECORD)
+
+
+def read_run(folder: Path) -> Run:
+    """Raises FileNotFoundError or ValueError where there is no whole run."""
+    path = folder / RECORD
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} is no run of `pplseq train iohmm`: it has no {RECORD}")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
+    if not isinstance(record, dict) or record.get("format") != "pplseq-iohmm" or record.get("version") != 1:
+        raise ValueError(f"{path}: not written by this version of pplseq; train again")
+    model = load_model(folder / "model")[0]
+    if why := _unfit(record, model):
+        raise ValueError(f"{path}: {why}; the file was changed or damaged, train again")
+    return Run(record, model, folder)
+
+
+def _unfit(record: dict[str, Any], model: IOHMM) -> str | None:
+    """What is wrong with a record, if something is."""
+    needed = {"table": {"columns"}, "strings": {"symbols", "automata", "report"}}.get(record.get("kind"))
+    if needed is None or (missing := needed - set(record)):
+        return "its kind is unknown" if needed is None else f"{', '.join(sorted(missing))} missing"
+    if record["kind"] == "strings":
+        if sum(bool(entry.get("chosen")) for entry in record["automata"]) != 1:
+            return "expected one automaton that was chosen"
+        size = len(record["symbols"])
+    else:
+        try:
+            columns = Columns(**record["columns"])
+        except TypeError:
+            return f"columns: expected {', '.join(Columns._fields)}, got {', '.join(record['columns'])}"
+        if any(part is not None and len(part) != len(columns.inputs) for part in (columns.mean, columns.scale)):
+            return "columns: expected a mean and a scale for each of the inputs"
+        size = len(columns.inputs if columns.input_levels is None else columns.input_levels)
+    source = model.sources["transition"]
+    return None if source[1] == size else f"it has {size} inputs or symbols, its model {source[1]}"
+
+
+def new_folder(out: Path) -> None:
+    """Raises ValueError unless there is room for a new run."""
+    if (out / RECORD).exists():
+        raise ValueError(f"{out} already holds a run; give --out a new folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise ValueError(
+            f"{out} is not empty and holds no run; give --out a new folder, so that nothing is overwritten"
+        )
+
+
+# ---------------------------------------------------------------- tables
+class Columns(NamedTuple):
+    """How a run's tables are read: kept in its record, so that other tables are read the same."""
+
+    sequence_id: str | None
+    inputs: list[str]
+    outputs: list[str]
+    symbols: list[str]
+    family: str
+    input_levels: list[str] | None = None
+    output_levels: list[str] | None = None
+    mean: list[float] | None = None  # of real inputs, where they are standardized
+    scale: list[float] | None = None
+
+    def read(self, data: str) -> SequenceTable:
+        """A table, its inputs standardized as the training table's were."""
+        table = read_table(
+            data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
+            input_levels=self.input_levels, output_levels=self.output_levels,
+        )  # fmt: skip
+        return self.standardized(table)
+
+    def standardized(self, table: SequenceTable) -> SequenceTable:
+        if self.mean is None:
+            return table
+        return replace(table, inputs=[(rows - np.array(self.mean)) / np.array(self.scale) for rows in table.inputs])
+
+    def data(self, table: SequenceTable) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """(y, inputs) as the model takes them."""
+        y = [torch.as_tensor(rows) for rows in table.outputs]
+        return y, [torch.as_tensor(rows) for rows in table.inputs] if self.inputs else None
+
+
+def _names(option: str | None) -> list[str]:
+    return [name.strip() for name in option.split(",") if name.strip()] if option else []
+
+
+def _columns(data: str, settings: dict[str, Any]) -> tuple[Columns, SequenceTable]:
+    inputs, outputs, symbols = (_names(settings[name]) for name in ("inputs", "outputs", "symbols"))
+    if not outputs:
+        raise ValueError(f"outputs: name the columns of the outputs, like a,b; got {settings['outputs']!r}")
+    if twice := [name for name in outputs if name in inputs]:
+        raise ValueError(f"outputs: column {twice[0]!r} is an input, too; a model would only repeat it, leave one out")
+    if stray := [name for name in symbols if name not in [*inputs, *outputs]]:
+        raise ValueError(
+            f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{nearest(stray[0], [*inputs, *outputs])}"
+        )
+    family = settings["family"] or ("categorical" if set(symbols) & set(outputs) else "gaussian")
+    if family != "categorical" and (named := [name for name in outputs if name in symbols]):
+        raise ValueError(
+            f"family: column {named[0]!r} holds symbols, whose family is categorical, got {family}; leave --family out, or "
+            f"leave {named[0]!r} out of --symbols"
+        )
+    if family == "categorical":
+        symbols = [*symbols, *(name for name in outputs if name not in symbols)]
+    columns = Columns(settings["sequence_id"], inputs, outputs, symbols, family)
+    table = columns.read(data)
+    if family == "categorical" and len(table.output_levels) < 2:
+        raise ValueError(
+            f"{data}: column {outputs[0]!r} holds one class only, {table.output_levels[0]!r}; there is nothing to learn"
+        )
+    for names, parts in ((inputs, table.inputs), (outputs, table.outputs)):
+        rows = np.concatenate(parts)
+        large = np.abs(rows) > LARGEST
+        if rows.ndim == 2 and large.any():
+            row, place = np.argwhere(large)[0]
+            raise ValueError(
+                f"{data}: column {names[place]!r} holds {rows[row, place]:g}; expected numbers of size {LARGEST:g} at most, "
+                "give it in other units"
+            )
+    levels = [list(names) if names is not None else None for names in (table.input_levels, table.output_levels)]
+    columns = columns._replace(input_levels=levels[0], output_levels=levels[1])
+    if inputs and levels[0] is None and settings["standardize"]:
+        rows = np.concatenate(table.inputs)
+        scale = rows.std(0)
+        columns = columns._replace(mean=rows.mean(0).tolist(), scale=np.where(scale > 0, scale, 1.0).tolist())
+        table = columns.standardized(table)
+    return columns, table
+
+
+def _graph(option: str | None) -> Any:
+    if option in (None, "ergodic"):
+        return None
+    if option == "left_right":
+        return option
+    path = Path(option)
+    if not path.is_file():
+        raise FileNotFoundError(f"graph: expected ergodic, left_right or a file of 0s and 1s, got {option!r}")
+    try:
+        rows = [
+            [int(cell) for cell in line.replace(",", " ").split()]
+            for line in path.read_text().splitlines()
+            if line.strip()
+        ]
+    except (ValueError, UnicodeDecodeError):
+        raise ValueError(f"graph: {path} must hold 0s and 1s, a row for each state to come from") from None
+    if any(len(row) != len(rows) for row in rows) or not {cell for row in rows for cell in row} <= {0, 1}:
+        raise ValueError(f"graph: {path} must hold as many columns as rows ({len(rows)}) of 0s and 1s")
+    return torch.tensor(rows, dtype=torch.bool)
+
+
+def _floor(columns: Columns, table: SequenceTable) -> float:
+    """The smallest variance of Gaussian outputs: small beside that of the data, in whatever units they are."""
+    if columns.family != "gaussian":
+        return FLOOR
+    rows = np.concatenate(table.outputs)
+    variances = [column[~np.isnan(column)].var() for column in rows.T if not np.isnan(column).all()]
+    return min([FLOOR, *(SHARE * float(value) for value in variances if value > 0)])
+
+
+def _hidden(settings: dict[str, Any]) -> tuple[int, ...]:
+    """Sizes of hidden layers, after a look at whether what sees inputs has some."""
+    sees = [
+        *(["mealy"] if settings["mealy"] and not settings["feedback"] else []),
+        *(["initial"] if settings["initial"] == "inputs" else []),
+        *(["hidden"] if settings["hidden"] and not settings["feedback"] else []),
+    ]
+    if sees and not _names(settings["inputs"]):
+        raise ValueError(f"{sees[0]}: it is about inputs, and there are none; name their columns with --inputs")
+    sizes = _names(settings["hidden"])
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"hidden must be sizes of layers of at least 1, like 16 or 16,16; got {settings['hidden']!r}")
+    return tuple(map(int, sizes))
+
+
+def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
+    """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each."""
+    new_folder(out)
+    torch.set_num_threads(settings["threads"])
+    sizes = sizes_of(settings["states"], [2])
+    hidden = _hidden(settings)
+    columns, table = _columns(data, settings)
+    y, inputs = columns.data(table)
+    validation = columns.data(columns.read(settings["validation"])) if settings["validation"] else None
+    select = settings["select"] or ("validation" if validation else "likelihood" if len(sizes) == 1 else "bic")
+    if select == "likelihood" and len(sizes) > 1:
+        raise ValueError(
+            "select: the likelihood grows with the number of states; choose among sizes by bic or validation"
+        )
+    if (select == "validation") > (validation is not None):
+        raise ValueError("select: validation needs held-out data, --validation")
+    if validation is not None and select in ("likelihood", "bic"):
+        raise ValueError(f"validation: --select {select} does not look at it; leave one of the two out")
+    options = dict(
+        num_symbols=None if columns.input_levels is None else len(columns.input_levels),
+        num_inputs=len(columns.inputs) if columns.input_levels is None else None,
+        outputs=columns.family,
+        num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
+        mealy=settings["mealy"], graph=_graph(settings["graph"]), initial=settings["initial"],
+        feedback=settings["feedback"], covariance=settings["covariance"],
+        hidden=hidden, covariance_floor=settings["covariance_floor"] or _floor(columns, table),
+    )  # fmt: skip
+    fit = dict(method=settings["method"], select=select, validation=validation, seed=settings["seed"])
+    steps = "num_steps" if settings["method"] == "sgd" else "max_iterations"
+    fit |= {steps: settings["max_iterations"]} if settings["max_iterations"] else {}
+    fit |= {name: settings[name] for name in ("batch_size", "learning_rate") if settings[name] is not None}
+    restarts = settings["restarts"] or 20
+    say(
+        f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; inputs {', '.join(columns.inputs) or 'none'}, outputs "
+        f"{', '.join(columns.outputs)} ({columns.family})"
+    )
+    best, tried, began = None, [], time.monotonic()
+    try:
+        for size in sizes:
+            model = IOHMM(size, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", RuntimeWarning)
+                warnings.showwarning = lambda message, *place, size=size: say(f"{size} states: warning: {message}")
+                model.fit(y, inputs, restarts=restarts, **fit)
+            report = model.history.restarts
+            score = float(report.scores[report.chosen])
+            tried.append(
+                {"states": size, "score": score, "log_likelihood": float(report.log_likelihoods[report.chosen])}
+            )
+            say(f"{size} states: {report.summary()}; score ({SCORES[select]}) {score:.6g}")
+            for restart, why in list(report.dropped.items())[:5]:
+                say(f"  restart {restart} was dropped: {why}")
+            if best is None or score > best:
+                best = score
+                summary = {
+                    "run": str(out), "states": size, "select": select, "score": score,
+                    "log_likelihood": tried[-1]["log_likelihood"], "num_parameters": model.num_free_parameters,
+                    "restarts": restarts, "dropped": len(report.dropped),
+                    "seconds": round(time.monotonic() - began, 2),
+                }  # fmt: skip
+                record = {"kind": "table", "data": str(data), "columns": columns._asdict(), "summary": summary}
+                record["settings"] = {name: value for name, value in settings.items() if value is not None}
+                record["restarts"] = {
+                    "log_likelihoods": report.log_likelihoods.tolist(),
+                    "dropped": {str(restart): why for restart, why in report.dropped.items()},
+                    "chosen": report.chosen,
+                }
+                write_run(out, record, model)
+            if select == "smallest_consistent" and score == 1:
+                break
+    except KeyboardInterrupt:
+        say(
+            f"\nstopped; {out} holds the best of the sizes that were finished"
+            if tried
+            else "\nstopped; nothing was saved"
+        )
+        raise
+    summary |= {"sizes": tried, "seconds": round(time.monotonic() - began, 2)}
+    write_record(out, record | {"summary": summary})
+    return summary

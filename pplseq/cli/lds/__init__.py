@@ -1,0 +1,1 @@
+"""Commands of linear dynamical systems for text."""

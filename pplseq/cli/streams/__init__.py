@@ -1,0 +1,1 @@
+"""Commands about streams of text."""

@@ -1,0 +1,173 @@
+"""`pplseq personalize`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pplseq.cli.streams.options import reading, shown_page, sources
+
+# option -> name of the model's setting
+SETTINGS = {
+    "perturbations": "num_perturbations",
+    "exponent": "exponent",
+    "step_size": "step_size",
+    "warm_up": "warm_up",
+    "smoothing": "smoothing",
+    "averaging": "averaging",
+    "window": "window",
+    "seed": "seed",
+}
+
+
+@click.command()
+@click.argument("source")
+@click.option("--stream", default="-", show_default=True, help="Text to learn from, a line at a time; - is stdin.")
+@click.option(
+    "--source",
+    "further",
+    multiple=True,
+    metavar="SOURCE",
+    help="A further source, with a state of its own: as SOURCE, or cache, online-ngram, uniform; may be repeated.",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder in which the model is kept; the same command goes on from there.",
+)
+@click.option(
+    "--save-every", default=100, show_default=True, type=click.IntRange(1), help="Lines between two saves of the state."
+)
+@click.option("--rewind", is_flag=True, help="Read the stream from its start, though the state has read some of it.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the lines to a file, which is whole after any interruption.  [default: stdout]",
+)
+@click.option(
+    "--no-learn",
+    is_flag=True,
+    help="Leave the parameters as they are; what sources remember and the place in the stream move on, and are saved.",
+)
+@click.option("--perturbations", default=2, show_default=True, type=click.IntRange(1), help="States that are learned.")
+@click.option(
+    "--exponent",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0.5, 1, min_open=True),
+    help="Word t weighs t^-EXPONENT in the running statistics.",
+)
+@click.option(
+    "--step-size",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="The same weight for every word instead, for streams that drift.",
+)
+@click.option(
+    "--warm-up", default=20, show_default=True, type=click.IntRange(1), help="Tokens before the first update."
+)
+@click.option(
+    "--smoothing",
+    default=0.05,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Pseudo-count of a state, shared by all words.",
+)
+@click.option(
+    "--averaging",
+    is_flag=True,
+    help="Keep parameters averaged over the stream's later part too: --no-learn and compare-streams use them.",
+)
+@click.option(
+    "--window",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Words at most whose state the next ones still bear on; costs exactness only where states last for very long.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the first parameters.")
+@sources
+@reading
+@shown_page
+@click.pass_context
+def personalize(ctx: click.Context, source: str, stream: str, **options: Any) -> None:
+    """Adapt SOURCE to a stream of text as it comes: one line in, one line of JSON out (PROPS).
+
+    SOURCE and every --source predict the next word from one hidden state each and stay as they are; the perturbation states
+    and the moves between all states are learned, word by word, after each word was predicted.
+
+    \b
+    SOURCE is  FOLDER         a run of `pplseq train` (vlhmm, hmm, lstm, ...) or a saved model
+               ngram:TEXT     Kneser-Ney n-grams of a text file or corpus (builtin:python)
+               unigram:TEXT   its words without context
+               hf:NAME        a Hugging Face language model (extra `huggingface`)
+               words:TEXT     no source at all, only its vocabulary: a streaming hidden Markov model
+
+    A line gives {"line", "words", "unknown", "log_prob"} and, for every word, in nats: "token_log_probs", "perturbation" (the
+    probability, given the words so far, that it is personal), "log_odds" of that, "source_anomaly" and
+    "perturbation_anomaly" (-log p(word) given that it is general, or personal) and the log-probabilities of all "sources".
+    null is infinite, or a word left out. A line that cannot be read gives {"line", "error"}, and the exit code is 1 at the
+    end.
+
+    Ctrl-C and SIGTERM save the state behind the last line. Given a file, a stream that was interrupted in any way goes on to
+    the same numbers, and with --out to the same file; given stdin, with the next line that comes.
+    """
+    from pplseq.cli.streams import runs as stream_runs
+    from pplseq.cli.streams.options import kept_options, open_all, open_encoder, prepare, take_up
+    from pplseq.cli.streams.words import Shown
+    from pplseq.runs.checkpoint import only_one_run
+    from pplseq.sources.personal_model import make_personal, personal_name
+
+    given = {name for name in SETTINGS if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if {"exponent", "step_size"} <= given:
+        raise click.UsageError("--exponent lets the weight of a word fall and --step-size keeps it: give one of them")
+    folder = options["state"]
+    if options["no_learn"] and folder is None:
+        raise click.UsageError("--no-learn scores with a state that was learned: give --state FOLDER")
+    settings = {name: options[option] for option, name in SETTINGS.items()}
+    settings["averaging"] = "recent" if options["averaging"] else None
+    take_up(ctx, options, folder, learning=not options["no_learn"])
+    prepare(options)
+    opened = open_all([source, *options["further"]], options)
+    with nullcontext() if folder is None else only_one_run(folder):
+        found = stream_runs.PersonalStream(
+            folder,
+            opened,
+            settings,
+            make_personal,
+            options=kept_options(options),
+            given={SETTINGS[option] for option in given},
+            create=not options["no_learn"],
+        )
+        encoder = open_encoder(found.vocabulary, options)
+        names = [personal_name(found.sources), *(one.name for one in found.sources)]
+        shown = Shown(names, options["max_words"] if options["html"] or options["png"] else 0)
+        reader = found.reader(stream, rewind=options["rewind"])
+        try:
+            writer = found.writer(options["out"])
+            try:
+                failed = stream_runs.personalize_lines(
+                    found,
+                    reader,
+                    writer,
+                    encoder,
+                    shown,
+                    learn=not options["no_learn"],
+                    save_every=options["save_every"],
+                    by_line=options["by_line"],
+                )
+            finally:
+                writer.close()
+        finally:
+            reader.close()
+    stream_runs.check_empty(shown.totals, failed, reader.name, found.resumed)
+    click.echo(stream_runs.totals_text(shown.totals, names), err=True)
+    sys.stdout.flush()
+    title = options["title"] or f"{reader.name}, read by {names[0]}"
+    compared = names[: 2 if found.sources else 1]
+    stream_runs.write_page(shown, compared, options["html"], options["png"], title, "pplseq personalize")
+    if failed:
+        ctx.exit(1)

@@ -1,0 +1,167 @@
+"""From a line of a stream to word ids, and from the models' numbers to a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.models.answers import answer_lines
+from pplseq.report.personal import StreamTotals, StreamView
+from pplseq.sources.lines import MAX_LINE_BYTES
+
+DIGITS = 6  # behind the point, of what is written
+
+
+class Line(NamedTuple):
+    """A line of a stream, encoded.
+
+    Attributes:
+        answer: the beginning of its JSON line. words, ids: (T,) of what is learned or scored, without words left out.
+        known: (T,) False for a word read as the unknown word.
+    """
+
+    answer: dict[str, Any]
+    words: list[str]
+    ids: list[int]
+    known: list[bool]
+
+    def aligned(self, values: Sequence[float | None]) -> list[float | None]:
+        """(T,) values for the "words" of the answer: null at words that were left out."""
+        if len(self.words) == len(self.answer["words"]):
+            return list(values)
+        rest, left_out = iter(values), set(self.answer["unknown"])
+        return [None if t in left_out else next(rest) for t in range(len(self.answer["words"]))]
+
+
+class Encoder:
+    """Encodes lines of words, or of JSON as `pplseq query` reads it.
+
+    Args:
+        vocabulary: of the models.
+        eos: whether every line ends in the end-of-line word; None where the vocabulary has one.
+        unknown: what to do with a word outside the vocabulary: "unk" reads it as the unknown word, "skip" leaves it out,
+            "error" refuses its line; None is "unk" where the vocabulary has such a word, else "error".
+        lower: lower-case the words.
+
+    Raises:
+        ValueError: the vocabulary lacks the word that an option needs.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, eos: bool | None = None, unknown: str | None = None, lower: bool = False
+    ) -> None:
+        self.vocabulary, self.lower = vocabulary, lower
+        if eos and vocabulary.eos_id is None:
+            raise ValueError(f"--eos: the vocabulary has no {vocabulary.eos!r}; leave --eos out")
+        if unknown == "unk" and vocabulary.unknown_id is None:
+            raise ValueError(
+                f"--unknown unk: the vocabulary has no {vocabulary.unknown!r}; choose --unknown skip or error"
+            )
+        self.end = vocabulary.eos if eos is not False and vocabulary.eos_id is not None else None
+        self.unknown = unknown or ("error" if vocabulary.unknown_id is None else "unk")
+
+    def encode(self, number: int, raw: bytes | int) -> Line:
+        """A line; one that cannot be read has an "error" in its answer and no words, a blank one no words.
+
+        Args:
+            number: of the line. raw: its bytes, or the length of one that is too long.
+        """
+        if isinstance(raw, int):
+            error = f"the line has {raw:,} bytes, more than {MAX_LINE_BYTES:,}; break it into several"
+            return Line({"line": number, "error": error}, [], [], [])
+        lines: list[Line] = []
+
+        def take(words: list[str | None]) -> dict[str, Any]:
+            lines.append(self._line(words))
+            return lines[0].answer
+
+        found = next(answer_lines([raw], take, end=self.end, lower=self.lower), {"line": 1, "words": [], "unknown": []})
+        answer = {**found, "line": number}
+        return lines[0]._replace(answer=answer) if lines else Line(answer, [], [], [])
+
+    def _line(self, words: Sequence[str | None]) -> Line:
+        if None in words:
+            raise ValueError(
+                f'word {words.index(None) + 1} is null: a stream has no gaps; leave the word out of "words"'
+            )
+        unknown = [t for t, word in enumerate(words) if word not in self.vocabulary]
+        if unknown and self.unknown == "error":
+            word = words[unknown[0]]
+            raise ValueError(
+                f"the word {word!r} is not among the {len(self.vocabulary)} of the vocabulary; --unknown skip leaves such "
+                "words out" + ("" if self.vocabulary.unknown_id is None else ", --unknown unk reads them as unknown")
+            )
+        answer = {"words": list(words), "unknown": unknown}
+        if self.unknown == "skip":
+            words = [word for word in words if word in self.vocabulary]
+        known = [word in self.vocabulary for word in words]
+        return Line(answer, list(words), self.vocabulary.encode(words).tolist(), known)
+
+
+def rounded(values: Sequence[float]) -> list[float | None]:
+    """Numbers for a JSON line; null where there is none that JSON knows (infinite, or not a number)."""
+    return [round(value, DIGITS) if math.isfinite(value) else None for value in values]
+
+
+def as_json(answer: dict[str, Any]) -> str:
+    """A line of JSON."""
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False)
+
+
+class Shown:
+    """The last words of a stream, for its page, and totals over all of it; bounded memory.
+
+    Args:
+        names: of the models whose log-probabilities come.
+        max_words: words kept, in whole lines (the last line is kept even where it is longer).
+    """
+
+    def __init__(self, names: Sequence[str], max_words: int) -> None:
+        self.names, self.max_words, self.totals = list(names), max_words, StreamTotals()
+        self._lines: deque[tuple[int, list[str], list[bool], dict[str, list[float]], list[float] | None]] = deque()
+        self._count = 0
+
+    def add(self, line: Line, log_probs: Sequence[Sequence[float]], log_odds: Sequence[float] | None) -> None:
+        """Take in a line: (T,) log-probabilities of every model, and log-odds where there are some."""
+        if not line.words:
+            return
+        scores = {name: list(values) for name, values in zip(self.names, log_probs, strict=True)}
+        self.totals.add(scores)
+        if self.max_words == 0:
+            return
+        odds = None if log_odds is None else list(log_odds)
+        self._lines.append((line.answer["line"], line.words, line.known, scores, odds))
+        self._count += len(line.words)
+        while self._count > self.max_words and len(self._lines) > 1:
+            self._count -= len(self._lines.popleft()[1])
+
+    def view(self, *names: str) -> StreamView:
+        """What was kept, for the models named (one, or two to compare).
+
+        Raises:
+            ValueError: there was no word.
+        """
+        lines = list(self._lines)
+        starts, words = [], []
+        for line in lines:
+            starts.append(len(words))
+            words += line[1]
+        odds = None if not lines or lines[0][4] is None else [value for line in lines for value in line[4]]
+        totals = StreamTotals(
+            self.totals.num_tokens,
+            {name: self.totals.nats[name] for name in names if name in self.totals.nats},
+            {name: self.totals.probs[name] for name in names if name in self.totals.probs},
+        )
+        return StreamView(
+            words,
+            {name: [value for line in lines for value in line[3][name]] for name in names},
+            odds,
+            line_starts=starts or None,
+            line_numbers=[line[0] for line in lines] or None,
+            known=[known for line in lines for known in line[2]],
+            totals=totals,
+        )

@@ -1,0 +1,260 @@
+"""`pplseq tag`: train taggers, tag files, score and compare."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
+
+FORMATS = ("conllu", "columns", "word_tag", "words")
+
+
+def reading(command: Any) -> Any:
+    """The options of how a file of sentences is read."""
+    options = (
+        click.option(
+            "--column",
+            metavar="NAME|N",
+            help="That holds the tags: upos, xpos, feats, ... of CoNLL-U; a number of columns, the word being 0.  "
+            "[default: upos, and 1; of a model, the one it was trained on]",
+        ),
+        click.option(
+            "--format", type=click.Choice(FORMATS), help="Of the input.  [default: by its name or first lines]"
+        ),
+        click.option("--separator", default="_", show_default=True, help="Between word and tag of word_tag."),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            show_default=True,
+            help="Stop at a sentence that cannot be read, or go on without it and name its lines on stderr.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+THREADS = click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+MODEL = click.argument("model", type=click.Path(path_type=Path))
+
+
+@click.group(epilog="\b\nSystems:\n" + "\n".join(f"  {name:<16} {s.text}" for name, s in SYSTEMS.items()))
+def tag() -> None:
+    """Taggers: train them, tag files, score and compare.
+
+    Files are CoNLL-U, columns as CoNLL-2000's, or word_TAG, a sentence a line; .gz and .xz as well.
+
+    A first run: `pplseq tag train enhanced train.conllu --out runs/tagger`, then
+    `echo "the dog barks" | pplseq tag run runs/tagger --probabilities`.
+    """
+
+
+@tag.command()
+@click.argument("system", type=click.Choice(list(SYSTEMS)), metavar="SYSTEM")
+@click.argument("text")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the tagger.")
+@click.option("--dev", help="Text to tune or stop by, where the system does; its accuracy is told in any case.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="An option of the system; may be repeated."
+)
+@click.option(
+    "--partial", is_flag=True, help="Let words lack tags (_).  [default: for the systems that learn from such text]"
+)
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@reading
+@THREADS
+def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, **options: Any) -> None:
+    """Train SYSTEM on TEXT (- for stdin) and save it. Prints a JSON line. `pplseq tag --help` lists the systems."""
+    from pplseq.baselines.tagging_systems import check_out, make_tagger, parse_settings
+    from pplseq.cli.tag.runs import read, train_tagger
+
+    check_out(out)
+    use_threads(threads)
+    tagger = make_tagger(system, parse_settings(options["settings"]))
+    tags = "optional" if options["partial"] or SYSTEMS[system].untagged else "required"
+    sentences = read(text, options, tags=tags)
+    dev = None if options["dev"] is None else read(options["dev"], options)
+    summary = train_tagger(tagger, system, sentences, dev, out, progress=not quiet and sys.stderr.isatty())
+    click.echo(json.dumps(summary, ensure_ascii=False))
+
+
+@tag.command()
+@MODEL
+@click.argument("text", default="-")
+@click.option("--out", default="-", help="File to write.  [default: stdout]")
+@click.option("--to", type=click.Choice(FORMATS[:3]), help="Format to write.  [default: that of the input]")
+@click.option("--probabilities", is_flag=True, help="Write p(tag | words) beside the tags.")
+@click.option(
+    "--decode",
+    type=click.Choice(["viterbi", "posterior"]),
+    help="The most probable tagging, or of every word the most probable tag.  [default: the system's]",
+)
+@click.option("--top", default=0, type=click.IntRange(0), help="Alternatives of every word, with probabilities (JSON).")
+@click.option("--n-best", default=0, type=click.IntRange(0), help="So many most probable taggings (JSON).")
+@click.option("--samples", "num_samples", default=0, type=click.IntRange(0), help="Taggings drawn (JSON).")
+@click.option("--seed", default=0, show_default=True, help="Of the draws.")
+@click.option("--entropy", is_flag=True, help="Of the taggings given the words, nats (JSON).")
+@click.option("--log-prob", is_flag=True, help="log p(words), nats (JSON).")
+@click.option("--surprising", is_flag=True, help="-log p(word | words before) of every word, nats (JSON).")
+@click.option("--json", "as_json", is_flag=True, help="A JSON line a sentence, as with any option marked JSON.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page of coloured sentences."
+)
+@click.option("--max-sentences", default=200, show_default=True, type=click.IntRange(1), help="Of the page.")
+@reading
+@THREADS
+def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads: int | None, **options: Any) -> None:
+    """Tag TEXT (default: stdin) with MODEL, a folder of `pplseq tag train`.
+
+    The output is the input with other tags: comments, multiword tokens, empty nodes and other columns stay. Lines of words
+    without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
+    further column, or behind the tag (dog_NN_0.9731).
+    """
+    from pplseq.baselines.tagging_systems import load_tagger
+    from pplseq.cli.tag.runs import note_other_tags, read, run_page, write_answers
+    from pplseq.data.columns import TaggedSentence
+    from pplseq.data.tagged import write_tagged
+    from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
+
+    use_threads(threads)
+    saved = load_tagger(model)
+    names = ("probabilities", "decode", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
+    questions = TagQuestions(**{name: options[name] for name in names})
+    check_answerable(saved.tagger, questions)
+    sentences = read(text, options, saved, tags="optional", allow_empty=True)
+    note_other_tags(saved, sentences)
+    answers = answer(saved.tagger, [sentence.words for sentence in sentences], questions)
+    if as_json or questions.beyond_tags:
+        if to is not None:
+            raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
+        write_answers(answers, out)
+    else:
+        tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, answers, strict=True)]
+        probabilities = [found["probabilities"] for found in answers] if questions.probabilities else None
+        write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=options["separator"])
+    if options["html"] is not None:
+        run_page(saved, sentences, options["html"], options["max_sentences"], options["decode"])
+
+
+@tag.command("eval")
+@MODEL
+@click.argument("text")
+@click.option("--against", type=click.Path(path_type=Path), help="Another tagger: McNemar's test between the two.")
+@click.option("--decode", type=click.Choice(["viterbi", "posterior"]), help="As of run.")
+@click.option(
+    "--clusters", is_flag=True, help="The model's tags are clusters without names.  [default: of unsupervised]"
+)
+@click.option("--top", default=10, show_default=True, type=click.IntRange(0), help="Most frequent errors listed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@click.option("--confusion", type=click.Path(dir_okay=False, path_type=Path), help="Draw the confusion matrix (PNG).")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of sentences with errors.")
+@click.option("--max-sentences", default=100, show_default=True, type=click.IntRange(1), help="Of the page.")
+@reading
+@THREADS
+def evaluate(
+    model: Path,
+    text: str,
+    against: Path | None,
+    decode: str | None,
+    clusters: bool,
+    top: int,
+    as_json: bool,
+    confusion: Path | None,
+    html: Path | None,
+    max_sentences: int,
+    threads: int | None,
+    **options: Any,
+) -> None:
+    """Score MODEL on TEXT, which has the right tags.
+
+    Accuracy of all, known, unknown and ambiguous words and whole sentences; precision, recall and F1 of every tag; the most
+    frequent errors. Words without a tag (_) are left out. Clusters, as of `unsupervised`, are called by the tag they have most
+    often in TEXT (many-to-one), and their V-measure is told.
+    """
+    from pplseq.baselines.tagging_systems import check_writable, load_tagger
+    from pplseq.cli.tag import runs as tag_runs
+    from pplseq.models.taggers.answers import check_decode
+
+    check_writable(confusion, html)
+    use_threads(threads)
+    saved = load_tagger(model)
+    check_decode(saved.tagger, decode)
+    sentences = tag_runs.read(text, options, saved, tags="optional")
+    result = tag_runs.score(saved, sentences, decode, clusters)
+    other = None if against is None else tag_runs.score(load_tagger(against), sentences, decode)
+    if as_json:
+        click.echo(json.dumps(tag_runs.scores_json(str(model), text, result, against, other), ensure_ascii=False))
+    else:
+        click.echo(tag_runs.scores_text(model, result, top, against, other))
+    if confusion is not None:
+        from pplseq.report.tagging_picture import draw_confusion
+
+        draw_confusion(result.scores, confusion, title=f"{model.name} on {Path(text).name}")
+    if html is not None:
+        title = f"{model.name} on {Path(text).name}"
+        tag_runs.errors_page(saved, sentences, result, html, title, max_sentences, decode)
+
+
+@tag.command()
+@click.argument("text")
+@click.argument("test")
+@click.option("--dev", help="Text to tune or stop by, for the systems that do.")
+@click.option(
+    "--systems",
+    default=",".join(COMPARED),
+    metavar="NAME,NAME,...",
+    help="Which.  [default: all that are supervised]",
+)
+@click.option("--limit", type=click.IntRange(1), help="Train on the first N sentences only.")
+@click.option(
+    "--learning-curve",
+    metavar="F,F,...",
+    help="Also train every system on these fractions of TEXT, such as 0.1,0.3,1.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the sentences drawn for the learning curve.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the learning curves (PNG).")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers as JSON.")
+@reading
+@THREADS
+@click.pass_context
+def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads: int | None, **options: Any) -> None:
+    """Train systems on TEXT, score all on TEST, and print one table.
+
+    p is McNemar's test against the best system. A system whose package is not installed is named with what to install; one
+    that fails is named with its error, and the exit code is 1 at the end.
+    """
+    from pplseq.baselines.tagging_systems import check_writable
+    from pplseq.cli.tag import runs as tag_runs
+
+    if options["plot"] is not None and options["learning_curve"] is None:
+        raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")
+    check_writable(out, options["plot"])
+    use_threads(threads)
+    makers = tag_runs.makers_of(options["systems"])
+    fractions = tag_runs.fractions_of(options["learning_curve"])
+    sentences = tag_runs.read(text, options)[: options["limit"]]
+    tests = tag_runs.read(test, options, tags="optional")
+    dev = None if options["dev"] is None else tag_runs.read(options["dev"], options)
+    results, curves = tag_runs.compare(makers, sentences, tests, dev, fractions, options["seed"])
+    click.echo(tag_runs.comparison_text(results, curves))
+    if out is not None:
+        tag_runs.write_json(out, tag_runs.comparison_json(text, test, results, curves))
+    if options["plot"] is not None:
+        from pplseq.report.tagging_picture import draw_learning_curves
+
+        draw_learning_curves(curves, options["plot"])
+    if any(result.scores is None and not result.missing for result in results):
+        ctx.exit(1)
+
+
+def use_threads(threads: int | None) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)

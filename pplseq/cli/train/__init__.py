@@ -1,0 +1,1 @@
+"""`pplseq train`."""

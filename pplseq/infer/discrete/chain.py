@@ -1,0 +1,374 @@
+"""The chain: the one intermediate form that every front end lowers to, and every posterior query on it."""
+
+from __future__ import annotations
+
+import functools
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.results import (
+    ExpectedCounts,
+    Factors,
+    MissingWords,
+    NextDistribution,
+    PairMarginals,
+    StateMarginals,
+)
+from pplseq.kernels import path_scan, scan
+
+
+def check_padding(valid: Tensor) -> None:
+    """Raises unless the valid steps of each row, (T, *B), come first."""
+    if bool((~valid[:-1] & valid[1:]).any()):
+        raise ValueError(
+            "valid: padding must come behind each row (a mask of a prefix of its steps); for a missing observation mask the "
+            "observation site only"
+        )
+
+
+def query(method):
+    """A question to the posterior: needs no gradients, but leaves those of ``log_prob`` for later."""
+
+    @functools.wraps(method)
+    def answer(self, *args, **kwargs):
+        self._possible()  # what all queries share, in the caller's own gradient mode
+        with torch.no_grad():
+            return method(self, *args, **kwargs)
+
+    return answer
+
+
+class Chain:
+    """p(z, x) of a batch of sequences, and its posterior. Build one with :func:`build_chain`.
+
+    Args:
+        transition, emission: the specs.
+        obs: (T, *B[, D]) observations, time first.
+        valid: (T, *B) False at padded steps (a prefix of each row is valid), or None.
+        seen: (T, *B) False at missing observations, or None.
+        states: (T, *B) observed states, negative where unknown, or None.
+        start: the belief one step before the first, or None for the start distribution.
+        inputs: (T, *B[, U]) what transitions depend on besides the state, or None.
+        emission_inputs: (T, *B[, U]) what observations depend on besides the state, or None; finite also where masked.
+        check: raise for an impossible row (costs a synchronisation on a GPU).
+
+    All results are in nats, time first. Padded steps have state -1 in paths and 0 elsewhere.
+    """
+
+    def __init__(
+        self,
+        transition: Transition,
+        emission: Emission,
+        obs: Tensor,
+        *,
+        valid: Tensor | None = None,
+        seen: Tensor | None = None,
+        states: Tensor | None = None,
+        start: Belief | None = None,
+        inputs: Tensor | None = None,
+        emission_inputs: Tensor | None = None,
+        check: bool = True,
+    ):
+        if obs.shape[0] == 0:
+            raise ValueError("obs: a chain needs at least one step, got T = 0")
+        self.transition, self.emission, self.obs = transition, emission, obs
+        self.start, self.inputs, self.states, self.check = start, inputs, states, check
+        self.emission_inputs = emission_inputs
+        self._conditional = getattr(emission, "takes_inputs", False)  # an emission may be any object
+        if (emission_inputs is not None) != self._conditional:
+            what = "depends on inputs" if self._conditional else "depends on none"
+            got = None if emission_inputs is None else tuple(emission_inputs.shape)
+            raise ValueError(f"emission_inputs: this {type(emission).__name__} {what}, got {got}")
+        self.batch_shape = obs.shape[1 : obs.dim() - len(emission.event_shape)]
+        # masks that say nothing cost nothing afterwards
+        self.valid = None if valid is None or bool(valid.all()) else valid
+        if self.valid is not None:
+            check_padding(self.valid)
+        if seen is not None and self.valid is not None:
+            seen = seen | ~self.valid
+        self.seen = None if seen is None or bool(seen.all()) else seen
+        if emission.num_states != transition.num_states:
+            raise ValueError(
+                f"emission has {emission.num_states} states, but the transition has {transition.num_states}; they must agree"
+            )
+        if hasattr(emission, "num_words"):
+            self.obs = self._checked_words(emission.num_words)
+
+    def _checked_words(self, num_words: int) -> Tensor:
+        """The observations, with any id where none is used; a negative index would quietly mean the last words."""
+        bad = (self.obs < 0) | (self.obs >= num_words)
+        if not bool(bad.any()):
+            return self.obs
+        used = bad
+        for mask in (self.valid, self.seen):
+            used = used if mask is None else used & mask
+        if bool(used.any()):
+            step, *row = used.nonzero()[0].tolist()
+            raise ValueError(
+                f"obs: row {row[0] if len(row) == 1 else tuple(row)}, step {step}: word id {int(self.obs[used][0])} is not in "
+                f"0..{num_words - 1}; for a missing word mask the observation site (poutine.mask)"
+            )
+        return self.obs.masked_fill(bad, 0)
+
+    @property
+    def num_steps(self) -> int:
+        return self.obs.shape[0]
+
+    # ---------------------------------------------------------------- lowering, once
+    def _lower(self) -> Factors:
+        raise NotImplementedError
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The chain in numbers, computed once."""
+        return self._lower()
+
+    @cached_property
+    def _forward(self) -> scan.Forward:
+        return scan.chain_log_prob(*self.factors)
+
+    @cached_property
+    def _matrices(self) -> scan.StepMatrices:
+        f = self.factors
+        restart_to = None if f.restart_to is None else f.restart_to.detach()
+        return scan.StepMatrices(f.pair.detach(), f.shared, f.restart, restart_to)
+
+    @cached_property
+    def _beta(self) -> Tensor:
+        return scan.backward_pass(self._matrices, self.factors.emit.detach(), self.factors.valid)
+
+    def _possible(self) -> scan.Forward:
+        forward = self._forward
+        if self.check:
+            impossible = torch.isneginf(forward.log_prob)
+            # where parameters come in a batch (outer enumeration), a row is impossible if it is so under all of them
+            extra = impossible.dim() - len(self.batch_shape)
+            if bool((impossible.flatten(0, extra - 1).all(0) if extra > 0 else impossible).any()):
+                self._raise_impossible(forward.step_log_prob)
+        return forward
+
+    def _original_step(self, step: int, row: tuple[int, ...]) -> int:
+        return step
+
+    def _raise_impossible(self, steps: Tensor):
+        step, *row = (int(i) for i in torch.isneginf(steps).nonzero()[0])
+        row = tuple(row[len(row) - len(self.batch_shape) :])
+        step = self._original_step(step, row)
+        what = self.obs[(step, *row)].tolist()
+        raise ValueError(
+            f"obs: row {row[0] if len(row) == 1 else row}, step {step}: observation {what} is impossible (probability zero) "
+            "given the steps before it; check the observed states and the zeros of the transition and emission tables, or "
+            "smooth them"
+        )
+
+    # ---------------------------------------------------------------- likelihood and filtering
+    def log_prob(self) -> Tensor:
+        """(*B,) log p(x), differentiable.
+
+        Raises:
+            ValueError: if a row is impossible; names the row and the step.
+        """
+        return self._possible().log_prob
+
+    def token_log_probs(self) -> Tensor:
+        """(T, *B) log p(x_t | x_<t); 0 at padded and missing steps."""
+        return self._possible().step_log_prob
+
+    def filtered(self) -> Belief:
+        """The belief after the last step, to start the next segment from; gradients do not flow into it."""
+        log_probs = self._possible().filtered[-1]
+        if self.valid is not None:
+            log_probs = self._keep_start(log_probs, ~self.valid[0])
+        return Belief(None, log_probs.detach())
+
+    @query
+    def filtered_states(self) -> Tensor:
+        """(T, *B, K) log p(z_t | x_1..x_t), nats; padded steps keep the last one."""
+        return self._possible().filtered
+
+    def _keep_start(self, log_probs: Tensor, empty: Tensor) -> Tensor:
+        """Rows without any step end where they started."""
+        if not bool(empty.any()):
+            return log_probs
+        if self.start is None:
+            raise ValueError("valid: a row without any step has no filtered belief; give it a start or leave it out")
+        return torch.where(empty.unsqueeze(-1), self.start.dense(self.transition.num_states), log_probs)
+
+    # ---------------------------------------------------------------- smoothing
+    @query
+    def marginals(self) -> StateMarginals:
+        """p(z_t | x), (T, *B, K)."""
+        f, forward = self.factors, self._possible()
+        return StateMarginals(None, scan.smooth(self._matrices, f.emit, forward, f.valid, pairs=False)[0])
+
+    @query
+    def pair_marginals(self) -> PairMarginals:
+        """p(z_t, z_{t+1} | x), (T-1, *B, K, K)."""
+        forward, f = self._possible(), self.factors
+        # one matrix a step, so that nothing is summed over steps
+        steps = range(1, self.num_steps)
+        shape = (*f.emit.shape[1:], f.emit.shape[-1])
+        log = torch.stack([self._matrices.at(t).expand(shape) for t in steps]) if steps else f.emit.new_zeros(0, *shape)
+        matrices = scan.StepMatrices(log, shared=False)
+        return PairMarginals(None, scan.pair_posterior(matrices, f.emit, forward, self._beta, f.valid, None))
+
+    @query
+    def expected_counts(self) -> ExpectedCounts:
+        """Expected starts, transitions and visits given x, summed over rows: the E-step of EM."""
+        f, forward = self.factors, self._possible()
+        probs, transition = scan.smooth(self._matrices, f.emit, forward, f.valid)
+        num_states = f.emit.shape[-1]
+        start = probs[0] if self.start is None else torch.zeros_like(probs[0])
+        return ExpectedCounts(
+            start.reshape(-1, num_states).sum(0),
+            transition.reshape(-1, num_states, num_states).sum(0) if not f.shared else transition,
+            None,
+            probs.reshape(-1, num_states).sum(0),
+            StateMarginals(None, probs),
+        )
+
+    @query
+    def entropy(self) -> Tensor:
+        """(*B,) entropy of p(z_1..z_T | x), nats: H(z_1) + sum_t H(z_t | z_{t-1}), from single and pair marginals."""
+        single, pair = self.marginals().probs, self.pair_marginals().probs
+        joint = -torch.special.entr(pair).flatten(-2).sum(-1).sum(0)  # sum p log p
+        inner = -torch.special.entr(pair.sum(-1)).sum(-1).sum(0)
+        return torch.special.entr(single[0]).sum(-1) - joint + inner
+
+    # ---------------------------------------------------------------- paths
+    def _paths(self, position: Tensor) -> Tensor:
+        """Positions (..., T, *B) -> state ids, -1 at padded steps."""
+        valid = self.factors.valid
+        return position if valid is None else position.masked_fill(~valid, -1)
+
+    def viterbi(self) -> tuple[Tensor, Tensor]:
+        """The most probable path: ids (T, *B) and log p(path, x) (*B,)."""
+        f = self.factors  # no query as the others: it does without the forward pass
+        with torch.no_grad():
+            init = f.init.expand(f.emit.shape[1:])
+            position, log_prob = path_scan.viterbi_pass(init, self._matrices, f.emit, f.valid)
+        if self.check and bool(torch.isneginf(log_prob).any()):
+            self._possible()  # says where
+        return self._paths(position), log_prob
+
+    @query
+    def k_best(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable paths: ids (k, T, *B), log p(path, x) (k, *B), -inf where there are fewer than k."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        self._possible()
+        f = self.factors
+        position, log_prob = path_scan.k_best_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid, k)
+        return self._paths(position), log_prob
+
+    @query
+    def sample(self, num_samples: int = 1) -> Tensor:
+        """(S, T, *B) exact posterior paths, by filtering forward and sampling backward."""
+        filtered = self._possible().filtered
+        return self._paths(path_scan.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
+
+    # ---------------------------------------------------------------- prediction
+    @query
+    def next(self, inputs: Tensor | None = None, emission_inputs: Tensor | None = None) -> NextDistribution:
+        """The distribution of the step behind the last one.
+
+        Args:
+            inputs, emission_inputs: (*B[, U]) inputs of that step, where transitions or emissions depend on inputs.
+        """
+        return self.next_after(self.filtered(), inputs, emission_inputs)
+
+    @torch.no_grad()
+    def next_after(
+        self, belief: Belief | None, inputs: Tensor | None = None, emission_inputs: Tensor | None = None
+    ) -> NextDistribution:
+        """The distribution of the step behind a belief, or of a first step (one row), whatever this chain has observed.
+
+        Args:
+            belief: what a chain's ``filtered()`` returned, or None for the start.
+            inputs, emission_inputs: as for :meth:`next`.
+        """
+        if belief is not None:
+            states = self._predict(belief, inputs)
+        elif inputs is not None:
+            states = self.transition.initial_log_prob(inputs)
+        else:
+            states = self.transition.initial_log_prob().unsqueeze(0)
+        words = self._words(states, emission_inputs) if hasattr(self.emission, "word_log_prob") else None
+        return NextDistribution(states, words)
+
+    def _words(self, states: Tensor, inputs: Tensor | None) -> Tensor:
+        """(R, V) log p(x) of states (R, Z) distributed as given, under the emission at these inputs."""
+        if not self._conditional:
+            return self.emission.word_log_prob(states)
+        if inputs is None:
+            raise ValueError("emission_inputs: this emission depends on inputs; give those of the step")
+        return self.emission.word_log_prob(states, inputs)
+
+    def _emission_inputs_at(self, steps: Tensor) -> Tensor | None:
+        """(R[, U]) at steps and rows (R, 2)."""
+        return None if self.emission_inputs is None else self.emission_inputs[steps[:, 0], steps[:, 1]]
+
+    def _predict(self, belief: Belief, inputs: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- missing words
+    def _missing_steps(self) -> Tensor:
+        """(R, 2) step and row of missing observations, by row."""
+        if self.seen is None:
+            raise ValueError("missing_words: no observation is missing in this chain")
+        if len(getattr(self, "full_batch", self.batch_shape)) != 1:
+            raise ValueError("missing_words needs one batch dimension; flatten the plates")
+        row, step = (~self.seen).T.nonzero(as_tuple=True)
+        return torch.stack([step, row], -1)
+
+    @query
+    def missing_words(self) -> MissingWords:
+        """The exact distribution of each missing word given everything that was seen.
+
+        Raises:
+            ValueError: if no word is missing.
+        """
+        steps = self._missing_steps()
+        states = self.marginals().dense(self.transition.num_states)[steps[:, 0], steps[:, 1]].log()
+        return MissingWords(steps, self._words(states, self._emission_inputs_at(steps)))
+
+    def _word_given_path(self, paths: Tensor, steps: Tensor) -> Tensor:
+        """(S, R, V) log p(x_t | path) up to a constant, at missing steps."""
+        states = paths[:, steps[:, 0], steps[:, 1]]
+        if not self._conditional:
+            return self.emission.log_probs[states]
+        return self.emission.distribution(states, self._emission_inputs_at(steps)).logits
+
+    @query
+    def sample_words(self, num_samples: int = 1) -> Tensor:
+        """(S, T, B) the observations, with missing words drawn jointly from their exact posterior."""
+        paths, steps = self.sample(num_samples), self._missing_steps()
+        words = self.obs.expand(num_samples, *self.obs.shape).clone()
+        words[:, steps[:, 0], steps[:, 1]] = path_scan.sample_log(self._word_given_path(paths, steps))
+        return words
+
+
+def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
+    """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`."""
+    from pplseq.distributions.block import BlockTransition
+    from pplseq.distributions.second_order import SecondOrderTransition
+    from pplseq.infer.discrete.block import BlockChain
+    from pplseq.infer.discrete.dense import DenseChain
+    from pplseq.infer.discrete.gap import GapChain
+    from pplseq.infer.discrete.second_order import SecondOrderChain
+
+    if isinstance(transition, SecondOrderTransition):
+        return SecondOrderChain(transition, emission, obs, **options)
+    if isinstance(transition, BlockTransition):
+        chain = BlockChain(transition, emission, obs, **options)
+        return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
+    if isinstance(transition, (DenseTransition, StepTransition)):
+        return DenseChain(transition, emission, obs, **options)
+    raise TypeError(
+        "transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got "
+        f"{type(transition).__name__}"
+    )

@@ -1,0 +1,295 @@
+"""Block-sparse chains with missing tokens: a missing token opens all states.
+
+Runs of missing tokens are summed out before the scan (see :mod:`pplseq.infer.discrete.gap_sums`), so the chain that is
+scanned holds the seen steps only, S of them at most; here its results are put back in their places, and the states and
+words inside the runs are found from the messages at both ends.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
+from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete import gap_sums as gap
+from pplseq.infer.discrete.block import BlockChain
+from pplseq.infer.discrete.chain import Factors, MissingWords, PairMarginals, StateMarginals, query
+from pplseq.infer.discrete.dense import DenseChain
+from pplseq.kernels import path_scan, scan
+
+DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
+
+
+class GapChain(BlockChain):
+    """See :class:`~pplseq.infer.discrete.chain.Chain`; made by ``build_chain`` where a token is missing."""
+
+    @cached_property
+    def gaps(self) -> gap.Gaps:
+        """Where tokens are missing."""
+        valid = torch.ones_like(self.narrow) if self.valid is None else self.valid
+        return gap.Gaps.of(self.narrow, valid.sum(0))
+
+    def _at_seen(self, value: Tensor) -> Tensor:
+        """(T, B, ...) -> (S, B, ...) at the seen steps of each row."""
+        index = self.gaps.time.reshape(*self.gaps.time.shape, *(1,) * (value.dim() - 2))
+        return value.gather(0, index.expand(*self.gaps.time.shape, *value.shape[2:]))
+
+    @cached_property
+    def _seen_block(self) -> Tensor:
+        return self._at_seen(self._block)
+
+    @cached_property
+    def _live(self) -> Tensor:
+        """(S, B) False at slots behind a row's last seen step."""
+        return torch.arange(len(self.gaps.time), device=self.obs.device).unsqueeze(-1) < self.gaps.count
+
+    # ---------------------------------------------------------------- lowering
+    def _lower(self, maximum: bool = False) -> Factors:
+        transition, emit, block = self.transition, self._at_seen(self._emit()), self._seen_block
+        before = None if self.inputs is None else self._at_seen(self.inputs)
+        init, pair = self._init_and_pairs(emit, block, before)
+        step, row = ((self.gaps.before > 0) & self._live).nonzero(as_tuple=True)
+        first, inner = step == 0, step > 0
+        if bool(first.any()):
+            rows = row[first]
+            through = gap.gap_initial(
+                transition, self._first_predicted(rows), block[0, rows], self.gaps.before[0, rows], maximum
+            )
+            init = init.index_copy(0, rows, through)
+        if bool(inner.any()):
+            step, row = step[inner], row[inner]
+            word, lengths = self._word_after(step - 1, row), self.gaps.before[step, row]
+            through = gap.gap_pairs(transition, block[step - 1, row], block[step, row], word, lengths, maximum)
+            pair = pair.index_put((step - 1, row), through)
+        # a row of nothing but missing tokens has no seen step: its one slot is padding
+        return Factors(init, pair, emit, self._live)
+
+    def _first_predicted(self, rows: Tensor) -> Tensor:
+        """(R, N) distribution of the first step of the given rows."""
+        if self.start is None:
+            return self.transition.initial_log_prob().expand(len(rows), -1)
+        start = Belief(*(None if part is None else part[rows] for part in self.start))
+        return self._predict_rows(start, None if self.inputs is None else self.inputs[0, rows])
+
+    def _word_after(self, step: Tensor, row: Tensor) -> Tensor | None:
+        """The input of the step behind the given seen steps."""
+        return None if self.inputs is None else self.inputs[self.gaps.time[step, row] + 1, row]
+
+    def _gap_groups(self, trailing_only: bool = False):
+        """(slot, row, length, trailing) of all gaps in groups of equal length; slot = the seen step behind the gap."""
+        gaps = self.gaps
+        groups = [(gaps.count, torch.arange(len(gaps.count), device=gaps.count.device), gaps.trailing, True)]
+        if not trailing_only:
+            step, row = ((gaps.before > 0) & self._live).nonzero(as_tuple=True)
+            groups.append((step, row, gaps.before[step, row], False))
+        for step, row, lengths, trailing in groups:
+            for length in lengths[lengths > 0].unique().tolist():
+                for part in (lengths == length).nonzero().squeeze(-1).split(self._rows_at_once):
+                    yield step[part], row[part], length, trailing
+
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, gap.GAP_CELLS // (self.layout.width * self.layout.num_kept))
+
+    @torch.no_grad()
+    def _runs(self, trailing_only: bool = False):
+        """All gaps by equal length, with the messages at their ends."""
+        gaps, transition, block = self.gaps, self.transition, self._seen_block
+        filtered = self._forward.filtered.detach()
+        behind = None if trailing_only else self.factors.emit.detach() + self._beta
+        for step, row, length, trailing in self._gap_groups(trailing_only):
+            enter = self._first_predicted(row).clone()
+            inner = step > 0
+            if bool(inner.any()):
+                at, rows = step[inner] - 1, row[inner]
+                wide = transition.wide_rows(self.layout.slots[block[at, rows]], self._word_after(at, rows))
+                enter[inner] = torch.logsumexp(filtered[at, rows].unsqueeze(-1) + wide, -2)
+            leave, leave_reset = torch.zeros_like(enter), torch.zeros_like(enter[:, 0])
+            if not trailing:
+                slots = self.layout.slots[block[step, row]]
+                columns = transition.columns(slots.reshape(-1)).view(-1, *slots.shape).movedim(1, 0)
+                leave = torch.logsumexp(columns + behind[step, row].unsqueeze(1), -1)
+                leave_reset = torch.logsumexp(transition.initial_of(block[step, row]) + behind[step, row], -1)
+            yield gap.Run(row, gaps_first(gaps, step, row, trailing), length, enter, leave, leave_reset)
+
+    # ---------------------------------------------------------------- likelihood and filtering
+    def _original_step(self, step, row):
+        return int(self.gaps.time[(step, *row)])
+
+    def token_log_probs(self):
+        steps = self._possible().step_log_prob
+        full = steps.new_zeros(self.num_steps, *self.batch_shape)
+        return self._unflatten(full.scatter_add(0, self.gaps.time, steps), 1)  # padded slots add 0
+
+    def _filtered(self) -> Belief:
+        """With missing tokens some row may end on one: the belief then covers all states."""
+        forward, gaps, layout = self._possible(), self.gaps, self.layout
+        if not bool((gaps.trailing > 0).any()) and bool((gaps.count > 0).all()):
+            block = self._seen_block.gather(0, (gaps.count - 1).unsqueeze(0)).squeeze(0)
+            return Belief(layout.state_ids[block], forward.filtered[-1].detach())
+        empty = gaps.lengths == 0
+        last = (gaps.count - 1).clamp_min(0).unsqueeze(0)
+        block = self._seen_block.gather(0, last).squeeze(0)
+        full = Belief(layout.state_ids[block], forward.filtered[-1].detach()).dense(layout.num_states)
+        full = full.clone()
+        for rows, message in self._trailing_messages():
+            full[rows] = layout.scatter(message, -torch.inf)
+        return Belief(None, self._keep_start(full, empty).detach())
+
+    def _trailing_messages(self):
+        """(rows, (R, N) message at the last step) for rows that end on missing tokens."""
+        for run in self._runs(trailing_only=True):
+            message = run.enter
+            for _ in range(run.length - 1):
+                message = self.transition.wide_forward(message)
+            yield run.row, scan.log_normalise(message)[0]
+
+    # ---------------------------------------------------------------- smoothing
+    def _steps_of(self, run: gap.Run) -> Tensor:
+        """(length * R, 2) step and row of every missing token in a batch of runs."""
+        time = run.first + torch.arange(run.length, device=run.row.device).unsqueeze(-1)
+        return torch.stack([time, run.row.expand_as(time)], -1).reshape(-1, 2)
+
+    @query
+    def marginals(self):
+        if len(self.full_batch) != 1:
+            raise ValueError("marginals with missing tokens need one batch dimension; flatten the plates")
+        probs = scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid)
+        index = self.gaps.time.unsqueeze(-1).expand(*self.gaps.time.shape, probs.shape[-1])
+        full = probs.new_zeros(self.num_steps, *self.batch_shape, probs.shape[-1]).scatter_add(0, index, probs)
+        runs = list(self._runs())
+        wide = [self.layout.scatter(gap.run_marginals(self.transition, run).flatten(0, 1), 0.0) for run in runs]
+        return StateMarginals(self._ids(), full, torch.cat([self._steps_of(run) for run in runs]), torch.cat(wide))
+
+    @query
+    def missing_words(self):
+        if self.states is not None:
+            return super().missing_words()
+        self._missing_steps()
+        self._possible()
+        runs = list(self._runs())
+        words = [gap.run_words(self.transition, self.emission, run).flatten(0, 1) for run in runs]
+        return MissingWords(torch.cat([self._steps_of(run) for run in runs]), torch.cat(words)).in_order()
+
+    def _dense_twin(self, query: str) -> DenseChain:
+        """The same chain over all states, for queries that need pairs of states around missing tokens."""
+        transition = self.transition
+        if self.layout.num_kept > DENSE_STATES or not self.layout.complete:
+            raise ValueError(
+                f"{query}: with missing tokens it needs all pairs of states, which is offered up to {DENSE_STATES} states "
+                f"(no dropout), got {self.layout.num_kept}; fill the gaps first with viterbi() or sample()"
+            )
+        words = torch.arange(self.emission.num_words, device=self.obs.device)
+        emission = CategoricalEmission(self.emission.log_likelihood(words).T)
+        options = dict(valid=self.valid, seen=self.seen, states=self.states, start=self.start, check=self.check)
+        obs = self.obs if self.seen is None else self.obs.where(self.seen, 0)
+        if self.inputs is None or transition.reset_id is None:
+            dense = DenseTransition(transition.initial_log_prob(), transition.log_matrix())
+            return DenseChain(dense, emission, obs, **options)
+        every = torch.arange(transition.num_states, device=obs.device)
+
+        def matrices(words):
+            return transition.rows(every.expand(*words.shape, -1), words.unsqueeze(-1))
+
+        dense = StepTransition(transition.initial_log_prob(), matrices, transition.num_states, input_dims=0)
+        return DenseChain(dense, emission, obs, inputs=self.inputs, **options)
+
+    @torch.no_grad()
+    def pair_marginals(self):
+        return PairMarginals(None, self._unflatten(self._dense_twin("pair_marginals").pair_marginals().probs, 1))
+
+    @torch.no_grad()
+    def entropy(self):
+        return self._unflatten(self._dense_twin("entropy").entropy(), 0)
+
+    @torch.no_grad()
+    def expected_counts(self):
+        return self._dense_twin("expected_counts").expected_counts()
+
+    @torch.no_grad()
+    def k_best(self, k):
+        paths, log_prob = self._dense_twin("k_best").k_best(k)
+        return self._unflatten(paths, 2), self._unflatten(log_prob, 1)
+
+    # ---------------------------------------------------------------- paths
+    def _paths(self, position):
+        """Positions in blocks (..., S, B) -> global ids (..., T, B), -1 at missing and padded steps."""
+        ids = self.layout.state_ids[self._seen_block].expand(*position.shape, -1)
+        ids = ids.gather(-1, position.unsqueeze(-1)).squeeze(-1).masked_fill(~self._live, -1)
+        paths = ids.new_full((*ids.shape[:-2], self.num_steps, ids.shape[-1]), -1)
+        # padded slots repeat the last seen time: amax keeps the id that is already there
+        return paths.scatter_reduce(-2, self.gaps.time.expand(ids.shape), ids, "amax")
+
+    @torch.no_grad()
+    def _fill_paths(self, paths: Tensor, maximum: bool) -> Tensor:
+        """States at missing steps, given those at seen ones: (S, T, B)."""
+        transition = self.transition
+        local = self.layout.local_numbers()
+        for step, row, length, trailing in self._gap_groups():
+            first, inner = gaps_first(self.gaps, step, row, trailing), step > 0
+            at, rows = step[inner] - 1, row[inner]
+            word = self._word_after(at, rows)
+            for some in paths.split(max(1, self._rows_at_once // len(row))):  # views: filled in place
+                samples = len(some)
+                enter = self._first_predicted(row).expand(samples, -1, -1).clone()
+                if len(at):
+                    state = local[some[:, self.gaps.time[at, rows], rows]].reshape(-1, 1)
+                    words = None if word is None else word.repeat(samples)
+                    enter[:, inner] = transition.wide_rows(state, words).view(samples, len(at), -1)
+                enter = enter.flatten(0, 1)
+                leave = torch.zeros_like(enter)
+                if not trailing:
+                    leave = transition.columns(local[some[:, first + length, row]].reshape(-1)).T
+                run = gap.Run(row.repeat(samples), first, length, enter, leave)
+                inside = self.layout.kept_ids[gap.run_paths(transition, run, maximum)]
+                time = first + torch.arange(length, device=paths.device).unsqueeze(-1)
+                some[:, time, row.expand_as(time)] = inside.view(length, samples, -1).movedim(1, 0)
+        return paths
+
+    @query
+    def viterbi(self):
+        self._possible()
+        f = self._lower(maximum=True)
+        f = f._replace(emit=self._with_best_continuation(f.emit))
+        position, log_prob = path_scan.viterbi_pass(f.init, scan.StepMatrices(f.pair, f.shared), f.emit, f.valid)
+        path = self._fill_paths(self._paths(position).unsqueeze(0), maximum=True).squeeze(0)
+        for row in (self.gaps.count == 0).nonzero():
+            log_prob[row] = self._prior_log_prob(path[:, row], row)
+        return self._unflatten(path, 1), self._unflatten(log_prob, 0)
+
+    @query
+    def sample(self, num_samples=1):
+        return self._unflatten(self._fill_paths(super().sample(num_samples), maximum=False), 2)
+
+    def _with_best_continuation(self, emit: Tensor) -> Tensor:
+        """Adds to each row's last seen step the log-probability of the best states over its trailing missing steps."""
+        emit = emit.clone()
+        block = self._seen_block
+        for step, row, length, _ in self._gap_groups(trailing_only=True):
+            some = step > 0
+            if bool(some.any()):
+                at, rows = step[some] - 1, row[some]
+                wide = self.transition.wide_rows(self.layout.slots[block[at, rows]], self._word_after(at, rows))
+                lengths = torch.full_like(rows, length)
+                emit[at, rows] += gap.trailing_maximum(self.transition, wide, lengths)
+        return emit
+
+    def _prior_log_prob(self, path: Tensor, row: Tensor) -> Tensor:
+        """(1,) log p(path) of a row of missing tokens only."""
+        length = int(self.gaps.lengths[row])
+        local = self.layout.local_numbers()[path[:length, 0]]
+        total = self._first_predicted(row)[0, local[:1]] if length else self.transition.initial.new_zeros(1)
+        missing = torch.tensor([MISSING], device=path.device) if self.inputs is not None else None
+        for previous, state in zip(local[:-1], local[1:], strict=True):
+            total = total + self.transition.wide_rows(previous.view(1, 1), missing)[0, 0, state]
+        return total
+
+
+def gaps_first(gaps: gap.Gaps, step: Tensor, row: Tensor, trailing: bool) -> Tensor:
+    """(R,) first missing step of gaps before seen step ``step`` (or behind the last one)."""
+    if trailing:
+        return gaps.lengths[row] - gaps.trailing[row]
+    return gaps.time[step, row] - gaps.before[step, row]

@@ -1,0 +1,81 @@
+"""What a chain is in numbers, and what the queries on it return."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Factors(NamedTuple):
+    """A chain in numbers; see :mod:`pplseq.kernels.scan` for init, pair, emit, valid, restart."""
+
+    init: Tensor
+    pair: Tensor
+    emit: Tensor
+    valid: Tensor | None
+    shared: bool = False
+    restart: Tensor | None = None
+    restart_to: Tensor | None = None
+
+
+class StateMarginals(NamedTuple):
+    """p(z_t | x). ids: (T, *B, K) which states, None for all. probs: (T, *B, K), 0 at padded steps.
+
+    In block-sparse chains a missing token opens all states: its row of ``probs`` is 0 and its distribution stands in
+    wide_probs (R, Z), at step and row wide_steps (R, 2).
+    """
+
+    ids: Tensor | None
+    probs: Tensor
+    wide_steps: Tensor | None = None
+    wide_probs: Tensor | None = None
+
+    def dense(self, num_states: int) -> Tensor:
+        """(T, *B, Z) over all states: for small Z."""
+        if self.ids is None:
+            return self.probs
+        full = self.probs.new_zeros(*self.probs.shape[:-1], num_states).scatter_add(-1, self.ids, self.probs)
+        if self.wide_steps is not None:
+            full[self.wide_steps[:, 0], self.wide_steps[:, 1]] = self.wide_probs
+        return full
+
+
+class PairMarginals(NamedTuple):
+    """p(z_t, z_{t+1} | x), (T-1, *B, K, K), [from, to], 0 at padded steps; ids as in :class:`StateMarginals`."""
+
+    ids: Tensor | None
+    probs: Tensor
+
+
+class ExpectedCounts(NamedTuple):
+    """Expected sufficient statistics given x, summed over rows.
+
+    start: (Z,). transition: (Z, Z) for dense chains, (P, K, K) for block-sparse ones, between the P pairs of blocks that
+    occur. block_pairs: (P, 2) or None. occupancy: (Z,) expected visits. marginals: what emission statistics need.
+    """
+
+    start: Tensor
+    transition: Tensor
+    block_pairs: Tensor | None
+    occupancy: Tensor
+    marginals: StateMarginals
+
+
+class NextDistribution(NamedTuple):
+    """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats."""
+
+    state_log_probs: Tensor
+    word_log_probs: Tensor | None
+
+
+class MissingWords(NamedTuple):
+    """log p(x_t | everything seen) of missing words: (R, V) nats, at step and row steps (R, 2)."""
+
+    steps: Tensor
+    log_probs: Tensor
+
+    def in_order(self) -> MissingWords:
+        """Sorted by row, then step."""
+        order = (self.steps[:, 1] * (int(self.steps[:, 0].max()) + 1) + self.steps[:, 0]).argsort()
+        return MissingWords(self.steps[order], self.log_probs[order])

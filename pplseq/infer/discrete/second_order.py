@@ -1,0 +1,120 @@
+"""The second-order chain: states whose transition depends on the last two of them, as a chain over pairs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.dense import Emission
+from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.infer.discrete.chain import ExpectedCounts, Factors, StateMarginals, query
+from pplseq.infer.discrete.dense import DenseChain
+from pplseq.kernels import second_order
+from pplseq.kernels.scan import Forward, forward_in_log_space
+
+
+class SecondOrderChain(DenseChain):
+    """A chain over pairs (a, b) of the state before and the state, with ids a M + b; see :class:`Chain`.
+
+    It takes one batch dimension. Cost: M^3 a token, where a dense chain over pairs takes M^4.
+    """
+
+    def __init__(self, transition: SecondOrderTransition, emission: Emission, obs: Tensor, **options):
+        super().__init__(transition, emission, obs, **options)
+        if len(self.batch_shape) != 1 or emission.batch_shape:
+            raise ValueError(
+                f"obs: a second-order chain takes one batch dimension, (T, B), got rows of shape {tuple(self.batch_shape)}; "
+                "put the sequences in one plate"
+            )
+
+    def _lower(self) -> Factors:
+        emit = self._emit()
+        init = self.transition.initial_log_prob() if self.start is None else self._predict(self.start, None)
+        return Factors(init.expand(emit.shape[1:]), self.transition.table, emit, self.valid)
+
+    @cached_property
+    def _matrices(self) -> second_order.SecondOrderMatrices:
+        return second_order.SecondOrderMatrices(self.transition.table.detach())
+
+    @cached_property
+    def _forward(self):
+        f = self.factors
+        parts = (f.init, f.pair, f.emit)
+        if f.emit.dtype in second_order.LOWEST and not (torch.is_grad_enabled() and any(p.requires_grad for p in parts)):
+            with torch.no_grad():
+                messages, steps, lost = second_order.forward_pass(f.init, self._matrices, f.emit, f.valid)
+            if not bool(lost.any()):
+                return Forward(steps.sum(0, dtype=torch.float64).to(steps.dtype), messages, steps, in_logs=False)
+        # an autograd loop over steps
+        return forward_in_log_space(f.init, second_order.SecondOrderMatrices(f.pair), f.emit, f.valid)
+
+    def _predict(self, belief, inputs):
+        return self._matrices.forward(1, belief.dense(self.transition.num_states))
+
+    # ---------------------------------------------------------------- pairs and triples
+    @query
+    def marginals(self) -> StateMarginals:
+        f, forward = self.factors, self._possible()
+        if not forward.in_logs:
+            probs, lost = second_order.state_posterior(forward.messages, self._matrices, f.emit, f.valid)
+            if not bool(lost.any()):
+                return StateMarginals(None, probs)
+        return super().marginals()
+
+    def _triples(self):
+        """(R, M, M, M) p(z_{t-1}, z_t, z_{t+1} | x), step by step, and the rows (R,) that have them."""
+        f, forward, beta = self.factors, self._possible(), self._beta
+        later = f.emit + beta
+        for t in range(1, self.num_steps):
+            rows = slice(None) if f.valid is None else f.valid[t].nonzero().squeeze(-1)
+            yield self._matrices.triples(forward.filtered[t - 1, rows], later[t, rows]), rows
+
+    @query
+    def expected_counts(self) -> ExpectedCounts:
+        """Expected starts (M^2,), transitions (M, M, M) and visits (M^2,) given x, summed over rows."""
+        probs = self.marginals().probs
+        start = probs[0] if self.start is None else torch.zeros_like(probs[0])
+        total = torch.zeros_like(self.transition.table)
+        for triples, _ in self._triples():
+            total += triples.sum(0)
+        return ExpectedCounts(start.sum(0), total, None, probs.sum((0, 1)), StateMarginals(None, probs))
+
+    @query
+    def entropy(self) -> Tensor:
+        """(B,) entropy of p(z_1..z_T | x), nats."""
+        forward = self._possible()
+        if not forward.in_logs:
+            return second_order.path_entropy(forward.messages, self._matrices, self.factors.valid)
+        # of the first pair, and of each triple given its first two
+        probs = self.marginals().probs
+        total = torch.special.entr(probs[0]).sum(-1)
+        for triples, rows in self._triples():
+            inner = torch.special.entr(triples.sum(-1)).sum((-1, -2))
+            total[rows] += torch.special.entr(triples).sum((-1, -2, -3)) - inner
+        return total
+
+    # ---------------------------------------------------------------- paths
+    def viterbi(self) -> tuple[Tensor, Tensor]:
+        paths, log_prob = self._best(1)
+        if self.check and bool(torch.isneginf(log_prob).any()):
+            self._possible()  # says where
+        return paths[0], log_prob[0]
+
+    @query
+    def k_best(self, k: int) -> tuple[Tensor, Tensor]:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        return self._best(k)
+
+    @torch.no_grad()
+    def _best(self, k: int) -> tuple[Tensor, Tensor]:
+        f = self.factors
+        pairs, log_prob = second_order.k_best_pass(f.init, self._matrices, f.emit, f.valid, k)
+        return self._paths(pairs), log_prob
+
+    @query
+    def sample(self, num_samples: int = 1) -> Tensor:
+        filtered = self._possible().filtered
+        return self._paths(second_order.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))

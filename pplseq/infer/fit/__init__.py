@@ -1,0 +1,1 @@
+"""Learning for any model: EM, gradients, SVI, NUTS."""

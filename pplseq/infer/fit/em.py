@@ -1,0 +1,310 @@
+"""Expectation-maximisation: the loop, batch and stepwise, and the closed-form maximisers that models build theirs from."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import pyro
+import torch
+from torch import Tensor
+
+Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
+
+# a fall of the objective by more than this share of it is no rounding
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+class Batch(NamedTuple):
+    """Rows that go through one E-step together."""
+
+    x: Tensor  # (B, T[, D])
+    lengths: Tensor | None = None  # (B,)
+    states: Tensor | None = None  # (B, T) observed states, negative where unknown
+    inputs: Tensor | None = None  # (B, T, U)
+
+    @property
+    def known(self) -> dict[str, Tensor]:
+        """What a model's program takes beside x and lengths."""
+        return {name: value for name, value in (("states", self.states), ("inputs", self.inputs)) if value is not None}
+
+    @property
+    def num_tokens(self) -> int:
+        return self.x.shape[0] * self.x.shape[1] if self.lengths is None else int(self.lengths.sum())
+
+
+class ExpectationModel(Protocol):
+    """What a model offers to be fitted by EM."""
+
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, **options):
+        """The :class:`~pplseq.infer.discrete.chain.Chain`, or ``GaussianChain``, of a batch."""
+
+    def expected_statistics(self, chain, batch: Batch) -> Statistics:
+        """The E-step: expected sufficient statistics of a batch, from its chain."""
+
+    def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
+        """Statistics of which the current parameters are the maximum: where stepwise EM starts from."""
+
+    def maximize(self, statistics: Statistics) -> list[str]:
+        """The M-step: sets the parameters; returns what was remarkable (empty or collapsed states), in words."""
+
+    def log_prior(self) -> Tensor:
+        """log density of the current parameters under their priors, nats; 0 without priors."""
+
+
+class StepSize(NamedTuple):
+    """Stepwise EM's weight of the k-th batch (from 0): (k + offset)^-exponent.
+
+    Source: O. Cappé and E. Moulines (2009), On-line expectation-maximization algorithm for latent data models, eq. 18;
+    the offset as in P. Liang and D. Klein (2009), Online EM for unsupervised models.
+    """
+
+    exponent: float = 0.7
+    offset: float = 2.0
+
+    def at(self, step: int) -> float:
+        return (step + self.offset) ** -self.exponent
+
+
+@dataclass
+class FitHistory:
+    """What happened in a fit.
+
+    log_likelihoods: nats, at the parameters that each iteration began with (stepwise: summed over a pass, while they
+        move). log_posteriors: the same plus the log prior. num_tokens: they are sums over so many.
+    """
+
+    method: str
+    num_tokens: int = 0
+    log_likelihoods: list[float] = field(default_factory=list)
+    log_posteriors: list[float] = field(default_factory=list)
+    converged: bool = False
+    reason: str = ""
+    notes: list[str] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # of gradient methods, nats per token
+    guide: object = None  # of SVI
+    samples: dict[str, Tensor] | None = None  # of NUTS
+    diagnostics: dict | None = None  # of NUTS
+
+    @property
+    def num_iterations(self) -> int:
+        return max(len(self.log_likelihoods), len(self.losses))
+
+    def note(self, remarks: Sequence[str]) -> None:
+        self.notes += [remark for remark in remarks if remark not in self.notes]
+
+
+def expectation_maximization(
+    model: ExpectationModel,
+    batches: Sequence[Batch],
+    *,
+    max_iterations: int = 100,
+    tolerance: float = 1e-5,
+    step_size: StepSize | float | None = None,
+    on_iteration: Callable[[FitHistory], None] | None = None,
+) -> FitHistory:
+    """Maximises the likelihood (with priors: the posterior density) of a model's parameters.
+
+        batch:     theta <- argmax  E[log p(z, x | theta) | x, theta_old] + log p(theta)
+        stepwise:  s <- (1 - eta_k) s + eta_k s(batch k),  theta <- argmax given s, after every batch
+
+    Args:
+        model: see :class:`ExpectationModel`.
+        batches: what an iteration goes through; sizes only bound the memory unless ``step_size`` is given.
+        max_iterations: passes over the data.
+        tolerance: stop when a pass gains less than this, nats per token.
+        step_size: None for batch EM; a :class:`StepSize`, or its exponent in (0.5, 1], for stepwise EM.
+        on_iteration: called with the history after every pass.
+
+    Returns:
+        The history. After batch EM without convergence the parameters are one M-step ahead of its last entry.
+
+    Raises:
+        ValueError: for impossible data (names the row) or options out of range; ArithmeticError if the objective is NaN.
+
+    Warns:
+        RuntimeWarning: if batch EM's objective falls by more than rounding (the better parameters are kept and the fit
+            stops), and about states that are empty or whose covariance collapsed.
+    """
+    if not batches:
+        raise ValueError("batches: nothing to fit, got none")
+    if max_iterations < 1 or not tolerance >= 0:
+        raise ValueError(
+            f"max_iterations must be at least 1 and tolerance not negative, got {max_iterations}, {tolerance}"
+        )
+    if isinstance(step_size, (int, float)):
+        step_size = StepSize(float(step_size))
+    if step_size is not None and not 0.5 < step_size.exponent <= 1:
+        raise ValueError(f"step_size: the exponent must lie in (0.5, 1] for convergence, got {step_size.exponent}")
+    history = FitHistory("em", sum(batch.num_tokens for batch in batches))
+    iterate = _batch_iteration(model, batches) if step_size is None else _stepwise_iteration(model, batches, step_size)
+    for _ in range(max_iterations):
+        if iterate(history, tolerance):
+            break
+        if on_iteration is not None:
+            on_iteration(history)
+    else:
+        history.reason = f"max_iterations = {max_iterations} reached"
+    for note in history.notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    return history
+
+
+def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
+    with pyro.validation_enabled(False):  # it would report a NaN first, and less clearly
+        chain = model.posterior(batch.x, batch.lengths, **batch.known)
+    log_prob = float(chain.log_prob().sum(dtype=torch.float64))
+    if math.isnan(log_prob):
+        raise ArithmeticError("the log-likelihood is NaN; check the parameters and x for NaN and infinite values")
+    return model.expected_statistics(chain, batch), log_prob
+
+
+def _record(history: FitHistory, model: ExpectationModel, log_likelihood: float) -> float | None:
+    """Appends to the history; returns the gain over the entry before."""
+    history.log_likelihoods.append(log_likelihood)
+    history.log_posteriors.append(log_likelihood + float(model.log_prior().detach()))
+    if len(history.log_posteriors) == 1:
+        return None
+    return history.log_posteriors[-1] - history.log_posteriors[-2]
+
+
+def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
+    history.reason, history.converged = reason, converged
+    return True
+
+
+def _batch_iteration(model, batches):
+    before: dict[str, Tensor] = {}
+
+    def iterate(history: FitHistory, tolerance: float) -> bool:
+        total: Statistics = {}
+        log_likelihood = 0.0
+        for batch in batches:
+            statistics, log_prob = _expectation(model, batch)
+            total = statistics if not total else {name: total[name] + value for name, value in statistics.items()}
+            log_likelihood += log_prob
+        gain = _record(history, model, log_likelihood)
+        if gain is not None:
+            previous = history.log_posteriors[-2]
+            dtype = next(iter(before.values())).dtype
+            if gain < -ROUNDING.get(dtype, ROUNDING[torch.float32]) * max(1.0, abs(previous)):
+                model.load_state_dict(before)
+                history.log_likelihoods.pop()
+                history.log_posteriors.pop()
+                history.note([f"EM's objective fell from {previous:.9g} to {previous + gain:.9g} nats in iteration "
+                              f"{history.num_iterations}: the parameters before are kept; use float64"])  # fmt: skip
+                return _stopped(history, "the objective fell", False)
+            if gain <= tolerance * history.num_tokens:
+                return _stopped(history, f"gain of {gain / history.num_tokens:.3g} nats per token", True)
+        before.update({name: value.clone() for name, value in model.state_dict().items()})
+        history.note(model.maximize(total))
+        return False
+
+    return iterate
+
+
+def _stepwise_iteration(model, batches, step_size: StepSize):
+    state = {"step": 0, "average": None}
+
+    def iterate(history: FitHistory, tolerance: float) -> bool:
+        average = state["average"]
+        if average is None:
+            num_sequences = sum(batch.x.shape[0] for batch in batches)
+            average = model.implied_statistics(num_sequences, history.num_tokens)
+        log_likelihood = 0.0
+        for index in torch.randperm(len(batches)).tolist():
+            statistics, log_prob = _expectation(model, batches[index])
+            log_likelihood += log_prob
+            # as if the whole data were like this batch, so that priors weigh what they weigh in batch EM
+            scale, eta = history.num_tokens / batches[index].num_tokens, step_size.at(state["step"])
+            average = {name: torch.lerp(average[name], value * scale, eta) for name, value in statistics.items()}
+            history.note(model.maximize(average))
+            state["step"] += 1
+        state["average"] = average
+        gain = _record(history, model, log_likelihood)
+        if gain is not None and gain <= tolerance * history.num_tokens:
+            return _stopped(history, f"gain of {gain / history.num_tokens:.3g} nats per token", True)
+        return False
+
+    return iterate
+
+
+# ------------------------------------------------------------------------------------------------ closed forms
+def dirichlet_mode(counts: Tensor, concentration: Tensor | float | None, previous: Tensor) -> Tensor:
+    """log of the most probable rows of a table: p_i ~ counts_i + concentration_i - 1.
+
+    Args:
+        counts: (..., N) expected counts. concentration: of the Dirichlet prior, at least 1; None for none.
+        previous: (..., N) log-probabilities of rows that nothing is known about, which keep them.
+    """
+    weight = counts if concentration is None else counts + (concentration - 1.0)
+    total = weight.sum(-1, keepdim=True)
+    return torch.where(total > 0, (weight / total).log(), previous.to(weight.dtype))
+
+
+class NormalWishart(NamedTuple):
+    """Prior of a Gaussian's mean and precision: L ~ Wishart(2 shape + D - 1, (2 rate)^-1 I), mean ~ N(loc, (strength L)^-1).
+
+    In one dimension, and for diagonal covariances in each, L ~ Gamma(shape, rate).
+    """
+
+    loc: Tensor  # (D,)
+    strength: float
+    shape: float
+    rate: float
+
+
+def gaussian_mode(
+    weight: Tensor, first: Tensor, second: Tensor, covariance: str, prior: NormalWishart | None, floor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The most probable means and covariances of weighted Gaussian data.
+
+    Args:
+        weight: (Z,) expected visits. first: (Z, D) sum of x. second: (Z, D) sum of x^2 for "diag" and "spherical",
+            (Z, D, D) sum of x x' for "full", the same summed over states (D, D) for "tied".
+        covariance: which kind; "tied" is one full matrix for all states.
+        prior: of means and precisions, or None. The density is maximised over (mean, precision).
+        floor: smallest variance in any direction; the result is the maximum under that constraint.
+
+    Returns:
+        means (Z, D); covariances (Z, D), (Z, D, D), (D, D) or for "spherical" (Z, 1); a mask (Z,) (tied: (1,)) of those
+        that met the floor. Rows of states with weight 0 are meaningless without a prior.
+    """
+    size = first.shape[-1]
+    strength, extra, centre = (prior.strength, 2 * prior.rate, prior.loc) if prior else (0.0, 0.0, torch.zeros(size))
+    centre = centre.to(first)
+    mass = (weight + strength).unsqueeze(-1)
+    mean = (first + strength * centre) / mass
+    # the prior's pseudo-observations lie at its centre; precision's prior and the mean's normaliser add to the count
+    count = weight + 1 + 2 * (prior.shape - 1) if prior else weight
+    if covariance in ("diag", "spherical"):
+        scatter = second + strength * centre**2 - mass * mean**2
+        if covariance == "spherical":
+            scatter = scatter.sum(-1, keepdim=True)
+            count = (weight + 1) * size + 2 * (prior.shape - 1) if prior else weight * size
+        variance = (scatter + extra) / count.unsqueeze(-1)
+        return mean, variance.clamp_min(floor), (variance < floor).any(-1)
+    around = strength * torch.outer(centre, centre) - mass.unsqueeze(-1) * mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    if covariance == "tied":
+        known = torch.isfinite(around).all(-1).all(-1)
+        scatter = second + around[known].sum(0)
+        count = weight.sum() + len(weight) + 2 * (prior.shape - 1) if prior else weight.sum()
+        value, floored = floor_eigenvalues((scatter + extra * torch.eye(size).to(first)) / count, floor)
+        return mean, value, floored.reshape(1)
+    scatter = second + around + extra * torch.eye(size).to(first)
+    scatter = scatter / count[:, None, None]
+    known = torch.isfinite(scatter).all(-1).all(-1)  # the eigenvalues of NaN raise
+    value, floored = floor_eigenvalues(scatter.where(known[:, None, None], torch.eye(size).to(first)), floor)
+    return mean, value, floored & known
+
+
+def floor_eigenvalues(covariance: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """The covariance with eigenvalues of at least ``floor``: the likeliest one under that constraint."""
+    covariance = (covariance + covariance.mT) / 2
+    values, vectors = torch.linalg.eigh(covariance)
+    floored = (values < floor).any(-1)
+    raised = (vectors * values.clamp_min(floor).unsqueeze(-2)) @ vectors.mT
+    return torch.where(floored[..., None, None], (raised + raised.mT) / 2, covariance), floored

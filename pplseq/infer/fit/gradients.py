@@ -1,0 +1,180 @@
+"""Fitting a whole data set by gradients, variational inference or NUTS; :mod:`pplseq.infer.fit.em` is the fourth way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pyro
+import torch
+from pyro.infer import MCMC, NUTS, Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_median, init_to_value
+from torch import Tensor
+
+from pplseq.infer.fit.em import Batch, FitHistory
+
+GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
+
+
+def _start_at(initial: dict[str, Tensor] | None):
+    return init_to_median if initial is None else init_to_value(values=initial)
+
+
+def maximize_by_gradient(
+    model, batches: Sequence[Batch], *, num_steps: int = 500, learning_rate: float = 0.05
+) -> FitHistory:
+    """Adam on -(log p(x) + log prior) / tokens, over ``model.parameters()``; a batch a step, in random order.
+
+    Args:
+        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
+        num_steps: gradient steps.
+        learning_rate: Adam's; falls to a tenth over the run.
+
+    Raises:
+        ArithmeticError: if the loss is NaN.
+    """
+    history = FitHistory("sgd", sum(batch.num_tokens for batch in batches))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / num_steps))
+    order: list[int] = []
+    for step in range(num_steps):
+        order = order or torch.randperm(len(batches)).tolist()
+        batch = batches[order.pop()]
+        optimizer.zero_grad()
+        share = batch.num_tokens / history.num_tokens
+        loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
+        if bool(loss.isnan()):
+            raise ArithmeticError(f"the loss is NaN at step {step}; use a smaller learning_rate")
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        history.losses.append(float(loss.detach()))
+    history.reason = f"num_steps = {num_steps} done"
+    return history
+
+
+def maximize_by_lbfgs(
+    model, batches: Sequence[Batch], *, num_steps: int = 100, learning_rate: float = 1.0, tolerance: float = 1e-7
+) -> FitHistory:
+    """L-BFGS with line search on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every step.
+
+    Args:
+        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
+        num_steps: iterations at most. learning_rate: length of the first trial step.
+        tolerance: stop when an iteration gains less than this, nats per token.
+
+    Raises:
+        ArithmeticError: if the loss is NaN.
+    """
+    history = FitHistory("lbfgs", sum(batch.num_tokens for batch in batches))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.LBFGS(
+        parameters, lr=learning_rate, max_iter=1, history_size=20, line_search_fn="strong_wolfe", tolerance_change=0.0
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        total = 0.0
+        for batch in batches:
+            share = batch.num_tokens / history.num_tokens
+            loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    for step in range(num_steps):
+        history.losses.append(float(optimizer.step(closure)))  # before the step
+        if not math.isfinite(history.losses[-1]):
+            raise ArithmeticError(f"the loss is {history.losses[-1]} at step {step}; use method 'em' first, or a smaller "
+                                  "learning_rate")  # fmt: skip
+        if step and 0 <= history.losses[-2] - history.losses[-1] <= tolerance:
+            history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
+            return history
+    history.reason = f"num_steps = {num_steps} done"
+    return history
+
+
+def fit_variationally(
+    model,
+    batches: Sequence[Batch],
+    *,
+    initial: dict[str, Tensor] | None = None,
+    guide="normal",
+    num_steps: int = 1000,
+    learning_rate: float = 0.03,
+    num_particles: int = 1,
+) -> FitHistory:
+    """Variational inference of the latent sites that remain when the hidden states are summed out.
+
+    Args:
+        model: a program; ``num_total`` tells it how many sequences a mini-batch stands for.
+        initial: site -> value where the guide starts; None leaves that to Pyro.
+        guide: "normal" (AutoNormal), "delta" (AutoDelta: maximum a posteriori), a guide class, or a guide.
+        num_steps: gradient steps, a batch each. learning_rate: Adam's; falls to a tenth over the run.
+        num_particles: of the ELBO.
+
+    Returns:
+        The history; its ``guide`` is the fitted one.
+    """
+    if isinstance(guide, str):
+        if guide not in GUIDES:
+            raise ValueError(f"guide must be one of {', '.join(GUIDES)}, a guide class or a guide, got {guide!r}")
+        guide = GUIDES[guide]
+    if isinstance(guide, type):
+        guide = guide(model, init_loc_fn=_start_at(initial))
+    history = FitHistory("svi", sum(batch.num_tokens for batch in batches), guide=guide)
+    num_total = sum(batch.x.shape[0] for batch in batches)
+    # an empty parameter store: in the common one, another guide's parameters may lie under the same names
+    with pyro.get_param_store().scope():
+        elbo = Trace_ELBO(num_particles=num_particles)(model, guide)
+        run = [(batch.x, batch.lengths, dict(batch.known, num_total=num_total)) for batch in batches]
+        elbo(*run[0][:2], **run[0][2])  # autoguides make their parameters now
+        optimizer = torch.optim.Adam(guide.parameters(), lr=learning_rate)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / num_steps))
+        order: list[int] = []
+        for step in range(num_steps):
+            order = order or torch.randperm(len(run)).tolist()
+            x, lengths, options = run[order.pop()]
+            optimizer.zero_grad()
+            loss = elbo(x, lengths, **options) / history.num_tokens
+            if bool(loss.isnan()):
+                raise ArithmeticError(f"the loss is NaN at step {step}; use a smaller learning_rate")
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            history.losses.append(float(loss.detach()))
+    history.reason = f"num_steps = {num_steps} done"
+    return history
+
+
+def sample_parameters(
+    model,
+    batch: Batch,
+    *,
+    initial: dict[str, Tensor] | None = None,
+    num_samples: int = 200,
+    warmup_steps: int = 200,
+    num_chains: int = 1,
+    progress: bool = False,
+    **kernel_options,
+) -> FitHistory:
+    """NUTS over the latent sites that remain when the hidden states are summed out.
+
+    Args:
+        model: a program. batch: the data. initial: site -> value where the chain starts; None leaves that to Pyro.
+        num_samples, warmup_steps, num_chains: of the Markov chain over parameters.
+        progress: show a bar.
+        **kernel_options: those of ``pyro.infer.NUTS`` (``max_tree_depth``, ``target_accept_prob``, ...).
+
+    Returns:
+        The history with ``samples`` (site -> (num_samples, ...)) and ``diagnostics``.
+    """
+    history = FitHistory("nuts", batch.num_tokens)
+    kernel = NUTS(model, init_strategy=_start_at(initial), **kernel_options)
+    mcmc = MCMC(kernel, num_samples, warmup_steps, num_chains=num_chains, disable_progbar=not progress)
+    mcmc.run(batch.x, batch.lengths, **batch.known)
+    history.samples = {name: value.detach() for name, value in mcmc.get_samples().items()}
+    history.diagnostics = mcmc.diagnostics()
+    history.reason = f"{num_samples} samples drawn"
+    return history

@@ -1,0 +1,373 @@
+"""The Gaussian chain: linear-Gaussian states, eliminated exactly, and every posterior query on them.
+
+A chain is lowered to evidence about its states, so that nothing here has the size of an observation. Covariances come from
+:mod:`pplseq.infer.gaussian.path`: few, exact through the transient and then constant. Means follow by products of (R, h)
+with (h, h) matrices.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.infer.gaussian import queries as gaussian_queries
+from pplseq.infer.gaussian.convergence import DOUBLE
+from pplseq.infer.gaussian.given import Dynamics, flatten
+from pplseq.infer.gaussian.path import CovariancePath, PathInput
+from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
+from pplseq.infer.gaussian.smoothed_path import SmoothedPath
+from pplseq.kernels import kalman_means
+from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
+
+__all__ = ["Dynamics", "GaussianChain"]
+
+
+def once(method):
+    """Computes an attribute once without and once with gradients: what a query without them left behind has none."""
+
+    @functools.wraps(method)
+    def value(self):
+        key = method.__name__, torch.is_grad_enabled()
+        if key not in self._known:
+            self._known[key] = method(self)
+        return self._known[key]
+
+    return property(value)
+
+
+class GaussianChain:
+    """p(x, y) of a batch of linear-Gaussian sequences, and its posterior.
+
+    x_1 ~ N(start), x_t = A x_{t-1} + offset + q, and y_t through what it says about x_t:
+    log p(y_t | x_t) = constant + vector' x_t - x_t' matrix x_t / 2.
+
+    Args:
+        start: the belief about x_1 before y_1; mean (*B, h), covariance (h, h) or (*B, h, h), which may be singular.
+        dynamics: A and Q, which may be singular, and the offset.
+        evidence: vector (T, *B, h), matrix (h, h), (T, h, h) or (T, *B, h, h), constant (T, *B); or a LinearEvidence of
+            residuals (T, *B, n), n <= h, which costs less.
+        valid: (T, *B) bool, False at padded steps (a prefix of each row is valid), or None.
+        seen: (T, *B) bool, False at missing observations, where there is no evidence and the state goes on, or None.
+        tol: relative change of the predicted covariance below which it is taken for the steady one; 0: never; None: when the
+            change is lost in rounding, so that the steady state is no approximation.
+        emission: gives observations for states, ``predict(mean, covariance) -> (mean, covariance)``; for forecasts and
+            innovations only.
+        check: look for NaN and for covariances that are none.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit; the message names them.
+
+    All log-probabilities are in nats, time comes first. Padded steps are 0 in every result.
+    Cost: a few h^3 a step of the transient and behind a gap, else 4 h^2 to 8 h^2 flops a token; memory T h, and h^2 for each
+    distinct covariance. Matrices that change take h^3 a step (a step and row, where they differ by row).
+
+    Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering; the smoother of A. E. Bryson and M. Frazier (1963).
+    """
+
+    def __init__(
+        self,
+        start: GaussianBelief,
+        dynamics: Dynamics,
+        evidence: Evidence | LinearEvidence,
+        *,
+        valid: Tensor | None = None,
+        seen: Tensor | None = None,
+        tol: float | None = None,
+        emission=None,
+        check: bool = True,
+    ):
+        if tol is not None and not 0 <= tol < 1:
+            raise ValueError(f"tol must be a relative change in [0, 1), or None; got {tol}")
+        self.start, self.dynamics, self.evidence, self.emission, self.tol = start, dynamics, evidence, emission, tol
+        self.flat = flatten(start, dynamics, evidence, valid, seen, check)
+        self._known: dict = {}
+
+    @property
+    def num_steps(self) -> int:
+        return self.flat.num_steps
+
+    @property
+    def num_states(self) -> int:
+        return self.flat.mean.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.flat.batch_shape
+
+    @property
+    def steady_step(self) -> int | None:
+        """The first step at which all rows have the steady covariance; None where that never happens.
+
+        Behind a later gap they leave it for a while.
+        """
+        return self._path.steady_step
+
+    # ---------------------------------------------------------------- computed once
+    @once
+    def _lengths(self) -> Tensor | None:
+        return None if self.flat.valid is None else self.flat.valid.sum(0)
+
+    @once
+    def _path(self) -> CovariancePath:
+        flat = self.flat
+        seen = None
+        if flat.used is not None:
+            # behind a row's end anything may happen; observations lead to the steady state
+            seen = flat.used if flat.valid is None else flat.used | ~flat.valid
+            seen = None if bool(seen.all()) else seen.cpu().numpy()
+        tol = 4 * torch.finfo(flat.mean.dtype).eps if self.tol is None else float(self.tol)
+        matrices = [m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise)]
+        if isinstance(flat.evidence, LinearEvidence):
+            loadings = flat.evidence.to(DOUBLE).white_loadings
+            information = (loadings.mT @ loadings)[None, None]
+        else:
+            loadings, information = None, flat.evidence.matrix.to(DOUBLE)
+        return CovariancePath(
+            PathInput(*matrices, information, loadings, seen, flat.num_steps, len(flat.mean), tol, self.tol is None)
+        )
+
+    # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
+    @property
+    def _is_lean(self) -> bool:
+        """Whether means come from :mod:`~pplseq.kernels.kalman_means`; what follows is their twin."""
+        flat, evidence = self.flat, self.flat.evidence
+        if not isinstance(evidence, LinearEvidence) or flat.matrix.shape[:2] != (1, 1) or self._path.index.dim() > 1:
+            return False
+        return not torch.is_grad_enabled() or not any(
+            value is not None and value.requires_grad
+            for value in (
+                flat.mean, flat.covariance, flat.matrix, flat.noise, flat.offset,
+                evidence.residual, evidence.loadings, evidence.whitener, evidence.normalizer,
+            )
+        )  # fmt: skip
+
+    @once
+    def _observed(self) -> kalman_means.Observed:
+        flat = self.flat
+        return kalman_means.Observed(flat.evidence.residual, flat.evidence.loadings, flat.matrix[0, 0], flat.offset)
+
+    @once
+    def _filtered(self) -> tuple[Tensor, Tensor]:
+        """Means, and the squared length of white innovations."""
+        whitener, dtype, path = self.flat.evidence.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
+        return kalman_means.filter_means(
+            self._observed, self.flat.mean, self._which.runs, lambda node: path.step_of_means(node, whitener).to(dtype)
+        )
+
+    # ---------------------------------------------------------------- whatever the evidence
+    @once
+    def _vector(self) -> Tensor:
+        """(T, R, h), zero without evidence."""
+        return self.flat.evidence.vector
+
+    @once
+    def _information(self) -> Tensor:
+        """(1 | T, 1 | R, h, h)"""
+        matrix = self.flat.evidence.matrix
+        return matrix if matrix.dim() == 4 else matrix[None, None]
+
+    @once
+    def _constant(self) -> Tensor:
+        """(T, R)"""
+        return self.flat.evidence.constant
+
+    @once
+    def _which(self) -> MatrixIndex:
+        return MatrixIndex(self._path.index, self._path.num_nodes)
+
+    def _table(self, name: str) -> Tensor:
+        return getattr(self._path, name).to(self.flat.mean.dtype)
+
+    @once
+    def _means(self) -> Tensor:
+        """(T, R, h) E[x_t | y_1..y_t]; meaningless at padded steps."""
+        if self._is_lean:
+            return self._filtered[0]
+        flat, path, which = self.flat, self._path, self._which
+        carry = self._table("carry")
+        inputs = apply_matrices(self._table("filtered"), which, self._vector)
+        first = torch.matmul(carry[path.index[0]], flat.mean.unsqueeze(-1)).squeeze(-1)
+        if flat.offset is None:
+            shift = first.unsqueeze(0)
+        elif flat.offset.dim() == 1:
+            later = (carry @ flat.offset)[path.index[1:]]
+            later = later.unsqueeze(1).expand(-1, len(first), -1) if later.dim() == 2 else later
+            shift = torch.cat([first.unsqueeze(0), later])
+        else:
+            later = apply_matrices(carry, MatrixIndex(path.index[1:], path.num_nodes), flat.offset)
+            shift = torch.cat([first.unsqueeze(0), later])
+        inputs[: len(shift)] += shift
+        return recursion(self._table("forward"), MatrixIndex(path.index[1:], path.num_nodes), inputs, overwrite=True)
+
+    def _step_means(self, means: Tensor) -> Tensor:
+        """(T-1, R, h) A x_t + offset: predicted means of steps 2..T from the filtered ones."""
+        stepped = times(self.flat.matrix, means[:-1])
+        return stepped if self.flat.offset is None else stepped + self.flat.offset
+
+    @once
+    def _predicted_means(self) -> Tensor:
+        return torch.cat([self.flat.mean.unsqueeze(0), self._step_means(self._means)])
+
+    @once
+    def _surprise(self) -> Tensor:
+        """(T, R, h) vector - matrix x_t|t = (I + Lam P)^-1 (vector - matrix x_t|t-1); zero without evidence."""
+        surprise = times(self._information, self._means, self._vector, scale=-1)
+        return surprise if self.flat.used is None else torch.where(self.flat.used.unsqueeze(-1), surprise, 0.0)
+
+    @once
+    def _step_log_probs(self) -> Tensor:
+        """(T, R) log p(y_t | y_<t) = constant + (vector' x_t|t + surprise' x_t|t-1 - log det(I + Lam P)) / 2."""
+        flat, index = self.flat, self._path.index
+        half_log_det = self._table("half_log_det")[index]
+        half_log_det = half_log_det.unsqueeze(-1) if index.dim() == 1 else half_log_det
+        if self._is_lean:
+            result = flat.evidence.normalizer - self._filtered[1] / 2 - half_log_det
+        else:
+            first = (flat.mean * self._surprise[0]).sum(-1)[None]
+            from_past = torch.cat([first, _dot(self._step_means(self._means), self._surprise[1:])])
+            result = self._constant + (_dot(self._vector, self._means) + from_past) / 2 - half_log_det
+        return result if flat.used is None else torch.where(flat.used, result, 0.0)
+
+    # ---------------------------------------------------------------- likelihood and filtering
+    def log_prob(self) -> Tensor:
+        """(*B,) log p(y), differentiable."""
+        return self._step_log_probs.sum(0).reshape(self.batch_shape)
+
+    def token_log_probs(self) -> Tensor:
+        """(T, *B) log p(y_t | y_1..y_{t-1}); 0 at padded and missing steps."""
+        return self._step_log_probs.reshape(self.num_steps, *self.batch_shape)
+
+    def filtered(self) -> GaussianBelief:
+        """The belief about each row's last state given all its observations; the start for rows without a step."""
+        mean, nodes, empty = self._last(self._means)
+        covariance = self._table("filtered")[nodes]
+        if empty is not None:
+            mean = torch.where(empty.unsqueeze(-1), self.flat.mean, mean)
+            covariance = torch.where(empty[:, None, None], self.flat.covariance, covariance)
+        return GaussianBelief(mean.reshape(*self.batch_shape, self.num_states), self._unflat(covariance))
+
+    def _last(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of each row's last step: means (R, h), nodes (() where rows agree, else (R,)), rows without one."""
+        index = self._path.index
+        if self._lengths is None:
+            return means[-1], index[-1], None
+        last, rows = (self._lengths - 1).clamp_min(0), torch.arange(means.shape[1], device=means.device)
+        nodes = index[last] if index.dim() == 1 else index[last, rows]
+        empty = self._lengths == 0
+        if not bool(empty.any()):
+            empty = None
+            if len(nodes) and bool((nodes == nodes[0]).all()):
+                nodes = nodes[0]
+        return means[last, rows], nodes, empty
+
+    def _unflat(self, covariance: Tensor) -> Tensor:
+        """(h, h) or (R, h, h) -> (h, h) or (*B, h, h)."""
+        return covariance if covariance.dim() == 2 else covariance.reshape(*self.batch_shape, *covariance.shape[-2:])
+
+    def predicted_states(self) -> GaussianStates:
+        """p(x_t | y_1..y_{t-1})."""
+        return self._states(self._predicted_means, self._covariances("predicted"))
+
+    def filtered_states(self) -> GaussianStates:
+        """p(x_t | y_1..y_t)."""
+        return self._states(self._means, self._covariances("filtered"))
+
+    def _covariances(self, name: str) -> StepCovariances:
+        return StepCovariances.later(lambda: (self._table(name), self._path.index), self.batch_shape, self.flat.valid)
+
+    def _states(self, means: Tensor, covariances: StepCovariances) -> GaussianStates:
+        if self.flat.valid is not None:
+            means = torch.where(self.flat.valid.unsqueeze(-1), means, 0.0)
+        return GaussianStates(means.reshape(self.num_steps, *self.batch_shape, self.num_states), covariances)
+
+    # ---------------------------------------------------------------- smoothing
+    @once
+    def _smoothed_path(self) -> SmoothedPath:
+        return SmoothedPath(self._path, self._lengths)
+
+    @once
+    def _smoothed_means(self) -> Tensor:
+        """x_t|t + Sigma A' lambda_{t+1}, where lambda_t = surprise_t + (A W)' lambda_{t+1}; zero behind a row's end."""
+        if self.num_steps == 1:
+            return self._means
+        path = self._path
+        links = MatrixIndex(path.index[:-1], path.num_nodes)
+        if self._is_lean:
+            evidence, dtype = self.flat.evidence, self.flat.mean.dtype
+            return kalman_means.smooth_means(
+                self._observed, evidence.weighted_loadings, self.flat.used, self._means, links.runs,
+                lambda node: path.step_back(node).to(dtype),
+            )  # fmt: skip
+        # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it
+        surprise = self._surprise[1:]
+        adjoint = recursion(
+            self._table("closed_loop").mT, MatrixIndex(path.index[1:-1], path.num_nodes), surprise, reverse=True
+        )
+        moved = apply_matrices(self._table("gain"), links, adjoint)
+        return torch.cat([self._means[:-1] + moved, self._means[-1:]])
+
+    def smoothed_states(self) -> GaussianStates:
+        """p(x_t | all observations of the row)."""
+
+        def make():
+            return self._smoothed_path.smoothed.to(self.flat.mean.dtype), self._smoothed_path.index
+
+        covariances = StepCovariances.later(make, self.batch_shape, self.flat.valid)
+        return self._states(self._smoothed_means, covariances)
+
+    def lag_one_covariances(self) -> StepCovariances:
+        """Cov(x_{t+1}, x_t | all observations), t = 1..T-1, rows: the later state."""
+        path, valid = self._smoothed_path, self.flat.valid
+        table = path.lag_one.to(self.flat.mean.dtype)
+        return StepCovariances(table, path.index[:-1], self.batch_shape, None if valid is None else valid[1:])
+
+    # ---------------------------------------------------------------- draws and predictions
+    @torch.no_grad()
+    def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
+        """(S, T, *B, h) exact draws of all states given all observations; no gradients."""
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        mean = self.flat.mean
+        noise = gaussian_queries.standard_normal((num_samples, self.num_steps, *mean.shape), mean, seed)
+        draws = gaussian_queries.draw_states(self, noise)
+        return draws.reshape(num_samples, self.num_steps, *self.batch_shape, self.num_states)
+
+    def forecast(self, num_steps: int, *, dynamics: Dynamics | None = None, emission=None) -> GaussianForecast:
+        """The states, and observations, of the steps behind each row's own end.
+
+        Args:
+            num_steps: k, how many.
+            dynamics: of these steps, matrices (h, h), (k, h, h) or (k, *B, h, h) and offset None, (h,) or (k, *B, h); None
+                keeps the chain's own, which then must not change from step to step.
+            emission: gives the observations; None takes the chain's own, if it has one, which must not change either.
+
+        Raises:
+            ValueError: where the steps behind the end are not known: dynamics or observations change from step to step.
+        """
+        return gaussian_queries.forecast(self, num_steps, dynamics, emission)
+
+    def innovations(self, observations: Tensor) -> Innovations:
+        """Observations (T, *B, n) minus their predictions from all earlier ones, and the covariances of that."""
+        return gaussian_queries.innovations(self, observations)
+
+
+def times(matrices: Tensor, vectors: Tensor, plus: Tensor | None = None, scale: int = 1) -> Tensor:
+    """(1 | T, 1 | R, h, h) times (T, R, h), scaled, plus (T, R, h)."""
+    if len(matrices) == 1 and matrices.shape[1] == 1:
+        if plus is None:
+            return vectors @ matrices[0, 0].T
+        h = vectors.shape[-1]  # in one go: a long chain's means are too much for the cache
+        product = torch.addmm(plus.reshape(-1, h), vectors.reshape(-1, h), matrices[0, 0].T, alpha=scale)
+        return product.reshape(plus.shape)
+    if matrices.shape[1] == 1:
+        product = torch.matmul(vectors, matrices[:, 0].mT)
+    else:
+        product = torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
+    return product if plus is None else torch.add(plus, product, alpha=scale)
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return torch.linalg.vecdot(left, right)

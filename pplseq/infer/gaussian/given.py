@@ -1,0 +1,286 @@
+"""What a Gaussian chain is given, checked and brought into one shape: (T, R, ...), R rows of a flattened batch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.infer.discrete.chain import check_padding
+
+
+class Dynamics(NamedTuple):
+    """x_t = A x_{t-1} + offset + q, q ~ N(0, Q).
+
+    matrix: A, (h, h), or one a step, (T-1, h, h) or (T-1, *B, h, h). noise: Q, the same. offset: None, (h,) or (T-1, *B, h).
+    """
+
+    matrix: Tensor
+    noise: Tensor
+    offset: Tensor | None = None
+
+
+class FlatChain(NamedTuple):
+    """The numbers of a chain. used: (T, R) steps with evidence, None for all; valid: (T, R), None for all.
+
+    mean: (R, h). covariance: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). offset: None, (h,) or (T-1, R, h).
+    evidence: with vector (T, R, h) or residual (T, R, n), and constant (T, R), zero where unused, and matrix
+    (1 | T, 1 | R, h, h).
+    """
+
+    batch_shape: torch.Size
+    mean: Tensor
+    covariance: Tensor
+    matrix: Tensor
+    noise: Tensor
+    offset: Tensor | None
+    evidence: Evidence | LinearEvidence
+    valid: Tensor | None
+    used: Tensor | None
+
+    @property
+    def num_steps(self) -> int:
+        return self.evidence.shape[0]
+
+
+def flatten(
+    start: GaussianBelief,
+    dynamics: Dynamics,
+    evidence: Evidence | LinearEvidence,
+    valid: Tensor | None,
+    seen: Tensor | None,
+    check: bool,
+) -> FlatChain:
+    """Raises ValueError or TypeError for what does not fit; arguments as for GaussianChain."""
+    linear = isinstance(evidence, LinearEvidence)
+    name, numbers = ("residual", evidence.residual) if linear else ("vector", evidence.vector)
+    if numbers.dim() < 2:
+        raise ValueError(f"evidence.{name} must be (T, *B, {'n' if linear else 'h'}), got {tuple(numbers.shape)}")
+    num_steps, h = numbers.shape[0], evidence.loadings.shape[-1] if linear else numbers.shape[-1]
+    if num_steps == 0:
+        raise ValueError(f"evidence.{name}: a chain needs at least one step, got T = 0")
+    _check_types(start, dynamics, evidence)
+    batch = _batch_shape(start, evidence, h)
+    rows = math.prod(batch)
+    valid = _mask(valid, "valid", num_steps, batch)
+    if valid is not None:
+        check_padding(valid)
+    seen = _mask(seen, "seen", num_steps, batch)
+    used = seen if valid is None else valid if seen is None else seen & valid
+    flat = FlatChain(
+        batch,
+        start.mean.expand(*batch, h).reshape(rows, h),
+        _covariance(start.covariance, batch, h),
+        by_step(dynamics.matrix, "dynamics.matrix", num_steps - 1, batch, h),
+        by_step(dynamics.noise, "dynamics.noise", num_steps - 1, batch, h, zero=True),
+        step_offset(dynamics.offset, num_steps - 1, batch, h),
+        (_flat_linear if linear else _flat_evidence)(evidence, used, num_steps, batch, h),
+        valid,
+        used,
+    )
+    if check:
+        check_numbers(flat)
+    return flat
+
+
+def _flat_evidence(evidence: Evidence, used: Tensor | None, num_steps: int, batch: torch.Size, h: int) -> Evidence:
+    vector = over_rows(evidence.vector, num_steps, batch, (h,))
+    matrix = by_step(evidence.matrix, "evidence.matrix", num_steps, batch, h, zero=True, count="T")
+    constant = over_rows(evidence.constant, num_steps, batch)
+    if used is not None:  # whatever stands at unused steps, NaN included, must not reach the gradient
+        vector, constant = torch.where(used.unsqueeze(-1), vector, 0.0), torch.where(used, constant, 0.0)
+        if matrix.shape[1] > 1:
+            matrix = torch.where(used[..., None, None], matrix, 0.0)
+    return Evidence(vector, matrix, constant)
+
+
+def _flat_linear(
+    evidence: LinearEvidence, used: Tensor | None, num_steps: int, batch: torch.Size, h: int
+) -> LinearEvidence:
+    n = evidence.residual.shape[-1]
+    if evidence.loadings.shape != (n, h) or evidence.whitener.shape not in ((n,), (n, n)) or evidence.normalizer.dim():
+        raise ValueError(
+            f"evidence: loadings must be (n, h), whitener (n,) or (n, n) and normalizer () with n = {n}, as in residual; got "
+            f"{tuple(evidence.loadings.shape)}, {tuple(evidence.whitener.shape)} and {tuple(evidence.normalizer.shape)}"
+        )
+    residual = over_rows(evidence.residual, num_steps, batch, (n,))
+    residual = residual if used is None else torch.where(used.unsqueeze(-1), residual, 0.0)
+    return LinearEvidence(residual, evidence.loadings, evidence.whitener, evidence.normalizer)
+
+
+def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence) -> None:
+    linear = isinstance(evidence, LinearEvidence)
+    parts = ("residual", "loadings", "whitener", "normalizer") if linear else ("vector", "matrix", "constant")
+    named = {
+        "start.mean": start.mean,
+        "start.covariance": start.covariance,
+        "dynamics.matrix": dynamics.matrix,
+        "dynamics.noise": dynamics.noise,
+        **{f"evidence.{part}": getattr(evidence, part) for part in parts[1:]},
+    }
+    if dynamics.offset is not None:
+        named["dynamics.offset"] = dynamics.offset
+    dtype = getattr(evidence, parts[0]).dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"evidence.{parts[0]} must be float32 or float64, got {dtype}; convert it")
+    for name, value in named.items():
+        if value.dtype != dtype:
+            raise TypeError(f"{name} is {value.dtype}, but evidence.{parts[0]} is {dtype}; convert one of them")
+
+
+def _batch_shape(start: GaussianBelief, evidence: Evidence | LinearEvidence, h: int) -> torch.Size:
+    if start.mean.dim() < 1 or start.mean.shape[-1] != h:
+        raise ValueError(f"start.mean must be (*B, {h}) as the evidence has h = {h}, got {tuple(start.mean.shape)}")
+    if isinstance(evidence, LinearEvidence):
+        try:
+            return torch.broadcast_shapes(start.mean.shape[:-1], evidence.shape[1:])
+        except RuntimeError:
+            raise ValueError(
+                f"start.mean {tuple(start.mean.shape)} and evidence.residual {tuple(evidence.residual.shape)} must agree in "
+                "*B: (*B, h) and (T, *B, n)"
+            ) from None
+    num_steps = evidence.vector.shape[0]
+    if evidence.constant.dim() < 1 or evidence.constant.shape[0] not in (1, num_steps):
+        raise ValueError(
+            f"evidence.constant must be (T, *B) with T = {num_steps}, got {tuple(evidence.constant.shape)}"
+        )
+    try:
+        return torch.broadcast_shapes(start.mean.shape[:-1], evidence.vector.shape[1:-1], evidence.constant.shape[1:])
+    except RuntimeError:
+        raise ValueError(
+            f"start.mean {tuple(start.mean.shape)}, evidence.vector {tuple(evidence.vector.shape)} and evidence.constant "
+            f"{tuple(evidence.constant.shape)} must agree in *B: (*B, h), (T, *B, h), (T, *B)"
+        ) from None
+
+
+def over_rows(value: Tensor, steps: int, batch: torch.Size, event: tuple[int, ...] = ()) -> Tensor:
+    """(T, R, *event) from (T, *b, *event), where *b may have fewer dimensions than *B: none of them is time."""
+    own = value.shape[1 : value.dim() - len(event)]
+    value = value.reshape(len(value), *(1,) * (len(batch) - len(own)), *own, *event)
+    return value.expand(steps, *batch, *event).reshape(steps, math.prod(batch), *event)
+
+
+def _mask(mask: Tensor | None, name: str, num_steps: int, batch: torch.Size) -> Tensor | None:
+    """(T, R), or None for a mask that says nothing."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be bool (T, *B), got {mask.dtype}")
+    if (
+        mask.dim() != 1 + len(batch)
+        or mask.shape[0] != num_steps
+        or any(m not in (1, b) for m, b in zip(mask.shape[1:], batch, strict=True))
+    ):
+        raise ValueError(f"{name} must be (T, *B) = {(num_steps, *batch)}, got {tuple(mask.shape)}")
+    return None if bool(mask.all()) else mask.expand(num_steps, *batch).reshape(num_steps, math.prod(batch))
+
+
+def _covariance(covariance: Tensor, batch: torch.Size, h: int) -> Tensor:
+    if tuple(covariance.shape) == (h, h):
+        return covariance.unsqueeze(0)
+    if covariance.dim() < 3 or covariance.shape[-2:] != (h, h):
+        raise ValueError(f"start.covariance must be (h, h) or (*B, h, h) with h = {h}, got {tuple(covariance.shape)}")
+    try:
+        return covariance.expand(*batch, h, h).reshape(math.prod(batch), h, h)
+    except RuntimeError:
+        raise ValueError(
+            f"start.covariance must be (h, h) or (*B, h, h) = {(*batch, h, h)}, got {tuple(covariance.shape)}"
+        ) from None
+
+
+def by_step(
+    matrix: Tensor, name: str, steps: int, batch: torch.Size, h: int, zero: bool = False, count: str = "T-1"
+) -> Tensor:
+    """(1 | steps, 1 | R, h, h)."""
+    wrong = ValueError(
+        f"{name} must be (h, h), ({count}, h, h) or ({count}, *B, h, h) with {count} = {steps}, *B = {tuple(batch)} and "
+        f"h = {h}, got {tuple(matrix.shape)}"
+    )
+    if matrix.dim() < 2 or matrix.shape[-2:] != (h, h):
+        raise wrong
+    if matrix.dim() == 2:
+        return matrix[None, None]
+    if matrix.shape[0] != steps:
+        raise wrong
+    if steps == 0:  # T = 1: nothing is ever stepped over
+        return (
+            matrix.new_zeros(1, 1, h, h) if zero else torch.eye(h, dtype=matrix.dtype, device=matrix.device)[None, None]
+        )
+    if matrix.dim() == 3:
+        return matrix.unsqueeze(1)
+    try:
+        return over_rows(matrix, steps, batch, (h, h))
+    except RuntimeError:
+        raise wrong from None
+
+
+def step_offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int, count: str = "T-1") -> Tensor | None:
+    if offset is None or tuple(offset.shape) == (h,):
+        return offset
+    try:
+        if offset.dim() < 2 or offset.shape[0] != steps:
+            raise RuntimeError
+        return over_rows(offset, steps, batch, (h,))
+    except RuntimeError:
+        raise ValueError(
+            f"dynamics.offset must be None, (h,) or ({count}, *B, h) = {(steps, *batch, h)}, got {tuple(offset.shape)}"
+        ) from None
+
+
+# ---------------------------------------------------------------- numbers
+def check_numbers(flat: FlatChain) -> None:
+    """Raises for numbers that are none, and covariances and information that are not positive semidefinite."""
+    linear = isinstance(flat.evidence, LinearEvidence)
+    named = {
+        "start.mean": flat.mean,
+        "start.covariance": flat.covariance,
+        "dynamics.matrix": flat.matrix,
+        "dynamics.noise": flat.noise,
+        "dynamics.offset": flat.offset,
+    }
+    if linear:
+        named |= {f"evidence.{part}": getattr(flat.evidence, part) for part in ("loadings", "whitener", "normalizer")}
+    else:
+        named["evidence.matrix"] = flat.evidence.matrix
+    with torch.no_grad():
+        for name, value in named.items():
+            if value is not None and not bool(torch.isfinite(value).all()):
+                raise ValueError(f"{name} must be finite, got NaN or infinity; check how it is computed")
+        for name in ("residual",) if linear else ("vector", "constant"):
+            value = getattr(flat.evidence, name)
+            if not bool(torch.isfinite(value.sum())):  # one pass without a mask in memory; then the place
+                _raise_at(name, value)
+        for name in ("start.covariance", "dynamics.noise", "evidence.matrix"):
+            if name in named:
+                check_covariance(name, named[name])
+
+
+def _raise_at(name: str, value: Tensor) -> None:
+    bad = ~torch.isfinite(value)
+    bad = bad if bad.dim() == 2 else bad.any(-1)
+    if bool(bad.any()):
+        step, row = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"evidence.{name}: row {row}, step {step} is NaN or infinite; for a missing observation set seen to False there "
+            "(in a program: poutine.mask around its site), behind the end of a row valid (a mask around all sites of the step)"
+        )
+
+
+def check_covariance(name: str, matrix: Tensor) -> None:
+    """Raises unless all matrices (..., h, h) are symmetric and positive semidefinite, up to rounding."""
+    slack = 1e-5 if matrix.dtype == torch.float32 else 1e-9
+    size = matrix.abs().flatten(-2).amax(-1)[..., None, None]
+    if bool(((matrix - matrix.mT).abs() > 10 * slack * size).any()):
+        raise ValueError(f"{name} must be symmetric; symmetrise it as (M + M.mT) / 2")
+    size = size.double()
+    relative = matrix.double() / torch.where(size > 0, size, 1.0)  # so that the lift is none of zero, or denormal
+    lifted = relative + slack * torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    if bool((torch.linalg.cholesky_ex(lifted).info > 0).any()):
+        least = float(torch.linalg.eigvalsh(matrix.double()).min())
+        raise ValueError(
+            f"{name} must be positive semidefinite, got an eigenvalue of {least:.3g}; check its sign, or project it by "
+            "clipping eigenvalues at zero"
+        )

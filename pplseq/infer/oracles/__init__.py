@@ -1,0 +1,1 @@
+"""Slow truths that tests compare with."""

@@ -1,0 +1,1 @@
+"""From a Pyro program to a chain: messengers, loops over time, distributions of whole chains."""

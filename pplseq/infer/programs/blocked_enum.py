@@ -1,0 +1,254 @@
+"""``BlockedEnum``: the messenger that sums out discrete hidden states, one chain at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
+from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.programs.enumerated import EagerChain
+from pplseq.infer.programs.recording import (
+    ChainMessenger,
+    Chains,
+    as_mask,
+    check_place,
+    emit_factor,
+    plate_shape,
+    says,
+    stack_steps,
+)
+
+
+@dataclass
+class _Step:
+    """What the program said about one step (or, vectorised, about all steps but the first)."""
+
+    name: str
+    state: StateCategorical
+    mask: Tensor | bool | None
+    value: Tensor | None  # an observed state
+    span: int | None  # the number of steps a vectorised body stands for, None for one step run by itself
+    emission: StateEmission | None = None
+    obs: Tensor | None = None
+    obs_mask: Tensor | bool | None = None
+
+
+@dataclass
+class _Recording:
+    """One chain while the program runs."""
+
+    name: str
+    start: Belief | None
+    frames: tuple
+    scale: float | Tensor
+    steps: list[_Step] = field(default_factory=list)
+
+START = "A chain starts at an unobserved transition(None), or transition(belief)"
+
+
+class BlockedEnum(ChainMessenger):
+    """Sums out the discrete hidden states of a program exactly, with one kernel per chain.
+
+    State sites (``pyro.sample("z_0", transition())``, ``pyro.sample("z_1", transition(z))``) return symbols; the sites and
+    their emissions are hidden from everything outside, and on exit each chain becomes one ``pyro.factor`` of its
+    log-likelihood, in the plates and with the scale of its first site. Afterwards ``chains`` maps the name of each chain's
+    first site to its :class:`~pplseq.infer.discrete.chain.Chain`.
+
+    An observed state site (``obs=z``) fixes the state; negative ids mean unknown, so labels may be partial. An emission
+    that is masked (``poutine.mask``, ``obs_mask``) or not observed is a missing observation; a mask around both sites is
+    padding. A state site with tensor code (``dist.Categorical(A[z])``) is enumerated over ``infer={"support": ids}``.
+
+    Args:
+        vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
+        check: raise ValueError for impossible rows.
+        factor: False where only ``chains`` are wanted: no factor is emitted, and no scan run until they are asked.
+
+    Example::
+
+        with BlockedEnum() as posterior:
+            model(x)
+        posterior.chains["z_0"].viterbi()
+    """
+
+    def __init__(self, vectorize: bool = True, check: bool = True, factor: bool = True):
+        super().__init__()
+        self.vectorize, self.check, self.factor = vectorize, check, factor
+        self.time_index = None
+        self.chains: dict[str, Chain] = {}
+        self.state_names: dict[str, list[str]] = {}
+
+    def __enter__(self):
+        self._recordings: list[_Recording] = []
+        self._eager: EagerChain | None = None
+        self.chains, self.state_names, self.time_index = Chains(START), {}, None
+        return super().__enter__()
+
+    # ---------------------------------------------------------------- recording
+    def _pyro_sample(self, msg):
+        fn = msg["fn"]
+        if isinstance(fn, StateCategorical | StateEmission):
+            self.check_conditioned(msg)
+        if isinstance(fn, StateCategorical):
+            if isinstance(fn.previous, StateVar) or fn.previous is None or isinstance(fn.previous, Belief):
+                self._record_state(msg)
+            elif msg["is_observed"]:
+                return  # observed state after observed states given as tensors: an ordinary site
+            else:
+                raise TypeError(
+                    f"site {msg['name']!r}: its previous state is a tensor, but under BlockedEnum states are symbols; "
+                    "start the chain with transition(None) and pass on what pyro.sample returns"
+                )
+        elif isinstance(fn, StateEmission) and isinstance(fn.state, StateVar):
+            self._record_emission(msg)
+        elif "support" in msg["infer"] and not msg["is_observed"]:
+            if self.time_index is not None:
+                raise ValueError(
+                    f"site {msg['name']!r}: states in tensor code need the loop run step by step; write "
+                    "pplseq.markov(..., vectorize=False) or pyro.markov"
+                )
+            if self._eager is None:
+                self._eager = EagerChain(msg)
+            self._eager.enumerate_state(msg)
+        elif self._eager is not None and self._eager.depends(msg):
+            self._eager.add_observation(msg)
+        else:
+            return
+        msg["done"] = msg["stop"] = True  # hidden from everything outside
+
+    def _record_state(self, msg):
+        fn: StateCategorical = msg["fn"]
+        if isinstance(fn.previous, StateVar):
+            recording = fn.previous.chain
+            check_place(msg, recording)
+            if fn.previous.index != len(recording.steps) - 1:
+                raise ValueError(
+                    f"site {msg['name']!r} does not follow the last state of its chain; chains must be first-order Markov "
+                    "(use pplseq.infer.programs.contraction for other structures)"
+                )
+        else:
+            if self.time_index is not None:
+                raise ValueError(
+                    f"site {msg['name']!r} starts a new chain at every step of a vectorised loop; pass the previous state on, "
+                    "or write pplseq.markov(..., vectorize=False)"
+                )
+            frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+            recording = _Recording(msg["name"], fn.previous, frames, msg["scale"])
+            self._recordings.append(recording)
+        span = None if self.time_index is None else len(self.time_index)
+        value = msg["value"] if msg["is_observed"] else None
+        recording.steps.append(_Step(msg["name"], fn, msg["mask"], value, span))
+        msg["value"] = StateVar(recording, len(recording.steps) - 1, fn.batch_shape)
+
+    def _record_emission(self, msg):
+        fn: StateEmission = msg["fn"]
+        step = fn.state.chain.steps[fn.state.index]
+        if step.span is not None and (self.time_index is None or len(self.time_index) != step.span):
+            raise ValueError(
+                f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
+                "pplseq.markov(..., vectorize=False)"
+            )
+        check_place(msg, fn.state.chain)
+        if not msg["is_observed"]:  # summed out: its factor is one
+            msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long)
+            step.emission = step.emission or fn
+            return
+        if step.obs is not None:
+            raise ValueError(
+                f"site {msg['name']!r} is a second observation of state {step.name!r}; give one emission that covers both"
+            )
+        step.emission, step.obs, step.obs_mask = fn, msg["value"], msg["mask"]
+
+    # ---------------------------------------------------------------- elimination
+    def __exit__(self, exc_type, exc, traceback):
+        super().__exit__(exc_type, exc, traceback)
+        try:
+            if exc_type is None:
+                self._eliminate()
+        finally:
+            for recording in self._recordings:
+                # states refer to their recording and its steps to states: left as it is, the cycle would keep a whole
+                # step's graph alive until the garbage collector comes by
+                recording.steps.clear()
+            self._recordings, self._eager = [], None
+
+    def _eliminate(self) -> None:
+        for recording in self._recordings:
+            with _module_context(recording):
+                chain = self.chains[recording.name] = self._lower(recording)
+                # parameters are read in any case: here, in the program's own context
+                result = chain.log_prob() if self.factor else chain.factors
+            self.state_names[recording.name] = [step.name for step in recording.steps]
+            if self.factor:
+                emit_factor(recording.name, recording.frames, recording.scale, result)
+        if self._eager is not None:
+            chain = self.chains[self._eager.name] = self._eager.lower(self.check)
+            self.state_names[self._eager.name] = self._eager.state_names
+            if self.factor:
+                emit_factor(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
+
+    def _lower(self, recording: _Recording) -> Chain:
+        steps = recording.steps
+        transition = steps[0].state.transition
+        emissions = [step.emission for step in steps if step.emission is not None]
+        if not emissions:
+            raise ValueError(f"chain {recording.name!r} has no emission site; nothing was observed and nothing depends on it")
+        emission = emissions[0].emission
+        if any(s.state.transition is not transition for s in steps) or any(e.emission is not emission for e in emissions):
+            raise ValueError(
+                f"chain {recording.name!r}: its steps use different transition or emission objects; make them once before "
+                "the loop and call them in it"
+            )
+        batch = broadcast_shapes(steps[0].state.batch_shape, emissions[0].batch_shape)
+        plates = plate_shape(recording.frames, batch)
+        stack = functools.partial(stack_steps, steps, plates)
+        like = next((step.obs for step in steps if step.obs is not None), None)
+        event = emission.event_shape
+        obs = stack(lambda s: s.obs, event=event, like=torch.zeros((), dtype=torch.long) if like is None else like)
+        seen = None
+        if any(step.obs is None for step in steps) or any(says(step.obs_mask) for step in steps):
+            seen = stack(lambda s: as_mask(s.obs_mask, s.obs is not None, obs.device))
+        valid = None
+        if any(says(step.mask) for step in steps):
+            valid = stack(lambda s: as_mask(s.mask, True, obs.device))
+        states = None
+        if any(step.value is not None for step in steps):
+            states = stack(lambda s: s.value, like=torch.tensor(-1, device=obs.device))
+        inputs = None
+        if any(step.state.inputs is not None for step in steps):
+            inputs = self._inputs(recording, plates)
+        emission_inputs = None
+        if getattr(emission, "takes_inputs", False):
+            inputs_of = [emission.inputs for emission in emissions]
+            event_inputs = inputs_of[0].shape[inputs_of[0].dim() - emission.input_dims :]
+            emission_inputs = stack(
+                lambda s: None if s.emission is None else s.emission.inputs, event=event_inputs, like=inputs_of[0]
+            )
+        return build_chain(
+            transition, emission, obs, valid=valid, seen=seen, states=states, start=recording.start, inputs=inputs,
+            emission_inputs=emission_inputs, check=self.check,
+        )  # fmt: skip
+
+    def _inputs(self, recording: _Recording, batch: torch.Size) -> Tensor:
+        steps, dims = recording.steps, recording.steps[0].state.transition.input_dims
+        like = next(step.state.inputs for step in steps if step.state.inputs is not None)
+        event = like.shape[like.dim() - dims :]
+        if any(step.state.inputs is None for step in steps[1:]):
+            raise ValueError(f"chain {recording.name!r}: inputs are given at some steps and not at others")
+        return stack_steps(steps, batch, lambda s: s.state.inputs, event=event, like=like)
+
+
+@contextlib.contextmanager
+def _module_context(recording: _Recording):
+    """Opens the contexts of specs that are PyroModules, whose parameters are read only now (see ``__call__``)."""
+    with contextlib.ExitStack() as stack:
+        for step in recording.steps[:1]:
+            for spec in (step.state.transition, step.emission.emission if step.emission is not None else None):
+                if isinstance(spec, PyroModule):
+                    stack.enter_context(spec._pyro_context)
+        yield

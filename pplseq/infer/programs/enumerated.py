@@ -1,0 +1,164 @@
+"""The fallback for state sites written in tensor code: values are enumerated, and the chain is built from the results."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pplseq.infer.discrete.chain import Chain, Factors, check_padding
+
+PLATE_DIMS = 8  # room for plates; states are enumerated left of it
+NUM_DIMS = 37  # each state has a dimension of its own for that many steps, so that a longer memory than one step shows
+
+
+class EagerChain:
+    """A first-order chain of sites with ``infer={"support": ids}``, ids (K,) or (*B, K) of equal K at all steps.
+
+    The promise behind ``support`` is the user's: states outside it have probability zero at that step.
+    """
+
+    def __init__(self, msg):
+        self.name, self.scale = msg["name"], msg["scale"]
+        self.frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+        self._plates = max((-frame.dim for frame in self.frames), default=0)
+        if self._plates > PLATE_DIMS:
+            raise ValueError(f"site {self.name!r}: plates take {self._plates} dimensions, at most {PLATE_DIMS} are supported")
+        self.state_names: list[str] = []
+        self._ids: list[Tensor] = []
+        self._scores: list[list[Tensor]] = []
+        self._masks: list = []
+
+    @staticmethod
+    def _axis(step: int) -> int:
+        """The dimension, counted from the left of all of them, in which a step's states are enumerated."""
+        return NUM_DIMS - 1 - step % NUM_DIMS
+
+    def enumerate_state(self, msg) -> None:
+        """Gives the site all values of its support in a dimension of its own and scores them."""
+        self._check_place(msg)
+        ids = torch.as_tensor(msg["infer"]["support"])
+        if ids.dim() == 0 or ids.is_floating_point():
+            raise ValueError(f"site {msg['name']!r}: infer['support'] must hold integer ids (..., K), got {ids}")
+        if self._ids and ids.shape[-1] != self._ids[0].shape[-1]:
+            raise ValueError(
+                f"site {msg['name']!r}: supports must have equal sizes, got {ids.shape[-1]} after {self._ids[0].shape[-1]}"
+            )
+        right = NUM_DIMS + PLATE_DIMS - self._axis(len(self._ids)) - 1
+        value = ids.movedim(-1, 0)
+        value = value.reshape(value.shape[0], *(1,) * (right - value.dim() + 1), *value.shape[1:])
+        self._ids.append(ids)
+        self.state_names.append(msg["name"])
+        self._masks.append(msg["mask"])
+        self._scores.append([msg["fn"].log_prob(value)])
+        msg["value"] = value
+
+    def depends(self, msg) -> bool:
+        """Whether a site's distribution depends on enumerated states."""
+        return len(getattr(msg["fn"], "batch_shape", ())) > PLATE_DIMS
+
+    def add_observation(self, msg) -> None:
+        if not msg["is_observed"]:
+            raise ValueError(
+                f"site {msg['name']!r} depends on enumerated states and is not observed; leave a missing observation out, "
+                "or mask it"
+            )
+        self._check_place(msg)
+        score = msg["fn"].log_prob(msg["value"])
+        if msg["mask"] is not None and msg["mask"] is not True:
+            score = torch.where(torch.as_tensor(msg["mask"]), score, 0.0)
+        self._scores[-1].append(score)
+
+    def _check_place(self, msg) -> None:
+        frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+        if frames != self.frames:
+            raise ValueError(
+                f"site {msg['name']!r} must lie in the same plates as the first enumerated state, {self.name!r}; for several "
+                "observations a step, give one site over a vector of them"
+            )
+        if msg["scale"] is not self.scale and bool(torch.as_tensor(msg["scale"] != self.scale).any()):
+            raise ValueError(f"site {msg['name']!r} must have the scale of its chain, {self.scale}, got {msg['scale']}")
+
+    # ---------------------------------------------------------------- lowering
+    def _batch(self) -> torch.Size:
+        """The shape of rows: plates, and whatever else the scores are batched over."""
+        shapes = [score.shape[max(0, score.dim() - PLATE_DIMS) :] for scores in self._scores for score in scores]
+        shapes += [ids.shape[:-1] for ids in self._ids]
+        batch = torch.broadcast_shapes(*shapes, (1,) * self._plates)
+        while len(batch) > self._plates and batch[0] == 1:
+            batch = batch[1:]
+        return batch
+
+    def _pair(self, score: Tensor, step: int, batch: torch.Size) -> Tensor:
+        """(*B, P, K) a score by the states of the previous step and this one; P = 1 where it depends on this one only."""
+        score = score.reshape((1,) * (NUM_DIMS + PLATE_DIMS - score.dim()) + tuple(score.shape))
+        current, previous = self._axis(step), self._axis(step - 1)
+        others = [size for axis, size in enumerate(score.shape[:NUM_DIMS]) if axis not in (current, previous)]
+        if max(others) > 1 or (step == 0 and score.shape[previous] > 1):
+            raise ValueError(
+                f"site {self.state_names[step]!r} (or an observation of it) depends on states before the previous one; the "
+                "chain must be first-order (use pplseq.infer.programs.contraction for other structures)"
+            )
+        rows = score.shape[score.dim() - len(batch) :]
+        sizes = score.shape[previous], score.shape[current]
+        score = score.movedim((previous, current), (0, 1)).reshape(*sizes, *rows)
+        return score.movedim((0, 1), (-2, -1))
+
+    def lower(self, check: bool) -> Chain:
+        """The chain, as factors between consecutive supports."""
+        batch, width = self._batch(), self._ids[0].shape[-1]
+        like = sum(score.new_zeros(()) for scores in self._scores for score in scores)  # of the widest type
+        pairs, emits = [], []
+        for step, scores in enumerate(self._scores):
+            pair, emit = like.expand(*batch, width, width), like.expand(*batch, width)
+            for score in scores:
+                score = self._pair(score, step, batch)
+                if score.shape[-2] > 1:
+                    pair = pair + score
+                else:
+                    emit = emit + score.squeeze(-2)
+            pairs.append(pair)
+            emits.append(emit)
+        emit, ids = torch.stack(emits), torch.stack([ids.expand(*batch, width) for ids in self._ids])
+        valid = None
+        if any(mask is not None and mask is not True for mask in self._masks):
+            masks = [torch.as_tensor(True if mask is None else mask, device=ids.device) for mask in self._masks]
+            valid = torch.stack([mask.expand(batch) for mask in masks])
+            check_padding(valid)
+        return SupportChain(Factors(torch.zeros_like(emit[0]), torch.stack(pairs)[1:], emit, valid), ids, check)
+
+
+class SupportChain(Chain):
+    """A chain given by its factors alone; results name the ids of the supports (T, *B, K)."""
+
+    def __init__(self, factors: Factors, ids: Tensor, check: bool = True):
+        self.factors, self.ids, self.check = factors, ids, check
+        self.valid, self.start, self.seen, self.states, self.inputs = factors.valid, None, None, None, None
+        self.emission_inputs = None
+        self.obs = torch.zeros(ids.shape[:-1])
+        self.batch_shape = ids.shape[1:-1]
+
+    def _paths(self, position):
+        ids = self.ids.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
+        return super()._paths(ids)
+
+    def marginals(self):
+        return super().marginals()._replace(ids=self.ids)
+
+    def pair_marginals(self):
+        return super().pair_marginals()._replace(ids=self.ids)
+
+    def filtered(self):
+        belief = super().filtered()
+        last = self.ids[-1]
+        if self.valid is not None:
+            step = self.valid.sum(0).sub(1).clamp_min(0)
+            last = self.ids.gather(0, step[None, ..., None].expand(1, *last.shape)).squeeze(0)
+        return belief._replace(ids=last)
+
+    def _no_spec(self, *args, **kwargs):
+        raise TypeError(
+            "a chain of infer={'support': ids} sites has no transition and no emission object that this query needs; "
+            "marginals(), pair_marginals(), filtered() and sample() are there"
+        )
+
+    expected_counts = next = missing_words = sample_words = _no_spec

@@ -1,0 +1,298 @@
+"""From what a program recorded about a Gaussian chain to the chain itself."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.distributions.linear_gaussian import LinearEmission
+from pplseq.distributions.noise import Noise, same_noise, same_tensor
+from pplseq.distributions.state import broadcast_shapes
+from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
+from pplseq.infer.programs.gaussian_sites import SiteEmission, shared
+from pplseq.infer.programs.recording import as_mask, plate_shape, says, stack_steps
+
+
+@dataclass
+class Observation:
+    """One observation of a step."""
+
+    name: str
+    emission: object  # what gives evidence from data
+    data: Tensor | None
+    mask: Tensor | bool | None
+    event: torch.Size
+    site: object  # the distribution
+    offset: Tensor | None  # taken off the data already
+
+
+@dataclass
+class Step:
+    """What the program said about one step (or, vectorised, about all steps but the first)."""
+
+    name: str
+    parent: int | None
+    shape: torch.Size
+    matrix: Tensor | None  # None at the first step
+    noise: Noise | None
+    offset: Tensor | None
+    mask: Tensor | bool | None
+    span: int | None
+    observations: list[Observation] = field(default_factory=list)
+
+
+@dataclass
+class Recording:
+    """One chain while the program runs."""
+
+    name: str
+    start: GaussianBelief
+    frames: tuple
+    scale: float | Tensor
+    zero: Tensor
+    steps: list[Step] = field(default_factory=list)
+
+
+def chain_steps(recording: Recording) -> list[Step]:
+    """The steps of the chain. Sites that were not observed and that nothing depends on may be missing observations."""
+    steps = recording.steps
+    has_child = {step.parent for step in steps}
+    path = [0]
+    for index in range(1, len(steps)):
+        is_leaf = index not in has_child and not steps[index].observations
+        if is_leaf and _looks_observed(recording, steps, index):
+            continue
+        if steps[index].parent != path[-1]:
+            _raise_not_markov(steps[index], recording)
+        path.append(index)
+    return [steps[index] for index in path]
+
+
+def _looks_observed(recording: Recording, steps: list[Step], index: int) -> bool:
+    """Whether an unobserved leaf is a missing observation and no last state."""
+    leaf = steps[index]
+    parent = steps[leaf.parent]
+    stem, before = _stem(leaf.name), _stem(parent.name)  # "x" of "x_7": sites of one kind have one
+    if stem == before:
+        return False
+    if stem in {_stem(o.name) for step in steps for o in step.observations}:
+        return True
+    if parent.parent is not None and before == _stem(steps[parent.parent].name):
+        return True  # states are called otherwise
+    if any(step.parent == leaf.parent for step in steps[index + 1 :]) or leaf.matrix.shape[-2] != len(recording.zero):
+        return True  # its state goes on without it, or it has not the size of a state
+    emissions = [o.emission for step in steps for o in step.observations if isinstance(o.emission, LinearEmission)]
+    return any(same_tensor(leaf.matrix, emission.matrix) for emission in emissions)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[_\d:]+$", "", name)
+
+
+def _raise_not_markov(step: Step, recording: Recording) -> None:
+    raise ValueError(
+        f"site {step.name!r} does not follow the last state of its chain, {recording.name!r}; chains must be first-order Markov"
+    )
+
+
+def lower(recording: Recording, steps: list[Step], tol: float | None) -> GaussianChain:
+    shapes = [step.shape for step in steps]
+    batch = plate_shape(recording.frames, broadcast_shapes(*shapes))
+    stack = functools.partial(stack_steps, steps, batch)
+    device = recording.zero.device
+    valid = None
+    if any(says(step.mask) for step in steps):
+        valid = stack(lambda s: as_mask(s.mask, True, device))
+    evidence, seen, emission = _evidence(recording, steps, batch)
+    shape = evidence.shape[1:]
+    start = GaussianBelief(recording.start.mean.expand(*shape, -1), shared(recording.start.covariance, 2))
+    if valid is not None:
+        valid = valid.expand(-1, *shape)
+    return GaussianChain(
+        start, _dynamics(recording, steps, batch), evidence, valid=valid, seen=seen, tol=tol, emission=emission
+    )
+
+
+def _dynamics(recording: Recording, steps: list[Step], batch: torch.Size) -> Dynamics:
+    if len(steps) == 1:
+        identity = torch.eye(len(recording.zero), dtype=recording.zero.dtype, device=recording.zero.device)
+        return Dynamics(identity, identity, None)
+    moves = steps[1:]
+    matrix = moves[0].matrix
+    if not all(same_tensor(step.matrix, matrix) for step in moves) or matrix.dim() > 2:
+        matrix = _stack_matrices(moves, batch, lambda s: s.matrix)
+    noise = moves[0].noise
+    if all(same_noise(step.noise, noise) for step in moves) and not noise.batch_shape:
+        noise = noise.covariance
+    else:
+        noise = _stack_matrices(moves, batch, lambda s: s.noise.covariance)
+    offset = None
+    if any(step.offset is not None for step in moves):
+        offset = moves[0].offset
+        if offset is None or offset.dim() > 1 or not all(same_tensor(step.offset, offset) for step in moves):
+            like = next(step.offset for step in moves if step.offset is not None)
+            offset = stack_steps(moves, batch, lambda s: s.offset, event=recording.zero.shape, like=like)
+    return Dynamics(matrix, noise, offset)
+
+
+def _stack_matrices(steps: list[Step], batch: torch.Size, part) -> Tensor:
+    """(T, n, h), or (T, *B, n, h) where rows differ."""
+    values = [part(step) for step in steps]
+    if all(value.dim() == 2 and step.span is None for step, value in zip(steps, values, strict=True)):
+        return torch.stack(values)
+    event = values[0].shape[-2:]
+    full = stack_steps(steps, batch, part, event=event, like=values[0])
+    return full.flatten(1, -3)[:, 0] if full.shape[1:-2].numel() == 1 or _expanded(full) else full
+
+
+def _expanded(full: Tensor) -> bool:
+    return all(full.stride(d) == 0 or full.shape[d] == 1 for d in range(1, full.dim() - 2))
+
+
+def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
+    """Evidence (T, *B) about the states, where it was seen (None: everywhere), and what forecasts use."""
+    streams = max(len(step.observations) for step in steps)
+    if streams == 0:
+        zero, shape = recording.zero, broadcast_shapes(batch, *(step.shape for step in steps))
+        num_steps = sum(step.span or 1 for step in steps)
+        size = len(zero)
+        nothing = Evidence(
+            zero.new_zeros(num_steps, *shape, size), zero.new_zeros(size, size), zero.new_zeros(num_steps, *shape)
+        )
+        return nothing, None, None
+    parts = [_stream(recording, steps, batch, k) for k in range(streams)]
+    if len(parts) == 1:
+        return parts[0]
+    shape = broadcast_shapes(*(evidence.shape[1:] for evidence, _, _ in parts))
+    by_row = any(seen is not None or evidence.matrix.dim() > 3 for evidence, seen, _ in parts)
+    vector = matrix = constant = 0
+    for evidence, seen, _ in parts:
+        evidence = Evidence(*evidence)
+        part = evidence.matrix
+        if by_row and part.dim() == 3:  # (T, h, h): its rows stand behind time
+            part = part.reshape(len(part), *(1,) * len(shape), *part.shape[-2:])
+        if seen is not None:
+            part = torch.where(seen[..., None, None], part, 0.0)
+            evidence = Evidence(
+                torch.where(seen.unsqueeze(-1), evidence.vector, 0.0), part, torch.where(seen, evidence.constant, 0.0)
+            )
+        matrix, vector, constant = matrix + part, vector + evidence.vector, constant + evidence.constant
+    if matrix.dim() > 3:
+        matrix = matrix.expand(len(vector), *shape, *matrix.shape[-2:])
+    return Evidence(vector, matrix, constant), None, None
+
+
+def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
+    """The k-th observation of every step, as evidence (T, *B)."""
+    device = recording.zero.device
+    given = [step.observations[k] if k < len(step.observations) else None for step in steps]
+    by_step = {id(step): o for step, o in zip(steps, given, strict=True)}
+    first = next(o for o in given if o is not None)
+    seen = None
+    if any(o is None or o.data is None or says(o.mask) for o in given):
+
+        def was_seen(step):
+            o = by_step[id(step)]
+            return as_mask(None if o is None else o.mask, o is not None and o.data is not None, device)
+
+        seen = stack_steps(steps, batch, was_seen)
+    data = [o.data for o in given if o is not None and o.data is not None]
+    like = data[0] if data else recording.zero.new_zeros(first.event)
+    emission = first.emission
+    if all(o is None or _same_emission(o.emission, emission) for o in given):
+        stacked = stack_steps(
+            steps,
+            batch,
+            lambda s: None if by_step[id(s)] is None else by_step[id(s)].data,
+            event=first.event,
+            like=like,
+        )
+        evidence = emission.evidence(_without_missing(stacked, seen))
+        if not isinstance(evidence, LinearEvidence):
+            matrix = evidence.matrix
+            if isinstance(emission, LinearEmission) and matrix.dim() > 2:  # one of each row, for all steps
+                size = matrix.shape[-1]
+                evidence = evidence._replace(matrix=matrix.expand(*evidence.shape, size, size))
+            elif matrix.dim() > 3:
+                evidence = evidence._replace(matrix=_lean(matrix))
+    else:
+        evidence = _by_step(steps, by_step, batch, recording)
+    shape = evidence.shape[1:]
+    return evidence, None if seen is None else seen.expand(-1, *shape), _prediction(steps, by_step, batch)
+
+
+def _prediction(steps: list[Step], by_step: dict, batch: torch.Size) -> SiteEmission:
+    """What observations look like, at all steps and behind the end; or, where they change, at the chain's own steps only."""
+    given = [o for o in by_step.values() if o is not None]
+    first = given[0]
+    if not isinstance(first.emission, LinearEmission):
+        predicts = getattr(first.site, "predicts_like", None)
+        same = (
+            all(predicts(o.site) for o in given)
+            if predicts
+            else all(_same_emission(o.emission, first.emission) for o in given)
+        )
+        return SiteEmission(first.site, changes=not same)
+    if not all(_same_emission(o.emission, first.emission) for o in given):
+        return SiteEmission(first.emission, changes=True)
+    if all(same_tensor(o.offset, first.offset) for o in given):
+        return SiteEmission(first.emission, first.offset)
+    like = next(o.offset for o in given if o.offset is not None)
+    offset = stack_steps(
+        steps,
+        batch,
+        lambda s: None if by_step[id(s)] is None else by_step[id(s)].offset,
+        event=first.event,
+        like=like,
+    )
+    return SiteEmission(first.emission, offset, changes=True)
+
+
+def _without_missing(data: Tensor, seen: Tensor | None) -> Tensor:
+    """Data with zeros where nothing was seen: NaN times zero would be NaN, in gradients too."""
+    if seen is None or not data.is_floating_point():
+        return data
+    return torch.where(seen.reshape(*seen.shape, *(1,) * (data.dim() - seen.dim())), data, 0.0)
+
+
+def _lean(matrix: Tensor) -> Tensor:
+    """(T, h, h) of a matrix (T, 1, .., 1, h, h) that is the same for all rows."""
+    return matrix.flatten(1, -3)[:, 0] if matrix.shape[1:-2].numel() == 1 else matrix
+
+
+def _same_emission(left, right) -> bool:
+    if isinstance(left, LinearEmission):
+        return left.same(right)
+    return type(left) is type(right) and left.emission is right.emission
+
+
+def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidence:
+    """Evidence of emissions that change from step to step."""
+    size = len(recording.zero)
+    parts: dict[int, Evidence | None] = {}
+    for step in steps:
+        o = by_step[id(step)]
+        if o is None or o.data is None:
+            parts[id(step)] = None
+            continue
+        mask = None if not says(o.mask) else torch.as_tensor(o.mask)
+        parts[id(step)] = Evidence(*o.emission.evidence(_without_missing(o.data, mask)))
+    like = recording.zero
+
+    def part(name):
+        return lambda s: None if parts[id(s)] is None else getattr(parts[id(s)], name)
+
+    vector = stack_steps(steps, batch, part("vector"), event=(size,), like=like.new_zeros(size))
+    constant = stack_steps(steps, batch, part("constant"), event=(), like=like.new_zeros(()))
+    matrix = stack_steps(steps, torch.Size(), part("matrix"), event=(size, size), like=like.new_zeros(size, size))
+    matrix = _lean(matrix) if matrix.dim() > 3 else matrix
+    if matrix.dim() > 3:
+        shape, rows = vector.shape[1:-1], matrix.shape[1:-2]  # of fewer plates, perhaps: these stand behind time
+        matrix = matrix.reshape(len(matrix), *(1,) * (len(shape) - len(rows)), *rows, size, size)
+        matrix = matrix.expand(len(vector), *shape, size, size)
+    return Evidence(vector, matrix, constant)

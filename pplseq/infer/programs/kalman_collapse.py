@@ -1,0 +1,171 @@
+"""``KalmanCollapse``: the messenger that integrates out Gaussian hidden states, one chain at a time."""
+
+from __future__ import annotations
+
+import torch
+from pyro.distributions import MultivariateNormal
+
+from pplseq.distributions.affine import GaussianVar
+from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian, with_rows
+from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.infer.programs.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
+from pplseq.infer.programs.gaussian_sites import AffineSite, covariance_of, read_site
+from pplseq.infer.programs.recording import ChainMessenger, Chains, check_place, emit_factor
+
+START = (
+    "A chain starts at an unobserved LinearGaussian whose state is None, or at a MultivariateNormal with "
+    "infer={'collapse': True}"
+)
+
+
+class KalmanCollapse(ChainMessenger):
+    """Integrates the Gaussian hidden states of a program out exactly: one Kalman filter per chain.
+
+    A chain begins at a hidden site with a :class:`LinearGaussian` whose state is None, a number or a ``GaussianBelief``, or
+    at a ``MultivariateNormal`` site marked ``infer={"collapse": True}``. Its site returns a symbol; sites whose mean is affine
+    in it (``LinearGaussian(x, A, noise)``, ``dist.MultivariateNormal(x @ A.T, Q)``, ``dist.Normal(x @ C.T, s).to_event(1)``) go
+    on with the chain, or observe it. All are hidden from everything outside, and on exit each chain becomes one
+    ``pyro.factor`` of its log-likelihood, in the plates and with the scale of its first site. Afterwards ``chains`` maps the
+    name of each chain's first site to its :class:`~pplseq.infer.gaussian.chain.GaussianChain`.
+
+    A state may have several observations. One that is masked (``poutine.mask``, ``obs_mask``) or not observed is missing; a
+    mask around all sites of a step is padding. ``pyro.deterministic`` of a state is left out: it has no value here.
+
+    Args:
+        vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
+        tol: relative change of the covariance that counts as none: from there on the filter is in its steady state. None: a
+            few units of rounding, so that results are exact to the precision of the dtype; 0: never.
+        factor: False where only ``chains`` are wanted.
+
+    Example::
+
+        with KalmanCollapse() as posterior:
+            model(y)
+        posterior.chains["z_0"].smoothed_states().means
+    """
+
+    def __init__(self, vectorize: bool = True, tol: float | None = None, factor: bool = True):
+        super().__init__()
+        self.vectorize, self.tol, self.factor = vectorize, tol, factor
+        self.chains: dict[str, GaussianChain] = {}
+        self.state_names: dict[str, list[str]] = {}
+
+    def __enter__(self):
+        self._recordings: list[Recording] = []
+        self.chains, self.state_names, self.time_index = Chains(START), {}, None
+        return super().__enter__()
+
+    # ---------------------------------------------------------------- recording
+    def _pyro_sample(self, msg):
+        fn = msg["fn"]
+        if msg["infer"].get("_deterministic") and isinstance(msg["value"], GaussianVar):
+            msg["done"] = msg["stop"] = True  # a note for the trace, of what has no value here
+            return
+        site = read_site(msg["name"], fn)
+        if site is not None or isinstance(fn, LinearGaussian):
+            self.check_conditioned(msg)
+        if site is not None:
+            var, read = site
+            if self._is_rest(msg, var):
+                msg["value"] = var.chain.zero.new_zeros(fn.batch_shape + fn.event_shape)
+            elif msg["is_observed"] or read is None or read.scalar:
+                self._record_observation(msg, var, read)
+            else:  # a state, or an observation that is missing: what depends on it will tell
+                self._record_step(msg, var, read)
+        elif not msg["is_observed"] and (isinstance(fn, LinearGaussian) or msg["infer"].get("collapse")):
+            self._record_start(msg)
+        else:
+            return
+        msg["done"] = msg["stop"] = True  # hidden from everything outside
+
+    def _is_rest(self, msg, var: GaussianVar) -> bool:
+        """Whether a site stands for what ``obs_mask`` hides: Pyro makes two sites of one then, and the other is recorded."""
+        name, is_rest = msg["name"].removesuffix("_unobserved"), msg["name"].endswith("_unobserved")
+        return is_rest and any(o.name == f"{name}_observed" for o in var.chain.steps[var.index].observations)
+
+    def _record_start(self, msg):
+        fn = msg["fn"]
+        if self.time_index is not None:
+            raise ValueError(
+                f"site {msg['name']!r} starts a new chain at every step of a vectorised loop; pass the previous state on, or "
+                "write pplseq.markov(..., vectorize=False)"
+            )
+        if isinstance(fn, LinearGaussian):
+            start = fn.belief()
+        elif isinstance(fn, MultivariateNormal):
+            start = GaussianBelief(fn.loc, covariance_of(fn).covariance)
+        else:
+            raise TypeError(
+                f"site {msg['name']!r}: infer={{'collapse': True}} marks the first state of a chain, which must be a "
+                f"MultivariateNormal or a LinearGaussian, got {type(fn).__name__}"
+            )
+        frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+        zero = torch.zeros(fn.event_shape, dtype=start.mean.dtype, device=start.mean.device)
+        recording = Recording(msg["name"], start, frames, msg["scale"], zero)
+        self._recordings.append(recording)
+        recording.steps.append(Step(msg["name"], None, fn.batch_shape, None, None, None, msg["mask"], None))
+        msg["value"] = _symbol(recording, fn.batch_shape)
+
+    def _record_step(self, msg, var: GaussianVar, read: AffineSite):
+        recording, fn = var.chain, msg["fn"]
+        check_place(msg, recording)
+        _check_dtype(msg["name"], "the matrix of the state", read.matrix, recording)
+        span = None if self.time_index is None else len(self.time_index)
+        step = Step(msg["name"], var.index, fn.batch_shape, read.matrix, read.noise, read.offset, msg["mask"], span)
+        recording.steps.append(step)
+        msg["value"] = _symbol(recording, fn.batch_shape, read.matrix.shape[-2])
+
+    def _record_observation(self, msg, var: GaussianVar, read: AffineSite | None):
+        recording, fn = var.chain, msg["fn"]
+        step = recording.steps[var.index]
+        if step.span is not None and (self.time_index is None or len(self.time_index) != step.span):
+            raise ValueError(
+                f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
+                "pplseq.markov(..., vectorize=False)"
+            )
+        check_place(msg, recording)
+        value = msg["value"] if msg["is_observed"] else None
+        if value is None:
+            msg["value"] = recording.zero.new_zeros(fn.batch_shape + fn.event_shape)
+        if read is None:
+            step.observations.append(Observation(msg["name"], fn, value, msg["mask"], fn.event_shape, fn, None))
+            return
+        _check_dtype(msg["name"], "the matrix of the state", read.matrix, recording)
+        emission = LinearEmission(read.matrix, read.noise)
+        if value is not None:
+            _check_dtype(msg["name"], "the observation", value, recording)
+            value = with_rows(value, len(fn.event_shape), len(recording.steps[0].shape))
+            value = value.unsqueeze(-1) if read.scalar else value
+            value = value if read.offset is None else value - read.offset
+        event = read.matrix.shape[-2:-1]
+        step.observations.append(Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset))
+
+    # ---------------------------------------------------------------- elimination
+    def __exit__(self, exc_type, exc, traceback):
+        super().__exit__(exc_type, exc, traceback)
+        try:
+            if exc_type is None:
+                for recording in self._recordings:
+                    steps = chain_steps(recording)
+                    chain = self.chains[recording.name] = lower(recording, steps, self.tol)
+                    self.state_names[recording.name] = [step.name for step in steps]
+                    if self.factor:
+                        emit_factor(recording.name, recording.frames, recording.scale, chain.log_prob())
+        finally:
+            for recording in self._recordings:
+                recording.steps.clear()  # states refer to their recording: left as it is, the cycle would keep the graph alive
+            self._recordings = []
+
+
+def _check_dtype(name: str, what: str, value: torch.Tensor, recording: Recording) -> None:
+    if value.dtype != recording.zero.dtype:
+        raise TypeError(
+            f"site {name!r}: {what} is {value.dtype}, but the chain's first state is {recording.zero.dtype}; make all "
+            "parameters and observations of one dtype, with .to(...)"
+        )
+
+
+def _symbol(recording: Recording, batch_shape: torch.Size, size: int | None = None) -> GaussianVar:
+    zero = recording.zero if size in (None, len(recording.zero)) else recording.zero.new_zeros(size)
+    return GaussianVar.make(zero.expand(*batch_shape, -1), recording, len(recording.steps) - 1)

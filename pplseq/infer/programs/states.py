@@ -1,0 +1,76 @@
+"""Posterior states at the program's own sites, and a check of the vectorised form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from pyro import poutine
+
+from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.kalman_collapse import KalmanCollapse
+
+MODES = ("viterbi", "sample")
+
+
+def _program(model) -> Callable:
+    """The generative program itself (a SequenceModel's call runs it under a BlockedEnum of its own)."""
+    return getattr(model, "model", model)
+
+
+def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
+    """The model with its hidden states set to the best path, or to an exact posterior sample.
+
+    Args:
+        model: a program whose loop may be ``pyro.markov`` or ``pplseq.markov``.
+        mode: "viterbi" or "sample".
+
+    Returns:
+        A function of the same arguments; trace it to read the states at their sites (padded steps: -1). Handlers that set
+        other sites (``poutine.condition``, ``poutine.replay``) belong around the model, inside ``infer_states``.
+
+    Raises:
+        ValueError: for another mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
+    program = _program(model)
+
+    def with_states(*args, **kwargs):
+        handler = BlockedEnum(vectorize=False)
+        # other latent sites (parameters, subsampled rows) keep the values that the states were inferred from
+        with torch.no_grad(), poutine.block(), poutine.trace() as first, handler:
+            program(*args, **kwargs)
+        states = first.trace
+        for site in [name for name, node in states.nodes.items() if node["type"] != "sample" or node["is_observed"]]:
+            states.remove_node(site)
+        for name, chain in handler.chains.items():
+            path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]
+            for site, value in zip(handler.state_names[name], path, strict=True):
+                states.add_node(site, name=site, type="sample", is_observed=False, value=value, infer={})
+        with poutine.replay(trace=states):
+            return program(*args, **kwargs)
+
+    return with_states
+
+
+def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> None:
+    """Runs the program step by step and vectorised, and compares the log-likelihoods of every chain.
+
+    Raises:
+        ValueError: if they differ, because the loop's body carries more than the hidden state from step to step.
+    """
+    program, results = _program(model), []
+    for vectorize in (False, True):
+        discrete, gaussian = BlockedEnum(vectorize=vectorize), KalmanCollapse(vectorize=vectorize)
+        with torch.random.fork_rng(), torch.no_grad(), poutine.block(), discrete, gaussian:
+            program(*args, **kwargs)
+        results.append({name: chain.log_prob() for name, chain in {**discrete.chains, **gaussian.chains}.items()})
+    recorded, vectorised = results
+    for name, expected in recorded.items():
+        if name not in vectorised or not torch.allclose(vectorised[name], expected, rtol=rtol):
+            raise ValueError(
+                f"chain {name!r}: the vectorised loop gives another log-likelihood than the loop run step by step, so its "
+                "body carries more than the hidden state between steps; use pplseq.markov(..., vectorize=False), or "
+                "compute what it carries before the loop and index it with t"
+            )

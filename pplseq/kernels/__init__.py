@@ -1,0 +1,1 @@
+"""Arithmetic on tensors: scans, recursions, matrix equations. Knows torch and numpy alone."""

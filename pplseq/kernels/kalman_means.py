@@ -1,0 +1,179 @@
+"""Means of Kalman filter and smoother from observed numbers, step by step in pieces that stay in the cache; no gradients.
+
+The filter is that of innovations: v = y - M (A x + a), then x = A x + a + K v and log p by |L^-1 v|^2. Of many rows each
+step is two products; of one long sequence all steps with one gain go through the blocks of
+:mod:`~pplseq.kernels.linear_recursion`. Nothing of the size of all steps is stored but the results.
+
+Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 5; the smoother of A. E. Bryson and M. Frazier
+(1963).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq.kernels import linear_recursion
+
+PIECE = 2**17  # numbers of a piece: a quarter or half of a core's cache
+
+Runs = list[tuple[int, int, int]]  # (start, stop, node) of steps that have one node
+
+
+class Observed(NamedTuple):
+    """residual: (T, R, n). loadings: (n, h) M. matrix: (h, h) A. offset: None, (h,) or (T-1, R, h)."""
+
+    residual: Tensor
+    loadings: Tensor
+    matrix: Tensor
+    offset: Tensor | None
+
+    def offset_of(self, start: int, stop: int, rows: slice) -> Tensor | None:
+        """(h,) or (steps, rows, h) of the steps into start..stop-1."""
+        if self.offset is None or self.offset.dim() == 1:
+            return self.offset
+        return self.offset[start - 1 : stop - 1, rows]
+
+
+def filter_means(
+    observed: Observed, first: Tensor, runs: Runs, gains: Callable[[int], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Filtered means (T, R, h), and the squared length (T, R) of white innovations.
+
+    Args:
+        first: (R, h) the predicted mean of the first step. runs: the node of each step.
+        gains: of a node, (n, h + n) the transposes of K and L^-1 side by side, for innovations as they are.
+    """
+    residual = observed.residual
+    num_steps, num_rows, n = residual.shape
+    h = first.shape[-1]
+    means, squares = residual.new_empty(num_steps, num_rows, h), residual.new_empty(num_steps, num_rows)
+    # (h, h + n): a mean's prediction, and what its observation lacks then
+    ahead = torch.cat([observed.matrix.T, -(observed.loadings @ observed.matrix).T], 1).contiguous()
+    tables: dict[int, Tensor] = {}
+    piece = max(linear_recursion.FEW_ROWS, PIECE // (h + n))
+    for begin in range(0, num_rows, piece):
+        rows = slice(begin, min(begin + piece, num_rows))
+        width = rows.stop - begin
+        before, after = residual.new_empty(width, h + n), residual.new_empty(width, h + n)
+        for start, stop, node in runs:
+            table = tables.setdefault(node, gains(node)) if node not in tables else tables[node]
+            t = start
+            if start == 0:
+                torch.sub(residual[0, rows], first[rows] @ observed.loadings.T, out=before[:, h:])
+                torch.mm(before[:, h:], table, out=after)
+                torch.add(first[rows], after[:, :h], out=means[0, rows])
+                torch.linalg.vecdot(after[:, h:], after[:, h:], out=squares[0, rows])
+                t = 1
+            if num_rows < linear_recursion.FEW_ROWS and stop - t >= linear_recursion.SHORT:
+                _filter_at_once(observed, table, means, squares, t, stop)
+                continue
+            for s in range(t, stop):
+                _filter_step(observed, ahead, table, means, squares, s, rows, before, after)
+    return means, squares
+
+
+def _filter_step(observed, ahead, table, means, squares, t: int, rows: slice, before: Tensor, after: Tensor) -> None:
+    h = means.shape[-1]
+    torch.mm(means[t - 1, rows], ahead, out=before)
+    shift = observed.offset_of(t, t + 1, rows)
+    if shift is not None:
+        shift = shift if shift.dim() == 1 else shift[0]
+        before[:, :h] += shift
+        before[:, h:] -= shift @ observed.loadings.T
+    before[:, h:] += observed.residual[t, rows]
+    torch.mm(before[:, h:], table, out=after)
+    torch.add(before[:, :h], after[:, :h], out=means[t, rows])
+    torch.linalg.vecdot(after[:, h:], after[:, h:], out=squares[t, rows])
+
+
+def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: Tensor, start: int, stop: int) -> None:
+    """Steps start..stop-1 of all rows, with one gain: inputs of the recursion x = F x + g, the recursion, innovations."""
+    num_rows, h = means.shape[1:]
+    n = table.shape[0]
+    gain, whitener = table[:, :h].contiguous(), table[:, h:].contiguous()
+    expects = (observed.loadings @ observed.matrix).T.contiguous()  # (h, n)
+    size, every = max(1, PIECE // (h + n) // num_rows), slice(None)
+    for t in range(start, stop, size):
+        piece = slice(t, min(t + size, stop))
+        torch.mm(observed.residual[piece].reshape(-1, n), gain, out=means[piece].view(-1, h))
+        shift = observed.offset_of(piece.start, piece.stop, every)
+        if shift is not None:
+            means[piece] += shift - (shift @ observed.loadings.T) @ gain
+    forward = observed.matrix - (expects @ gain).T
+    linear_recursion.run_(forward, means[start - 1 : stop])
+    for t in range(start, stop, size):
+        piece = slice(t, min(t + size, stop))
+        innovation = _plus_product(observed.residual[piece], means[piece.start - 1 : piece.stop - 1], expects, -1)
+        shift = observed.offset_of(piece.start, piece.stop, every)
+        if shift is not None:
+            innovation -= shift @ observed.loadings.T
+        white = innovation @ whitener
+        torch.linalg.vecdot(white, white, out=squares[piece])
+
+
+def smooth_means(
+    observed: Observed, weighted: Tensor, used: Tensor | None, means: Tensor, runs: Runs, steps: Callable[[int], Tensor]
+) -> Tensor:
+    """Smoothed means (T, R, h): x_t|t + Sigma_t A' lambda_{t+1}, lambda_t = M' D^-1 (y_t - M x_t|t) + (A W_t)' lambda_{t+1}.
+
+    Args:
+        weighted: (n, h) D^-1 M. used: (T, R) bool, False where nothing was observed, or None. means: filtered ones.
+        runs: the node of each step but the last. steps: of a node, (h, 2 h) A W and A Sigma side by side.
+    """
+    num_steps, num_rows, h = means.shape
+    smoothed = torch.empty_like(means)
+    tables: dict[int, Tensor] = {}
+    piece = max(linear_recursion.FEW_ROWS, PIECE // (2 * h))
+    for begin in range(0, num_rows, piece):
+        rows = slice(begin, min(begin + piece, num_rows))
+        smoothed[-1, rows] = means[-1, rows]
+        adjoint = _surprise(observed, weighted, used, means, num_steps - 1, num_steps, rows)[0]
+        moved = means.new_empty(rows.stop - begin, 2 * h)
+        for start, stop, node in reversed(runs):
+            table = tables.setdefault(node, steps(node)) if node not in tables else tables[node]
+            if num_rows < linear_recursion.FEW_ROWS and stop - start >= linear_recursion.SHORT:
+                adjoint = _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, start, stop)
+                continue
+            for t in reversed(range(start, stop)):
+                torch.mm(adjoint, table, out=moved)
+                torch.add(means[t, rows], moved[:, h:], out=smoothed[t, rows])
+                adjoint = _surprise(observed, weighted, used, means, t, t + 1, rows)[0]
+                adjoint += moved[:, :h]
+    return smoothed
+
+
+def _surprise(observed, weighted: Tensor, used: Tensor | None, means: Tensor, start: int, stop: int, rows) -> Tensor:
+    """(steps, rows, h) M' D^-1 (y - M x_t|t), zero where nothing was observed."""
+    rest = _plus_product(observed.residual[start:stop, rows], means[start:stop, rows], observed.loadings.T, -1)
+    if used is not None:
+        rest.masked_fill_(~used[start:stop, rows, None], 0.0)
+    return rest @ weighted
+
+
+def _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, start: int, stop: int) -> Tensor:
+    """Steps start..stop-1 of all rows, with one node; lambda of stop is given, that of start returned."""
+    num_rows, h = means.shape[1:]
+    size, every = max(1, PIECE // (2 * h) // num_rows), slice(None)
+    loop, gain = table[:, :h].T.contiguous(), table[:, h:].contiguous()
+    # lambda of start+1..stop, in the place of the smoothed means of start..stop-1
+    behind = smoothed[start:stop]
+    for t in range(start + 1, stop, size):
+        last = min(t + size, stop)
+        behind[t - start - 1 : last - start - 1] = _surprise(observed, weighted, used, means, t, last, every)
+    behind[-1] = adjoint
+    linear_recursion.run_(loop, behind, reverse=True)
+    adjoint = _surprise(observed, weighted, used, means, start, start + 1, every)[0] + behind[0] @ table[:, :h]
+    for t in range(start, stop, size):
+        piece = slice(t, min(t + size, stop))
+        smoothed[piece] = _plus_product(means[piece], smoothed[piece], gain)
+    return adjoint
+
+
+def _plus_product(plus: Tensor, vectors: Tensor, matrix: Tensor, scale: int = 1) -> Tensor:
+    """plus + scale vectors @ matrix, (T, R, k) + (T, R, h) @ (h, k), as one product."""
+    k, h = plus.shape[-1], vectors.shape[-1]
+    return torch.addmm(plus.reshape(-1, k), vectors.reshape(-1, h), matrix, alpha=scale).view(plus.shape)

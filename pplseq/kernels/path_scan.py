@@ -1,0 +1,116 @@
+"""Paths through a chain of factors: the best one, the k best, and samples; see :mod:`pplseq.kernels.scan`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pplseq.kernels import shared_matrix
+from pplseq.kernels.scan import StepMatrices, as_rows, is_shared
+
+MAX_CELLS = 1 << 26  # cells of the largest temporary in a max step
+
+
+def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """max_i (message_i + A_ij) and the arg max, (*B, K); by tiles of target states where B K K is large."""
+    num_to = matrix.shape[-1]
+    tile = max(1, MAX_CELLS // max(1, message.numel()))
+    if tile >= num_to:
+        best = (message.unsqueeze(-1) + matrix).max(-2)
+        return best.values, best.indices
+    parts = [(message.unsqueeze(-1) + part).max(-2) for part in matrix.split(tile, -1)]
+    return torch.cat([p.values for p in parts], -1), torch.cat([p.indices for p in parts], -1)
+
+
+def viterbi_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
+    if is_shared(matrices, emit):
+        batch, (emit, valid) = emit.shape[1:-1], as_rows(emit, valid)
+        path, log_prob = shared_matrix.viterbi_pass(init.reshape(emit.shape[1:]), matrices.log, emit, valid)
+        return path.reshape(-1, *batch), log_prob.reshape(batch)
+    message = init + emit[0]
+    if valid is not None:
+        message = message.where(valid[0].unsqueeze(-1), 0.0)
+    pointers = []
+    identity = torch.arange(emit.shape[-1], device=emit.device)
+    for t in range(1, emit.shape[0]):
+        best, pointer = max_forward(message, matrices.at(t))
+        best = best + emit[t]
+        if valid is not None:
+            keep = valid[t].unsqueeze(-1)
+            best, pointer = torch.where(keep, best, message), torch.where(keep, pointer, identity)
+        message = best
+        pointers.append(pointer)
+    log_prob, position = message.max(-1)
+    path = [position]
+    for pointer in reversed(pointers):
+        position = pointer.gather(-1, position.unsqueeze(-1)).squeeze(-1)
+        path.append(position)
+    return torch.stack(path[::-1]), log_prob
+
+
+def k_best_pass(
+    init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k most probable distinct paths: positions (k, T, *B) and log-probabilities (k, *B), -inf where there are fewer.
+
+    List Viterbi: k hypotheses a state; cost k times Viterbi's.
+    """
+    batch, num_states = emit.shape[1:-1], emit.shape[-1]
+    message = emit.new_full((*batch, num_states, k), -math.inf)
+    first = init + emit[0]
+    if valid is not None:
+        # a row without steps has one path
+        nothing = torch.zeros_like(first).index_fill_(-1, torch.arange(1, num_states, device=emit.device), -math.inf)
+        first = first.where(valid[0].unsqueeze(-1), nothing)
+    message[..., 0] = first
+    identity = torch.arange(num_states * k, device=emit.device).view(num_states, k)
+    pointers = []
+    for t in range(1, emit.shape[0]):
+        # (*B, from, k, to) -> (*B, to, from * k)
+        score = message.unsqueeze(-1) + matrices.at(t).unsqueeze(-2)
+        score = score.reshape(*batch, num_states * k, num_states).transpose(-1, -2)
+        best = score.topk(k, dim=-1)
+        values, pointer = best.values + emit[t].unsqueeze(-1), best.indices
+        if valid is not None:
+            keep = valid[t][..., None, None]
+            values, pointer = torch.where(keep, values, message), torch.where(keep, pointer, identity)
+        message = values
+        pointers.append(pointer)
+    log_prob, position = message.flatten(-2).topk(k, dim=-1)  # (*B, k) positions in state * k + rank
+    path = [position // k]
+    for pointer in reversed(pointers):
+        position = pointer.flatten(-2).gather(-1, position)
+        path.append(position // k)
+    return torch.stack(path[::-1]).movedim(-1, 0), log_prob.movedim(-1, 0)
+
+
+def sample_pass(matrices: StepMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
+    """Exact posterior paths by backward sampling from the filtered messages: positions (S, T, *B)."""
+    position = sample_log(filtered[-1].expand(num_samples, *filtered.shape[1:]))
+    path = [position]
+    for t in range(filtered.shape[0] - 1, 0, -1):
+        column = take_columns(matrices.at(t), position)
+        new = sample_log(filtered[t - 1] + column)
+        position = new if valid is None else torch.where(valid[t], new, position)
+        path.append(position)
+    return torch.stack(path[::-1], 1)
+
+
+def take_columns(matrix: Tensor, position: Tensor) -> Tensor:
+    """matrix[..., :, position]: (*S, *B, K)."""
+    if matrix.dim() == 2:
+        return matrix.T[position]
+    transposed = matrix.transpose(-1, -2)
+    batch = torch.broadcast_shapes(transposed.shape[:-2], position.shape)
+    transposed = transposed.expand(*batch, *transposed.shape[-2:])
+    index = position.expand(batch)[..., None, None].expand(*batch, 1, transposed.shape[-1])
+    return transposed.gather(-2, index).squeeze(-2)
+
+
+def sample_log(log_weight: Tensor) -> Tensor:
+    """One index per row of unnormalised log weights (Gumbel-max, so that -inf is never drawn if anything is finite)."""
+    noise = torch.empty_like(log_weight).exponential_().log_()
+    return (log_weight - noise).argmax(-1)

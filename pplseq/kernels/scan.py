@@ -1,0 +1,329 @@
+"""The scans over time: forward, backward and their gradient over one chain of factors.
+
+Every function here takes the same factors, time first and rows after it:
+
+    init   (*B, K)              log p(z_1)                          (or the carried belief, one step on)
+    pair   (T-1, *B, K, K)      log p(z_t | z_{t-1}), [from, to]    per step and row, or
+           (*b, K, K)           one matrix shared by all steps      (``shared=True``; b broadcasts to B)
+    emit   (T, *B, K)           log p(x_t | z_t), 0 for a missing token, -inf for a forbidden state
+    valid  (T, *B) or None      False at padded steps (the message is carried over unchanged)
+
+and, only beside a shared matrix, steps at which the state is drawn afresh:
+
+    restart     (T, *B) or None     True where p(z_t | z_{t-1}) = exp(restart_to)
+    restart_to  (*b, K)
+
+Messages are normalised at every step, so float32 keeps its precision on chains of any length, and the normaliser of
+step t is log p(x_t | x_<t).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq.kernels import shared_matrix
+
+
+def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
+    """score - logsumexp(score) over the last axis, and that logsumexp (-inf where nothing is possible, never NaN)."""
+    total = torch.logsumexp(score, -1)
+    return score - total.clamp_min(torch.finfo(score.dtype).min).unsqueeze(-1), total
+
+
+class StepMatrices:
+    """The transition factors of a chain as linear maps between messages in log space.
+
+    A product ``log(exp(a) @ A)`` is done on probabilities scaled by row maxima: one exponential per matrix entry in all,
+    and then matrix products. Where every entry of a row lies within ``reach`` of its row's maximum, each result is at
+    least exp(-reach) and all that underflows is below its rounding error; otherwise each product is checked, and redone
+    entry by entry in log space if any result came out smaller than that.
+    """
+
+    def __init__(self, log: Tensor, shared: bool, restart: Tensor | None = None, restart_to: Tensor | None = None):
+        self.log, self.shared, self.restart, self.restart_to = log, shared, restart, restart_to
+        self.reach = 500.0 if log.dtype == torch.float64 else 60.0
+        row_max = log.amax(-1, keepdim=True).clamp_min(torch.finfo(log.dtype).min)
+        shifted = log - row_max
+        self.safe = log.numel() > 0 and bool(shifted.amin() > -self.reach)
+        self.scaled = shifted.exp_()
+        self.row_max = row_max.squeeze(-1)
+
+    def at(self, t: int) -> Tensor:
+        """The log matrix that leads into step t (t >= 1)."""
+        log = self._log_at(t)
+        if self.restart is None or not bool(self.restart[t].any()):
+            return log
+        return torch.where(self.restart[t][..., None, None], self.restart_to.unsqueeze(-2), log)
+
+    def _log_at(self, t: int) -> Tensor:
+        return self.log if self.shared else self.log[t - 1]
+
+    def _scaled_at(self, t: int) -> tuple[Tensor, Tensor]:
+        return (self.scaled, self.row_max) if self.shared else (self.scaled[t - 1], self.row_max[t - 1])
+
+    def forward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_i exp(message_i) A_ij, (*B, K), for a normalised message."""
+        result = self._forward(t, message)
+        if self.restart is None:
+            return result
+        return torch.where(self.restart[t].unsqueeze(-1), self.restart_to, result)
+
+    def _forward(self, t: int, message: Tensor) -> Tensor:
+        scaled, row_max = self._scaled_at(t)
+        score = message + row_max
+        top = score.amax(-1, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
+        product = vector_times((score - top).exp_(), scaled)
+        if not self.safe and bool((product < math.exp(-self.reach)).any()):
+            return torch.logsumexp(message.unsqueeze(-1) + self._log_at(t), -2)
+        return product.log_().add_(top)
+
+    def backward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_j A_ij exp(message_j) up to a constant, (*B, K)."""
+        result = self._backward(t, message)
+        if self.restart is None:
+            return result
+        return result.masked_fill(self.restart[t].unsqueeze(-1), 0.0)
+
+    def _backward(self, t: int, message: Tensor) -> Tensor:
+        scaled, row_max = self._scaled_at(t)
+        top = message.amax(-1, keepdim=True).clamp_min(torch.finfo(message.dtype).min)
+        product = vector_times((message - top).exp_(), scaled.transpose(-1, -2))
+        if not self.safe and bool((product < math.exp(-self.reach)).any()):
+            return torch.logsumexp(self._log_at(t) + message.unsqueeze(-2), -1)
+        return product.log_().add_(top).add_(row_max)
+
+
+def vector_times(vector: Tensor, matrix: Tensor) -> Tensor:
+    """vector @ matrix over the last axes: one product for a shared matrix, a batched one otherwise."""
+    if matrix.dim() == 2:
+        return torch.matmul(vector, matrix)
+    return torch.matmul(vector.unsqueeze(-2), matrix).squeeze(-2)
+
+
+class Forward(NamedTuple):
+    """What one pass forward in time leaves behind."""
+
+    log_prob: Tensor  # (*B,) log p(x)
+    messages: Tensor  # (T, *B, K) p(z_t | x_<=t) or, if ``in_logs``, its logarithm
+    step_log_prob: Tensor  # (T, *B) log p(x_t | x_<t), 0 at padded steps
+    in_logs: bool = True
+
+    @property
+    def filtered(self) -> Tensor:
+        """(T, *B, K) log p(z_t | x_<=t)."""
+        return self.messages if self.in_logs else self.messages.log()
+
+
+def is_shared(matrices: StepMatrices, emit: Tensor) -> bool:
+    """Whether the scans of :mod:`pplseq.kernels.shared_matrix` do for this chain."""
+    return matrices.shared and matrices.restart is None and shared_matrix.applies(matrices.log, emit)
+
+
+def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(T, N, K) and (T, N): all batch dimensions as one."""
+    num_steps, *_, num_states = emit.shape
+    return emit.reshape(num_steps, -1, num_states), None if valid is None else valid.reshape(num_steps, -1)
+
+
+def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+    """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
+    if not is_shared(matrices, emit):
+        return forward_in_log_space(init, matrices, emit, valid)
+    shape, (emit, valid), init = emit.shape, as_rows(emit, valid), init.reshape(-1, emit.shape[-1])
+    messages, steps, redo = shared_matrix.forward_pass(init, matrices.log, emit, valid)
+    in_logs = bool(redo.any())
+    if in_logs:
+        messages.log_()
+        part = None if valid is None else valid[:, redo]
+        redone = forward_in_log_space(init[redo], matrices, emit[:, redo], part)
+        messages[:, redo], steps[:, redo] = redone.messages, redone.step_log_prob
+    log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
+    return Forward(log_prob.reshape(shape[1:-1]), messages.reshape(shape), steps.reshape(shape[:-1]), in_logs)
+
+
+def forward_in_log_space(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+    """:func:`forward_pass` for any matrices."""
+    message, step = log_normalise(init + emit[0])
+    if valid is not None:
+        step = step.where(valid[0], 0.0)
+    messages, steps = [message], [step]
+    for t in range(1, emit.shape[0]):
+        new, step = log_normalise(matrices.forward(t, message) + emit[t])
+        if valid is not None:
+            new, step = torch.where(valid[t].unsqueeze(-1), new, message), step.where(valid[t], 0.0)
+        message = new
+        messages.append(message)
+        steps.append(step)
+    steps = torch.stack(steps)
+    return Forward(steps.sum(0, dtype=torch.float64).to(emit.dtype), torch.stack(messages), steps)
+
+
+def backward_pass(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
+    """log p(x_>t | z_t) up to a constant per step, (T, *B, K)."""
+    if not is_shared(matrices, emit):
+        return backward_in_log_space(matrices, emit, valid)
+    shape, (emit, valid) = emit.shape, as_rows(emit, valid)
+    beta, redo = shared_matrix.backward_pass(matrices.log, emit, valid)
+    if bool(redo.any()):
+        part = None if valid is None else valid[:, redo]
+        beta[:, redo] = backward_in_log_space(matrices, emit[:, redo], part)
+    return beta.reshape(shape)
+
+
+def backward_in_log_space(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
+    """:func:`backward_pass` for any matrices."""
+    message = torch.zeros_like(emit[0])
+    messages = [message]
+    for t in range(emit.shape[0] - 1, 0, -1):
+        new = log_normalise(matrices.backward(t, emit[t] + message))[0]
+        message = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, message)
+        messages.append(message)
+    return torch.stack(messages[::-1])
+
+
+def state_posterior(filtered: Tensor, beta: Tensor, valid: Tensor | None) -> Tensor:
+    """p(z_t | x), (T, *B, K); zero at padded steps."""
+    posterior = log_normalise(filtered + beta)[0].exp_()
+    return posterior if valid is None else posterior.mul_(valid.unsqueeze(-1))
+
+
+def _pair_sides(matrices: StepMatrices, emit: Tensor, forward: Forward, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log left side (message at t-1), log right side (t) and log weight of p(z_{t-1}, z_t | x)."""
+    left, right = forward.filtered[:-1], emit[1:] + beta[1:]
+    # the sum over both states of left + A + right, without forming the pairs
+    total = forward.step_log_prob[1:] + torch.logsumexp(forward.filtered[1:] + beta[1:], -1)
+    return left, right, -total.clamp_min(torch.finfo(emit.dtype).min)
+
+
+def pair_posterior(
+    matrices: StepMatrices, emit: Tensor, forward: Forward, beta: Tensor, valid: Tensor | None, weight: Tensor | None
+) -> Tensor:
+    """weight * p(z_{t-1}, z_t | x): (T-1, *B, K, K); where the matrix is shared, summed over time and rows to its shape.
+
+    ``weight`` (*B,) multiplies each row (the incoming gradient); None stands for one.
+    """
+    left, right, log_weight = _pair_sides(matrices, emit, forward, beta)
+    # exp(-inf), not a product with 0: the other terms mean nothing there and may overflow
+    if valid is not None:
+        log_weight = log_weight.masked_fill(~valid[1:], -math.inf)
+    if matrices.restart is not None:  # those pairs do not pass through the matrix
+        log_weight = log_weight.masked_fill(matrices.restart[1:], -math.inf)
+    scale = torch.ones_like(log_weight) if weight is None else weight.expand_as(log_weight)
+    if not matrices.shared:
+        pair = matrices.log + (left + log_weight.unsqueeze(-1)).unsqueeze(-1)
+        return pair.add_(right.unsqueeze(-2)).exp_().mul_(scale[..., None, None])
+    shape = matrices.log.shape
+    left = left + matrices.row_max
+    floor = torch.finfo(emit.dtype).min
+    left_top, right_top = (side.amax(-1, keepdim=True).clamp_min(floor) for side in (left, right))
+    common = (left_top + right_top).squeeze(-1) + log_weight
+    left, right = left - left_top, right - right_top
+    # where both sides peak at states between which there is (almost) no way, what underflows in the product may be all
+    far = common > matrices.reach / 2
+    any_far = bool(far.any())
+    total = _far_pairs(matrices, left, right, common, scale, far) if any_far else 0.0
+    scale = (scale * (common.masked_fill(far, -math.inf) if any_far else common).exp()).unsqueeze(-1)
+    left, right = left.exp_().mul_(scale), right.exp_()
+    if len(shape) == 2:
+        num_states = shape[-1]
+        return (matrices.scaled * (left.reshape(-1, num_states).T @ right.reshape(-1, num_states))).add_(total)
+    return (matrices.scaled * torch.einsum("t...i,t...j->...ij", left, right)).sum_to_size(shape).add_(total)
+
+
+PAIR_CELLS = 1 << 22
+
+
+def _far_pairs(matrices, left, right, common, scale, far) -> Tensor:
+    """The part of a shared matrix's pair posterior at the steps and rows where ``far``, pair by pair in log space."""
+    shape = matrices.log.shape
+    log = matrices.log - matrices.row_max.unsqueeze(-1)
+    log = log.expand(*far.shape[1:], *shape[-2:])
+    total = log.new_zeros(shape if len(shape) == 2 else log.shape)
+    for where in far.nonzero().split(max(1, PAIR_CELLS // shape[-1] ** 2)):
+        step, row = where[:, 0], tuple(where[:, 1:].T)
+        index = (step, *row)
+        pair = log[row] + (left[index] + common[index].unsqueeze(-1)).unsqueeze(-1) + right[index].unsqueeze(-2)
+        pair = pair.exp_().mul_(scale[index][:, None, None])
+        total = total + pair.sum(0) if len(shape) == 2 else total.index_put_(row, pair, accumulate=True)
+    return total.sum_to_size(shape)
+
+
+def smooth(
+    matrices: StepMatrices,
+    emit: Tensor,
+    forward: Forward,
+    valid: Tensor | None,
+    weight: Tensor | None = None,
+    pairs: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Both posteriors at once: p(z_t | x) (T, *B, K), and (unless ``pairs`` is False) what pair_posterior returns."""
+    if not is_shared(matrices, emit):
+        beta = backward_pass(matrices, emit, valid)
+        single = state_posterior(forward.filtered, beta, valid)
+        return single, pair_posterior(matrices, emit, forward, beta, valid, weight) if pairs else None
+    shape, (emit, valid) = emit.shape, as_rows(emit, valid)
+    messages, steps = forward.messages.reshape(emit.shape), forward.step_log_prob.reshape(emit.shape[:-1])
+    weight, lost = None if weight is None else weight.reshape(-1), None
+    if forward.in_logs:
+        messages, logs = messages.exp(), messages
+        lost = shared_matrix.lost_digits(messages, logs, valid)
+    single, pair, redo = shared_matrix.smooth(messages, steps, matrices.log, emit, valid, weight, pairs, lost)
+    if bool(redo.any()):
+        part = None if valid is None else valid[:, redo]
+        logs = logs[:, redo] if forward.in_logs else messages[:, redo].log()
+        emit, forward = emit[:, redo], Forward(forward.log_prob.reshape(-1)[redo], logs, steps[:, redo])
+        beta = backward_in_log_space(matrices, emit, part)
+        single[:, redo] = state_posterior(forward.filtered, beta, part)
+        if pairs:
+            pair += pair_posterior(matrices, emit, forward, beta, part, None if weight is None else weight[redo])
+    return single.reshape(shape), pair
+
+
+class ChainLogProb(torch.autograd.Function):
+    """log sum over paths of a chain; the backward is forward-backward (Fisher's identity), no graph over time.
+
+    Returns the fields of :class:`Forward`, of which log p(x) (*B,) is differentiable.
+    """
+
+    @staticmethod
+    def forward(ctx, init, pair, emit, valid, shared, restart, restart_to):
+        matrices = StepMatrices(pair, shared, restart, restart_to)
+        result = forward_pass(init, matrices, emit, valid)
+        ctx.save_for_backward(emit, valid, *result[:3])
+        ctx.matrices, ctx.in_logs = matrices, result.in_logs
+        ctx.mark_non_differentiable(result.messages, result.step_log_prob)
+        return tuple(result)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, weight, *_not_differentiable):
+        emit, valid, *result = ctx.saved_tensors
+        forward, matrices = Forward(*result, ctx.in_logs), ctx.matrices
+        single, pair = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
+        single, restart_to = single.mul_(weight.unsqueeze(-1)), None
+        if ctx.needs_input_grad[6]:
+            drawn = (single[1:] * matrices.restart[1:].unsqueeze(-1)).sum(0)
+            restart_to = drawn.sum_to_size(matrices.restart_to.shape)
+        return single[0], pair, single, None, None, None, restart_to
+
+
+def chain_log_prob(
+    init: Tensor,
+    pair: Tensor,
+    emit: Tensor,
+    valid: Tensor | None = None,
+    shared: bool = False,
+    restart: Tensor | None = None,
+    restart_to: Tensor | None = None,
+) -> Forward:
+    """log p(x) of each row, differentiable; see the module's head for the factors.
+
+    Returns:
+        Forward, of which only ``log_prob`` carries a gradient.
+    """
+    init = init.expand(emit.shape[1:])
+    return Forward(*ChainLogProb.apply(init, pair, emit, valid, shared, restart, restart_to))

@@ -1,0 +1,307 @@
+"""Questions to a trained word model, answered exactly, as JSON-able dictionaries.
+
+Every function takes (model, vocabulary, words). In `words`, None is a gap: a token that was not seen. A word outside
+the vocabulary counts as the unknown word, and its place stands under "unknown" in the answer. Log-probabilities are in
+nats.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.state import MISSING
+from pplseq.infer.discrete.chain import Chain, StateMarginals
+from pplseq.runs.training import model_device
+
+Words = Sequence[str | None]
+REJECTION_ROUNDS = 100
+
+
+def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
+    """log p(words), and of each word given those before it (0 at a gap)."""
+    x, answer = _observe(model, vocabulary, words)
+    tokens = model.posterior(x).token_log_probs()[:, 0].double()
+    num_seen = int((x != MISSING).sum())
+    log_prob = float(tokens.sum())
+    perplexity = math.exp(min(-log_prob / num_seen, 700.0)) if num_seen else None
+    return answer | {"log_prob": log_prob, "perplexity": perplexity, "token_log_probs": tokens.tolist()}
+
+
+def filter_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:
+    """p(z_t | x_1..x_t) for every t: the `top` most probable states."""
+    x, answer = _observe(model, vocabulary, words)
+    belief, steps = None, []
+    for t in range(x.shape[1]):
+        belief = model.posterior(x[:, t : t + 1], start=belief).filtered()
+        steps.append(_top_states(model, belief.ids, belief.log_probs.exp(), top))
+    return answer | {"states": steps}
+
+
+def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:
+    """p(z_t | x_1..x_T) for every t: the `top` most probable states; and, without gaps, the path's entropy in nats."""
+    x, answer = _observe(model, vocabulary, words)
+    chain = model.posterior(x)
+    marginals = chain.marginals()
+    if marginals.wide_steps is None:
+        answer["entropy"] = float(chain.entropy()[0])
+    else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
+        marginals = StateMarginals(None, marginals.dense(model.num_states))
+    steps = [
+        _top_states(model, None if marginals.ids is None else marginals.ids[t], marginals.probs[t], top)
+        for t in range(x.shape[1])
+    ]
+    return answer | {"states": steps}
+
+
+def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths: int = 1) -> dict[str, Any]:
+    """The most probable state paths, argmax p(z_1..z_T | x), with their joint log p(z, x) and posterior probability."""
+    x, answer = _observe(model, vocabulary, words)
+    chain = model.posterior(x)
+    if num_paths == 1:
+        paths, log_probs = (value.unsqueeze(0) for value in chain.viterbi())
+    else:
+        paths, log_probs = chain.k_best(num_paths)
+    evidence = float(chain.log_prob()[0])
+    best = [
+        {"states": path.tolist(), "log_prob": float(log_prob), "prob": math.exp(float(log_prob) - evidence)}
+        for path, log_prob in zip(paths[..., 0], log_probs[..., 0], strict=True)
+        if log_prob > -math.inf  # a short sentence may have fewer paths than asked for
+    ]
+    return answer | {"paths": best}
+
+
+def sample_states(
+    model: Any, vocabulary: Vocabulary, words: Words, *, num_samples: int = 1, seed: int = 0
+) -> dict[str, Any]:
+    """State paths drawn from the exact posterior p(z_1..z_T | x)."""
+    x, answer = _observe(model, vocabulary, words)
+    with _seeded(x.device, seed):
+        paths = model.posterior(x).sample(num_samples)
+    return answer | {"samples": paths[..., 0].tolist()}
+
+
+def next_word(
+    model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5, allow_unknown: bool = True
+) -> dict[str, Any]:
+    """p(x_{T+1} | x_1..x_T): the `top` most probable words. No words at all: the first word of a sentence."""
+    log_probs, _, answer = _predict(model, vocabulary, words, 1)
+    log_probs = _without_unknown(log_probs, vocabulary, allow_unknown)
+    return answer | {"next": _top_words(vocabulary, log_probs[0], top)}
+
+
+def infill(
+    model: Any,
+    vocabulary: Vocabulary,
+    words: Words,
+    *,
+    top: int = 5,
+    num_samples: int = 0,
+    seed: int = 0,
+    allow_unknown: bool = True,
+) -> dict[str, Any]:
+    """p(x_t | all other words) at every gap t: each gap's exact marginal, and joint draws of all gaps together.
+
+    Args:
+        top: words listed a gap.
+        num_samples: draws from the joint posterior of the gaps.
+        allow_unknown: False leaves the unknown word out and renormalises.
+
+    Raises:
+        ValueError: when no word is a gap.
+    """
+    x, answer = _observe(model, vocabulary, words)
+    gaps = (x[0] == MISSING).nonzero()[:, 0].tolist()
+    if not gaps:
+        raise ValueError("words must have a gap to fill: write _ in text, null in JSON")
+    chain = model.posterior(x)
+    word_log_probs = _without_unknown(chain.missing_words().log_probs, vocabulary, allow_unknown)
+    proposals = [_top_words(vocabulary, row, top) for row in word_log_probs]
+    filled = list(answer["words"])
+    for gap, proposal in zip(gaps, proposals, strict=True):
+        filled[gap] = proposal[0]["word"]
+    answer |= {"gaps": [{"position": g, "words": p} for g, p in zip(gaps, proposals, strict=True)], "filled": filled}
+    if num_samples:
+        with _seeded(x.device, seed):
+            drawn = _draw_gaps(chain, gaps, num_samples, None if allow_unknown else vocabulary.unknown_id)
+        answer["samples"] = [vocabulary.decode(row) for row in drawn.tolist()]
+    return answer
+
+
+def _draw_gaps(chain: Chain, gaps: list[int], num_samples: int, refused: int | None) -> Tensor:
+    """(num_samples, gaps) words from their joint posterior, given that none is the refused one (by rejection)."""
+    kept: list[Tensor] = []
+    for _ in range(REJECTION_ROUNDS):
+        drawn = chain.sample_words(num_samples)[:, gaps, 0]
+        kept.append(drawn if refused is None else drawn[(drawn != refused).all(1)])
+        if sum(map(len, kept)) >= num_samples:
+            return torch.cat(kept)[:num_samples]
+    raise ValueError("the gaps can hardly be filled without the unknown word; allow it, or ask for fewer gaps")
+
+
+def continue_text(
+    model: Any,
+    vocabulary: Vocabulary,
+    words: Words,
+    *,
+    length: int = 20,
+    num_samples: int = 1,
+    temperature: float = 1.0,
+    seed: int = 0,
+    allow_unknown: bool = True,
+) -> dict[str, Any]:
+    """Sentences that go on from a prefix, drawn word by word from p(x_{t+1} | x_1..x_t); `<eos>` ends one.
+
+    Args:
+        length: words to draw, at most.
+        num_samples: sentences.
+        temperature: 1 draws from the model, below 1 from its more probable words, near 0 the most probable one.
+        allow_unknown: False never draws the unknown word.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    log_probs, belief, answer = _predict(model, vocabulary, words, num_samples)
+    drawn: list[list[int]] = [[] for _ in range(num_samples)]
+    totals, finished = [0.0] * num_samples, [False] * num_samples
+    with _seeded(log_probs.device, seed):
+        for _ in range(length):
+            sharp = torch.softmax(_without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
+            ids = torch.multinomial(sharp, 1)
+            for row, (word, log_prob) in enumerate(
+                zip(ids[:, 0].tolist(), log_probs.gather(1, ids)[:, 0].tolist(), strict=True)
+            ):
+                if not finished[row]:
+                    totals[row] += log_prob
+                    finished[row] = word == vocabulary.eos_id
+                    drawn[row].append(word)
+            if all(finished):
+                break
+            chain = model.posterior(ids, start=belief)
+            belief, log_probs = chain.filtered(), chain.next().word_log_probs
+    rows = zip(drawn, totals, strict=True)
+    return answer | {"continuations": [{"words": vocabulary.decode(row), "log_prob": total} for row, total in rows]}
+
+
+def answer_lines(
+    lines: Iterable[str | bytes],
+    ask: Callable[[list[str | None]], dict[str, Any]],
+    *,
+    gap: str | None = None,
+    end: str | None = None,
+    lower: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Answer line after line; a line that cannot be answered gives {"line", "error"} and the next one is taken.
+
+    Args:
+        lines: words separated by spaces, or (a line that begins with a brace) a JSON object with "words": a list where
+            null is a gap, or "text": a string. An "id" is handed through. Blank lines are left out.
+        ask: from words to an answer.
+        gap: the word that stands for a gap.
+        end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
+        lower: lower-case the words.
+    """
+    for number, line in enumerate(lines, 1):
+        answer: dict[str, Any] = {"line": number}
+        try:
+            text = line.decode("utf-8") if isinstance(line, bytes) else line
+            if not text.strip():
+                continue
+            words, handed_through = _parse(text)
+            answer |= handed_through
+            words = [None if word is None or word == gap else (word.lower() if lower else word) for word in words]
+            if end is not None and (not words or words[-1] != end):
+                words.append(end)
+            answer |= ask(words)
+        except UnicodeDecodeError as error:
+            answer["error"] = f"not UTF-8 text: byte {error.start + 1} of the line"
+        except (ValueError, TypeError) as error:
+            answer["error"] = str(error)
+        yield answer
+
+
+def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
+    """(words, {"id"} if there is one) of a line."""
+    if not text.lstrip().startswith("{"):
+        return list(text.split()), {}
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f'a line that begins with a brace must be a JSON object with "words" or "text": {error}'
+        ) from None
+    handed_through = {"id": record["id"]} if "id" in record else {}
+    words = record.get("words")
+    if words is None and isinstance(record.get("text"), str):
+        words = record["text"].split()
+    if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
+        raise ValueError('expected {"words": [strings, null for a gap]} or {"text": "..."}')
+    if any(word is not None and not word.strip() for word in words):
+        raise ValueError('"words" must not hold empty strings; null is a gap')
+    return words, handed_through
+
+
+def _observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, dict[str, Any]]:
+    """(x (1, T), the beginning of the answer)."""
+    if not words:
+        raise ValueError("words must not be empty")
+    seen = [word for word in words if word is not None]
+    ids = iter(vocabulary.encode(seen).tolist())
+    x = [MISSING if word is None else next(ids) for word in words]
+    unknown = [t for t, word in enumerate(words) if word is not None and word not in vocabulary]
+    return torch.tensor([x], device=model_device(model)), {"words": list(words), "unknown": unknown}
+
+
+def _predict(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
+    """(log p(next word) (rows, V), belief to go on from or None at a sentence's start, beginning of the answer)."""
+    if words:
+        x, answer = _observe(model, vocabulary, words)
+        chain = model.posterior(x.expand(rows, -1))
+        return chain.next().word_log_probs, chain.filtered(), answer
+    # The model's specs come with a chain; which word it is about does not matter here.
+    chain = model.posterior(torch.zeros(rows, 1, dtype=torch.long, device=model_device(model)))
+    return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
+
+
+def _top_states(model: Any, ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:
+    """The most probable states of row 0; ids (B, K) or None for all states, probs (B, K)."""
+    values, places = probs[0].topk(min(top, probs.shape[1]))
+    states = places if ids is None else ids[0][places]
+    return [
+        {"state": state, "prob": prob} for state, prob in zip(states.tolist(), values.tolist(), strict=True) if prob > 0
+    ]
+
+
+def _top_words(vocabulary: Vocabulary, log_probs: Tensor, top: int) -> list[dict[str, Any]]:
+    values, ids = log_probs.topk(min(top, len(log_probs)))
+    return [
+        {"word": word, "prob": math.exp(value)}
+        for word, value in zip(vocabulary.decode(ids.tolist()), values.tolist(), strict=True)
+    ]
+
+
+def _without_unknown(log_probs: Tensor, vocabulary: Vocabulary, allow_unknown: bool) -> Tensor:
+    if allow_unknown or vocabulary.unknown_id is None:
+        return log_probs
+    log_probs = log_probs.clone()
+    log_probs[:, vocabulary.unknown_id] = -math.inf
+    return log_probs.log_softmax(-1)
+
+
+class _seeded:
+    """Random numbers from a seed inside, the generator as before outside."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.fork, self.seed = torch.random.fork_rng([device] if device.type == "cuda" else []), seed
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        self.fork.__exit__(*error)

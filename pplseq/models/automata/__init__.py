@@ -1,0 +1,1 @@
+"""Deterministic automata, read off input-output HMMs and learned from labelled strings."""

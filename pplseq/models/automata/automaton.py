@@ -1,0 +1,297 @@
+"""Finite automata: what a string's symbols lead to; smallest form, equality of languages, pictures as DOT."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+LABELS = ("reject", "accept")
+
+String = str | Sequence[str]
+"""A string of symbols: a str whose characters they are, or a sequence of symbols of any length each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """A deterministic finite automaton (a Moore machine: every state has a label, and a string gets its last state's).
+
+    Attributes:
+        symbols: the L symbols of strings.
+        transitions: (Z, L) the state after each state and symbol.
+        outputs: (Z,) the label of each state, as a place in labels.
+        start: the state of the empty string.
+        labels: names; of an acceptor "reject" and "accept".
+    """
+
+    symbols: tuple[str, ...]
+    transitions: np.ndarray
+    outputs: np.ndarray
+    start: int = 0
+    labels: tuple[str, ...] = LABELS
+
+    def __post_init__(self) -> None:
+        transitions, outputs = np.array(self.transitions), np.array(self.outputs)
+        num_states = len(outputs)
+        if outputs.ndim != 1 or not num_states:
+            raise ValueError(f"outputs: expected the label of each of one or more states, got shape {outputs.shape}")
+        if transitions.shape != (num_states, len(self.symbols)):
+            expected = (num_states, len(self.symbols))
+            raise ValueError(f"transitions: expected shape (states, symbols) = {expected}, got {transitions.shape}")
+        if len(set(self.symbols)) != len(self.symbols):
+            raise ValueError(f"symbols: expected each once, got {self.symbols}")
+        for name, values, size in (
+            ("transitions", transitions, num_states),
+            ("outputs", outputs, len(self.labels)),
+            ("start", np.array(self.start), num_states),
+        ):
+            whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
+            if not whole or (values.size and not 0 <= values.min() <= values.max() < size):
+                raise ValueError(f"{name}: expected whole numbers from 0 to {size - 1}, got {values.tolist()}")
+        object.__setattr__(self, "symbols", tuple(self.symbols))
+        object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "start", int(self.start))
+        for name, values in (("transitions", transitions.astype(np.int64)), ("outputs", outputs.astype(np.int64))):
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
+
+    @classmethod
+    def from_regex(cls, pattern: str, symbols: Iterable[str] | None = None) -> Automaton:
+        """The smallest automaton that accepts what `re.fullmatch` would.
+
+        Args:
+            pattern: of symbols, `.`, `[ab]`, `[^ab]`, `( )`, `|`, `* + ? {m,n}`; a backslash takes the next character as it is.
+            symbols: single characters; default: those of the pattern.
+
+        Raises:
+            ValueError: a pattern that cannot be read, by the place in it.
+        """
+        from pplseq.models.automata.regular_expressions import compile_pattern
+
+        found, transitions, accepting = compile_pattern(pattern, None if symbols is None else tuple(symbols))
+        return cls(found, np.array(transitions), np.array(accepting)).minimise()
+
+    @property
+    def num_states(self) -> int:
+        return len(self.outputs)
+
+    # ------------------------------------------------------------------------------------------------ strings
+    def run(self, string: String) -> int:
+        """The state that a string leads to.
+
+        Raises:
+            ValueError: a symbol that the automaton does not have.
+        """
+        state = self.start
+        for place, symbol in enumerate(string):
+            if symbol not in self.symbols:
+                raise ValueError(f"string: symbol {symbol!r} at place {place} is not one of {', '.join(self.symbols)}")
+            state = self.transitions[state, self.symbols.index(symbol)]
+        return int(state)
+
+    def classify(self, string: String) -> str:
+        """The label of a string."""
+        return self.labels[self.outputs[self.run(string)]]
+
+    def accepts(self, string: String) -> bool:
+        """Whether a string is in the language: whether it leads to a state of the second label."""
+        if len(self.labels) != 2:
+            raise ValueError(f"accepts: expected two labels, got {', '.join(self.labels)}; ask classify(string)")
+        return bool(self.outputs[self.run(string)])
+
+    # ------------------------------------------------------------------------------------------------ languages
+    def minimise(self) -> Automaton:
+        """The smallest automaton of the same language, states numbered as they are met, short strings first.
+
+        Automata of one language become the same, number by number.
+
+        Source: E. F. Moore, Gedanken-experiments on sequential machines (1956): labels are refined by what follows.
+        """
+        order = self._reachable()
+        position = np.full(self.num_states, -1)
+        position[order] = np.arange(len(order))
+        transitions, group = position[self.transitions[order]], self.outputs[order]
+        group = np.unique(group, return_inverse=True)[1].reshape(-1)
+        while True:
+            signature = np.column_stack([group, group[transitions]])
+            refined = np.unique(signature, axis=0, return_inverse=True)[1].reshape(-1)
+            if refined.max() == group.max():
+                break
+            group = refined
+        # `order` begins at the start, so the first state of each group, in that order, gives the groups' order
+        _, first = np.unique(group, return_index=True)
+        rank = np.argsort(np.argsort(first))
+        first = np.sort(first)
+        outputs = self.outputs[order][first]
+        return Automaton(self.symbols, rank[group[transitions[first]]], outputs, 0, self.labels)
+
+    def _reachable(self) -> np.ndarray:
+        """States that strings lead to, the nearest to the start first, by symbols in order."""
+        order, seen = [self.start], {self.start}
+        for state in order:
+            for following in self.transitions[state].tolist():
+                if following not in seen:
+                    seen.add(following)
+                    order.append(following)
+        return np.array(order)
+
+    @property
+    def key(self) -> tuple:
+        """Hashable; two automata with the same symbols and labels have one language if and only if their keys are equal."""
+        least = self.minimise()
+        return least.symbols, least.labels, least.transitions.tobytes(), least.outputs.tobytes()
+
+    def equals(self, other: Automaton | str) -> bool:
+        """Whether both give every string the same label; a str is a regular expression over the same symbols."""
+        return self.difference(other) is None
+
+    def difference(self, other: Automaton | str) -> String | None:
+        """A shortest string to which they give different labels; None if there is none.
+
+        Args:
+            other: an automaton, or a regular expression over the same symbols.
+
+        Returns:
+            A str if every symbol is one character, else a tuple of symbols.
+
+        Raises:
+            ValueError: automata with different symbols or labels.
+        """
+        if isinstance(other, str):
+            other = Automaton.from_regex(other, self.symbols)
+        for name in ("symbols", "labels"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if set(mine) != set(others):
+                raise ValueError(f"other: expected the {name} {', '.join(mine)}, got {', '.join(others)}")
+        column = [other.symbols.index(symbol) for symbol in self.symbols]
+        label = np.array([self.labels.index(name) for name in other.labels])
+        start = (self.start, other.start)
+        came: dict[tuple[int, int], tuple[tuple[int, int], str] | None] = {start: None}
+        queue = deque([start])
+        while queue:
+            pair = queue.popleft()
+            mine, others = pair
+            if self.outputs[mine] != label[other.outputs[others]]:
+                string = []
+                while (step := came[pair]) is not None:
+                    pair, symbol = step
+                    string.append(symbol)
+                return self._joined(string[::-1])
+            for place, symbol in enumerate(self.symbols):
+                following = int(self.transitions[mine, place]), int(other.transitions[others, column[place]])
+                if following not in came:
+                    came[following] = pair, symbol
+                    queue.append(following)
+        return None
+
+    def _joined(self, string: list[str]) -> String:
+        return "".join(string) if all(len(symbol) == 1 for symbol in self.symbols) else tuple(string)
+
+    # ------------------------------------------------------------------------------------------------ for people and files
+    def to_dot(self, name: str = "automaton") -> str:
+        """Graphviz's language; `dot -Tpng` draws it. Accepting states have two circles, states of other labels their names."""
+
+        def quoted(text: str) -> str:
+            return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+        lines = [f"digraph {quoted(name)} {{", "  rankdir=LR;", '  start [shape=none, label=""];']
+        for state, output in enumerate(self.outputs):
+            shape = "doublecircle" if self.labels == LABELS and output else "circle"
+            text = str(state) if self.labels == LABELS else f"{state}: {self.labels[output]}"
+            lines.append(f"  {state} [shape={shape}, label={quoted(text)}];")
+        lines.append(f"  start -> {self.start};")
+        for (state, following), symbols in self.edges().items():
+            lines.append(f"  {state} -> {following} [label={quoted(', '.join(symbols))}];")
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def edges(self) -> dict[tuple[int, int], list[str]]:
+        """The symbols that lead from each state to each next one."""
+        edges: dict[tuple[int, int], list[str]] = {}
+        for state, row in enumerate(self.transitions.tolist()):
+            for symbol, following in zip(self.symbols, row, strict=True):
+                edges.setdefault((state, following), []).append(symbol)
+        return edges
+
+    def to_dict(self) -> dict:
+        """JSON-able; :meth:`from_dict` reads it."""
+        return {
+            "symbols": list(self.symbols),
+            "transitions": self.transitions.tolist(),
+            "outputs": self.outputs.tolist(),
+            "start": self.start,
+            "labels": list(self.labels),
+        }
+
+    @classmethod
+    def from_dict(cls, entries: dict) -> Automaton:
+        """The automaton that :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: entries that are no automaton.
+        """
+        missing = {"symbols", "transitions", "outputs", "start", "labels"} - set(entries)
+        if missing:
+            raise ValueError(f"entries: expected those that to_dict writes, {', '.join(sorted(missing))} missing")
+        symbols, labels = tuple(entries["symbols"]), tuple(entries["labels"])
+        return cls(symbols, np.array(entries["transitions"]), np.array(entries["outputs"]), entries["start"], labels)
+
+
+class Candidate(NamedTuple):
+    """One of several languages that were learnt.
+
+    Attributes:
+        automaton: its smallest one.
+        count: how many of the learnt automata have it.
+        members: which, as places in the list.
+    """
+
+    automaton: Automaton
+    count: int
+    members: tuple[int, ...]
+
+
+def distinct_automata(automata: Sequence[Automaton]) -> list[Candidate]:
+    """Automata grouped by language, the most frequent one first; "2 different automata fit your data"."""
+    least: dict[tuple, Automaton] = {}
+    members: dict[tuple, list[int]] = {}
+    of_table: dict[tuple, tuple] = {}  # many restarts end in the very same table
+    for place, automaton in enumerate(automata):
+        table = (automaton.symbols, automaton.labels, automaton.start)
+        table = (*table, automaton.transitions.tobytes(), automaton.outputs.tobytes())
+        if table not in of_table:
+            of_table[table] = automaton.key
+            least.setdefault(of_table[table], automaton.minimise())
+        members.setdefault(of_table[table], []).append(place)
+    counts = Counter({key: len(places) for key, places in members.items()})
+    return [Candidate(least[key], count, tuple(members[key])) for key, count in counts.most_common()]
+
+
+def harden(
+    start: np.ndarray,
+    transition: np.ndarray,
+    output: np.ndarray,
+    symbols: Sequence[str],
+    labels: Sequence[str] = LABELS,
+) -> Automaton:
+    """The automaton of the likeliest moves: argmax of every distribution.
+
+    Args:
+        start: (Z,) p(state of the empty string).
+        transition: (L, Z, Z) p(next state | symbol, state), [symbol, from, to].
+        output: (Z, Y) p(label | state), or (Z,) p(second label | state), where more than a half accepts.
+        symbols: the L symbols. labels: names of the Y labels.
+
+    Source: Bengio and Frasconi (1995), section 5: probabilities go to 0 or 1, which makes the extraction trivial.
+    """
+    start, transition, output = (np.asarray(table) for table in (start, transition, output))
+    num_states = start.shape[-1] if start.ndim else 0
+    if start.ndim != 1 or transition.shape != (len(symbols), num_states, num_states) or output.shape[:1] != start.shape:
+        raise ValueError(
+            "transition: expected start (Z,), transition (L, Z, Z) for L symbols and output (Z,) or (Z, Y), got shapes "
+            f"{start.shape}, {transition.shape}, {output.shape} and {len(symbols)} symbols"
+        )
+    outputs = output.argmax(-1) if output.ndim == 2 else (output > 0.5).astype(np.int64)
+    return Automaton(tuple(symbols), transition.argmax(-1).T, outputs, int(start.argmax()), tuple(labels))

@@ -1,0 +1,236 @@
+"""EM for lookup tables on labelled strings, many restarts as one batch, over the tree of the strings' prefixes.
+
+An input-output HMM of symbols whose label is given after the last one only. What a prefix says about the state is the same for
+all strings that begin with it, and needs no scaling: without outputs on the way it is alpha = p(state | prefix). Backwards goes
+the derivative of the log-likelihood, which is a sum over strings and thus over the tree's branches:
+
+    alpha_child   = alpha_parent Phi_symbol
+    back_node     = sum_children Phi_symbol back_child + sum_labels weight output_label / (alpha_node . output_label)
+    counts_symbol = Phi_symbol * sum_nodes alpha_parent' back_child
+
+Seeds are the last axis of all tables, so that every operation runs over long vectors however few the states are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.models.automata.prefix_tree import PrefixTree
+
+MAX_TABLES = 2**29  # numbers in the tables of all restarts, 4 GiB; fitting them takes a few times that
+MAX_ENTRIES = 2**26  # of an array over nodes, states and restarts; more restarts are several batches
+NEGLIGIBLE = 1e-100  # smaller probabilities become 0: they change no result, and numbers below 1e-308 are slow
+
+
+class SymbolTables(NamedTuple):
+    """Lookup tables of R restarts.
+
+    Attributes:
+        start: (Z, R) p(state of the empty string).
+        transition: (L, Z, Z, R) p(next state | symbol, state), [symbol, from, to].
+        output: (Z, Y, R) p(label | state).
+    """
+
+    start: Tensor
+    transition: Tensor
+    output: Tensor
+
+    @property
+    def num_seeds(self) -> int:
+        return self.start.shape[-1]
+
+    def seeds(self, which: int | slice | Tensor) -> SymbolTables:
+        """The tables of some restarts; a number takes the last axis away."""
+        return SymbolTables(*(table[..., which] for table in self))
+
+
+class TableCounts(NamedTuple):
+    """Expected counts of a :class:`SymbolTables`'s entries.
+
+    Attributes:
+        log_likelihood: (R,) nats. start, transition, output: as the tables.
+    """
+
+    log_likelihood: Tensor
+    start: Tensor
+    transition: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class SeedBlock:
+    """How some of the restarts begin and are held back.
+
+    Attributes:
+        num_seeds: how many.
+        concentration: of the Dirichlet distribution that tables are drawn from; below 1 they are nearly deterministic.
+        fixed_start: the empty string's state is the first one; else its distribution is drawn and learnt too.
+        prior: of a Dirichlet prior on transitions and outputs, 1 is none; it falls to 1 in a straight line ...
+        prior_iterations: ... over so many iterations.
+    """
+
+    num_seeds: int = 200
+    concentration: float = 1.0
+    fixed_start: bool = False
+    prior: float = 1.0
+    prior_iterations: int = 150
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_seeds", 1), ("prior", 1.0), ("prior_iterations", 1)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)}")
+        if not self.concentration > 0:
+            raise ValueError(f"concentration: expected more than 0, got {self.concentration}")
+
+
+def draw_tables(
+    blocks: Sequence[SeedBlock], num_states: int, num_symbols: int, num_labels: int, generator: np.random.Generator
+) -> SymbolTables:
+    """First tables of all seeds of the blocks, one block after the other.
+
+    Raises:
+        ValueError: for more states and seeds than memory may hold.
+    """
+    num_seeds = sum(block.num_seeds for block in blocks)
+    if num_seeds * num_symbols * num_states**2 > MAX_TABLES:
+        raise ValueError(
+            f"num_states: {num_states} states, {num_symbols} symbols and {num_seeds} restarts make tables of "
+            f"{num_seeds * num_symbols * num_states**2 / 2**27:,.0f} GiB; take fewer states or restarts"
+        )
+
+    def dirichlet(concentration: float, *shape: int, axis: int) -> Tensor:
+        drawn = generator.standard_gamma(concentration, shape).clip(np.finfo(np.float64).tiny)
+        return torch.from_numpy(drawn / drawn.sum(axis, keepdims=True))
+
+    parts = []
+    for block in blocks:
+        size, concentration = block.num_seeds, block.concentration
+        start = dirichlet(concentration, num_states, size, axis=0)
+        if block.fixed_start:
+            start = torch.zeros_like(start)
+            start[0] = 1.0
+        transition = dirichlet(concentration, num_symbols, num_states, num_states, size, axis=2)
+        parts.append((start, transition, dirichlet(concentration, num_states, num_labels, size, axis=1)))
+    return SymbolTables(*(torch.cat(tables, -1) for tables in zip(*parts, strict=True)))
+
+
+def state_probabilities(tree: PrefixTree, tables: SymbolTables) -> Tensor:
+    """(N, Z, R) p(state | prefix) at every node: production, equation 4."""
+    start, transition, _ = tables
+    alpha = start.new_empty(tree.num_nodes, *start.shape)
+    alpha[0] = start
+    for nodes, symbol, parents in tree.groups:
+        before, after = alpha[parents].unsqueeze(2), alpha[nodes]
+        torch.mul(before[:, 0], transition[symbol, 0], out=after)
+        for state in range(1, len(start)):
+            after.addcmul_(before[:, state], transition[symbol, state])
+    return alpha
+
+
+def label_probabilities(tree: PrefixTree, tables: SymbolTables) -> Tensor:
+    """(B, Y, R) p(label | string) of the strings that the tree was grown from: equation 3."""
+    alpha = state_probabilities(tree, tables)[tree.of_string]
+    return torch.einsum("bzr,zyr->byr", alpha, tables.output)
+
+
+def expected_counts(tree: PrefixTree, tables: SymbolTables) -> TableCounts:
+    """The E-step of all restarts, exact.
+
+    Cost: 3 N Z^2 R multiplications.
+
+    Source: Bengio and Frasconi (1995), equations 10 and 11, with targets at the last step only.
+    """
+    start, transition, output = tables
+    num_states = len(start)
+    alpha = state_probabilities(tree, tables)
+    given = output[:, tree.label].transpose(0, 1)  # (M, Z, R) p(the label that is given | state)
+    joint = alpha[tree.end] * given
+    likelihood = joint.sum(1, keepdim=True)
+    weight = tree.weight.to(start).view(-1, 1, 1)
+    back = torch.zeros_like(alpha).index_add_(0, tree.end, given * (weight / likelihood))
+    counts = torch.zeros_like(transition)
+    for nodes, symbol, parents in reversed(tree.groups):
+        after, table, count = back[nodes], transition[symbol], counts[symbol]
+        passed = after[:, :1] * table[:, 0]
+        for state in range(1, num_states):
+            passed.addcmul_(after[:, state, None], table[:, state])
+        back.index_add_(0, parents, passed)
+        if len(parents) <= num_states:
+            for parent, child in zip(parents.tolist(), after, strict=True):
+                count.addcmul_(alpha[parent].unsqueeze(1), child)
+        else:
+            before = alpha[parents].unsqueeze(2)
+            for state in range(num_states):
+                count[state] += (before[:, state] * after).sum(0)
+    labels = torch.zeros_like(output.transpose(0, 1)).index_add_(0, tree.label, joint * (weight / likelihood))
+    log_likelihood = (weight * likelihood.log()).sum((0, 1))
+    return TableCounts(log_likelihood, start * back[0], counts.mul_(transition), labels.transpose(0, 1))
+
+
+def _normalised(counts: Tensor, axis: int, old: Tensor) -> Tensor:
+    """Counts as probabilities; rows that nothing visits stay what they were."""
+    total = counts.sum(axis, keepdim=True)
+    table = torch.where(total > NEGLIGIBLE, counts / total.clamp_min(NEGLIGIBLE), old)
+    return torch.where(table < NEGLIGIBLE, 0.0, table)
+
+
+def maximise(counts: TableCounts, tables: SymbolTables, pseudo_count: Tensor | float = 0.0) -> SymbolTables:
+    """The M-step: equation 12, expected counts as relative frequencies.
+
+    Args:
+        tables: the old ones. pseudo_count: (R,) the Dirichlet prior's parameter less 1, for transitions and outputs.
+    """
+    return SymbolTables(
+        _normalised(counts.start, 0, tables.start),
+        _normalised(counts.transition + pseudo_count, 2, tables.transition),
+        _normalised(counts.output + pseudo_count, 1, tables.output),
+    )
+
+
+def fit_tables(
+    tree: PrefixTree,
+    tables: SymbolTables,
+    num_iterations: int = 300,
+    *,
+    blocks: Sequence[SeedBlock] = (),
+    each: Callable[[int, Tensor], None] | None = None,
+) -> tuple[SymbolTables, Tensor]:
+    """EM; without a prior no iteration lowers a restart's log-likelihood.
+
+    Args:
+        blocks: what the seeds' priors are, as many seeds as the tables have; default: none.
+        each: is told the iteration and the (R,) log-likelihoods before it; of one batch after the other where they are several.
+
+    Returns:
+        The tables, and (R,) log p(labels | strings), nats; not finite for a restart that has collapsed.
+    """
+    held = torch.zeros(2, tables.num_seeds, dtype=tables.start.dtype)
+    if blocks:
+        settings = [(block.prior - 1.0, 1.0 / block.prior_iterations) for block in blocks]
+        held = torch.tensor(np.repeat(settings, [block.num_seeds for block in blocks], axis=0).T)
+    size = max(1, MAX_ENTRIES // (tree.num_nodes * len(tables.start)))
+    fitted, values = [], []
+    for first in range(0, tables.num_seeds, size):
+        batch = slice(first, first + size)
+        some, (extra, fall) = tables.seeds(batch), held[:, batch]
+        for iteration in range(num_iterations):
+            counts = expected_counts(tree, some)
+            if each is not None:
+                each(iteration, counts.log_likelihood)
+            some = maximise(counts, some, extra * (1.0 - fall * iteration).clamp_min(0.0))
+        fitted.append(some)
+        values.append(training_log_likelihood(tree, some))
+    return SymbolTables(*(torch.cat(parts, -1) for parts in zip(*fitted, strict=True))), torch.cat(values)
+
+
+def training_log_likelihood(tree: PrefixTree, tables: SymbolTables) -> Tensor:
+    """(R,) log p(labels | strings), nats."""
+    alpha = state_probabilities(tree, tables)[tree.end]
+    probabilities = torch.einsum("mzr,zmr->mr", alpha, tables.output[:, tree.label])
+    return tree.weight.to(probabilities) @ probabilities.log()

@@ -1,0 +1,290 @@
+"""Regular languages from labelled strings: many restarts of EM as one batch, made hard, the smallest consistent ones kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
+from pplseq.models.automata.em import SeedBlock, SymbolTables, draw_tables, fit_tables, training_log_likelihood
+from pplseq.models.automata.prefix_tree import PrefixTree
+from pplseq.models.automata.repair import num_right, repair
+
+RECIPE = (
+    SeedBlock(200, concentration=0.5, fixed_start=True),
+    SeedBlock(200),
+    SeedBlock(200, fixed_start=True),
+    SeedBlock(200, concentration=5.0, fixed_start=True),
+    SeedBlock(200, prior=1.5),
+)
+"""A thousand restarts of five kinds: no kind is the best for every language."""
+
+
+class TriedSize(NamedTuple):
+    """What became of one number of states.
+
+    Attributes:
+        num_states: of the tables. num_seeds: restarts.
+        num_collapsed: dropped, as their log-likelihood was not finite.
+        num_consistent: whose automaton gives every training string its label.
+        num_repaired: of these, how many were repaired to do so.
+        most_right: training strings that the best automaton labels right.
+        seconds: of wall time.
+    """
+
+    num_states: int
+    num_seeds: int
+    num_collapsed: int
+    num_consistent: int
+    num_repaired: int
+    most_right: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LearnedAutomaton:
+    """What :meth:`AutomatonLearner.fit` found.
+
+    Attributes:
+        candidates: all languages that fit as well and are as small, the most frequent one first.
+        chosen: the place of the chosen one in them.
+        validation_right: of each candidate, how many validation strings it labels right; None without any.
+        num_validation: strings to choose by.
+        consistent: whether all training strings are labelled right; else the candidates are those with most right.
+        sizes: what was tried.
+        candidate_tables: of each candidate's restart with the highest log-likelihood, candidates last.
+        log_likelihoods: of these restarts, nats.
+    """
+
+    candidates: list[Candidate]
+    chosen: int
+    validation_right: list[int] | None
+    num_validation: int
+    consistent: bool
+    sizes: list[TriedSize]
+    candidate_tables: SymbolTables
+    log_likelihoods: list[float]
+
+    @property
+    def automaton(self) -> Automaton:
+        """The chosen language, in its smallest form."""
+        return self.candidates[self.chosen].automaton
+
+    @property
+    def tables(self) -> SymbolTables:
+        """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y); `pplseq.models.model_of_tables` makes
+        them an :class:`~pplseq.models.IOHMM`."""
+        return self.candidate_tables.seeds(self.chosen)
+
+    def choose(self, strings: Sequence[String], labels: Sequence[bool | int | str]) -> LearnedAutomaton:
+        """The same, with the candidate chosen by (other) validation strings; nothing is trained.
+
+        Raises:
+            ValueError: another number of labels; a symbol or label that training does not have.
+        """
+        any_candidate = self.candidates[0].automaton
+        told = _validation(strings, labels, any_candidate.symbols, any_candidate.labels)
+        right = [sum(c.automaton.classify(s) == label for s, label in told) for c in self.candidates]
+        chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the most frequent
+        return replace(self, chosen=chosen, validation_right=right, num_validation=len(told))
+
+    @property
+    def report(self) -> str:
+        """What was tried and what fits, in words; with strings whose labels would decide between languages."""
+        lines = []
+        for size in self.sizes:
+            repaired = f", {size.num_repaired} of them repaired" if size.num_repaired else ""
+            dropped = f", {size.num_collapsed} collapsed and were dropped" if size.num_collapsed else ""
+            lines.append(
+                f"{size.num_states} states: {size.num_consistent} of {size.num_seeds} restarts label all training strings "
+                f"right{repaired}{dropped} ({size.seconds:.1f} s)"
+            )
+        number = len(self.candidates)
+        if not self.consistent:
+            lines.append("no automaton labels all training strings right; these label most of them right")
+        lines.append(f"{number} different {'automaton fits' if number == 1 else 'automata fit'} your data")
+        for place, candidate in enumerate(self.candidates):
+            found = f"{candidate.automaton.num_states} states, found by {candidate.count} restarts"
+            if self.validation_right is not None:
+                found += f", {self.validation_right[place]} of {self.num_validation} validation strings right"
+            if place != self.chosen:
+                found += f"; first differs on {self.automaton.difference(candidate.automaton)!r}"
+            lines.append(f"  {'*' if place == self.chosen else ' '} {found}")
+        return "\n".join(lines)
+
+
+class AutomatonLearner:
+    """Learns the smallest automaton that labels strings right, by restarts of EM on an input-output HMM.
+
+    For n = 2, 3, ... states, all restarts run as one batch; their tables are made hard and those are kept whose automaton
+    labels every training string right. At the first n where any are left, the language is chosen that labels most
+    validation strings right; between equals, the one that most restarts have found.
+
+    Args:
+        num_states: how many to try, in order; a number, or several. Default: 2 to 8.
+        blocks: of restarts.
+        num_iterations: of EM.
+        seed: of the first tables.
+        repair: change single transitions of automata that label some training strings wrong, while that makes more right;
+            finds rare languages more often, and of two symbols takes a fiftieth of EM's time.
+
+    Raises:
+        ValueError: no sizes or blocks, or a size below 1.
+    """
+
+    def __init__(
+        self,
+        num_states: int | Iterable[int] = range(2, 9),
+        *,
+        blocks: Sequence[SeedBlock] = RECIPE,
+        num_iterations: int = 300,
+        seed: int = 0,
+        repair: bool = True,
+    ) -> None:
+        self.sizes = list(num_states) if isinstance(num_states, Iterable) else [num_states]
+        whole = all(isinstance(size, Integral) and not isinstance(size, bool) for size in self.sizes)
+        if not self.sizes or not whole or min(self.sizes) < 1:
+            raise ValueError(f"num_states: expected one or more numbers of states, 1 or more each, got {self.sizes}")
+        if not blocks:
+            raise ValueError("blocks: expected at least one SeedBlock, got none")
+        if num_iterations < 1:
+            raise ValueError(f"num_iterations: expected 1 or more, got {num_iterations}")
+        self.blocks, self.num_iterations, self.seed, self.repair = tuple(blocks), num_iterations, seed, repair
+        self._tried: tuple | None = None
+
+    def fit(
+        self,
+        strings: Sequence[String],
+        labels: Sequence[bool | int | str],
+        *,
+        validation: tuple[Sequence[String], Sequence[bool | int | str]] | None = None,
+        symbols: Sequence[str] | None = None,
+        each: Callable[[TriedSize], None] | None = None,
+    ) -> LearnedAutomaton:
+        """Learn from labelled strings.
+
+        Args:
+            strings: of characters or sequences of symbols; the empty one is a string as well.
+            labels: whether each is in the language; or names of several classes, for a Moore machine.
+            validation: strings and labels to choose by, among the languages that fit the training strings.
+            symbols: default: those of the strings.
+            each: is told each size after it was tried.
+
+        Raises:
+            ValueError: no strings, another number of labels, all of one label, one string with two labels, a validation
+                symbol or label that training does not have.
+        """
+        names, numbers = _encoded_labels(labels)
+        tree = PrefixTree.grow(strings, numbers, symbols)
+        _refuse_contradictions(tree, strings)
+        if validation is not None:
+            if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+                raise TypeError("validation: expected (strings, labels)")
+            _validation(*validation, tree.symbols, names)  # refused now rather than after training
+        sizes: list[TriedSize] = []
+        best: tuple[int, SymbolTables] | None = None
+        self._tried = None
+        for num_states in self.sizes:
+            started = time.perf_counter()
+            tables, log_likelihood = self._fit_size(tree, num_states, len(names))
+            finite = torch.isfinite(log_likelihood)
+            right = num_right(tree, tables)
+            was_consistent = right == len(tree.end)
+            if self.repair:
+                tables = repair(tree, tables, finite)
+                right = num_right(tree, tables)
+            right[~finite] = -1
+            most = int(right.max())
+            consistent = right == len(tree.end)
+            counted = int(consistent.sum()), int((consistent & ~was_consistent).sum())
+            seconds = time.perf_counter() - started
+            sizes.append(TriedSize(num_states, len(right), int((~finite).sum()), *counted, most, seconds))
+            if most >= 0 and (best is None or most > best[0]):
+                kept = (right == most).nonzero().squeeze(-1)
+                best = most, tables.seeds(kept)
+            if best is not None:
+                self._tried = tree, names, validation, list(sizes), *best
+            if each is not None:
+                each(sizes[-1])
+            if consistent.any():
+                break
+        learnt = self.so_far()
+        if learnt is None:
+            raise FloatingPointError(
+                "every restart collapsed: its log-likelihood is not finite; try other blocks or seeds"
+            )
+        return learnt
+
+    def so_far(self) -> LearnedAutomaton | None:
+        """What the sizes have given that the last :meth:`fit` finished, also where it was interrupted; None for nothing."""
+        if self._tried is None:
+            return None
+        tree, names, validation, sizes, most, tables = self._tried
+        log_likelihood = training_log_likelihood(tree, tables)
+        candidates = distinct_automata(hardened(tables, tree.symbols, names))
+        best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])
+        learnt = LearnedAutomaton(
+            candidates, 0, None, 0, most == len(tree.end), sizes, tables.seeds(best), log_likelihood[best].tolist()
+        )
+        return learnt if validation is None else learnt.choose(*validation)
+
+    def _fit_size(self, tree: PrefixTree, num_states: int, num_labels: int) -> tuple[SymbolTables, Tensor]:
+        """Tables and (R,) log-likelihoods of all restarts."""
+        generator = np.random.default_rng([self.seed, num_states])
+        tables = draw_tables(self.blocks, num_states, len(tree.symbols), num_labels, generator)
+        return fit_tables(tree, tables, self.num_iterations, blocks=self.blocks)
+
+
+def hardened(tables: SymbolTables, symbols: Sequence[str], labels: Sequence[str] = LABELS) -> list[Automaton]:
+    """The automaton of each restart."""
+    start, transition, output = (table.movedim(-1, 0).numpy() for table in tables)
+    return [harden(*table, symbols, labels) for table in zip(start, transition, output, strict=True)]
+
+
+def _encoded_labels(labels: Sequence[bool | int | str]) -> tuple[tuple[str, ...], list[int]]:
+    """Names of labels, and the place of each label in them."""
+    values = [label.item() if isinstance(label, np.generic | Tensor) else label for label in labels]
+    kinds = set(values)
+    if len(kinds) < 2:
+        only = f"all are {values[0]!r}" if values else "there are none"
+        raise ValueError(f"labels: expected strings of two classes or more, {only}; any automaton would fit")
+    if kinds <= {False, True}:  # 0 and 1 are equal to them
+        return LABELS, [int(value) for value in values]
+    if not (all(isinstance(value, str) for value in values) or all(isinstance(value, int) for value in values)):
+        raise TypeError(f"labels: expected bools, whole numbers or names, got {sorted(map(repr, kinds))[:5]}")
+    order = sorted(kinds)
+    return tuple(map(str, order)), [order.index(value) for value in values]
+
+
+def _refuse_contradictions(tree: PrefixTree, strings: Sequence[String]) -> None:
+    ends = tree.end.tolist()
+    if len(set(ends)) < len(ends):
+        twice = next(end for end in ends if ends.count(end) > 1)
+        string = strings[tree.of_string.tolist().index(twice)]
+        raise ValueError(
+            f"labels: expected one label for each string, got several for {string!r}; remove the wrong one"
+        )
+
+
+def _validation(
+    strings: Sequence[String], labels: Sequence[bool | int | str], symbols: tuple[str, ...], names: tuple[str, ...]
+) -> list[tuple[String, str]]:
+    """Validation strings with the names of their labels."""
+    if len(strings) != len(labels):
+        raise ValueError(f"validation: expected a label for each of {len(strings)} strings, got {len(labels)}")
+    told = [names[int(label)] if names == LABELS and label in (0, 1) else str(label) for label in labels]
+    for string, name in zip(strings, told, strict=True):
+        unknown = [symbol for symbol in string if symbol not in symbols]
+        if unknown or name not in names:
+            what = f"symbol {unknown[0]!r}" if unknown else f"label {name!r}"
+            raise ValueError(
+                f"validation: {what} is not in the training strings; give symbols= or leave the string out"
+            )
+    return list(zip(strings, told, strict=True))

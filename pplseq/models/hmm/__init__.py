@@ -1,0 +1,1 @@
+"""Hidden Markov models with one dense transition matrix."""

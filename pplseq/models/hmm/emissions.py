@@ -1,0 +1,311 @@
+"""What the states of an HMM emit: words from a table, or vectors from Gaussians. Parameters, priors, statistics."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
+from pplseq.distributions.state import MISSING
+from pplseq.infer.fit.em import Statistics, dirichlet_mode, gaussian_mode
+from pplseq.models.base import check_words
+from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
+
+COVARIANCES = ("diag", "full", "tied", "spherical")
+KMEANS_ROWS = 20_000  # no more are needed to place the first means
+EMPTY = 1e-10  # expected visits below which nothing is known of a state
+
+
+def safe_log(probs: Tensor) -> Tensor:
+    """log of sampled probabilities, which may have underflowed to 0."""
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def like(module: nn.Module) -> Tensor:
+    """An empty tensor of the module's type and device; reading a parameter by name would tell Pyro that it is used."""
+    return next(module.parameters()).detach().new_empty(0)
+
+
+def inside_simplex(probs: Tensor) -> Tensor:
+    """The same rows without zeros."""
+    probs = probs.clamp_min(1e-6)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def random_rows(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows drawn uniformly from the simplex, (..., N) log-probabilities; the same numbers on every device."""
+    return torch.empty(shape, dtype=torch.float64).exponential_().clamp_min(1e-6).log().log_softmax(-1).to(dtype)
+
+
+class CategoricalTable(PyroModule):
+    """p(word | state), a (Z, V) table of logits."""
+
+    def __init__(self, num_states: int, num_words: int, dtype: torch.dtype):
+        super().__init__()
+        self.num_states, self.num_words = num_states, num_words
+        self.logits = nn.Parameter(random_rows(num_states, num_words, dtype=dtype))
+
+    @property
+    def num_free(self) -> int:
+        return self.num_states * (self.num_words - 1)
+
+    def check(self, x: Tensor) -> None:
+        check_words(x, self.num_words)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x without gaps, and which steps (B, T) were seen."""
+        return x.clamp_min(0), x != MISSING
+
+    def spec(self) -> CategoricalEmission:
+        """The emission with the module's parameters."""
+        return CategoricalEmission(torch.log_softmax(self.logits, -1))
+
+    def drawn_spec(self, priors: Priors) -> CategoricalEmission:
+        """The emission with its table drawn from its prior."""
+        concentration = priors.concentrations(self.num_states, self.num_words, like(self))["emission"]
+        return CategoricalEmission(safe_log(pyro.sample("emission", dist.Dirichlet(concentration).to_event(1))))
+
+    def values(self) -> dict[str, Tensor]:
+        """Site -> value at the module's parameters."""
+        return {"emission": torch.softmax(self.logits, -1)}
+
+    def sites(self) -> dict[str, Tensor]:
+        """The same as the values of the program's sites, inside their support."""
+        return {name: inside_simplex(value) for name, value in self.values().items()}
+
+    def from_sites(self, emission: Tensor) -> dict[str, Tensor]:
+        """The table from the values of the sites."""
+        return {"emission": emission}
+
+    @torch.no_grad()
+    def set_values(self, emission: Tensor) -> None:
+        self.logits.copy_(emission.to(self.logits).log())
+
+    def log_prior(self, priors: Priors) -> Tensor:
+        concentration = priors.concentrations(self.num_states, self.num_words, self.logits)["emission"]
+        return dirichlet_log_density(torch.log_softmax(self.logits, -1), concentration)
+
+    # ---------------------------------------------------------------- EM
+    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
+        """Expected counts (Z, V) of words obs (N,) seen in states with weight (N, Z)."""
+        counts = weight.new_zeros(self.num_words, self.num_states).index_add_(0, obs, weight)
+        return {"emission": counts.T.double()}
+
+    def implied(self, visits: Tensor) -> Statistics:
+        return {"emission": visits.unsqueeze(-1) * torch.softmax(self.logits.double(), -1)}
+
+    @torch.no_grad()
+    def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
+        counts = statistics["emission"]
+        concentration = None
+        if priors is not None:
+            concentration = priors.concentrations(self.num_states, self.num_words, counts)["emission"]
+        self.logits.copy_(dirichlet_mode(counts, concentration, torch.log_softmax(self.logits, -1)))
+        return []
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor, seen: Tensor) -> None:
+        """Random tables around the frequencies of the words in x."""
+        counts = torch.bincount(x[seen], minlength=self.num_words).to(self.logits) + 0.1
+        self.logits.copy_((counts.log() + random_rows(*self.logits.shape).to(counts)).log_softmax(-1))
+
+
+class GaussianTable(PyroModule):
+    """p(x | state) = Normal(loc[state], covariance[state]) over (D,) vectors.
+
+    Parameters: loc (Z, D); log_scale (Z, D) for "diag", (Z, 1) for "spherical"; scale_tril (Z, D, D) for "full", (D, D) for
+    "tied", lower triangular with the logarithms of its diagonal.
+    """
+
+    def __init__(self, num_states: int, num_features: int, covariance: str, floor: float, dtype: torch.dtype):
+        super().__init__()
+        self.num_states, self.num_features, self.covariance, self.floor = num_states, num_features, covariance, floor
+        self.loc = nn.Parameter(torch.randn(num_states, num_features, dtype=dtype))
+        if covariance in ("diag", "spherical"):
+            width = num_features if covariance == "diag" else 1
+            self.log_scale = nn.Parameter(torch.zeros(num_states, width, dtype=dtype))
+        else:
+            shape = (num_features, num_features)
+            shape = shape if covariance == "tied" else (num_states, *shape)
+            self.scale_tril = nn.Parameter(torch.zeros(shape, dtype=dtype))
+
+    @property
+    def num_free(self) -> int:
+        size, states = self.num_features, self.num_states
+        triangle = size * (size + 1) // 2
+        spread = {"diag": states * size, "spherical": states, "full": states * triangle, "tied": triangle}
+        return states * size + spread[self.covariance]
+
+    def check(self, x: Tensor) -> None:
+        expected = f"a floating-point tensor (B, T, D) with D = {self.num_features}"
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+        if x.dim() != 3 or x.shape[-1] != self.num_features:
+            raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
+        if bool(x.isinf().any()):
+            raise ValueError("x must be finite (a row of NaN is a missing observation), got infinite values")
+        missing = x.isnan()
+        partly = (missing.any(-1) & ~missing.all(-1)).nonzero()
+        if len(partly):
+            row, step = partly[0].tolist()
+            raise ValueError(
+                f"x: row {row}, step {step} is partly NaN; a missing observation is NaN in all of its dimensions"
+            )
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        seen = ~x[..., 0].isnan()
+        return x.to(self.loc.dtype).nan_to_num(0.0), seen
+
+    def _tril(self) -> Tensor:
+        """Cholesky factors (Z, D, D) of the covariances."""
+        raw = self.scale_tril
+        tril = raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
+        return tril.expand(self.num_states, *tril.shape[-2:])
+
+    def spec(self) -> GaussianEmission:
+        if self.covariance in ("diag", "spherical"):
+            return GaussianEmission(self.loc, scale=self.log_scale.exp().expand(self.loc.shape))
+        return GaussianEmission(self.loc, scale_tril=self._tril())
+
+    def drawn_spec(self, priors: Priors) -> GaussianEmission:
+        shape = (self.num_states, self.num_features)
+        precision = priors.draw_precision(self.covariance, *shape, like(self))
+        loc = priors.draw_loc(self.covariance, precision, *shape)
+        if self.covariance in ("diag", "spherical"):
+            return GaussianEmission(loc, scale=precision.rsqrt().expand(shape))
+        tril = inverse_tril(precision)
+        return GaussianEmission(loc, scale_tril=tril.expand(self.num_states, *tril.shape[-2:]))
+
+    def covariances(self) -> Tensor:
+        """(Z, D, D) covariance of every state."""
+        if self.covariance in ("diag", "spherical"):
+            return torch.diag_embed((2 * self.log_scale).exp().expand(self.loc.shape))
+        tril = self._tril()
+        return tril @ tril.mT
+
+    def values(self) -> dict[str, Tensor]:
+        if self.covariance in ("diag", "spherical"):
+            return {"loc": self.loc, "precision": (-2 * self.log_scale).exp()}
+        precision = torch.cholesky_inverse(self._tril())
+        return {"loc": self.loc, "precision": precision[0] if self.covariance == "tied" else precision}
+
+    def sites(self) -> dict[str, Tensor]:
+        """The same as the values of the program's sites."""
+        values = self.values()
+        if self.covariance in ("full", "tied"):
+            factor = torch.linalg.cholesky(values.pop("precision"))
+            row, column = torch.tril_indices(self.num_features, self.num_features, -1)
+            values["precision_diag"] = factor.diagonal(dim1=-2, dim2=-1).square()
+            values["precision_lower"] = factor[..., row, column]
+        return values
+
+    def from_sites(self, loc: Tensor, precision=None, precision_diag=None, precision_lower=None) -> dict[str, Tensor]:
+        """Means and precisions from (a batch of) values of the sites."""
+        if precision is None:
+            factor = bartlett(precision_diag, precision_lower)
+            precision = factor @ factor.mT
+        return {"loc": loc, "precision": precision}
+
+    @torch.no_grad()
+    def set_values(self, loc: Tensor, precision: Tensor | None = None, covariance: Tensor | None = None) -> None:
+        """Parameters from means and either precisions or covariances, (Z, D), (Z, 1), (Z, D, D) or (D, D)."""
+        self.loc.copy_(loc)
+        if self.covariance in ("diag", "spherical"):
+            self.log_scale.copy_((covariance.log() if precision is None else -precision.log()) / 2)
+            return
+        if covariance is None:
+            covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+        tril = torch.linalg.cholesky(covariance.to(self.loc))
+        self.scale_tril.copy_(tril.tril(-1) + torch.diag_embed(tril.diagonal(dim1=-2, dim2=-1).log()))
+
+    def log_prior(self, priors: Priors) -> Tensor:
+        return priors.gaussian_log_density(self.covariance, **self.values())
+
+    # ---------------------------------------------------------------- EM
+    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
+        """Expected moments of vectors obs (N, D) seen in states with weight (N, Z)."""
+        obs, weight = obs.double(), weight.double()
+        result = {"weight": weight.sum(0), "first": weight.T @ obs}
+        if self.covariance in ("diag", "spherical"):
+            return result | {"second": weight.T @ obs**2}
+        if self.covariance == "tied":
+            return result | {"second": (obs * weight.sum(-1, keepdim=True)).T @ obs}
+        size = self.num_features
+        outer = (obs.unsqueeze(-1) * obs.unsqueeze(-2)).flatten(-2)
+        return result | {"second": (weight.T @ outer).reshape(-1, size, size)}
+
+    def implied(self, visits: Tensor) -> Statistics:
+        loc, weight = self.loc.double(), visits.unsqueeze(-1)
+        if self.covariance in ("diag", "spherical"):
+            second = weight * ((2 * self.log_scale.double()).exp() + loc**2)
+        else:
+            second = weight.unsqueeze(-1) * (self.covariances().double() + loc.unsqueeze(-1) * loc.unsqueeze(-2))
+            second = second.sum(0) if self.covariance == "tied" else second
+        return {"weight": visits, "first": weight * loc, "second": second}
+
+    @torch.no_grad()
+    def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
+        weight = statistics["weight"]
+        prior = None if priors is None else priors.normal_wishart(self.num_features, weight)
+        loc, covariance, floored = gaussian_mode(
+            weight, statistics["first"], statistics["second"], self.covariance, prior, self.floor
+        )
+        empty = weight < EMPTY if prior is None else torch.zeros_like(weight, dtype=torch.bool)
+        remarks = []
+        if bool(empty.any()):
+            remarks.append(f"states {empty.nonzero().flatten().tolist()} are empty and keep their parameters")
+            loc = torch.where(empty.unsqueeze(-1), self.loc.to(loc), loc)
+            if self.covariance != "tied":
+                old = (2 * self.log_scale).exp() if covariance.dim() == 2 else self.covariances()
+                covariance[empty] = old.to(covariance)[empty]
+                floored = floored & ~empty
+        if bool(floored.any()):
+            which = "the covariance" if self.covariance == "tied" else f"states {floored.nonzero().flatten().tolist()}"
+            remarks.append(
+                f"{which} collapsed to the smallest variance allowed, {self.floor:g}; give priors or fewer states"
+            )
+        self.set_values(loc, covariance=covariance)
+        return remarks
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor, seen: Tensor) -> None:
+        """Means by k-means++ and a few rounds of Lloyd's algorithm, covariances of the whole data."""
+        rows = x[seen].to(self.loc)
+        if len(rows) < self.num_states:
+            raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
+        rows = rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)]
+        loc = _kmeans(rows, self.num_states)
+        centred = rows - rows.mean(0)
+        if self.covariance in ("diag", "spherical"):
+            variance = centred.square().mean(0).clamp_min(self.floor).expand(self.loc.shape)
+            variance = variance if self.covariance == "diag" else variance.mean(-1, keepdim=True)
+            return self.set_values(loc, covariance=variance)
+        covariance = centred.T @ centred / len(rows) + self.floor * torch.eye(self.num_features).to(rows)
+        return self.set_values(loc, covariance=covariance.expand(self.scale_tril.shape))
+
+
+def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
+    """(K, D) centres."""
+    centres = rows[torch.randint(len(rows), (1,)).to(rows.device)]
+    while len(centres) < num_clusters:
+        distance = torch.cdist(rows, centres).amin(-1).square()
+        # all rows lie on centres: more clusters than different rows
+        distance = distance if float(distance.sum()) > 0 else torch.ones_like(distance)
+        centres = torch.cat([centres, rows[torch.multinomial(distance, 1)]])
+    for _ in range(rounds):
+        nearest = torch.cdist(rows, centres).argmin(-1)
+        count = torch.bincount(nearest, minlength=num_clusters).to(rows).unsqueeze(-1)
+        total = torch.zeros_like(centres).index_add_(0, nearest, rows)
+        centres = torch.where(count > 0, total / count, centres)
+    return centres
+
+
+def dirichlet_log_density(log_probs: Tensor, concentration: Tensor) -> Tensor:
+    """Sum over rows of log Dirichlet(concentration) at exp(log_probs); a zero under a flat concentration costs nothing."""
+    flat = concentration == 1
+    power = torch.where(flat, 0.0, (concentration - 1) * log_probs.masked_fill(flat, 0.0)).sum()
+    total = concentration.sum(-1)
+    return power + (torch.lgamma(total).sum() - torch.lgamma(concentration).sum())

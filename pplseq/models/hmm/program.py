@@ -1,0 +1,322 @@
+"""The hidden Markov model with a full transition matrix, over words or vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
+from pplseq.infer.programs.markov import markov
+from pplseq.models.base import SequenceModel, check_lengths
+from pplseq.models.estimator import Estimator
+from pplseq.models.hmm.emissions import (
+    COVARIANCES,
+    CategoricalTable,
+    GaussianTable,
+    dirichlet_log_density,
+    inside_simplex,
+    like,
+    safe_log,
+)
+from pplseq.models.hmm.priors import Priors
+
+EVENNESS = 0.1  # standard deviation of the first transition logits
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+class HMM(Estimator, SequenceModel):
+    """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
+
+    The emission is a table over ``num_words`` words or a Gaussian over ``num_features`` dimensions. The parameters are
+    unconstrained tensors (logits, means, log scales). With priors the program draws the tables at sites "initial",
+    "transition" and "emission" (or "precision" and "loc"), and the parameters hold a point estimate, which ``posterior``,
+    ``score`` and the other queries use.
+
+    Args:
+        num_states: Z.
+        num_words: V, for words 0..V-1.
+        num_features: D, for vectors. Give exactly one of the two.
+        covariance: of vectors: "diag", "full", "tied" (one full matrix for all states) or "spherical".
+        priors: :class:`~pplseq.models.hmm.priors.Priors`, a mapping of its arguments, True for its defaults, or None.
+        covariance_floor: smallest variance EM may give a state in any direction.
+        dtype: "float64" (what EM and NUTS want) or "float32".
+
+    Raises:
+        ValueError: for sizes or options that do not fit together.
+
+    Example::
+
+        model = HMM(4, num_words=20).fit([[3, 1, 4], [1, 5, 9, 2, 6]])
+        paths = model.predict([[2, 7, 1, 8]])
+    """
+
+    name = "hmm"
+
+    def __init__(
+        self,
+        num_states: int,
+        num_words: int | None = None,
+        *,
+        num_features: int | None = None,
+        covariance: str = "diag",
+        priors: Priors | Mapping | bool | None = None,
+        covariance_floor: float = 1e-3,
+        dtype: str = "float64",
+    ):
+        super().__init__()
+        if (num_words is None) == (num_features is None):
+            raise ValueError(
+                f"num_words, num_features: give exactly one, the number of words or the dimension of vectors; got "
+                f"{num_words} and {num_features}"
+            )
+        for name, value in (("num_states", num_states), ("num_words", num_words), ("num_features", num_features)):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        num_states, num_words, num_features = (
+            n if n is None else int(n) for n in (num_states, num_words, num_features)
+        )
+        if covariance not in COVARIANCES:
+            raise ValueError(f"covariance must be one of {', '.join(COVARIANCES)}; got {covariance!r}")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        if not covariance_floor > 0:
+            raise ValueError(f"covariance_floor must be positive, got {covariance_floor}")
+        self.num_states, self.num_words, self.num_features = num_states, num_words, num_features
+        self.priors = Priors.of(priors)
+        self._config = dict(
+            num_states=num_states, num_words=num_words, num_features=num_features, covariance=covariance
+        )
+        self._config |= dict(covariance_floor=covariance_floor)
+        real = DTYPES[dtype]
+        if self.priors is not None:  # their shapes are checked now, not at the first use
+            self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
+            if num_features is not None:
+                self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
+        self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
+        self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
+        if num_words is not None:
+            self.emissions = CategoricalTable(num_states, num_words, real)
+        else:
+            self.emissions = GaussianTable(num_states, num_features, covariance, covariance_floor, real)
+        self.__dict__["history"] = None  # the FitHistory of the last fit
+
+    @property
+    def config(self):
+        dtype = next(name for name, value in DTYPES.items() if value == like(self).dtype)
+        priors = None if self.priors is None else self.priors.as_config()
+        return self._config | {"dtype": dtype, "priors": priors}
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> HMM:
+        """The model of a saved folder, before its parameters are loaded."""
+        return cls(**config)
+
+    # ---------------------------------------------------------------- parameters
+    @property
+    def initial(self) -> Tensor:
+        """(Z,) p(z_1)."""
+        return torch.softmax(self.initial_logits.detach(), -1)
+
+    @property
+    def transition(self) -> Tensor:
+        """(Z, Z) p(z_t | z_{t-1}), [from, to]."""
+        return torch.softmax(self.transition_logits.detach(), -1)
+
+    @property
+    def emission(self) -> Tensor:
+        """(Z, V) p(x | z) of words."""
+        self._need(self.num_words is not None, "emission", "loc and covariances")
+        return self.emissions.values()["emission"].detach()
+
+    @property
+    def loc(self) -> Tensor:
+        """(Z, D) means of vectors."""
+        self._need(self.num_words is None, "loc", "emission")
+        return self.emissions.loc.detach()
+
+    @property
+    def covariances(self) -> Tensor:
+        """(Z, D, D) covariances of vectors."""
+        self._need(self.num_words is None, "covariances", "emission")
+        return self.emissions.covariances().detach()
+
+    @staticmethod
+    def _need(holds: bool, name: str, instead: str) -> None:
+        if not holds:  # not AttributeError: nn.Module would swallow it
+            raise TypeError(f"{name}: this HMM has other emissions; see {instead}")
+
+    @torch.no_grad()
+    def set_parameters(
+        self, *, initial=None, transition=None, emission=None, loc=None, covariance=None, precision=None
+    ):
+        """Sets tables from probabilities (zeros forbid), means, and covariances or precisions; returns the model.
+
+        Args:
+            initial: (Z,). transition: (Z, Z) [from, to]. emission: (Z, V).
+            loc: (Z, D). covariance, precision: (Z, D), (Z, 1), (Z, D, D) or (D, D) for "diag", "spherical", "full", "tied".
+        """
+        reference = like(self)
+        for name, value, logits in (
+            ("initial", initial, self.initial_logits),
+            ("transition", transition, self.transition_logits),
+            ("emission", emission, getattr(self.emissions, "logits", None)),
+        ):
+            if value is None:
+                continue
+            value = torch.as_tensor(np.asarray(value), dtype=torch.float64).to(reference)
+            if logits is None or value.shape != logits.shape:
+                raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
+            if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+            logits.copy_(value.log())
+        if loc is not None or covariance is not None or precision is not None:
+            self._need(self.num_words is None, "loc", "emission")
+            given = dict(loc=self.loc if loc is None else loc, covariance=covariance, precision=precision)
+            if covariance is None and precision is None:
+                given["precision"] = self.emissions.values()["precision"]
+            values = {k: torch.as_tensor(v).to(reference) for k, v in given.items() if v is not None}
+            self.emissions.set_values(**values)
+        return self
+
+    @property
+    def num_free_parameters(self) -> int:
+        return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
+
+    # ---------------------------------------------------------------- the program
+    def specs(self):
+        """Transition and emission: of the module's parameters, or with priors drawn at their sites."""
+        if self.priors is None or self.__dict__.get("_fixed", False):
+            initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
+            return DenseTransition(initial, matrix), self.emissions.spec()
+        tables = self.priors.concentrations(self.num_states, None, like(self))
+        initial = pyro.sample("initial", dist.Dirichlet(tables["initial"]))
+        matrix = pyro.sample("transition", dist.Dirichlet(tables["transition"]).to_event(1))
+        return DenseTransition(safe_log(initial), safe_log(matrix)), self.emissions.drawn_spec(self.priors)
+
+    def model(
+        self,
+        x: Tensor | None = None,
+        lengths: Tensor | None = None,
+        start: Belief | None = None,
+        *,
+        states: Tensor | None = None,
+        num_total: int | None = None,
+        num_sequences: int = 1,
+        num_steps: int | None = None,
+    ):
+        """The generative program.
+
+        Args:
+            x: (B, T) words, ``MISSING`` (-1) for a missing one, or (B, T, D) vectors, NaN for a missing one; None to
+                generate (num_sequences, num_steps).
+            lengths: (B,) valid steps, or None for all.
+            start: the belief that the previous segment ended with.
+            states: (B, T) observed states, negative where unknown.
+            num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
+        """
+        all_observed = True
+        if x is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many steps to generate when x is None")
+            shape = (num_sequences, num_steps)
+        else:
+            self.emissions.check(x)
+            check_lengths(lengths, x)
+            shape = x.shape[:2]
+            values, observed = self.emissions.observed(x)
+            all_observed = bool(observed.all())
+        transition, emission = self.specs()
+        z = start
+        subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
+        with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
+            for t in markov(range(shape[1])):
+                with poutine.mask(mask=True if lengths is None else t < lengths):
+                    z = pyro.sample(f"z_{t}", transition(z), obs=None if states is None else states[:, t])
+                    if x is None:
+                        pyro.sample(f"x_{t}", emission(z))
+                        continue
+                    with poutine.mask(mask=True if all_observed else observed[:, t]):
+                        pyro.sample(f"x_{t}", emission(z), obs=values[:, t])
+        return x
+
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
+        """The chain of observations at the point estimate; arguments as for :meth:`model`."""
+        with self._at_point():
+            return super().posterior(x, lengths, start, **options)
+
+    def log_prior(self) -> Tensor:
+        """log density of the parameters under the priors, nats; 0 without priors."""
+        if self.priors is None:
+            return like(self).new_zeros(())
+        tables = self.priors.concentrations(self.num_states, None, like(self))
+        total = self.emissions.log_prior(self.priors)
+        for name, logits in (("initial", self.initial_logits), ("transition", self.transition_logits)):
+            total = total + dirichlet_log_density(torch.log_softmax(logits, -1), tables[name])
+        return total
+
+    def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, states=None, share: float = 1.0) -> Tensor:
+        """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
+        with self._at_point(), poutine.block():
+            self(x, lengths, states=states)
+        return self.chain.log_prob().sum() + share * self.log_prior()
+
+    @torch.no_grad()
+    def sites(self) -> dict[str, Tensor]:
+        """Values of the program's latent sites at the point estimate: where SVI and NUTS start."""
+        return {
+            "initial": inside_simplex(self.initial),
+            "transition": inside_simplex(self.transition),
+            **self.emissions.sites(),
+        }
+
+    def from_sites(self, sites: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tables, means and precisions from (a batch of) values of the sites."""
+        rest = {name: value for name, value in sites.items() if name not in ("initial", "transition")}
+        return {"initial": sites["initial"], "transition": sites["transition"], **self.emissions.from_sites(**rest)}
+
+    def initialize(self, batch: Batch) -> None:
+        """Emissions around what the data hold and nearly even transitions: where a fit starts."""
+        x, seen = self.emissions.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        with torch.no_grad():
+            for logits in (self.initial_logits, self.transition_logits):
+                # strongly random transitions would decide early, and mostly wrongly, what the states stand for
+                logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
+        self.emissions.initialize(x, seen)
+
+    # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
+    def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
+        counts = chain.expected_counts()
+        probs = counts.marginals.probs.flatten(0, -2)
+        obs = chain.obs.flatten(0, chain.obs.dim() - 1 - len(chain.emission.event_shape))
+        if chain.seen is not None:  # padded steps count as seen and have probability 0
+            seen = chain.seen.flatten()
+            obs, probs = obs[seen], probs[seen]
+        tables = {"initial": counts.start.double(), "transition": counts.transition.double()}
+        return tables | self.emissions.statistics(obs, probs)
+
+    def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
+        visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)
+        moves = visits * max(0.0, 1 - num_sequences / num_tokens)
+        tables = {"initial": num_sequences * self.initial, "transition": moves.unsqueeze(-1) * self.transition.double()}
+        return tables | self.emissions.implied(visits)
+
+    @torch.no_grad()
+    def maximize(self, statistics: Statistics) -> list[str]:
+        tables = {"initial": None, "transition": None}
+        if self.priors is not None:
+            tables = self.priors.concentrations(self.num_states, None, statistics["initial"])
+        for name, logits in (("initial", self.initial_logits), ("transition", self.transition_logits)):
+            logits.copy_(dirichlet_mode(statistics[name], tables[name], torch.log_softmax(logits, -1)))
+        return self.emissions.maximize(statistics, self.priors)

@@ -1,0 +1,347 @@
+"""What an input-output HMM takes: outputs and inputs checked, ragged lists padded, past outputs joined to the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.data.ragged import pad_sequences
+from pplseq.distributions.state import MISSING
+from pplseq.infer.fit.em import Batch
+from pplseq.models.base import check_lengths, check_states
+
+PARTS = ("initial", "transition", "emission")
+Inputs = Tensor | Mapping[str, Tensor] | None
+
+
+class IOData:
+    """Mixed into :class:`~pplseq.models.iohmm.program.IOHMM`.
+
+    Outputs y are (B, T) integers for "categorical" and "states", ``MISSING`` (-1) where there is no target; else (B, T, D),
+    NaN in the dimensions that have none. Inputs are (B, T, U) vectors, (B, T) symbols, or a mapping from "initial",
+    "transition" and "emission" to such. Ragged data are lists of (T_i[, D]) and (T_i[, U]), or a mapping to such lists.
+    """
+
+    # ---------------------------------------------------------------- outputs
+    @property
+    def discrete(self) -> bool:
+        """Whether outputs are integers."""
+        return self.outputs in ("categorical", "states")
+
+    def check_outputs(self, y: Tensor) -> None:
+        """Raises unless y holds outputs of the model's family, or marks of missing ones."""
+        if not isinstance(y, Tensor):
+            raise TypeError(
+                f"y must be a tensor, got {type(y).__name__}; lists go to fit, score, prediction and the like"
+            )
+        if self.discrete:
+            if y.is_floating_point() or y.dtype == torch.bool or y.dim() != 2:
+                raise TypeError(
+                    f"y must be an integer tensor (B, T) for {self.outputs} outputs, got {y.dtype} of shape {tuple(y.shape)}; "
+                    f"a missing target is {MISSING}"
+                )
+            low, high, expected = MISSING, self.num_outputs - 1, f"0..{self.num_outputs - 1}, or {MISSING} for none"
+            bad = (y < low) | (y > high)
+        else:
+            if not y.is_floating_point() or y.dim() != 3 or y.shape[-1] != self.num_outputs:
+                raise TypeError(
+                    f"y must be a floating-point tensor (B, T, D) with D = {self.num_outputs} for {self.outputs} outputs, got "
+                    f"{y.dtype} of shape {tuple(y.shape)}; a missing target is NaN"
+                )
+            if self.outputs == "bernoulli":
+                bad, expected = ~((y == 0) | (y == 1) | y.isnan()), "0 and 1, or NaN for none"
+            else:
+                bad, expected = y.isinf(), "finite, or NaN for none"
+        if 0 in y.shape:
+            raise ValueError(f"y must hold at least one row and one step, got shape {tuple(y.shape)}")
+        if bool(bad.any()):
+            row, step = bad.nonzero()[0].tolist()[:2]
+            raise ValueError(
+                f"y: row {row}, step {step} is {y[row, step].tolist()}, which is outside its family: {self.outputs} "
+                f"outputs are {expected}"
+            )
+
+    def observed(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs with something harmless where there is none, and (B, T) where there is one, in part at least."""
+        if self.discrete:
+            return y.clamp_min(0), y != MISSING
+        seen = ~y.isnan().all(-1)
+        return torch.where(seen.unsqueeze(-1), y, 0.0), seen
+
+    def partly_missing(self, y: Tensor) -> bool:
+        """Whether some vector lacks some of its dimensions only."""
+        return not self.discrete and bool(y.isnan().any(-1).logical_and(~y.isnan().all(-1)).any())
+
+    def missing(self, num_sequences: int, num_steps: int) -> Tensor:
+        """Outputs of which none is known."""
+        if self.discrete:
+            return torch.full((num_sequences, num_steps), MISSING, device=self.reference.device)
+        return self.reference.new_full((num_sequences, num_steps, self.num_outputs), torch.nan)
+
+    # ---------------------------------------------------------------- inputs
+    def check_inputs(self, inputs: Inputs, shape: tuple[int, int] | None, lengths: Tensor | None) -> dict[str, Tensor]:
+        """Inputs of each part that sees some, (B, T[, U]), finite also behind the ends of rows.
+
+        Args:
+            inputs: a tensor for all parts, or a mapping. shape: (B, T) of the outputs, or None for what the inputs say.
+
+        Raises:
+            ValueError, TypeError: where some are missing, NaN, out of range or of another shape; says where.
+        """
+        parts = {part: source for part, source in self.sources.items() if source is not None}
+        if isinstance(inputs, Mapping):
+            unknown = [part for part in inputs if part not in PARTS]
+            if unknown:
+                raise ValueError(f"inputs: unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+        elif inputs is None and all(source == ("vectors", 0) for source in parts.values()):
+            shape = (1, 1) if shape is None else shape
+            inputs = self.reference.new_zeros(*shape, 0)
+        checked: dict[str, Tensor] = {}
+        for part, source in parts.items():
+            value = inputs.get(part) if isinstance(inputs, Mapping) else inputs
+            if isinstance(inputs, Mapping) and value is None and source == ("vectors", 0) and shape is not None:
+                value = self.reference.new_zeros(*shape, 0)
+            same = next((other for other in checked if self.sources[other] == source), None)
+            if same is not None and not isinstance(inputs, Mapping):
+                checked[part] = checked[same]
+                continue
+            name = f"inputs[{part!r}]" if isinstance(inputs, Mapping) else "inputs"
+            checked[part] = self._check_source(name, value, source, shape, lengths)
+            shape = tuple(checked[part].shape[:2])
+        return checked
+
+    def _check_source(self, name: str, value, source, shape, lengths: Tensor | None) -> Tensor:
+        kind, size = source
+        what = f"(B, T, U) with U = {size}" if kind == "vectors" else "(B, T) of symbols"
+        if value is None:
+            raise ValueError(f"{name}: this model needs inputs {what}, got None")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor {what}, got {type(value).__name__}")
+        dims = 3 if kind == "vectors" else 2
+        if value.dim() != dims or (kind == "vectors" and value.shape[-1] != size):
+            raise ValueError(f"{name} must have shape {what}, got {tuple(value.shape)}")
+        if shape is not None and tuple(value.shape[:2]) != tuple(shape):
+            raise ValueError(
+                f"{name} must have as many rows and steps as y, {tuple(shape)}, got {tuple(value.shape[:2])}; every output "
+                "needs the input of its step"
+            )
+        if kind == "vectors":
+            bad, expected = ~value.isfinite().all(-1), "finite numbers (a missing input must be filled in)"
+        elif value.is_floating_point() or value.dtype == torch.bool:
+            raise TypeError(f"{name} must hold integers (symbols), got {value.dtype}")
+        else:
+            bad, expected = (value < 0) | (value >= size), f"symbols 0..{size - 1}"
+        padded = None
+        if lengths is not None:
+            padded = torch.arange(value.shape[1], device=value.device) >= lengths.unsqueeze(-1)
+            bad = bad & ~padded
+        if bool(bad.any()):
+            row, step = bad.nonzero()[0].tolist()
+            raise ValueError(f"{name}: row {row}, step {step} is {value[row, step].tolist()}; expected {expected}")
+        if padded is not None:  # behind the end of a row anything may stand
+            value = value.masked_fill(padded.unsqueeze(-1) if kind == "vectors" else padded, 0)
+        return value.to(self.reference) if kind == "vectors" else value.long()
+
+    # ---------------------------------------------------------------- feedback
+    def network_inputs(
+        self, y: Tensor | None, inputs: Inputs, lengths: Tensor | None = None, previous: Tensor | None = None
+    ) -> dict[str, Tensor | None]:
+        """What the networks of each part are called with: inputs, joined by the outputs before them where they are fed back.
+
+        Args:
+            y: (B, T[, D]) outputs; only those before each step are used, and only with feedback.
+            inputs: as given to the model. lengths: (B,) or None.
+            previous: (B[, D]) the outputs before the first step, or None where there are none.
+
+        Returns:
+            "initial" -> (B[, U]), of the first step; "transition", "emission" -> (B, T[, U]); None for parts without inputs.
+        """
+        given = self.check_inputs(inputs, None if y is None else tuple(y.shape[:2]), lengths)
+        result: dict[str, Tensor | None] = {}
+        before = None
+        for part in PARTS:
+            value = given.get(part)
+            if part in self.feedback:
+                if before is None:
+                    before = self.outputs_before(y, previous)
+                value = self.join(part, value, before)
+            result[part] = value if part != "initial" or value is None else value[:, 0]
+        return result
+
+    def outputs_before(self, y: Tensor, previous: Tensor | None = None) -> Tensor:
+        """(B, T[, D]) the output before each step; missing before the first one unless given."""
+        first = self.missing(len(y), 1) if previous is None else previous.unsqueeze(1)
+        return torch.cat([first.to(y), y[:, :-1]], 1)
+
+    def join(self, part: str, inputs: Tensor | None, before: Tensor) -> Tensor:
+        """One part's inputs (..., [U]) with the outputs before them (..., [D]) joined.
+
+        Symbols and words become one symbol u (V + 1) + before + 1. Otherwise a vector: the inputs (symbols one-hot), then
+        before one-hot, or before and a 1 where all of it is known; zeros where it is missing.
+        """
+        kind, size = self.sources[part]
+        if self.discrete and kind == "symbols":
+            return inputs * (self.num_outputs + 1) + before + 1
+        if kind == "symbols":
+            inputs = torch.nn.functional.one_hot(inputs, size)
+        if self.discrete:
+            past = torch.nn.functional.one_hot(before + 1, self.num_outputs + 1)[..., 1:]
+        else:
+            known = ~before.isnan().any(-1, keepdim=True)
+            past = torch.cat([before.nan_to_num(0.0), known.to(before)], -1)
+        return torch.cat([inputs.to(self.reference), past.to(self.reference)], -1)
+
+    def joined_source(self, source: tuple[str, int]) -> tuple[str, int]:
+        """Kind and size of what :meth:`join` gives."""
+        kind, size = source
+        if self.discrete:
+            return ("symbols", size * (self.num_outputs + 1)) if kind == "symbols" else (kind, size + self.num_outputs)
+        return "vectors", size + self.num_outputs + 1
+
+    # ---------------------------------------------------------------- the public door
+    def as_batch(self, y, inputs=None, lengths=None, states=None, *, partly: bool = False) -> Batch:
+        """Data as checked tensors of the model's type and device, in a :class:`~pplseq.infer.fit.em.Batch`.
+
+        Args:
+            y: outputs: a tensor or array (B, T[, D]), a list of sequences, or one target a sequence, (B,) or (B, D), which
+                then stands at its last step; None where none is known.
+            inputs: a tensor, array, list of sequences, or a mapping from parts to such; (B, T) numbers will do for U = 1.
+            lengths: (B,), of tensors.
+            states: observed states like y, negative where unknown, or None.
+            partly: allow vectors of which some dimensions are missing.
+
+        Raises:
+            ValueError, TypeError: for what is no such data; says where and what to do.
+        """
+        device, real = self.reference.device, self.reference.dtype
+        inputs, found = self._padded_inputs(inputs)
+        known = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        final = y is not None and self._one_target_a_row(y)
+        if y is not None and not final:
+            vectors = not self.discrete and not _is_flat(y)
+            y, own = _padded(y, "y", int(vectors), None if self.discrete else real)
+            found |= {} if own is None else {"y": own}
+        lengths = _common_lengths(found, lengths)
+        if y is None or final:
+            if known is None:
+                raise ValueError(
+                    "inputs: where outputs are not given for every step, inputs say how long rows are; got None"
+                )
+            y = self.missing(*known.shape[:2]) if y is None else self._final_targets(y, known.shape[:2], lengths)
+        elif not self.discrete:
+            y = y.unsqueeze(-1) if y.dim() == 2 and self.num_outputs == 1 else y
+        elif not y.is_floating_point():  # (what is no integer is refused below)
+            y = y.long()
+        y, lengths = y.to(device), None if lengths is None else lengths.to(device)
+        check_lengths(lengths, y)
+        if lengths is not None and bool((lengths == y.shape[1]).all()):
+            lengths = None
+        self.check_outputs(y)
+        if not partly and self.partly_missing(y):
+            row, step = (y.isnan().any(-1) & ~y.isnan().all(-1)).nonzero()[0].tolist()
+            raise ValueError(
+                f"y: row {row}, step {step} is partly NaN, which queries take, but a fit does not; make it NaN in all of its "
+                "dimensions, or maximise log_joint"
+            )
+        checked = self.check_inputs(_on(inputs, device), tuple(y.shape[:2]), lengths)
+        if states is not None:
+            states = _padded(states, "states", 0, None, fill=-1)[0].to(device)
+            check_states(states, y, self.num_states)
+        one = next(iter(checked.values()), None)
+        return Batch(y, lengths, states, one if all(value is one for value in checked.values()) else checked)
+
+    def _padded_inputs(self, inputs) -> tuple[Inputs, dict[str, Tensor]]:
+        """Inputs as tensors, and the lengths of those that came as lists, by name."""
+        found: dict[str, Tensor] = {}
+        parts = inputs if isinstance(inputs, Mapping) else {"": inputs}
+        padded = {}
+        for part, value in parts.items():
+            name = f"inputs[{part!r}]" if part else "inputs"
+            source = next((s for p, s in self.sources.items() if s is not None and part in ("", p)), None)
+            if value is None:
+                continue
+            if source is None:
+                takes = ", ".join(p for p, s in self.sources.items() if s is not None)
+                raise ValueError(f"{name}: this model takes inputs of: {takes or 'no part'}")
+            vectors, real = source[0] == "vectors", self.reference.dtype
+            flat = source == ("vectors", 1) and _is_flat(value)  # single numbers, where there is one input
+            padded[part], own = _padded(value, name, int(vectors and not flat), real if vectors else None)
+            padded[part] = padded[part].unsqueeze(-1) if flat else padded[part]
+            found |= {} if own is None else {name: own}
+        return (padded or None if isinstance(inputs, Mapping) else padded.get("")), found
+
+    def _one_target_a_row(self, y) -> bool:
+        if isinstance(y, (list, tuple)):
+            return len(y) > 0 and np.ndim(y[0]) == 0
+        return np.ndim(y) == 1 or (np.ndim(y) == 2 and not self.discrete and y.shape[1] == self.num_outputs != 1)
+
+    def _final_targets(self, y, shape, lengths: Tensor | None) -> Tensor:
+        """(B, T[, D]) targets at the last step of each row only."""
+        target = torch.as_tensor(y)
+        target = target.long() if self.discrete else target.to(self.reference.dtype).reshape(len(target), -1)
+        expected = (shape[0],) if self.discrete else (shape[0], self.num_outputs)
+        if tuple(target.shape) != expected:
+            raise ValueError(f"y: one target a sequence must have shape {expected}, got {tuple(target.shape)}")
+        full = self.missing(*shape).to("cpu")
+        last = torch.full((shape[0],), shape[1]) if lengths is None else lengths.cpu()
+        if bool((last < 1).any()):
+            raise ValueError(
+                f"y: sequence {int((last < 1).nonzero()[0])} is empty, so that no step can bear its target; leave it out"
+            )
+        full[torch.arange(shape[0]), last - 1] = target
+        return full
+
+    def give(self, value: Tensor, like) -> Tensor | list[Tensor]:
+        """(B, T, ...) results in the form in which data came: a list for a list."""
+        if isinstance(like, Mapping):
+            like = next(iter(like.values()))
+        if not isinstance(like, (list, tuple)):
+            return value
+        return [row[: len(sequence)] for row, sequence in zip(value, like, strict=True)]
+
+
+def _on(inputs: Inputs, device) -> Inputs:
+    if isinstance(inputs, Mapping):
+        return {part: value.to(device) for part, value in inputs.items()}
+    return None if inputs is None else inputs.to(device)
+
+
+def _common_lengths(found: dict[str, Tensor], lengths) -> Tensor | None:
+    """The lengths of sequences that came as lists, by name, or else those given."""
+    if not found:
+        return None if lengths is None else torch.as_tensor(lengths)
+    if lengths is not None:
+        raise ValueError("lengths: sequences in a list have their own lengths; leave lengths out")
+    (name, first), *others = found.items()
+    for other, own in others:
+        if len(own) != len(first):
+            raise ValueError(
+                f"{other}: {len(own)} sequences, but {name} holds {len(first)}; inputs and outputs go in pairs"
+            )
+        if not torch.equal(own, first):
+            row = int((own != first).nonzero()[0])
+            raise ValueError(
+                f"{other}: sequence {row} has {own[row]} steps, but that of {name} has {first[row]}; every output needs the "
+                "input of its step"
+            )
+    return first
+
+
+def _is_flat(y) -> bool:
+    """Whether sequences are of scalars."""
+    if isinstance(y, (list, tuple)):
+        return len(y) > 0 and np.ndim(y[0]) == 1
+    return np.ndim(y) == 2
+
+
+def _padded(value, name: str, event_dims: int, dtype, fill: float = 0) -> tuple[Tensor, Tensor | None]:
+    """A tensor, and lengths where the value was a list."""
+    if isinstance(value, (list, tuple)):
+        return pad_sequences(value, event_dims=event_dims, dtype=dtype, fill=fill, name=name)
+    if not isinstance(value, (np.ndarray, Tensor)):
+        raise TypeError(f"{name} must be a list of sequences, an array or a tensor, got {type(value).__name__}")
+    value = torch.as_tensor(value)
+    return (value if dtype is None else value.to(dtype)), None

@@ -1,0 +1,159 @@
+"""What an input-output HMM is asked to be: its options checked, its networks made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+
+import torch
+from torch import Tensor, nn
+
+from pplseq.models.iohmm.data import PARTS
+from pplseq.models.iohmm.networks import (
+    ConstantNetwork,
+    LayeredNetwork,
+    LinearNetwork,
+    ModuleNetwork,
+    Network,
+    TableNetwork,
+)
+
+PerPart = int | Mapping[str, int] | None
+Sources = dict[str, tuple[str, int] | None]
+
+
+def input_sources(initial: str, mealy: bool, num_inputs: PerPart, num_symbols: PerPart) -> Sources:
+    """What each part sees besides the state: ("vectors", U), ("symbols", L) or None."""
+    vectors = per_part("num_inputs", num_inputs, Integral)
+    symbols = per_part("num_symbols", num_symbols, Integral)
+    if not vectors and not symbols:
+        raise ValueError("num_inputs, num_symbols: give the size of the inputs, num_inputs=0 for none")
+    both = [part for part in PARTS if part in vectors and part in symbols]
+    if both:
+        raise ValueError(f"num_inputs, num_symbols: {both[0]!r} has both; a part sees vectors or symbols")
+    sources: Sources = {part: ("vectors", int(size)) for part, size in vectors.items()}
+    sources |= {part: ("symbols", int(size)) for part, size in symbols.items()}
+    sees = {"initial": initial == "inputs", "transition": True, "emission": mealy}
+    options = {"initial": "initial='inputs'", "emission": "mealy=True"}
+    for name, value in (("num_inputs", num_inputs), ("num_symbols", num_symbols)):
+        for part in value if isinstance(value, Mapping) else ():
+            if not sees[part]:
+                raise ValueError(f"{name}: the {part} part sees inputs only with {options[part]}")
+    for part, option in options.items():
+        if sees[part] and part not in sources:
+            raise ValueError(f"num_inputs, num_symbols: {option} needs the size of that part's inputs, {part!r}")
+    return {part: sources.get(part) if sees[part] else None for part in PARTS}
+
+
+def feedback_parts(outputs: str, sources: Sources, feedback: bool | str) -> tuple[str, ...]:
+    """The parts that see past outputs."""
+    able = [part for part in ("transition", "emission") if sources[part] is not None]
+    if feedback is False:
+        return ()
+    if outputs == "states":
+        raise ValueError(
+            "feedback: with outputs='states' the past output is the past state, which transitions see anyway"
+        )
+    chosen = able if feedback is True else [feedback]
+    if not chosen or any(part not in able for part in chosen):
+        raise ValueError(f"feedback must be True, False or one of the parts that see inputs, {able}; got {feedback!r}")
+    return tuple(chosen)
+
+
+def check_count(name: str, value) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def per_part(name: str, value, kind: type) -> dict:
+    """An option by part: a mapping as it is, one value for all."""
+    if value is None:
+        return {}
+    given = dict(value) if isinstance(value, Mapping) else dict.fromkeys(PARTS, value)
+    for part, one in given.items():
+        if part not in PARTS:
+            raise ValueError(f"{name}: unknown part {part!r}; known: {', '.join(PARTS)}")
+        sizes = [one] if kind is Integral else one
+        if (
+            not isinstance(one, kind)
+            or isinstance(one, (bool, str))
+            or any(
+                not isinstance(size, Integral) or size < (name == "hidden" or name == "num_symbols") for size in sizes
+            )
+        ):
+            raise ValueError(f"{name} must hold positive integers, got {value!r}")
+    return given
+
+
+def plain(value: PerPart):
+    """The same, JSON-able."""
+    if isinstance(value, Mapping):
+        return {part: int(size) for part, size in value.items()}
+    return None if value is None else int(value)
+
+
+def allowed_moves(graph, num_states: int) -> Tensor | None:
+    """(Z, Z) bool [from, to], or None where everything is allowed."""
+    if graph is None:
+        return None
+    if isinstance(graph, str):
+        if graph != "left_right":
+            raise ValueError(f"graph must be a (Z, Z) bool mask, 'left_right' or None, got {graph!r}")
+        return torch.ones(num_states, num_states).triu().bool()
+    graph = torch.as_tensor(graph)
+    if tuple(graph.shape) != (num_states, num_states) or graph.dtype != torch.bool:
+        raise ValueError(
+            f"graph must be a bool mask (Z, Z) = {(num_states, num_states)}, got {graph.dtype} of shape {tuple(graph.shape)}"
+        )
+    dead = (~graph.any(-1)).nonzero()
+    if len(dead):
+        raise ValueError(
+            f"graph: state {int(dead[0])} is a dead end, no state follows it; allow at least one, itself perhaps"
+        )
+    return None if bool(graph.all()) else graph
+
+
+def allowed_starts(states, num_states: int) -> Tensor | None:
+    if states is None:
+        return None
+    mask = torch.zeros(num_states, dtype=torch.bool)
+    for state in states:
+        if not isinstance(state, Integral) or not 0 <= state < num_states:
+            raise ValueError(f"start_states must be among 0..{num_states - 1}, got {state!r}")
+        mask[int(state)] = True
+    if not bool(mask.any()):
+        raise ValueError("start_states must name at least one state, or be None for all; got none")
+    return mask
+
+
+def make_network(
+    part: str, source, shape, hidden: tuple[int, ...], own: nn.Module | None, dtype: torch.dtype
+) -> Network:
+    """The network of a part: the user's own, or what its inputs and hidden layers ask for."""
+    if own is not None:
+        return _own_network(part, source, shape, own).to(dtype)
+    if source is None:
+        return ConstantNetwork(shape, dtype)
+    kind, size = source
+    if hidden:
+        return LayeredNetwork(size, shape, hidden, dtype, symbols=kind == "symbols")
+    return TableNetwork(size, shape, dtype) if kind == "symbols" else LinearNetwork(size, shape, dtype)
+
+
+def _own_network(part: str, source, shape, own: nn.Module) -> Network:
+    """A module of the user's as a network."""
+    if not isinstance(own, nn.Module):
+        raise TypeError(f"the {part} network must be a torch module, got {type(own).__name__}")
+    if source is None:
+        raise ValueError(
+            f"the {part} network: this part sees no inputs; say which (num_inputs or num_symbols, mealy, initial)"
+        )
+    kind, input_dims = source[0], int(source[0] == "vectors")
+    if not isinstance(own, Network):
+        return ModuleNetwork(own, shape, input_dims)
+    if own.shape != torch.Size(shape):
+        raise ValueError(f"the {part} network must have shape {tuple(shape)}, got {tuple(own.shape)}")
+    if own.input_dims != input_dims:
+        takes = "vectors" if own.input_dims else "symbols"
+        raise ValueError(f"the {part} network takes {takes}, but this part sees {kind}")
+    return own

@@ -1,0 +1,147 @@
+"""The weights of an input-output HMM: drawn from priors or as they stand, set from tables, counted, randomised."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pplseq.models.iohmm.data import PARTS
+from pplseq.models.iohmm.networks import GaussianNoise, Network
+
+SPREAD = 0.5  # standard deviation of the first weights
+
+
+class IOParameters:
+    """Mixed into :class:`~pplseq.models.iohmm.program.IOHMM`."""
+
+    def _networks(self) -> dict[str, Network | GaussianNoise]:
+        """Networks and noise by attribute; read so that Pyro does not take their parameters for used."""
+        names = [*(f"{part}_network" for part in PARTS), "noise"]
+        return {name: self._modules[name] for name in names if self._modules.get(name) is not None}
+
+    def _weights(self) -> dict[str, dict[str, Tensor]]:
+        """Weights of each network by name: the module's parameters, or with priors drawn at their sites."""
+        if self.priors is None or self.__dict__.get("_fixed", False):
+            # read as attributes: inside a Pyro program this registers their parameters
+            return {name: dict(getattr(self, name).named_parameters()) for name in self._networks()}
+        return {
+            name: {
+                weight: pyro.sample(f"{name}.{weight}", self._prior(name, value))
+                for weight, value in network.named_parameters()
+            }
+            for name, network in self._networks().items()
+        }
+
+    def _prior(self, name: str, value: Tensor) -> dist.TorchDistribution:
+        scale = value.new_tensor(getattr(self.priors, name.removesuffix("_network")))
+        return dist.Normal(torch.zeros_like(value), scale).to_event(value.dim())
+
+    def log_prior(self) -> Tensor:
+        """log density of the weights under the priors, nats; 0 without priors."""
+        total = self.reference.new_zeros(())
+        if self.priors is not None:
+            for name, network in self._networks().items():
+                for value in network.parameters():
+                    total = total + self._prior(name, value.detach()).log_prob(value)
+        return total
+
+    @torch.no_grad()
+    def sites(self) -> dict[str, Tensor]:
+        """Values of the program's latent sites at the point estimate: where SVI and NUTS start."""
+        return {
+            f"{name}.{weight}": value.clone()
+            for name, network in self._networks().items()
+            for weight, value in network.named_parameters()
+        }
+
+    def from_sites(self, sites: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters from (a batch of) values of the sites: the same tensors."""
+        return dict(sites)
+
+    @torch.no_grad()
+    def set_parameters(self, **values: Tensor) -> IOParameters:
+        """Sets weights by the names of :meth:`sites`; returns the model."""
+        known = dict(self.named_parameters())
+        for name, value in values.items():
+            if name not in known or value.shape != known[name].shape:
+                shape = tuple(known[name].shape) if name in known else None
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, of shape {shape}; got {tuple(value.shape)}"
+                )
+            known[name].copy_(value)
+        return self
+
+    @torch.no_grad()
+    def set_tables(self, *, initial=None, transition=None, emission=None) -> IOParameters:
+        """Sets constant networks and tables from probabilities (zeros forbid); returns the model.
+
+        Args:
+            initial: (Z,), or (L, Z). transition: (L, Z, Z) [from, to]. emission: (Z, V), or (L, Z, V); of "bernoulli" outputs
+                the probabilities of a one.
+        """
+        for part, value in (("initial", initial), ("transition", transition), ("emission", emission)):
+            if value is None:
+                continue
+            network = self._modules[f"{part}_network"]
+            logits = getattr(network, "logits", None)
+            value = torch.as_tensor(value, dtype=torch.float64).to(self.reference)
+            if logits is None or value.shape != logits.shape:
+                shape = None if logits is None else tuple(logits.shape)
+                raise ValueError(
+                    f"{part} must have shape {shape} (None: its network is no table), got {tuple(value.shape)}"
+                )
+            bits = part == "emission" and self.outputs != "categorical"
+            if self.outputs == "gaussian" and bits:
+                logits.copy_(value)  # means
+                continue
+            total = torch.ones_like(value[..., 0]) if bits else value.sum(-1)
+            if not bool(((value >= 0) & (value <= 1 + 1e-4)).all() & ((total - 1).abs() < 1e-4).all()):
+                raise ValueError(f"{part}: every row must hold probabilities" + ("" if bits else " that sum to 1"))
+            logits.copy_(torch.special.logit(value) if bits else value.log())
+        return self
+
+    @property
+    def num_free_parameters(self) -> int:
+        """Weights that count, for information criteria: none for forbidden moves, one less for each softmax."""
+        states = torch.ones(self.num_states, self.num_outputs, dtype=torch.bool)
+        allowed = {
+            "initial_network": self.start_states, "transition_network": self.graph, "emission_network": states,
+        }  # fmt: skip
+        total = 0 if self.noise is None else self.noise.num_free
+        for name, network in self._networks().items():
+            if name == "noise":
+                continue
+            mask = allowed[name]
+            mask = torch.ones(network.shape, dtype=torch.bool) if mask is None else mask.clone().cpu()
+            if name != "emission_network" or self.outputs == "categorical":
+                first = mask.to(torch.int64).argmax(-1, keepdim=True)
+                mask.scatter_(-1, first, False)  # what is left when the others are known
+            total += network.num_free(mask)
+        return total
+
+    @torch.no_grad()
+    def initialize(self, batch=None, scale: float = SPREAD) -> None:
+        """Random weights; with data, means of Gaussian outputs at outputs that occur and covariances as wide as they are."""
+        for name, network in self._networks().items():
+            if name != "noise":
+                network.randomise(scale)
+        if self.noise is None or batch is None:
+            return
+        values, seen = self.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        values = values[seen]
+        if len(values) < 2:
+            return
+        spread = torch.cov(values.T).reshape(self.num_outputs, self.num_outputs)
+        spread = spread + self.covariance_floor * torch.eye(self.num_outputs).to(spread)
+        self.noise.set(spread.expand(self.num_states, -1, -1))
+        picked = values[torch.randint(len(values), (self.num_states,)).to(values.device)]
+        network = self._modules["emission_network"]
+        if network.kind in ("constant", "table"):
+            network.logits.copy_(picked.expand(network.logits.shape))
+        elif network.kind == "linear":
+            network.weight *= spread.diagonal().sqrt().clamp_max(1.0)  # slopes no steeper than outputs vary
+            network.weight[..., -1, :] = picked

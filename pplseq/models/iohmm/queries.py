@@ -1,0 +1,359 @@
+"""Questions to an input-output HMM: production and prediction, classification, states, forecasts, effects of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pplseq.distributions.conditional import BernoulliEmission
+from pplseq.distributions.dense import CategoricalEmission, Emission
+from pplseq.distributions.state import Belief
+
+
+class Outputs(NamedTuple):
+    """Expected outputs, and the states they come from; a list for each where data came as lists.
+
+    states: (B, T, Z) probabilities of the states. outputs: (B, T, V) probabilities of "categorical" and "states" outputs,
+    (B, T, D) those of a one of "bernoulli" outputs, (B, T, D) means of "gaussian" ones. covariances: (B, T, D, D) of
+    "gaussian" outputs, uncertainty about the state included, else None.
+    """
+
+    states: Tensor | list[Tensor]
+    outputs: Tensor | list[Tensor]
+    covariances: Tensor | list[Tensor] | None
+
+
+class IOHMMQueries:
+    """Mixed into :class:`IOHMM`; data come as :meth:`~pplseq.models.iohmm.data.IOData.as_batch` says."""
+
+    # ---------------------------------------------------------------- production and prediction
+    @torch.no_grad()
+    def production(self, inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
+        """Open loop: what the inputs alone make of outputs, p(z_t | u_1..u_t) and E[y_t | u_1..u_t].
+
+            zeta_t = sum_j zeta_{j,t-1} phi_j(u_t),    eta_t = sum_i zeta_{i,t} eta_i(u_t)
+
+        Args:
+            inputs, lengths: the inputs.
+            num_samples: trajectories drawn of each sequence where outputs are fed back; the result is then an average.
+
+        Source: Bengio and Frasconi (1995), equations 2 to 4.
+        """
+        batch = self.as_batch(None, inputs, lengths)
+        if self.feedback:
+            result = self._simulate(batch.inputs, None, None, num_samples)
+        else:
+            result = self._expected(self._chain(batch).filtered_states().exp(), batch.x, batch.inputs, batch.lengths)
+        return self._shaped(result, batch, inputs)
+
+    @torch.no_grad()
+    def prediction(self, y, inputs=None, lengths=None) -> Outputs:
+        """Closed loop: what is expected of each output given the inputs so far and all past outputs, E[y_t | y_<t, u_1..u_t].
+
+        Args:
+            y, inputs, lengths: the data; where outputs are missing, predictions run on inputs alone.
+        """
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        states = self._chain(batch).predicted_states().exp()
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(y, inputs))
+
+    @torch.no_grad()
+    def classify(self, inputs, lengths=None) -> Tensor:
+        """(B, V) probabilities of the output at the last step (of a one, (B, D), of "bernoulli"; means of "gaussian").
+
+        Open loop. An empty row is answered from the state before the first input, which a model with initial="transition" and
+        outputs that do not see inputs has.
+
+        Args:
+            inputs: the inputs. lengths: (B,).
+        """
+        batch = self.as_batch(None, inputs, lengths)
+        rows, steps = batch.x.shape[:2]
+        last = torch.full((rows,), steps) if batch.lengths is None else batch.lengths
+        empty = last == 0
+        if bool(empty.any()) and (self.initial != "transition" or self.emission_inputs_seen):
+            raise ValueError(
+                f"inputs: sequence {int(empty.nonzero()[0])} is empty; only a model with initial='transition' whose outputs do "
+                "not see inputs answers that"
+            )
+        outputs = self.production(inputs, lengths).outputs
+        if isinstance(outputs, list):
+            return torch.stack([row[-1] for row in outputs])
+        result = outputs[torch.arange(rows), (last - 1).clamp_min(0)]
+        if bool(empty.any()):
+            transition, emission = self._specs_at_point()
+            start = transition.initial_log_prob().exp()
+            result[empty] = start @ emission_means(emission)
+        return result
+
+    @torch.no_grad()
+    def forecast(self, y, inputs, future_inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
+        """Outputs after the last one given, for inputs that are to come: E[y_{T+k} | y_1..y_T, u_1..u_{T+k}], k = 1..K.
+
+        Args:
+            y, inputs, lengths: the past.
+            future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
+                mapping from parts to such; an integer K where the model takes no inputs.
+            num_samples: as for :meth:`production`.
+
+        Returns:
+            Tensors, one row for each sequence: they all end K steps after it.
+        """
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        rows = len(batch.x)
+        belief = self._chain(batch).filtered()
+        if isinstance(future_inputs, int):
+            if future_inputs < 1:
+                raise ValueError(f"future_inputs: expected 1 or more steps, got {future_inputs}")
+            future_inputs = self.reference.new_zeros(rows, future_inputs, 0)
+        try:
+            future = self.as_batch(None, self._for_all(future_inputs, rows))
+            if len(future.x) != rows:
+                raise ValueError(f"must have one row for each of the {rows} sequences, got {len(future.x)}")
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"future_inputs: {error}") from None
+        if self.feedback:
+            last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
+            previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
+            return self._simulate(future.inputs, belief, previous, num_samples)
+        chain = self.posterior(future.x, start=belief, inputs=future.inputs)
+        return self._expected(chain.filtered_states().exp(), future.x, future.inputs)
+
+    def _for_all(self, inputs, rows: int, part: str | None = None):
+        """Future inputs of all sequences where one row was given for all."""
+        if isinstance(inputs, Mapping):
+            return {part: self._for_all(value, rows, part) for part, value in inputs.items()}
+        sources = [source for name, source in self.sources.items() if source is not None and part in (None, name)]
+        inputs = torch.as_tensor(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs)
+        plain = (
+            ("vectors", 1) in sources and inputs.dim() < 3 and inputs.shape[-1] != 1
+        )  # numbers, where there is one input
+        one_row = 1 if plain or any(kind == "symbols" for kind, _ in sources) else 2
+        return inputs.expand(rows, *inputs.shape) if inputs.dim() == one_row else inputs
+
+    # ---------------------------------------------------------------- states and samples
+    def filter(self, y, inputs=None, lengths=None):
+        """(B, T, Z) p(z_t | y_1..y_t, u_1..u_t)."""
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        return self._give(self._chain(batch).filtered_states().exp(), batch, y, inputs)
+
+    def smooth(self, y, inputs=None, lengths=None):
+        """(B, T, Z) p(z_t | y_1..y_T, u_1..u_T)."""
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        return self._give(self._chain(batch).marginals().probs, batch, y, inputs)
+
+    @torch.no_grad()
+    def reconstruct(self, y, inputs=None, lengths=None) -> Outputs:
+        """What is expected of each output given all others too, E[eta(z_t, u_t) | y, u_1..u_T]: where a target is missing, its
+        exact expectation.
+
+        Args:
+            y, inputs, lengths: the data.
+        """
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        states = self._chain(batch).marginals().probs
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(y, inputs))
+
+    def sample_states(self, y, inputs=None, lengths=None, *, num_samples: int = 1, seed=None) -> Tensor:
+        """(S, B, T) exact posterior paths of states, -1 at padded steps; lists are padded.
+
+        Args:
+            y, inputs, lengths: the data. num_samples: S. seed: makes the draw repeatable.
+        """
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return self._chain(batch).sample(num_samples).transpose(1, 2)
+
+    def decode(self, y, inputs=None, lengths=None):
+        """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        return self.give(self._chain(batch).viterbi()[0].movedim(0, 1), self._like(y, inputs))
+
+    def score(self, y, inputs=None, lengths=None, *, states=None, per_token: bool = False) -> float:
+        """log p(y | inputs), nats, summed over sequences; or the mean over steps.
+
+        Args:
+            y, inputs, lengths: the data. states: observed states, or None. per_token: divide by the number of steps.
+        """
+        batch = self.as_batch(y, inputs, lengths, states, partly=True)
+        total = float(self._chain(batch).log_prob().sum(dtype=torch.float64))
+        return total / batch.num_tokens if per_token else total
+
+    def aic(self, y, inputs=None, lengths=None) -> float:
+        """Akaike's information criterion, -2 log p(y | inputs) + 2 parameters: lower is better."""
+        return -2 * self.score(y, inputs, lengths) + 2 * self.num_free_parameters
+
+    def bic(self, y, inputs=None, lengths=None) -> float:
+        """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
+        batch = self.as_batch(y, inputs, lengths, partly=True)
+        seen = self.observed(batch.x)[1]
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        return -2 * self.score(y, inputs, lengths) + self.num_free_parameters * float(np.log(max(1, int(seen.sum()))))
+
+    @torch.no_grad()
+    def sample(self, inputs=None, lengths=None, *, num_sequences: int = 1, num_steps: int | None = None, seed=None):
+        """Outputs drawn from the model for given inputs.
+
+        Args:
+            inputs, lengths: the inputs, and with them how many sequences and steps.
+            num_sequences, num_steps: that number where the model takes no inputs.
+            seed: makes the draw repeatable; None draws from torch's generator.
+
+        Returns:
+            y (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
+        """
+        batch = None if inputs is None else self.as_batch(None, inputs, lengths)
+        given = dict(num_sequences=num_sequences, num_steps=num_steps) if batch is None else dict(inputs=batch.inputs)
+        with torch.random.fork_rng(enabled=seed is not None), self._at_point(), poutine.block():
+            if seed is not None:
+                torch.manual_seed(seed)
+            trace = poutine.trace(self.model).get_trace(**given)
+        y, states = _stacked(trace, "y"), _stacked(trace, "z")
+        if batch is not None and batch.lengths is not None:
+            padded = torch.arange(y.shape[1], device=y.device) >= batch.lengths.unsqueeze(-1)
+            states = states.masked_fill(padded, -1)
+            y = y.masked_fill(padded, -1) if self.discrete else y.masked_fill(padded.unsqueeze(-1), torch.nan)
+        return self.give(y, inputs), self.give(states, inputs)
+
+    # ---------------------------------------------------------------- effects of inputs
+    @torch.no_grad()
+    def effect_curves(self, feature: int | None, values, at=None, part: str = "transition") -> Tensor:
+        """How a part's distributions change as one input varies and the others stay.
+
+        Args:
+            feature: number of the input that varies; None for symbol inputs.
+            values: (N,) its values, or symbols.
+            at: (U,) the other inputs; zeros by default. With feedback, past outputs follow them, as joined.
+            part: "transition", "initial" or "emission".
+
+        Returns:
+            (N, Z, Z) p(z_t = to | z_{t-1} = from, input) [value, from, to]; (N, Z) of starts; (N, Z, V or D) of outputs:
+            probabilities, or means.
+        """
+        if part not in self.sources:
+            raise ValueError(f"part must be one of {', '.join(self.sources)}; got {part!r}")
+        source = self.sources[part]
+        if source is None:
+            raise ValueError(f"part: {part} sees no inputs in this model")
+        kind, size = self.joined_source(source) if part in self.feedback else source
+        values = torch.as_tensor(values).to(self.reference.device)
+        if kind == "symbols":
+            if feature is not None:
+                raise ValueError(f"feature must be None for symbol inputs, got {feature!r}")
+            if values.is_floating_point() or not bool(((values >= 0) & (values < size)).all()):
+                raise ValueError(f"values must be symbols 0..{size - 1}, got {values.tolist()}")
+            inputs = values
+        else:
+            if not isinstance(feature, int) or isinstance(feature, bool) or not 0 <= feature < size:
+                raise ValueError(f"feature must be the number of an input, 0..{size - 1}, got {feature!r}")
+            base = self.reference.new_zeros(size) if at is None else torch.as_tensor(at).to(self.reference)
+            if tuple(base.shape) != (size,):
+                raise ValueError(f"at must have shape (U,) = ({size},), got {tuple(base.shape)}")
+            if values.dim() != 1 or not (torch.isfinite(values).all() and torch.isfinite(base).all()):
+                raise ValueError(f"values must be (N,) finite numbers, at too; got {values.tolist()}")
+            inputs = base.expand(len(values), size).clone()
+            inputs[:, feature] = values.to(self.reference)
+        transition, emission = self._specs_at_point(inputs if part == "initial" else None)
+        if part == "initial":
+            return transition.initial_log_prob().exp()
+        return emission_means(emission.at(inputs)) if part == "emission" else transition.matrices(inputs).exp()
+
+    # ---------------------------------------------------------------- inside
+    @property
+    def emission_inputs_seen(self) -> bool:
+        """Whether outputs see inputs (or past outputs)."""
+        return self.sources["emission"] is not None
+
+    def _specs_at_point(self, first: Tensor | None = None):
+        """Transition and emission at the point estimate; starts that see inputs need the first."""
+        if first is None and self.sources["initial"] is not None:
+            kind, size = self.sources["initial"]
+            first = self.reference.new_zeros(size if kind == "vectors" else ())
+            first = first if kind == "vectors" else first.long()
+        with self._at_point(), poutine.block():
+            return self.specs(first)
+
+    def _chain(self, batch):
+        return self.posterior(batch.x, batch.lengths, **batch.known)
+
+    def _expected(self, states: Tensor, y, inputs, lengths=None, previous=None) -> Outputs:
+        """Outputs of states (T, B, Z) distributed as given, (B, T, ...); y counts where it is fed back."""
+        _, emission = self._specs_at_point()
+        states = states.movedim(0, 1)
+        if emission.takes_inputs:
+            emission = emission.at(self.network_inputs(y, inputs, lengths, previous)["emission"])
+        means = emission_means(emission)
+        means = means.expand(*states.shape, means.shape[-1])
+        outputs = torch.einsum("btz,btzo->bto", states, means)
+        if self.noise is None:
+            return Outputs(states, outputs, None)
+        within = torch.einsum("btz,zde->btde", states, self.noise.covariances())
+        apart = means - outputs.unsqueeze(-2)
+        return Outputs(states, outputs, within + torch.einsum("btz,btzd,btze->btde", states, apart, apart))
+
+    def _simulate(self, inputs, start: Belief | None, previous: Tensor | None, num_samples: int) -> Outputs:
+        """Outputs averaged over drawn trajectories: with feedback the past outputs are not summed out exactly."""
+
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+
+        def repeat(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.repeat_interleave(num_samples, 0)
+
+        whole = isinstance(inputs, Mapping)
+        inputs = {part: repeat(value) for part, value in inputs.items()} if whole else repeat(inputs)
+        start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
+        with self._at_point(), poutine.block():
+            trace = poutine.trace(self.model).get_trace(start=start, inputs=inputs, previous=previous)
+        y = _stacked(trace, "y")
+        # of each trajectory its outputs alone are used: the states given them are summed out exactly
+        chain = self.posterior(y, start=start, inputs=inputs, previous=previous)
+        each = self._expected(chain.predicted_states().exp(), y, inputs, None, previous)
+        by_sequence = Outputs(*(None if v is None else v.unflatten(0, (-1, num_samples)) for v in each))
+        mean = [None if v is None else v.mean(1) for v in by_sequence]
+        if self.noise is not None:
+            apart = by_sequence.outputs - mean[1].unsqueeze(1)
+            mean[2] = mean[2] + torch.einsum("bstd,bste->btde", apart, apart) / num_samples
+        return Outputs(*mean)
+
+    @staticmethod
+    def _like(y, inputs):
+        return inputs if isinstance(inputs, (list, tuple)) else y
+
+    def _give(self, value: Tensor, batch, y, inputs):
+        return self.give(_without_padding(value.movedim(0, 1), batch), self._like(y, inputs))
+
+    def _shaped(self, result: Outputs, batch, like) -> Outputs:
+        """Results in the form of the data, 0 at padded steps."""
+        return Outputs(
+            *(None if value is None else self.give(_without_padding(value, batch), like) for value in result)
+        )
+
+
+def _stacked(trace, site: str) -> Tensor:
+    """(B, T, ...) the values at a program's sites of all steps."""
+    steps = sum(name.startswith("z_") for name in trace.nodes)
+    return torch.stack([trace.nodes[f"{site}_{t}"]["value"] for t in range(steps)], 1)
+
+
+def _without_padding(value: Tensor, batch) -> Tensor:
+    """(B, T, ...) with 0 at padded steps."""
+    if batch.lengths is None:
+        return value
+    padded = torch.arange(value.shape[1], device=value.device) >= batch.lengths.unsqueeze(-1)
+    return value.masked_fill(padded.reshape(*padded.shape, *(1,) * (value.dim() - 2)), 0.0)
+
+
+def emission_means(emission: Emission) -> Tensor:
+    """(*b, Z, V or D) expected outputs of each state: probabilities of words or of ones, or means."""
+    if isinstance(emission, CategoricalEmission):
+        return emission.log_probs.exp()
+    return torch.sigmoid(emission.logits) if isinstance(emission, BernoulliEmission) else emission.loc

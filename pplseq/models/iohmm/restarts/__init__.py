@@ -1,0 +1,1 @@
+"""Many parameter sets of an input-output HMM fitted at once."""

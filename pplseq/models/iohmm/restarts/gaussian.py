@@ -1,0 +1,192 @@
+"""Gaussian outputs of an input-output model with R parameter sets at once; vectors may lack some of their dimensions.
+
+Weights are {"emission": those of the mean's network, "noise": log_scale (Z, D or 1, R) or scale_tril ([Z,] D, D, R), lower
+triangular with the logarithms of its diagonal}.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pplseq.models.iohmm.restarts.climbing import Climber
+from pplseq.models.iohmm.restarts.networks import RestartNetwork, _inner
+from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
+from pplseq.models.iohmm.restarts.regressions import residual_covariance
+
+
+class GaussianOutputs(Outputs):
+    """y in R^D with means from the network and covariances of each state (or one for all).
+
+    Args:
+        network: of the means. covariance: "diag", "full", "tied" or "spherical". floor: smallest variance in any direction.
+        num_climbs: steps uphill in an M-step where there is no formula.
+    """
+
+    names = ("emission", "noise")
+
+    def __init__(self, network: RestartNetwork, covariance: str, floor: float, num_climbs: int = 10):
+        super().__init__(network.num_sources)
+        self.network, self.covariance, self.floor, self.num_climbs = network, covariance, floor, num_climbs
+        self.climber: Climber | None = None
+
+    # ---------------------------------------------------------------- likelihood
+    def _density(self, parameters, seen, num_restarts):
+        means = self._means(parameters["emission"], seen)
+        residual = seen.y.T.unsqueeze(-1) - means
+        size, noise = residual.shape[1], parameters["noise"]
+        if "log_scale" in noise:
+            log_scale = noise["log_scale"].expand(-1, size, -1).unsqueeze(2)
+            value = -((residual / log_scale.exp()) ** 2 / 2 + log_scale + math.log(2 * math.pi) / 2)
+            if seen.present is not None:
+                value = value.masked_fill(~seen.present.T.unsqueeze(-1), 0.0)
+            return value.sum(1)
+        tril = scale_tril(noise["scale_tril"].movedim(-1, -3))  # ([Z,] R, D, D)
+        if seen.present is None:
+            return _log_density(residual, tril)
+        result = torch.zeros_like(residual[:, 0])
+        for there, rows in _patterns(seen):
+            part = torch.linalg.cholesky((tril @ tril.mT)[..., there, :][..., there])
+            result = result.index_copy(1, rows, _log_density(residual[:, :, rows][:, there], part))
+        return result
+
+    def _means(self, emission: dict[str, Tensor], seen: Seen) -> Tensor:
+        """(Z, D, M, R)."""
+        return self.network.values(emission, seen.rows)[:, :, seen.rows.index]
+
+    def _covariances(self, noise: dict[str, Tensor], size: int) -> Tensor:
+        """(Z, R, D, D), or (R, D, D) where all states share it."""
+        if "log_scale" in noise:
+            variance = (2 * noise["log_scale"]).exp().expand(-1, size, -1)
+            return torch.diag_embed(variance.transpose(1, 2))
+        tril = scale_tril(noise["scale_tril"].movedim(-1, -3))
+        return tril @ tril.mT
+
+    # ---------------------------------------------------------------- maximiser
+    def maximize(self, parameters, seen, visits, penalty, gradient):
+        if gradient or penalty.precision or not self.network.exact:
+            return self._climb(parameters, seen, visits, penalty), None
+        known = seen.known
+        seen = Seen(
+            seen.rows._replace(index=seen.rows.index[known]), seen.y[known], known[known], None,
+            None if seen.present is None else seen.present[known],
+        )  # fmt: skip
+        mass = visits[:, known].transpose(1, 2)  # (Z, R, M)
+        targets, extra = seen.y, None
+        if seen.present is not None:
+            targets, extra = self._expected(parameters, seen, mass)
+        emission = self.network.fit_means(parameters["emission"], seen.rows, targets, mass)
+        residual = targets - self._means(emission, seen).permute(0, 3, 2, 1)  # (Z, R, M, D)
+        parts = [residual, mass] if extra is None else [residual, mass, extra]
+        if self.covariance == "tied":  # problems of one restart together
+            parts = [part.transpose(0, 1) for part in parts]
+        shape = parts[1].shape[:2]
+        covariances, floored = residual_covariance(
+            *(part.flatten(0, 1) for part in parts[:2]), self.covariance, self.floor, group=self.num_states,
+            extra=None if extra is None else parts[2].flatten(0, 1),
+        )  # fmt: skip
+        covariances, floored = covariances.unflatten(0, shape), floored.unflatten(0, shape)
+        if self.covariance == "tied":
+            covariances, floored = covariances[:, 0], floored.mT
+        return {"emission": emission, "noise": self._raw(covariances, parameters["noise"])}, floored.any(0)
+
+    def _expected(self, parameters: Parameters, seen: Seen, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets (Z, R, M, D) with missing dimensions at their means given the others, and what that leaves of their scatter.
+
+        With o the dimensions seen and m the others, E[y_m] = mu_m + S_mo S_oo^-1 (y_o - mu_o), Cov[y_m] = S_mm - S_mo S_oo^-1
+        S_om, summed under the mass: (Z, R, D, D).
+        """
+        means = self._means(parameters["emission"], seen).permute(0, 3, 2, 1)
+        covariances = self._covariances(parameters["noise"], means.shape[-1]).expand(*means.shape[:2], -1, -1)
+        targets, extra = torch.where(seen.present, seen.y, means), torch.zeros_like(covariances)
+        for there, rows in _patterns(seen):
+            gone = (~torch.isin(torch.arange(means.shape[-1], device=rows.device), there)).nonzero().squeeze(-1)
+            if not len(gone):
+                continue
+            across = covariances[..., gone, :][..., there]
+            gain = torch.linalg.solve(covariances[..., there, :][..., there], across, left=False)
+            off = (seen.y - means)[:, :, rows][..., there] @ gain.mT
+            targets[:, :, rows.unsqueeze(-1), gone] += off
+            left = covariances[..., gone, :][..., gone] - gain @ across.mT
+            extra[:, :, gone.unsqueeze(-1), gone] += mass[..., rows].sum(-1)[..., None, None] * left
+        return targets, extra
+
+    def _raw(self, covariances: Tensor, before: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The noise's parameters from covariances ([Z,] R, D, D); NaN keeps what was before."""
+        if "log_scale" in before:
+            value = covariances.diagonal(dim1=-2, dim2=-1).log().movedim(-1, 1) / 2  # (Z, D, R)
+            value = value[:, : before["log_scale"].shape[1]]
+            return {"log_scale": torch.where(value.isnan(), before["log_scale"], value)}
+        known = torch.isfinite(covariances).all(-1).all(-1)[..., None, None]
+        eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
+        tril = torch.linalg.cholesky(torch.where(known, covariances, eye))
+        raw = tril.tril(-1) + torch.diag_embed(tril.diagonal(dim1=-2, dim2=-1).log())
+        return {"scale_tril": torch.where(known.movedim(-3, -1), raw.movedim(-3, -1), before["scale_tril"])}
+
+    def _climb(self, parameters, seen, visits, penalty):
+        flat = {f"{part}.{name}": value for part in self.names for name, value in parameters[part].items()}
+        if self.climber is None:
+            self.climber = Climber(flat)
+        counts = visits * seen.known.unsqueeze(-1)
+
+        def objective(own):
+            split = self._split(own)
+            return _inner(counts, self._density(split, seen, visits.shape[-1])) + self.log_prior(split, penalty)
+
+        def inside(own):  # the floor holds on this way, too
+            lowest = math.log(self.floor) / 2
+            if "noise.log_scale" in own:
+                return own | {"noise.log_scale": own["noise.log_scale"].clamp_min(lowest)}
+            return own
+
+        return self._split(self.climber.climb(flat, objective, self.num_climbs, inside))
+
+    def _split(self, flat: dict[str, Tensor]) -> Parameters:
+        return {
+            part: {name.split(".", 1)[1]: value for name, value in flat.items() if name.startswith(part + ".")}
+            for part in self.names
+        }
+
+    def right(self, parameters, seen, entry, states):
+        raise ValueError(
+            "select: 'smallest_consistent' asks whether outputs are right; Gaussian ones never are exactly"
+        )
+
+    def log_prior(self, parameters, penalty):
+        total = self.network.log_prior(parameters["emission"], penalty)
+        if penalty.noise_precision:
+            squares = sum((value**2).flatten(0, -2).sum(0) for value in parameters["noise"].values())
+            total = total - penalty.noise_precision / 2 * squares
+        return total
+
+    def forget(self):
+        super().forget()
+        self.climber = None
+
+    def take(self, restarts):
+        super().take(restarts)
+        if self.climber is not None:
+            self.climber.take(restarts)
+
+
+def scale_tril(raw: Tensor) -> Tensor:
+    """Cholesky factors (..., D, D) from lower triangular matrices with the logarithms of their diagonals."""
+    return raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
+
+
+def _log_density(residual: Tensor, tril: Tensor) -> Tensor:
+    """(Z, M, R) log N(residual; 0, tril tril') of residuals (Z, D, M, R), tril ([Z,] R, D, D)."""
+    white = torch.linalg.solve_triangular(tril, residual.permute(0, 3, 1, 2), upper=False)  # (Z, R, D, M)
+    log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ([Z,] R)
+    density = -(white**2).sum(-2) / 2 - log_det.unsqueeze(-1) - residual.shape[1] * math.log(2 * math.pi) / 2
+    return density.transpose(1, 2)
+
+
+def _patterns(seen: Seen):
+    """Which dimensions there are, and in which rows, for every pattern that occurs (those without any left out)."""
+    patterns, which = torch.unique(seen.present, dim=0, return_inverse=True)
+    for k, pattern in enumerate(patterns):
+        if bool(pattern.any()):
+            yield pattern.nonzero().squeeze(-1), (which == k).nonzero().squeeze(-1)

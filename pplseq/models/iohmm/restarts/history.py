@@ -1,0 +1,152 @@
+"""Restarts of a fit: how blocks of them begin, and what became of each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from pplseq.infer.fit.em import FitHistory
+
+EMPTY = 1e-6  # expected visits to a state, over all data, below which it counts as empty
+
+
+@dataclass(frozen=True)
+class RestartBlock:
+    """How a block of restarts begins, and which prior helps it on its way.
+
+    Args:
+        num_restarts: how many.
+        concentration: rows of tables are drawn from a symmetric Dirichlet of it; small ones begin near a deterministic machine.
+        scale: standard deviation of the weights of generalised linear models (and of layers, over the root of their inputs).
+        fixed_start: start in state 0 (states can be renamed so that every deterministic machine does).
+        prior: concentration of a Dirichlet prior of tables' rows, at least 1, ...
+        prior_iterations: ... which falls linearly to 1 over so many iterations; 0 keeps it.
+    """
+
+    num_restarts: int = 1
+    concentration: float = 1.0
+    scale: float = 0.5
+    fixed_start: bool = False
+    prior: float = 1.0
+    prior_iterations: int = 0
+
+    def __post_init__(self):
+        if self.num_restarts < 1:
+            raise ValueError(f"num_restarts must be positive, got {self.num_restarts}")
+        for name in ("concentration", "scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not self.prior >= 1 or self.prior_iterations < 0:
+            raise ValueError(
+                "prior must be at least 1 (below, the posterior density has no maximum) and prior_iterations not negative, got "
+                f"{self.prior} and {self.prior_iterations}"
+            )
+
+    def replaced(self, num_restarts: int) -> RestartBlock:
+        """The same settings for another number of restarts."""
+        return replace(self, num_restarts=num_restarts)
+
+
+@dataclass
+class Restarts:
+    """What became of each restart.
+
+    Attributes:
+        log_likelihoods, log_posteriors: (R,) nats at the last parameters.
+        trace: (iterations, R) log-likelihoods, NaN after a restart stopped; objectives: the same with log priors.
+        num_iterations: (R,) maximisation steps. converged: (R,). block: (R,) which block of settings.
+        dropped: restart -> why. empty: restart -> its empty states. floored: restarts where a variance met its floor.
+        fell: those whose objective fell. parameters: part -> name -> (..., R). scores: (R,) what the choice went by, higher is
+            better. chosen: the restart whose parameters the model has.
+    """
+
+    log_likelihoods: Tensor
+    log_posteriors: Tensor
+    trace: Tensor
+    objectives: Tensor
+    num_iterations: Tensor
+    converged: Tensor
+    block: Tensor
+    dropped: dict[int, str] = field(default_factory=dict)
+    empty: dict[int, list[int]] = field(default_factory=dict)
+    floored: list[int] = field(default_factory=list)
+    fell: list[int] = field(default_factory=list)
+    parameters: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    scores: Tensor | None = None
+    chosen: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.log_likelihoods)
+
+    @property
+    def kept(self) -> Tensor:
+        """Positions of the restarts that were not dropped."""
+        mask = torch.ones(len(self), dtype=torch.bool)
+        mask[list(self.dropped)] = False
+        return mask.nonzero().squeeze(-1)
+
+    def summary(self) -> str:
+        """One line."""
+        kept = self.log_likelihoods[self.kept]
+        text = f"{len(self)} restarts, {int(self.converged.sum())} converged, {len(self.dropped)} dropped"
+        if len(kept):
+            text += f"; log-likelihood best {float(kept.max()):.6g}, median {float(kept.median()):.6g}"
+        return text
+
+    def note_collapses(self, there: Tensor, broken: Tensor, log_likelihood: Tensor, visits: Tensor) -> None:
+        """Writes down which of some restarts (positions) broke (a mask), and which states they never visit.
+
+        Args:
+            there, broken, log_likelihood: (R,). visits: (Z, M, R) expected ones.
+        """
+        for restart, bad, value in zip(there.tolist(), broken.tolist(), log_likelihood.tolist(), strict=True):
+            if bad:
+                what = "is NaN" if math.isnan(value) else f"is {value}: some sequence has probability zero"
+                self.dropped[restart] = f"its log-likelihood {what}"
+        empty = ~(visits.sum(1) > EMPTY)
+        for position in empty.any(0).nonzero().squeeze(-1).tolist():
+            if int(there[position]) not in self.dropped:
+                self.empty[int(there[position])] = empty[:, position].nonzero().squeeze(-1).tolist()
+
+    @classmethod
+    def join(cls, parts: list[Restarts]) -> Restarts:
+        """Those of several runs in a row."""
+        if len(parts) == 1:
+            return parts[0]
+        longest = max(len(part.trace) for part in parts)
+
+        def joined(name: str) -> Tensor:
+            values = [getattr(part, name) for part in parts]
+            if values[0].dim() == 1:
+                return torch.cat(values)
+            return torch.cat([_lengthened(value, longest) for value in values], 1)
+
+        names = ("log_likelihoods", "log_posteriors", "trace", "objectives", "num_iterations", "converged", "block")
+        result = cls(*map(joined, names))
+        first = 0
+        for part in parts:
+            result.dropped |= {first + k: why for k, why in part.dropped.items()}
+            result.empty |= {first + k: states for k, states in part.empty.items()}
+            result.floored += [first + k for k in part.floored]
+            result.fell += [first + k for k in part.fell]
+            first += len(part)
+        result.parameters = {
+            part: {name: torch.cat([one.parameters[part][name] for one in parts], -1) for name in weights}
+            for part, weights in parts[0].parameters.items()
+        }
+        return result
+
+
+def _lengthened(trace: Tensor, length: int) -> Tensor:
+    return torch.cat([trace, trace.new_full((length - len(trace), trace.shape[1]), math.nan)])
+
+
+@dataclass
+class RestartHistory(FitHistory):
+    """The history of the restart that was chosen; what became of all: ``restarts``; (size, score) of sizes tried: ``sizes``."""
+
+    restarts: Restarts | None = None
+    sizes: list[tuple[int, float]] | None = None

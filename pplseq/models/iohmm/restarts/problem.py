@@ -1,0 +1,186 @@
+"""What there is to be learned: data and networks of an input-output HMM, for many parameter sets at once.
+
+All restarts are one batch: every tensor has them last, and each goes its own way, as if it were fitted alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pplseq.kernels.restart_scan import Expectation, Lattice, expectation, production
+from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, distinct
+from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
+
+PARTS = ("initial", "transition", "emission")
+Penalties = dict[str, Penalty]
+
+
+class RestartProblem:
+    """Data and the networks that shall explain them, for any number R of parameter sets.
+
+    Args:
+        initial, transition: networks of the start and of transitions.
+        outputs: output family with its network.
+        y: (B, T[, D]) targets, anything where there is none; NaN in dimensions that are missing.
+        known: (B, T) where there is a target.
+        inputs: part -> (B[, U]) for "initial", (B, T[, U]) for "transition" and "emission", or None where a part sees none.
+        lengths: (B,) at least 1. states: (B, T) observed states, negative where unknown, or None.
+        before_first: whether a transition is taken before the first output (the start distribution is of x_0).
+    """
+
+    def __init__(
+        self, initial: RestartNetwork, transition: RestartNetwork, outputs: Outputs, *, y: Tensor, known: Tensor,
+        inputs: Mapping[str, Tensor | None], lengths: Tensor, states: Tensor | None = None, before_first: bool = False,
+    ):  # fmt: skip
+        self.initial, self.transition, self.outputs = initial, transition, outputs
+        transition_inputs, emission_inputs = inputs.get("transition"), inputs.get("emission")
+        if before_first:  # a step without a target in front of each row
+            y, transition_inputs, emission_inputs = (
+                value if value is None else torch.cat([value[:, :1], value], 1)
+                for value in (y, transition_inputs, emission_inputs)
+            )
+            known = torch.cat([torch.zeros_like(known[:, :1]), known], 1)
+            states = states if states is None else torch.cat([torch.full_like(states[:, :1], -1), states], 1)
+            lengths = lengths + 1
+        self.lattice = Lattice(lengths)
+        pack = self.lattice.pack
+        self.num_steps = int(lengths.sum()) - before_first * len(lengths)
+        self.num_targets = int(pack(known).sum())
+        self.start_rows = initial.rows(inputs.get("initial"))
+        if self.start_rows.count > 1:
+            index = self.start_rows.index
+            index = torch.arange(self.start_rows.count, device=y.device) if index is None else index
+            self.lattice.init_index = index[self.lattice.order]
+        self.rows = transition.rows(None if transition_inputs is None else pack(transition_inputs))
+        if self.rows.count == 1 and self.rows.index is None:
+            self.lattice.pair_index = torch.zeros(self.lattice.num_packed, dtype=torch.long, device=y.device)
+        else:
+            self.lattice.pair_index = self.rows.index
+        states = None if states is None or not bool((pack(states) >= 0).any()) else pack(states)
+        self.seen = self._seen(pack(y), pack(known), states, None if emission_inputs is None else pack(emission_inputs))
+
+    def _seen(self, y: Tensor, known: Tensor, states: Tensor | None, inputs: Tensor | None) -> Seen:
+        """The distinct things to be explained, and which of them each packed step is."""
+        network, count = self.outputs.network, len(y)
+        if network is None:
+            rows, entry = None, torch.zeros(count, dtype=torch.long, device=y.device)
+        else:
+            rows = network.rows(inputs)
+            entry = rows.index
+            if entry is None:
+                entry = (
+                    torch.arange(count, device=y.device)
+                    if rows.count > 1
+                    else torch.zeros_like(known, dtype=torch.long)
+                )
+        there = ~y.isnan() & known.unsqueeze(-1) if y.dim() == 2 else None  # of each dimension
+        partly = there is not None and bool((there.any(-1) & ~there.all(-1)).any())
+        y = y.nan_to_num(0.0) if y.is_floating_point() else y
+        columns = [entry.unsqueeze(-1), known.unsqueeze(-1)]
+        columns += [torch.where(known.view(-1, *[1] * (y.dim() - 1)), y, 0).reshape(count, -1)]
+        columns += [] if not partly else [there]
+        columns += [] if states is None else [states.unsqueeze(-1)]
+        keys, index = distinct(torch.cat([column.double() for column in columns], -1))
+        self.lattice.emit_index = index
+        size = columns[2].shape[1]
+        present = keys[:, 2 + size : 2 + 2 * size] > 0 if partly else None
+        y = (keys[:, 2] if y.dim() == 1 else keys[:, 2 : 2 + size]).to(y.dtype)
+        rows = None if rows is None else rows._replace(index=keys[:, 0].long())
+        return Seen(rows, y, keys[:, 1] > 0, None if states is None else keys[:, -1].long(), present)
+
+    # ---------------------------------------------------------------- the two steps
+    def tables(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+        """Start (Z, I, R), pair (Z, Z, L, R) and emission (Z, M, R) log-probabilities; differentiable."""
+        init = self.initial.log_probs(parameters["initial"], self.start_rows).squeeze(0)
+        pair = self.transition.log_probs(parameters["transition"], self.rows)
+        return init, pair, self.outputs.log_likelihood(parameters, self.seen, init.shape[-1])
+
+    @torch.no_grad()
+    def expect(self, parameters: Parameters, *, counts: bool = True) -> Expectation:
+        """The E-step."""
+        return expectation(*(table.contiguous() for table in self.tables(parameters)), self.lattice, counts=counts)
+
+    @torch.no_grad()
+    def consistent(self, parameters: Parameters) -> Tensor:
+        """(R,) whether the most probable output given the inputs so far is the target, wherever there is one."""
+        init, pair, _ = self.tables(parameters)
+        states, entry = production(init.contiguous(), pair.contiguous(), self.lattice), self.lattice.emit_index
+        entry = torch.arange(states.shape[1], device=states.device) if entry is None else entry
+        return self.outputs.right(parameters, self.seen, entry, states).all(0)
+
+    @torch.no_grad()
+    def maximize(
+        self, parameters: Parameters, expected: Expectation, penalties: Penalties, *, gradient: bool = False
+    ) -> tuple[Parameters, Tensor | None]:
+        """The M-step: exact for tables, generalised linear models and Gaussians; uphill for networks with layers.
+
+        Args:
+            gradient: take steps uphill everywhere.
+
+        Returns:
+            New parameters, and (R,) restarts where a variance met its floor, or None.
+        """
+        init, transition = self.initial, self.transition
+        names = "climb_softmax" if gradient else "fit_softmax"
+        found = {
+            "initial": getattr(init, names)(
+                parameters["initial"], self.start_rows, expected.start.unsqueeze(0), penalties["initial"]
+            ),
+            "transition": getattr(transition, names)(
+                parameters["transition"], self.rows, expected.pair, penalties["transition"]
+            ),
+        }
+        outputs, floored = self.outputs.maximize(parameters, self.seen, expected.emit, penalties["emission"], gradient)
+        return found | outputs, floored
+
+    @torch.no_grad()
+    def log_prior(self, parameters: Parameters, penalties: Penalties) -> Tensor | float:
+        """(R,) nats, up to a constant."""
+        return (
+            self.initial.log_prior(parameters["initial"], penalties["initial"], softmax=True)
+            + self.transition.log_prior(parameters["transition"], penalties["transition"], softmax=True)
+            + self.outputs.log_prior(parameters, penalties["emission"])
+        )
+
+    def gradient(self, parameters: Parameters) -> tuple[Tensor, Parameters]:
+        """(R,) log-likelihoods, and each one's gradient in its own parameters.
+
+        Fisher's identity: the gradient of log p(y) is that of the expected complete-data log-likelihood, so that nothing is
+        differentiated through time.
+        """
+        expected = self.expect(parameters)
+        with torch.enable_grad():
+            leaves = {p: {k: v.detach().requires_grad_() for k, v in w.items()} for p, w in parameters.items()}
+            tables = self.tables(leaves)
+            flat = [value for weights in leaves.values() for value in weights.values()]
+            # a table that nothing depends on (targets are states) has no gradient
+            used = [(t, c) for t, c in zip(tables, expected[1:], strict=True) if t.requires_grad]
+            grads = iter(torch.autograd.grad([t for t, _ in used], flat, [c for _, c in used], allow_unused=True))
+        result = {p: {k: _zero_if_none(next(grads), v) for k, v in w.items()} for p, w in parameters.items()}
+        return expected.log_prob.sum(0), result
+
+    def take(self, restarts: Tensor) -> None:
+        """Keeps what networks remember between steps for some restarts only."""
+        for part in (self.initial, self.transition, self.outputs):
+            part.take(restarts)
+
+
+def _zero_if_none(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient
+
+
+def take(parameters: Parameters, restarts: Tensor) -> Parameters:
+    """The parameters of some restarts (a mask or positions)."""
+    return {
+        part: {name: value[..., restarts] for name, value in weights.items()} for part, weights in parameters.items()
+    }
+
+
+def put(into: Parameters, restarts: Tensor, parameters: Parameters) -> None:
+    """Writes the parameters of some restarts (positions) among all."""
+    for part, weights in parameters.items():
+        for name, value in weights.items():
+            into[part][name][..., restarts] = value

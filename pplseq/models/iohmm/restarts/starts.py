@@ -1,0 +1,112 @@
+"""Where restarts of an input-output HMM begin: R parameter sets drawn at once, block by block."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
+from pplseq.models.iohmm.restarts.history import RestartBlock
+from pplseq.models.iohmm.restarts.networks import RestartNetwork
+from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, Parameters
+from pplseq.models.iohmm.restarts.problem import RestartProblem
+
+
+def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> Parameters:
+    """Random parameters of all blocks' restarts, from torch's generator.
+
+    Tables are drawn from Dirichlet (for bits: Beta) distributions, weights of generalised linear models and of layers from
+    normal ones; Gaussian means are targets picked at random, with slopes no steeper than targets vary, and their covariances
+    those of all targets.
+    """
+    drawn = [_draw(problem, block) for block in blocks]
+    return {
+        part: {name: torch.cat([one[part][name] for one in drawn], -1) for name in weights}
+        for part, weights in drawn[0].items()
+    }
+
+
+def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
+    initial, transition, outputs = problem.initial, problem.transition, problem.outputs
+    result = {"initial": _network(initial, block), "transition": _network(transition, block)}
+    if block.fixed_start and initial.kind == "constant":
+        logits = torch.full_like(result["initial"]["logits"], -torch.inf)
+        first = 0 if initial.forbidden is None else int((~initial.forbidden).nonzero()[0])
+        logits[first] = 0.0
+        result["initial"]["logits"] = logits
+    if outputs.network is None:
+        return result
+    result["emission"] = _network(outputs.network, block, bits=isinstance(outputs, BernoulliOutputs))
+    if isinstance(outputs, GaussianOutputs):
+        result["emission"], result["noise"] = _gaussian(problem, outputs, block, result["emission"])
+    return result
+
+
+def _like(network: RestartNetwork) -> Tensor:
+    return next(iter(network.network.parameters()))
+
+
+def _network(network: RestartNetwork, block: RestartBlock, bits: bool = False) -> dict[str, Tensor]:
+    like, count = _like(network), block.num_restarts
+    if network.kind in ("constant", "table"):
+        shape = network.network.logits.shape
+        if bits:
+            ones, zeros = (_log_gamma(block.concentration, (*shape, count), like) for _ in range(2))
+            return {"logits": ones - zeros}
+        logits = _log_gamma(block.concentration, (*shape[:-1], count, shape[-1]), like)
+        if network.forbidden is not None:
+            logits = logits.masked_fill(network.forbidden.unsqueeze(-2), -torch.inf)
+        return {"logits": torch.log_softmax(logits, -1).transpose(-1, -2).contiguous()}
+    if network.kind == "linear":
+        weight = network.network.weight
+        return {"weight": block.scale * torch.randn(*weight.shape, count, dtype=like.dtype, device=like.device)}
+    copies, one = [], copy.deepcopy(network.network)
+    for _ in range(count):
+        if network.kind == "layered":
+            one.randomise(block.scale)
+        else:
+            for module in one.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+        copies.append({name: value.detach().clone() for name, value in one.named_parameters()})
+    return {name: torch.stack([each[name] for each in copies], -1) for name in copies[0]}
+
+
+def _log_gamma(concentration: float, shape, like: Tensor) -> Tensor:
+    """Logarithms of gamma variates, whatever their size (those of shape below 1 underflow)."""
+    shape_plus = torch.full(shape, concentration + 1.0, dtype=like.dtype, device=like.device)
+    uniform = torch.rand(shape, dtype=like.dtype, device=like.device).clamp_min(torch.finfo(like.dtype).tiny)
+    return torch._standard_gamma(shape_plus).log() + uniform.log() / concentration
+
+
+def _gaussian(problem, outputs, block, emission):
+    seen, count = problem.seen, block.num_restarts
+    targets, num_states, size = seen.y[seen.known], outputs.num_states, seen.y.shape[-1]
+    if seen.present is not None:  # missing dimensions at their column's mean
+        there = seen.present[seen.known]
+        targets = torch.where(there, targets, (targets * there).sum(0) / there.sum(0).clamp_min(1))
+    eye = torch.eye(size, dtype=targets.dtype, device=targets.device)
+    if len(targets) == 0:
+        raise ValueError("y must hold at least one target to start from, got none")
+    picked = targets[torch.randint(len(targets), (num_states, count), device=targets.device)].transpose(
+        1, 2
+    )  # (Z, D, R)
+    kind = outputs.network.kind
+    if kind in ("constant", "table"):
+        emission = {"logits": picked.expand(emission["logits"].shape).clone()}
+    spread = torch.cov(targets.T).reshape(size, size) if len(targets) > 1 else eye
+    if kind == "linear":
+        # slopes no steeper than targets vary: of outputs in large units all states but one would begin far from any
+        emission["weight"] *= spread.diagonal().sqrt().clamp_max(1.0).unsqueeze(-1)
+        emission["weight"][..., -1, :, :] = picked
+    spread = spread + outputs.floor * eye
+    if outputs.covariance in ("diag", "spherical"):
+        variance = spread.diagonal() if outputs.covariance == "diag" else spread.diagonal().mean(0, keepdim=True)
+        return emission, {"log_scale": (variance.log() / 2)[:, None].expand(num_states, -1, count).clone()}
+    tril = torch.linalg.cholesky(spread)
+    raw = tril.tril(-1) + torch.diag(tril.diagonal().log())
+    states = () if outputs.covariance == "tied" else (num_states,)
+    return emission, {"scale_tril": raw.unsqueeze(-1).expand(*states, size, size, count).clone()}

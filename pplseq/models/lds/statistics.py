@@ -1,0 +1,262 @@
+"""Exact EM of a linear dynamical system: expected statistics of its three regressions, and their closed-form maxima.
+
+The transition and the emission are both regressions, y = W r + noise with noise ~ N(0, S): of z_t on (z_{t-1}, 1, u_t), and of
+x_t on (z_t, 1, u_t). Statistics are kept about the current W, as sums of E[(y - W r) r'] rather than of E[y r']: the maximum is
+the same, and nothing cancels where data lie far from zero.
+
+Source: Z. Ghahramani and G. E. Hinton (1996), Parameter estimation for linear dynamical systems; for rows observed in part,
+R. H. Shumway and D. S. Stoffer (2017), Time Series Analysis and Its Applications, 4th ed., section 6.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.partly_observed import masked_precisions
+from pplseq.infer.fit.em import floor_eigenvalues
+from pplseq.kernels.riccati import stationary_covariance, symmetrize
+
+STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics
+HALVINGS = 30
+
+
+class Regression(NamedTuple):
+    """Sums over steps of y = W r + noise, about the W that they were gathered with: e = y - W r.
+
+    count: () steps. moment: (k, k) of E[r r']. cross: (n, k) of E[e r']. scatter: (n, n) of E[e e'].
+    """
+
+    count: Tensor
+    moment: Tensor
+    cross: Tensor
+    scatter: Tensor
+
+
+class RegressionPrior(NamedTuple):
+    """Pseudo-observations: log p(W, S) = -count/2 log|S| - tr S^-1 (count variance I + strength W W') / 2 + constant.
+
+    Args:
+        count: how many steps of residual variance ``variance`` they are worth.
+        variance: of the noise, in every direction.
+        strength: pulls the weights, but no offset, towards zero (ridge regression).
+    """
+
+    count: float = 0.0
+    variance: float = 1.0
+    strength: float = 0.0
+
+    def check(self, name: str) -> RegressionPrior:
+        if not (self.count >= 0 and self.variance > 0 and self.strength >= 0):
+            raise ValueError(f"{name}: count and strength must not be negative and variance positive, got {self}")
+        return self
+
+    def log_prob(self, weights: Tensor, noise: Tensor, shrunk: Tensor) -> Tensor:
+        """The log density (up to a constant, nats) at weights (n, k) and a covariance (n, n); shrunk: (k,) bool."""
+        if self.count == 0 and self.strength == 0:
+            return weights.new_zeros(())
+        factor = torch.linalg.cholesky(noise)
+        pull = weights * shrunk
+        target = self.count * self.variance * torch.eye(len(noise)).to(noise) + self.strength * pull @ pull.T
+        return -self.count * factor.diagonal().log().sum() - torch.cholesky_solve(target, factor).trace() / 2
+
+
+# ------------------------------------------------------------------------------------------------ E-step
+def transition_statistics(means, smoothed, lag_one, valid, weights, extras) -> Regression:
+    """Statistics of z_t = W (z_{t-1}, extras_t) + noise.
+
+    Args:
+        means: (T, B, h) smoothed. smoothed: their covariances, with ``total(mask)``. lag_one: of Cov(z_{t+1}, z_t | x).
+        valid: (T, B) bool. weights: (h, k) W. extras: (T, B, k - h) what beside the state z_t is regressed on.
+    """
+    moves = valid[1:]
+    size, edge = weights.shape[0], torch.zeros_like(valid[:1])
+    # masked means may be anything, padded inputs too: where, not a product
+    regressors = torch.cat([means[:-1], extras[1:]], -1).where(moves.unsqueeze(-1), 0.0)
+    residuals = (means[1:] - regressors @ weights.T).where(moves.unsqueeze(-1), 0.0)
+    before, after = smoothed.total(torch.cat([moves, edge])), smoothed.total(torch.cat([edge, moves]))
+    joint = lag_one.total(moves)
+    matrix = weights[:, :size]
+    moment, cross, scatter = _outer(regressors, regressors), _outer(residuals, regressors), _outer(residuals, residuals)
+    moment[:size, :size] += before
+    cross[:, :size] += joint - matrix @ before
+    scatter += after - matrix @ joint.T - joint @ matrix.T + matrix @ before @ matrix.T
+    return Regression(moves.sum().to(means), moment, cross, symmetrize(scatter))
+
+
+def emission_statistics(means, smoothed, x, observed, valid, weights, extras, noise) -> Regression:
+    """Statistics of x_t = W (z_t, extras_t) + noise; coordinates that are missing are expected given the others.
+
+    Args:
+        means, smoothed: as for :func:`transition_statistics`. x: (T, B, n), finite. observed: (T, B, n) bool.
+        valid: (T, B) bool. weights: (n, k) W. extras: (T, B, k - h). noise: (n, n), or (n,) variances.
+    """
+    size = means.shape[-1]
+    seen = valid & observed.any(-1)
+    whole = seen & observed.all(-1)
+    regressors = torch.cat([means, extras], -1).where(seen.unsqueeze(-1), 0.0)
+    residuals = (x - regressors @ weights.T).where(observed & seen.unsqueeze(-1), 0.0)
+    matrix = weights[:, :size]
+    covariance, moment = smoothed.total(whole), _outer(regressors, regressors)
+    moment[:size, :size] += covariance
+    gathered = regressors[whole].T @ residuals[whole]
+    cross = gathered.T.contiguous()
+    cross[:, :size] -= matrix @ covariance
+    scatter = _outer(residuals[whole], residuals[whole]) + matrix @ covariance @ matrix.T
+    part = seen & ~whole
+    if bool(part.any()):
+        patterns, which = torch.unique(observed[part], dim=0, return_inverse=True)
+        full = torch.diag(noise) if noise.dim() == 1 else noise
+        # e = gain (observed part of e) + what noise of the missing coordinates is left
+        gains = full @ masked_precisions(noise, patterns)[0]
+        errors = (gains[which] @ residuals[part].unsqueeze(-1)).squeeze(-1)
+        spread = means.new_zeros(len(patterns), size, size).index_add_(0, which, smoothed.dense()[part])
+        counts = torch.bincount(which, minlength=len(patterns)).to(means)
+        moment[:size, :size] += spread.sum(0)
+        cross += errors.T @ regressors[part]
+        cross[:, :size] -= (gains @ matrix @ spread).sum(0)
+        left = full - gains @ full
+        scatter += errors.T @ errors + (gains @ matrix @ spread @ matrix.T @ gains.mT).sum(0)
+        scatter += torch.einsum("p,pij->ij", counts, left)
+    return Regression(seen.sum().to(means), moment, cross, symmetrize(scatter))
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    return left.flatten(0, -2).T @ right.flatten(0, -2)
+
+
+# ------------------------------------------------------------------------------------------------ M-step
+def regression_mode(
+    weights: Tensor, noise: Tensor, statistics: Regression, *, free: Tensor, shrunk: Tensor, prior: RegressionPrior,
+    floor: float, diagonal: bool = False, hold_noise: bool = False,
+) -> tuple[Tensor, Tensor, bool]:  # fmt: skip
+    """The most probable weights and noise of a regression.
+
+    Args:
+        weights: (n, k) W that the statistics are about. noise: (n, n) current covariance.
+        free: (k,) bool columns of W that may move. shrunk: (k,) bool columns that the prior pulls to zero.
+        floor: smallest variance in any direction; the result is the maximum under that constraint.
+        diagonal: of the noise. hold_noise: keep it.
+
+    Returns:
+        W (n, k), the covariance (n, n), and whether it met the floor.
+    """
+    ridge = prior.strength * shrunk.to(weights)
+    step = torch.zeros_like(weights)
+    if bool(free.any()):
+        # the smallest change that reaches the maximum: directions that the data leave open stay where they are
+        gradient = (statistics.cross - weights * ridge)[:, free]
+        step[:, free] = solve_symmetric((statistics.moment + torch.diag(ridge))[free][:, free], gradient.T).T
+    weights = weights + step
+    if hold_noise or float(statistics.count + prior.count) == 0:
+        return weights, noise, False
+    total = residual_scatter(statistics, step) + (weights * ridge) @ weights.T
+    total = total + prior.count * prior.variance * torch.eye(len(total)).to(total)
+    return weights, *floored_covariance(total / (statistics.count + prior.count), floor, diagonal)
+
+
+def residual_scatter(statistics: Regression, step: Tensor) -> Tensor:
+    """(n, n) sum of E[(y - W r)(y - W r)'] after W was moved by ``step`` (n, k)."""
+    moved = step @ statistics.cross.T
+    return symmetrize(statistics.scatter - moved - moved.T + step @ statistics.moment @ step.T)
+
+
+def floored_covariance(covariance: Tensor, floor: float, diagonal: bool) -> tuple[Tensor, bool]:
+    """The covariance (n, n), or its diagonal, with no variance below ``floor`` in any direction; and whether one was."""
+    if diagonal:
+        variances = covariance.diagonal()
+        return torch.diag(variances.clamp_min(floor)), bool((variances < floor).any())
+    covariance, floored = floor_eigenvalues(covariance, floor)
+    return covariance, bool(floored)
+
+
+def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
+    """The smallest X of matrix X = right for a positive semi-definite matrix (k, k), which is scaled first."""
+    scale = matrix.diagonal().sqrt()
+    scale = scale.where(scale > 0, 1.0)
+    inverse = torch.linalg.pinv(symmetrize(matrix / scale / scale.unsqueeze(-1)), hermitian=True)
+    return (inverse @ (right / scale.unsqueeze(-1))) / scale.unsqueeze(-1)
+
+
+def stationary_mode(
+    weights: Tensor, noise: Tensor, statistics: Regression, mean: Tensor, spread: Tensor, num_sequences: Tensor,
+    first_mean: Callable[[Tensor], Tensor], *, free: Tensor, shrunk: Tensor, prior: RegressionPrior, floor: float,
+    diagonal: bool = False, hold_noise: bool = False,
+) -> tuple[Tensor, Tensor, bool]:  # fmt: skip
+    """As :func:`regression_mode` for a transition on which the first state's distribution depends: P = A P A' + Q.
+
+    There is no closed form: coordinate ascent from the current parameters, each step along the gradient in the metric in
+    which, but for the first states, it would lead straight to the maximum; shortened until the objective does not fall.
+
+    Args:
+        mean, spread: (h,) average of E[z_1] over sequences, and (h, h) the sum of E[(z_1 - mean)(z_1 - mean)'].
+        num_sequences: () how many. first_mean: W -> (h,) the stationary mean.
+    """
+    size, start = len(weights), weights
+    ridge = prior.strength * shrunk.to(weights)
+    held_precision = torch.linalg.pinv(noise, hermitian=True) if hold_noise else None
+
+    def objective(matrix, covariance):
+        about = mean - first_mean(matrix)
+        stationary = stationary_covariance(matrix[:, :size], covariance)
+        scatter = residual_scatter(statistics, matrix - start)
+        first = num_sequences * torch.outer(about, about) + spread
+        value = prior.log_prob(matrix, covariance, shrunk) + _log_density(num_sequences, stationary, first)
+        if hold_noise:  # it may be singular: what it leaves no room for stays as it is
+            return value - (held_precision * scatter).sum() / 2
+        return value + _log_density(statistics.count, covariance, scatter)
+
+    def ascend(point, direction_of, build):
+        with torch.enable_grad():
+            point = point.detach().requires_grad_()
+            value = objective(*build(point))
+            (gradient,) = torch.autograd.grad(value, point)
+        step, point = direction_of(gradient), point.detach()
+        for _ in range(HALVINGS):
+            try:
+                other = objective(*build(point + step))
+            except (ValueError, torch.linalg.LinAlgError):  # no longer stable, or no covariance
+                other = value.new_tensor(-torch.inf)
+            if bool(other >= value):
+                return point + step
+            step = step / 2
+        return point
+
+    moment = statistics.moment + torch.diag(ridge)
+    floored = False
+    for _ in range(STATIONARY_ROUNDS):
+        if bool(free.any()):
+
+            def along(gradient, noise=noise):
+                step = torch.zeros_like(gradient)
+                step[:, free] = solve_symmetric(moment[free][:, free], (noise @ gradient[:, free]).T).T
+                return step
+
+            weights = ascend(weights, along, lambda w, noise=noise: (w, noise))
+        if not hold_noise:
+            total = float(statistics.count + prior.count)
+
+            def towards(gradient, noise=noise, total=total):
+                target = noise + 2 / total * noise @ symmetrize(gradient) @ noise
+                nonlocal floored
+                target, floored = floored_covariance(target, floor, diagonal)
+                return target - noise
+
+            noise = ascend(noise, towards, lambda s, weights=weights: (weights, symmetrize(s)))
+    return weights, noise, floored
+
+
+def _log_density(count: Tensor, covariance: Tensor, scatter: Tensor) -> Tensor:
+    """log N(0, covariance) of so many vectors with this scatter, without its constant."""
+    factor = torch.linalg.cholesky(covariance)
+    return -count * factor.diagonal().log().sum() - torch.cholesky_solve(scatter, factor).trace() / 2
+
+
+def stationary_mean(transition: Tensor, offset: Tensor | None) -> Tensor:
+    """(h,) m = A m + offset."""
+    if offset is None:
+        return transition.new_zeros(len(transition))
+    return torch.linalg.solve(torch.eye(len(transition)).to(transition) - transition, offset)

@@ -1,0 +1,1 @@
+"""PROPS: streaming personalisation of black-box sequence models."""

@@ -1,0 +1,316 @@
+"""PROPS for people with a stream: sources that predict and observe, and a model that learns between the two."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pplseq.models.props.functions import CallableSource
+from pplseq.models.props.program import PROPS
+from pplseq.models.props.settings import StepInfo
+from pplseq.models.props.source import check_probs
+from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
+from pplseq.models.props.word_statistics import word_id
+from pplseq.models.storage import read_folder, write_folder
+
+KIND = "props learner"
+
+
+class PROPSLearner:
+    """Learns one token at a time how a stream departs from what sources predict.
+
+    For every token the learner asks each source for its prediction, takes the token in, and only then lets the sources
+    observe it. A source is any object with
+
+        predict() -> (V,) probabilities of the next token given what was observed,
+        observe(y), reset() (a sequence ends; it may do nothing),
+
+    and, if it can, ``log_prob_of(y)`` (faster than ``predict``; the only way for vectors, unless ``predict`` gives a
+    distribution with ``log_prob``) and ``state_dict()`` / ``load_state_dict()``. A function of the list of tokens so far is a
+    source too.
+
+    Args:
+        sources: each pinned to one state, in this order; none for a streaming HMM.
+        num_words: V. num_features: D, of vectors; one of the two.
+        num_perturbations: K_p states with emissions of their own.
+        unknown_id: the word that stands for tokens outside of 0..V-1; None refuses them.
+        initial, transition, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
+        **options: of :class:`~pplseq.models.props.settings.OnlineEM`: exponent, step_size, smoothing, averaging, ...
+
+    Example::
+
+        learner = PROPSLearner([lambda prefix: probabilities], num_words=10_000, exponent=0.8)
+        for y in stream:
+            info = learner.learn_one(y)
+    """
+
+    def __init__(
+        self,
+        sources: Sequence = (),
+        num_words: int | None = None,
+        *,
+        num_features: int | None = None,
+        num_perturbations: int = 2,
+        unknown_id: int | None = None,
+        initial=None,
+        transition=None,
+        covariance: str = "diag",
+        covariance_floor: float = 1e-3,
+        seed: int | None = None,
+        **options,
+    ):
+        sources = _as_list(sources)
+        model = PROPS(
+            num_words, num_features=num_features, num_sources=len(sources), num_perturbations=num_perturbations,
+            initial=initial, transition=transition, covariance=covariance, covariance_floor=covariance_floor, seed=seed,
+        )  # fmt: skip
+        self._begin(sources, model.start(**options), num_words, unknown_id)
+
+    def _begin(self, sources, state, num_words, unknown_id) -> None:
+        plain = [callable(source) and not hasattr(source, "predict") for source in sources]
+        if any(plain) and num_words is None:
+            raise TypeError(
+                f"sources: source {plain.index(True)} is a function, which can only be one of words; for vectors give an "
+                "object with predict, observe and reset"
+            )
+        self.sources = [
+            CallableSource(s, num_words) if is_plain else s for s, is_plain in zip(sources, plain, strict=True)
+        ]
+        self.state, self.num_words, self.unknown_id = state, num_words, unknown_id
+        if unknown_id is not None and num_words is None:
+            raise ValueError(
+                f"unknown_id is for words, and vectors have no unknown one; leave it out, got {unknown_id!r}"
+            )
+        integer = isinstance(unknown_id, Integral) and not isinstance(unknown_id, bool)
+        if unknown_id is not None and not (integer and 0 <= unknown_id < num_words):
+            raise ValueError(f"unknown_id must be a word id in 0..{num_words - 1}, or None; got {unknown_id!r}")
+        for k, source in enumerate(self.sources):
+            if missing := [name for name in ("observe", "reset") if not callable(getattr(source, name, None))]:
+                raise TypeError(
+                    f"sources: {self._called(k)} has no {missing[0]}(); a source has predict, observe and reset"
+                )
+            if not hasattr(source, "predict") and not hasattr(source, "log_prob_of"):
+                raise TypeError(f"sources: {self._called(k)} has no predict(); a source has predict, observe and reset")
+            if any(source is other for other in self.sources[:k]):
+                raise ValueError(
+                    f"sources: {self._called(k)} is there twice, and would observe every token twice; give a copy of it"
+                )
+            own = getattr(source, "num_words", num_words)
+            if own != num_words:
+                raise ValueError(
+                    f"sources: {self._called(k)} has {own} words, but num_words is {num_words}; they must agree"
+                )
+        self._predictions: list = [None] * len(self.sources)
+
+    def _called(self, k: int) -> str:
+        name = getattr(self.sources[k], "name", None) or type(self.sources[k]).__name__
+        return f"source {k} ({name})"
+
+    @property
+    def num_sources(self) -> int:
+        """K_s."""
+        return len(self.sources)
+
+    @property
+    def num_steps(self) -> int:
+        """Tokens learned so far."""
+        return self.state.num_steps
+
+    # ---------------------------------------------------------------- what sources say
+    def _prediction(self, k: int):
+        """What source k says of the next token, asked once."""
+        if self._predictions[k] is None:
+            given = self.sources[k].predict()
+            if self.num_words is not None:
+                given = check_probs(given, self.num_words, self._called(k))
+            self._predictions[k] = given
+        return self._predictions[k]
+
+    def _source_log_probs(self, y) -> list[float]:
+        return [self._source_log_prob(k, y) for k in range(len(self.sources))]
+
+    def _source_log_prob(self, k: int, y) -> float:
+        source = self.sources[k]
+        if self._predictions[k] is None and hasattr(source, "log_prob_of"):
+            value = float(source.log_prob_of(y))
+        elif self.num_words is None:
+            value = float(self._prediction(k).log_prob(torch.as_tensor(y)))
+        else:
+            prob = float(self._prediction(k)[y])
+            value = math.log(prob) if prob > 0 else -math.inf
+        if not value <= (1e-6 if self.num_words is not None else math.inf):
+            raise ValueError(
+                f"{self._called(k)}: gives token {y} the log-probability {value}; expected a number up to 0"
+            )
+        return min(value, 0.0) if self.num_words is not None else value
+
+    def _encoded(self, y):
+        """The token's id, or the vector; the unknown word's id for what is outside of the vocabulary."""
+        if self.unknown_id is None:
+            return self.state.emissions.check(y)
+        word = word_id(y)
+        return word if -1 <= word < self.num_words else self.unknown_id
+
+    # ---------------------------------------------------------------- one token
+    def learn_one(self, y) -> StepInfo:
+        """Learns from one token, then lets the sources observe it.
+
+        Args:
+            y: a word id, -1 for a missing token (which sources do not observe), or a vector.
+
+        Returns:
+            What was known of the token before and after; see :class:`~pplseq.models.props.settings.StepInfo`.
+
+        Raises:
+            ValueError: for a token outside the vocabulary without ``unknown_id``, a source whose prediction is NaN, negative,
+                not normalised or of another size, an impossible token. Nothing has then changed.
+        """
+        return self._take(y, True)
+
+    def follow_one(self, y) -> StepInfo:
+        """The same without learning: filter and sources move on, parameters (their means, if averaging) stay."""
+        return self._take(y, False)
+
+    def _take(self, y, learn: bool) -> StepInfo:
+        y = self._encoded(y)
+        missing = self.state.emissions.is_missing(y)
+        info = self.state.step(y, () if missing else self._source_log_probs(y), learn)
+        self._predictions = [None] * len(self.sources)
+        if not missing:
+            for source in self.sources:
+                source.observe(y)
+        return info
+
+    def learn_many(self, ys: Iterable) -> list[StepInfo]:
+        """Learns from tokens in turn."""
+        return [self.learn_one(y) for y in ys]
+
+    def new_sequence(self) -> None:
+        """A boundary: state and sources begin anew, what was learned stays."""
+        self.state.new_sequence()
+        self._predictions = [None] * len(self.sources)
+        for source in self.sources:
+            source.reset()
+
+    # ---------------------------------------------------------------- prediction
+    def predict_proba_one(self) -> np.ndarray:
+        """(V,) p(next token | past); costs O(V K)."""
+        if self.num_words is None:
+            raise TypeError(
+                "predict_proba_one: vectors have a density, not probabilities; use score_one or predict_one"
+            )
+        return self.state.word_probs([self._prediction(k) for k in range(len(self.sources))], averaged=False)
+
+    def predict_one(self):
+        """The most probable next word; of vectors the mean, for which sources must predict distributions."""
+        if self.num_words is not None:
+            return int(self.predict_proba_one().argmax())
+        prior = self.state.predicted_states(averaged=False)
+        result = prior[self.num_sources :] @ self.state.parameters(False).loc
+        for k in range(self.num_sources):
+            result = result + prior[k] * np.asarray(self._prediction(k).mean)
+        return result
+
+    def score_one(self, y) -> float:
+        """log p(y | past), nats, of a token that might come next; changes nothing."""
+        y = self._encoded(y)
+        return self.state.score(y, () if self.state.emissions.is_missing(y) else self._source_log_probs(y))
+
+    # ---------------------------------------------------------------- folders
+    def save(self, folder) -> Path:
+        """Writes state and sources' states as a folder, whole or not at all: statistics, no text.
+
+        But a function's prefix, which it needs, is text. Sources without ``state_dict`` are left out, with a warning, and
+        must come back as they are now.
+        """
+        header, arrays = pack_stream(self.state)
+        sources = []
+        for k, source in enumerate(self.sources):
+            state = source.state_dict() if hasattr(source, "state_dict") else None
+            if state is None:
+                warnings.warn(
+                    f"{self._called(k)} has no state_dict() and is not saved: give it to load() as it is now",
+                    stacklevel=2,
+                )
+            sources.append(_take_arrays(state, f"source.{k}", arrays))
+        header |= {"unknown_id": self.unknown_id, "sources": sources, "learner_words": self.num_words}
+        return write_folder(folder, {"kind": KIND, **header}, as_tensors(arrays))
+
+    @classmethod
+    def load(cls, folder, sources: Sequence = ()) -> PROPSLearner:
+        """Reads a learner; its next answers are what they would have been.
+
+        Args:
+            sources: as many as there were, made anew; they get back their states.
+
+        Raises:
+            FileNotFoundError: if there is none. ValueError: if it is damaged, or for other sources.
+        """
+        header, tensors = read_folder(folder)
+        check_kind(header, KIND, folder)
+        arrays = {name: value.numpy() for name, value in tensors.items()}
+        state = unpack_checked(header, arrays, folder)
+        sources = _as_list(sources)
+        if len(sources) != state.num_sources:
+            raise ValueError(f"sources: the learner at {folder} has {state.num_sources} sources, got {len(sources)}")
+        learner = cls.__new__(cls)
+        missing = [name for name in ("learner_words", "unknown_id", "sources") if name not in header]
+        if missing or not isinstance(header["sources"], list) or len(header["sources"]) != len(sources):
+            raise ValueError(f"{folder}: {', '.join(missing) or 'sources'} missing in config.json; the file is damaged")
+        learner._begin(sources, state, header["learner_words"], header["unknown_id"])
+        for k, (source, saved) in enumerate(zip(learner.sources, header["sources"], strict=True)):
+            if saved is None:
+                continue
+            if not hasattr(source, "load_state_dict"):
+                raise TypeError(
+                    f"sources: {learner._called(k)} has no load_state_dict(), but a state of it was saved; give the sources in "
+                    "the order of before"
+                )
+            try:
+                source.load_state_dict(_give_arrays(saved, f"source.{k}", arrays))
+            except (KeyError, IndexError, AttributeError) as error:
+                raise ValueError(
+                    f"sources: {learner._called(k)} does not know the state that was saved ({error!r}); give the sources in "
+                    "the order of before, or the file is damaged"
+                ) from error
+        return learner
+
+
+def _as_list(sources) -> list:
+    try:
+        return list(sources)
+    except TypeError:
+        raise TypeError(f"sources must be a list, got {type(sources).__name__}; write [source] for one") from None
+
+
+def _take_arrays(value, name: str, arrays: dict):
+    """The JSON-able part of a nested state; its arrays go under their names into ``arrays``."""
+    if isinstance(value, dict):
+        return {str(key): _take_arrays(part, f"{name}.{key}", arrays) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_take_arrays(part, f"{name}.{k}", arrays) for k, part in enumerate(value)]
+    if isinstance(value, torch.Tensor):
+        arrays[name] = value.detach().cpu().numpy()
+        return {"$tensor": name}
+    if isinstance(value, np.ndarray):
+        arrays[name] = value
+        return {"$array": name}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _give_arrays(value, name: str, arrays: dict):
+    if isinstance(value, dict):
+        if set(value) == {"$tensor"}:
+            return torch.from_numpy(np.array(arrays[value["$tensor"]]))
+        if set(value) == {"$array"}:
+            return np.array(arrays[value["$array"]])
+        return {key: _give_arrays(part, f"{name}.{key}", arrays) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_give_arrays(part, f"{name}.{k}", arrays) for k, part in enumerate(value)]
+    return value

@@ -1,0 +1,321 @@
+"""PROPS: a hidden Markov model some of whose states are pinned to black-box sequence models."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.pinned import PinnedEmission, pinned_tables
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.programs.markov import markov
+from pplseq.models.base import SequenceModel, check_lengths, check_start, check_states
+from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like
+from pplseq.models.hmm.program import DTYPES
+
+
+class PROPS(SequenceModel):
+    """z_1 ~ initial, z_t | z_{t-1} ~ transition[z_{t-1}], x_t | past, z_t ~ a source's prediction, or own emission[z_t].
+
+    States 0..K_s-1 are pinned to the sources: their emissions are what black-box models predict from the tokens so far, and
+    are never trained. States K_s..K-1 are perturbations with emissions of their own. :meth:`start` and :meth:`step` learn
+    on a stream, one token at a time; as a Pyro program the model gives filter, smoothing, Viterbi paths, samples and SVI on
+    whole sequences, with what the sources gave to their tokens as ``source_log_probs``.
+
+    Args:
+        num_words: V, for words 0..V-1. num_features: D, for vectors. Give exactly one of the two.
+        num_sources: K_s. num_perturbations: K_p.
+        initial: (K,) probabilities of a sequence's first state, sources first; None for even ones. Fixed on a stream.
+        transition: (K, K) probabilities [from, to]; None for even ones.
+        covariance: of vectors: "diag" or "full".
+        covariance_floor: added to variances by online EM.
+        dtype: "float64" or "float32".
+        seed: of the first emissions, which must differ between perturbations; None draws from torch's generator.
+
+    Raises:
+        ValueError: for sizes or options that do not fit together.
+
+    Source: M. Wojnowicz and X. Zhao (2018), PROPS: Probabilistic personalization of black-box sequence models.
+    """
+
+    name = "props"
+
+    def __init__(
+        self,
+        num_words: int | None = None,
+        *,
+        num_features: int | None = None,
+        num_sources: int = 1,
+        num_perturbations: int = 2,
+        initial=None,
+        transition=None,
+        covariance: str = "diag",
+        covariance_floor: float = 1e-3,
+        dtype: str = "float64",
+        seed: int | None = None,
+    ):
+        super().__init__()
+        if (num_words is None) == (num_features is None):
+            raise ValueError(
+                f"num_words, num_features: give exactly one, the number of words or the dimension of vectors; got "
+                f"{num_words} and {num_features}"
+            )
+        sizes = {"num_words": num_words, "num_features": num_features, "num_perturbations": num_perturbations}
+        for name, value in {**sizes, "num_sources": num_sources}.items():
+            least = 0 if name == "num_sources" else 1
+            integer = isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+            if value is not None and not integer:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        if covariance not in ("diag", "full"):
+            raise ValueError(f'covariance must be "diag" or "full", got {covariance!r}')
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        if not covariance_floor > 0:
+            raise ValueError(f"covariance_floor must be positive, got {covariance_floor}")
+        self.num_words, self.num_features = num_words, num_features
+        self.num_sources, self.num_perturbations = num_sources, num_perturbations
+        self.num_states = num_sources + num_perturbations
+        self._config = dict(num_words=num_words, num_features=num_features, num_sources=num_sources)
+        self._config |= dict(num_perturbations=num_perturbations)
+        self._config |= dict(covariance=covariance, covariance_floor=covariance_floor)
+        real, size = DTYPES[dtype], self.num_states
+        self.initial_logits = nn.Parameter(torch.zeros(size, dtype=real))
+        self.transition_logits = nn.Parameter(torch.zeros(size, size, dtype=real))
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            if num_words is not None:
+                self.emissions = CategoricalTable(num_perturbations, num_words, real)
+            else:
+                self.emissions = GaussianTable(num_perturbations, num_features, covariance, covariance_floor, real)
+        self.set_parameters(initial=initial, transition=transition)
+
+    @property
+    def config(self):
+        dtype = next(name for name, value in DTYPES.items() if value == like(self).dtype)
+        return self._config | {"dtype": dtype}
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> PROPS:
+        """The model of a saved folder, before its parameters are loaded."""
+        return cls(**config)
+
+    # ---------------------------------------------------------------- parameters
+    @property
+    def initial(self) -> Tensor:
+        """(K,) p(z_1), sources first."""
+        return torch.softmax(self.initial_logits.detach(), -1)
+
+    @property
+    def transition(self) -> Tensor:
+        """(K, K) p(z_t | z_{t-1}), [from, to]."""
+        return torch.softmax(self.transition_logits.detach(), -1)
+
+    @property
+    def emission(self) -> Tensor:
+        """(K_p, V) word probabilities of the perturbations."""
+        if self.num_words is None:  # not AttributeError: nn.Module would swallow it
+            raise TypeError("emission: this model has vectors; see loc and covariances")
+        return torch.softmax(self.emissions.logits.detach(), -1)
+
+    @property
+    def loc(self) -> Tensor:
+        """(K_p, D) means of the perturbations."""
+        if self.num_words is not None:
+            raise TypeError("loc: this model has words; see emission")
+        return self.emissions.loc.detach()
+
+    @property
+    def covariances(self) -> Tensor:
+        """(K_p, D, D) covariances of the perturbations."""
+        if self.num_words is not None:
+            raise TypeError("covariances: this model has words; see emission")
+        return self.emissions.covariances().detach()
+
+    @torch.no_grad()
+    def set_parameters(self, *, initial=None, transition=None, emission=None, loc=None, covariances=None):
+        """Sets tables from probabilities (zeros forbid), means and covariances (K_p, D, D); returns the model."""
+        for name, value, logits in (
+            ("initial", initial, self.initial_logits),
+            ("transition", transition, self.transition_logits),
+            ("emission", emission, getattr(self.emissions, "logits", None)),
+        ):
+            if value is None:
+                continue
+            value = torch.as_tensor(np.asarray(value), dtype=torch.float64)
+            if logits is None or value.shape != logits.shape:
+                raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
+            if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+            logits.copy_(value.log())
+        if loc is not None or covariances is not None:
+            shape = self.loc.shape
+            loc = self.loc if loc is None else torch.as_tensor(np.asarray(loc)).to(self.loc)
+            spread = self.covariances if covariances is None else torch.as_tensor(np.asarray(covariances)).to(self.loc)
+            if loc.shape != shape or spread.shape != (*shape, shape[-1]):
+                raise ValueError(
+                    f"loc, covariances must have shapes {tuple(shape)} and {(*shape, shape[-1])}, got {tuple(loc.shape)} and "
+                    f"{tuple(spread.shape)}"
+                )
+            full = self._config["covariance"] == "full"
+            self.emissions.set_values(loc, covariance=spread if full else spread.diagonal(dim1=1, dim2=2))
+        return self
+
+    @property
+    def num_free_parameters(self) -> int:
+        return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
+
+    # ---------------------------------------------------------------- the program
+    def _source_log_probs(self, given: Tensor | None, shape: tuple[int, ...], generate: bool) -> Tensor | None:
+        if self.num_sources == 0:
+            if given is not None and 0 not in given.shape:
+                raise ValueError(f"source_log_probs: this model has no source, got shape {tuple(given.shape)}")
+            return None
+        expected = f"(B, T, K_s) = {(*shape, self.num_sources)} of the observed tokens"
+        if self.num_words is not None:
+            expected += f", or (B, T, K_s, V) = {(*shape, self.num_sources, self.num_words)} of all words"
+        if not isinstance(given, Tensor):
+            raise TypeError(f"source_log_probs must be a tensor {expected}, got {type(given).__name__}")
+        sizes = [(*shape, self.num_sources, self.num_words)]
+        if not generate:
+            sizes.append((*shape, self.num_sources))
+        if tuple(given.shape) not in sizes:
+            raise ValueError(f"source_log_probs must have shape {expected}, got {tuple(given.shape)}")
+        return given
+
+    def model(
+        self,
+        x: Tensor | None = None,
+        lengths: Tensor | None = None,
+        start: Belief | None = None,
+        *,
+        source_log_probs: Tensor | None = None,
+        states: Tensor | None = None,
+        num_total: int | None = None,
+        num_sequences: int = 1,
+        num_steps: int | None = None,
+    ):
+        """The generative program.
+
+        Args:
+            x: (B, T) words, ``MISSING`` (-1) for a missing one, or (B, T, D) vectors, NaN for a missing one; None to
+                generate (num_sequences, num_steps).
+            lengths: (B,) valid steps, or None for all.
+            start: the belief that the previous segment ended with.
+            source_log_probs: (B, T, K_s) log f^k(x_t | past) of what was observed, not read where x is missing; or
+                (B, T, K_s, V) of all words, which generating and filling gaps need.
+            states: (B, T) observed states, sources first, negative where unknown.
+            num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
+        """
+        all_observed = True
+        if x is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many steps to generate when x is None")
+            shape = (num_sequences, num_steps)
+        else:
+            self.emissions.check(x)
+            check_lengths(lengths, x)
+            check_states(states, x, self.num_states)
+            shape = tuple(x.shape[:2])
+            values, observed = self.emissions.observed(x)
+            all_observed = bool(observed.all())
+        check_start(start, shape[0], self.num_states)
+        sources = self._source_log_probs(source_log_probs, shape, x is None)
+        transition, emission = self.specs(sources is not None and sources.dim() == 4)
+        if sources is not None and sources.dim() == 3 and not all_observed:
+            sources = torch.where(observed.unsqueeze(-1), sources, 0.0)  # anything may stand where nothing was seen
+        z = start
+        subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
+        with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
+            for t in markov(range(shape[1])):
+                f = None if sources is None else sources[:, t]
+                with poutine.mask(mask=True if lengths is None else t < lengths):
+                    z = pyro.sample(f"z_{t}", transition(z), obs=None if states is None else states[:, t])
+                    if x is None:
+                        pyro.sample(f"x_{t}", emission(z, inputs=f))
+                        continue
+                    with poutine.mask(mask=True if all_observed else observed[:, t]):
+                        pyro.sample(f"x_{t}", emission(z, inputs=f), obs=values[:, t])
+        return x
+
+    def specs(self, tables: bool = False):
+        """Transition and emission; tables: whether sources give the probabilities of all words."""
+        transition = DenseTransition(
+            torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
+        )
+        own = self.emissions.spec()
+        if self.num_sources == 0:
+            return transition, own
+        return transition, pinned_tables(own, self.num_sources) if tables else PinnedEmission(own, self.num_sources)
+
+    def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Tensor:
+        """(B,) log p(x) of each row, nats; arguments as for :meth:`model`."""
+        return self.posterior(x, lengths, start, **options).log_prob()
+
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
+        """The chain of observations; arguments as for :meth:`model`."""
+        with self._at_point():
+            return super().posterior(x, lengths, start, **options)
+
+    def log_joint(self, x: Tensor, lengths: Tensor | None = None, **options) -> Tensor:
+        """log p(x) summed over rows, nats; differentiable in the parameters."""
+        with self._at_point(), poutine.block():
+            self(x, lengths, **options)
+        return self.__dict__.pop("_chains").popitem()[1].log_prob().sum()
+
+    # ---------------------------------------------------------------- streams
+    def start(self, num_users: int | None = None, *, device=None, **options):
+        """An empty stream with the model's parameters as they stand.
+
+        Args:
+            num_users: None for one user (numpy, a ``StreamState``), B for a batch in step (torch, a ``BatchStream``).
+            device: of a batch.
+            **options: of :class:`~pplseq.models.props.settings.OnlineEM`: exponent, step_size, warm_up, smoothing, averaging,
+                window (of a batch 64 where none is given), ...
+
+        Raises:
+            ValueError: for options out of range, and for a batch over vectors.
+        """
+        from pplseq.models.props.online_em import start_stream
+        from pplseq.models.props.settings import OnlineEM
+
+        settings = OnlineEM(**options)
+        if num_users is not None:
+            from pplseq.models.props.online_batch import BatchStream
+
+            if self.num_words is None:
+                raise ValueError(
+                    "num_users: a batch of users learns words only; start a stream for each user of vectors"
+                )
+            tables = (v.to(device or v.device) for v in (self.initial, self.transition, self.emission))
+            return BatchStream(*tables, num_users, settings, window=options.get("window", 64))
+        tables = {"initial": self.initial, "transition": self.transition}
+        if self.num_words is not None:
+            tables["emission"] = self.emission
+        else:
+            tables |= {"loc": self.loc, "covariances": self.covariances}
+        tables = {name: value.double().cpu().numpy() for name, value in tables.items()}
+        full, floor = self._config["covariance"] == "full", self._config["covariance_floor"]
+        return start_stream(**tables, full=full, floor=floor, options=settings)
+
+    def step(self, state, y, source_log_probs=(), learn: bool = True):
+        """One token, of a user or (B,) of a batch: (state, info); ``state`` is changed in place.
+
+        Arguments as for :meth:`~pplseq.models.props.online_em.StreamState.step`.
+        """
+        return state, state.step(y, source_log_probs, learn)
+
+    def set_stream(self, state) -> PROPS:
+        """Takes over the parameters that a user's stream has learned (their means, where it averages); returns the model."""
+        found = state.parameters()
+        if self.num_words is not None:
+            return self.set_parameters(initial=found.initial, transition=found.transition, emission=found.emission)
+        return self.set_parameters(
+            initial=found.initial, transition=found.transition, loc=found.loc, covariances=found.covariances
+        )

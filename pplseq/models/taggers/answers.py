@@ -1,0 +1,189 @@
+"""Questions to a tagger about sentences, answered as JSON-able dictionaries. Log-probabilities are in nats."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pplseq.data.columns import TaggedSentence
+
+Words = Sequence[str]
+BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
+PATHS_PER_TAGGING = 16  # looked at, at most
+MOST_SURPRISING = 3  # words of a sentence that are named
+SHARED_TAGS = 0.5  # of a text's words must have tags that the model knows
+
+
+@dataclass(frozen=True)
+class TagQuestions:
+    """What to tell of every sentence beside its tags.
+
+    Attributes:
+        probabilities: p(tag | words) of every tag.
+        top: as many alternatives of every word, with probabilities.
+        n_best: as many of the most probable taggings. num_samples: as many drawn from the posterior, from `seed` on.
+        entropy: of the taggings given the words. log_prob: log p(words), of generative taggers.
+        surprising: -log p(word | words before) of every word, and which words are the most surprising.
+        decode: "viterbi" or "posterior"; None: the tagger's own choice.
+    """
+
+    probabilities: bool = False
+    top: int = 0
+    n_best: int = 0
+    num_samples: int = 0
+    entropy: bool = False
+    log_prob: bool = False
+    surprising: bool = False
+    decode: str | None = None
+    seed: int = 0
+
+    @property
+    def beyond_tags(self) -> bool:
+        """Whether anything is asked that a file of tags has no place for."""
+        return bool(self.top or self.n_best or self.num_samples or self.entropy or self.log_prob or self.surprising)
+
+
+# question -> (method of a tagger that answers it, what it takes)
+_NEEDS = {
+    "probabilities": ("marginals", "probabilities of tags"),
+    "top": ("marginals", "probabilities of tags"),
+    "n_best": ("n_best", "several taggings of a sentence"),
+    "num_samples": ("sample", "taggings drawn from the posterior"),
+    "entropy": ("entropy", "an entropy"),
+    "log_prob": ("log_prob", "the probability of a sentence"),
+    "surprising": ("surprising", "the probability of a word"),
+}
+
+
+def check_answerable(tagger: Any, questions: TagQuestions) -> None:
+    """Refuse questions that a tagger has no answer to.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for question, (method, what) in _NEEDS.items():
+        if getattr(questions, question) and not hasattr(tagger, method):
+            raise ValueError(
+                f"{question}: the system {tagger.name!r} does not give {what}; ask one that does, such as hmm, trigram, "
+                "tnt or latent"
+            )
+    check_decode(tagger, questions.decode)
+
+
+def check_decode(tagger: Any, decode: str | None) -> None:
+    """ValueError where a way of decoding is asked of a tagger that has no choice."""
+    if decode is not None and "decode" not in inspect.signature(tagger.tag).parameters:
+        raise ValueError(f"decode: the system {tagger.name!r} decodes in one way only; leave it out")
+
+
+def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> list[dict[str, Any]]:
+    """Tags of sentences and the answers to questions about them.
+
+    Args:
+        tagger: a :class:`pplseq.models.taggers.tagger.Tagger`; most questions need a probabilistic one.
+        sentences: of words.
+
+    Returns:
+        A dictionary a sentence: "words", "tags", and as asked "probabilities" (a word), "alternatives" (a word a list of
+        {"tag", "prob"}), "n_best" ({"tags", "log_prob", "prob"}: of the taggings given the words), "samples", "entropy"
+        (nats), "log_prob" (nats), "surprisals" (nats, a word) and "most_surprising" ({"position" from 1, "word", "nats"}).
+
+    Raises:
+        ValueError: a question that the tagger has no answer to.
+    """
+    check_answerable(tagger, questions)
+    answers = []
+    for start in range(0, len(sentences), BATCH_SENTENCES):
+        part = sentences[start : start + BATCH_SENTENCES]
+        answers += _answer_batch(tagger, part, questions, start)
+    return answers
+
+
+def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestions, start: int) -> list[dict[str, Any]]:
+    decode = {} if questions.decode is None else {"decode": questions.decode}
+    tags = tagger.tag(sentences, **decode)
+    answers: list[dict[str, Any]] = [
+        {"words": list(words), "tags": list(found)} for words, found in zip(sentences, tags, strict=True)
+    ]
+    if questions.probabilities or questions.top:
+        index = {tag: k for k, tag in enumerate(tagger.tags)}
+        for found, marginals in zip(answers, tagger.marginals(sentences), strict=True):
+            if questions.probabilities:
+                found["probabilities"] = [_prob(marginals[t, index[tag]]) for t, tag in enumerate(found["tags"])]
+            if questions.top:
+                found["alternatives"] = [_top(tagger.tags, row, questions.top) for row in marginals]
+    if questions.entropy:
+        for found, entropy in zip(answers, tagger.entropy(sentences), strict=True):
+            found["entropy"] = float(entropy)
+    if questions.log_prob:
+        for found, log_prob in zip(answers, tagger.log_prob(sentences), strict=True):
+            found["log_prob"] = float(log_prob)
+    for i, (words, found) in enumerate(zip(sentences, answers, strict=True)):
+        if questions.n_best:
+            found["n_best"] = [
+                {"tags": list(path), "log_prob": log_prob, "prob": math.exp(min(log_prob, 0.0))}
+                for path, log_prob in distinct_taggings(tagger, words, questions.n_best)
+            ]
+        if questions.num_samples:
+            drawn = tagger.sample(words, questions.num_samples, seed=questions.seed + start + i)
+            found["samples"] = [list(path) for path in drawn]
+        if questions.surprising:
+            found["surprisals"] = nats = [float(value) for value in tagger.surprising(words)]
+            first = sorted(range(len(nats)), key=lambda t: -nats[t])[:MOST_SURPRISING]
+            found["most_surprising"] = [{"position": t + 1, "word": words[t], "nats": nats[t]} for t in first]
+    return answers
+
+
+def distinct_taggings(tagger: Any, words: Words, n: int) -> list[tuple[tuple[str, ...], float]]:
+    """The n best taggings of a sentence, all different, and their log-probabilities given the words, nats.
+
+    Where tags have several states, many of the best paths of states are the same tagging. Then more paths are asked for, up to
+    `PATHS_PER_TAGGING` a tagging, and probabilities of the same tagging add up; each is a lower bound, over the paths found.
+    """
+    num = n
+    while True:
+        paths = tagger.n_best(words, num)
+        found: dict[tuple[str, ...], float] = {}
+        for tags, log_prob in paths:
+            found[tags] = float(np.logaddexp(found[tags], log_prob)) if tags in found else float(log_prob)
+        if len(found) >= n or len(paths) < num or num >= n * PATHS_PER_TAGGING:
+            return sorted(found.items(), key=lambda entry: -entry[1])[:n]
+        num *= 4
+
+
+def _top(tags: Sequence[str], probs: Any, top: int) -> list[dict[str, Any]]:
+    ranked = sorted(range(len(tags)), key=lambda k: -float(probs[k]))[:top]
+    return [{"tag": tags[k], "prob": _prob(probs[k])} for k in ranked if probs[k] > 0]
+
+
+def _prob(value: Any) -> float:
+    return min(float(value), 1.0)  # sums of rounded numbers may pass it
+
+
+def unseen_tags(tags: Sequence[str], sentences: Sequence[TaggedSentence]) -> Counter[str]:
+    """Gold tags that a model does not have, with their counts: it gets those words wrong.
+
+    Raises:
+        ValueError: most words have such tags, so that the model is one for another tag set.
+    """
+    known = set(tags)
+    counts = Counter(tag for sentence in sentences for tag in sentence.tags if tag is not None)
+    unseen = Counter({tag: count for tag, count in counts.items() if tag not in known})
+    shared = 1 - unseen.total() / max(counts.total(), 1)
+    if shared < SHARED_TAGS:
+        raise ValueError(
+            f"the model is one for another tag set: it knows the tags of only {shared:.0%} of the words. Its tags are "
+            f"{_listed(tags)}; the text's are {_listed([tag for tag, _ in counts.most_common()])}. Choose the text's column "
+            "with --column, or a model that was trained on such tags"
+        )
+    return unseen
+
+
+def _listed(tags: Sequence[str], limit: int = 8) -> str:
+    return " ".join(tags[:limit]) + (" ..." if len(tags) > limit else "")

@@ -1,0 +1,400 @@
+"""HMM taggers that learn from words without tags, with some tags, or with a dictionary of tags: expectation-maximisation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.data.columns import TaggedSentence
+from pplseq.data.ragged import pad_sequences
+from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
+from pplseq.models.hmm.program import HMM
+from pplseq.models.taggers.clusters import names_of_clusters, tables_of_clusters
+from pplseq.models.taggers.lexicon import TagDictionary, WordClasses
+from pplseq.models.taggers.starts import Counts, count_states, rare_by_class, state_given_class
+from pplseq.models.taggers.tagger import GenerativeTagger, check_sentences, tag_names
+
+EM_CELLS = 1 << 22  # rows x steps x states of a batch of EM
+LEARN_FROM = ("tags", "dictionary", "words")
+STARTS = ("random", "clusters")
+STATE = "state{}"  # names of tags that nobody named
+
+
+class DictionaryTagger(GenerativeTagger):
+    """An HMM with a state a tag, fitted by EM; tags are known of some words, or which of them a word may have, or nothing.
+
+    Args:
+        learn_from: "tags": tags of the text are observed where there are any (semi-supervised, partly tagged text), the others
+            are summed out. "dictionary": only which tags a word has somewhere in the text is taken from them. "words": tags of
+            the text are ignored, states are numbered.
+        num_states: with "words", how many.
+        lexicon: tags of words: a mapping, a file (see :meth:`TagDictionary.read`) or a TagDictionary; joined with that of the
+            text's tags. None: the text's alone.
+        lexicon_strength: None: tags that a listed word has not are impossible. A number: listed tags count as so many sightings
+            of the word, shared by their weights, and others are possible.
+        open_tags: of words that are not listed; None allows all.
+        min_count: words that occur less often, and are neither listed nor tagged, are replaced by their class (shape, suffix).
+        max_iterations, tolerance: of EM, see :func:`~pplseq.infer.fit.em.expectation_maximization`.
+        pseudo_count: added to every transition (1: add-one).
+        emission_pseudo_count: added to every word of every state that may emit it.
+        tagged_weight: how many times words whose tag is observed count; EM on much text without tags forgets few tags.
+        start: of "words": "random", or "clusters", from as many Brown clusters, the same whatever the seed.
+        num_restarts: random starts of which the likeliest after a few iterations goes on.
+        seed: of the starts.
+        decode: see :class:`~pplseq.models.taggers.tagger.ProbabilisticTagger`.
+
+    Attributes:
+        history: of the last fit; its log-likelihoods never fall.
+        hmm: the fitted :class:`~pplseq.models.hmm.program.HMM` over the words and classes of `vocabulary`.
+
+    A word that training has not is emitted as its class. Words that occur once count as themselves and as their class, so that
+    classes have probabilities; log p(words) is over known words and classes.
+
+    Source: Merialdo, Tagging English text with a probabilistic model (1994); Johnson, Why doesn't EM find good HMM POS-taggers?
+        (2007).
+    """
+
+    name = "dictionary-tagger"
+
+    def __init__(
+        self,
+        learn_from: str = "tags",
+        *,
+        num_states: int = 50,
+        lexicon=None,
+        lexicon_strength: float | None = None,
+        open_tags: Iterable[str] | None = None,
+        min_count: int = 1,
+        max_iterations: int = 30,
+        tolerance: float = 1e-4,
+        pseudo_count: float = 0.1,
+        emission_pseudo_count: float = 0.0,
+        tagged_weight: float = 1.0,
+        start: str = "random",
+        num_restarts: int = 1,
+        seed: int = 0,
+        decode: str = "viterbi",
+    ):
+        if learn_from not in LEARN_FROM:
+            raise ValueError(f"learn_from must be one of {', '.join(LEARN_FROM)}; got {learn_from!r}")
+        if start not in STARTS:
+            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {start!r}")
+        if start == "clusters" and num_restarts != 1:
+            raise ValueError(f"num_restarts: start='clusters' is one start, got {num_restarts}; use start='random'")
+        if num_states < 1 or min_count < 1 or max_iterations < 1 or num_restarts < 1:
+            raise ValueError("num_states, min_count, max_iterations and num_restarts must be at least 1")
+        if not tagged_weight >= 1:
+            raise ValueError(f"tagged_weight must be at least 1, got {tagged_weight}")
+        if pseudo_count < 0 or emission_pseudo_count < 0 or (lexicon_strength is not None and not lexicon_strength > 0):
+            raise ValueError("pseudo counts must not be negative, and lexicon_strength positive or None")
+        self.learn_from, self.num_states, self.lexicon_strength = learn_from, int(num_states), lexicon_strength
+        self.lexicon = None if lexicon is None else TagDictionary.of(lexicon)
+        self.open_tags = None if open_tags is None else tuple(open_tags)
+        self.min_count, self.max_iterations, self.tolerance = int(min_count), int(max_iterations), float(tolerance)
+        self.pseudo_count, self.emission_pseudo_count = float(pseudo_count), float(emission_pseudo_count)
+        self.tagged_weight, self.start = float(tagged_weight), start
+        self.num_restarts, self.seed, self.decode = int(num_restarts), int(seed), decode
+        self.history: FitHistory | None = None
+        self.hmm: HMM | None = None
+
+    @classmethod
+    def unsupervised(cls, num_states: int = 50, **options) -> DictionaryTagger:
+        """Baum-Welch on words alone, from Brown clusters: from random starts it finds states that are less like tags."""
+        chosen = {"min_count": 2, "max_iterations": 30, "start": "clusters", **options}
+        return cls("words", num_states=num_states, **chosen)
+
+    @classmethod
+    def from_dictionary(cls, lexicon=None, **options) -> DictionaryTagger:
+        """EM with the tags that a dictionary allows, that of the training text if none is given."""
+        return cls("dictionary", lexicon=lexicon, **options)
+
+    @classmethod
+    def semi_supervised(cls, lexicon=None, **options) -> DictionaryTagger:
+        """EM on text of which some sentences, or some words, have tags; one pass, as later ones forget what tags taught."""
+        return cls("tags", lexicon=lexicon, **{"tagged_weight": 10.0, "min_count": 2, "max_iterations": 1, **options})
+
+    # ---------------------------------------------------------------- fit
+    def fit(self, sentences, dev=None, *, progress=False):
+        check_sentences(sentences, need_tags=False)
+        sentences = [sentence for sentence in sentences if len(sentence.words)]
+        dictionary = self._dictionary(sentences)
+        if self.learn_from == "words":
+            names = tuple(STATE.format(k) for k in range(self.num_states))
+        else:
+            names = tuple(sorted({*tag_names(sentences), *dictionary.tags}))
+        if not names:
+            raise ValueError("sentences: expected some words with tags, or a lexicon; to learn from words alone, "
+                             "learn_from='words'")  # fmt: skip
+        counts = Counter(word for sentence in sentences for word in sentence.words)
+        tagged = TagDictionary.from_sentences(sentences) if self.learn_from == "tags" else ()
+        self._number_words(counts, dictionary, tagged)
+        self.known_words = frozenset(counts)
+        self._lengths = dict(sorted(Counter(len(sentence.words) for sentence in sentences).items()))
+        self.tags, self._tag_of_state = names, torch.arange(len(names))
+        batches = self._batches(sentences)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = self._start(sentences, dictionary, batches)
+            self.history = self._run(model, batches, self.max_iterations, progress)
+        self.hmm = self._with_classes(model, batches, counts)
+        return self
+
+    def _dictionary(self, sentences: Sequence[TaggedSentence]) -> TagDictionary:
+        if self.learn_from == "words":
+            return self.lexicon_of_states()
+        found = TagDictionary.from_sentences(sentences)
+        if self.lexicon is None:
+            # with tags, words are free to have others than those seen; hard limits are for those who give a lexicon
+            return TagDictionary({}) if self.learn_from == "tags" else found
+        if self.learn_from == "dictionary":
+            return self.lexicon.joined(found)
+        return self.lexicon.joined(TagDictionary({w: t for w, t in found.entries.items() if w in self.lexicon}))
+
+    def lexicon_of_states(self) -> TagDictionary:
+        """A lexicon makes no sense where states have no names."""
+        if self.lexicon is not None:
+            raise ValueError("lexicon: with learn_from='words' states have no names that a lexicon could speak of")
+        return TagDictionary({})
+
+    def _number_words(self, counts: Counter, dictionary: TagDictionary, tagged: Container[str]) -> None:
+        rare = [word for word, count in counts.items() if count < max(self.min_count, 2)]
+        self._classes = WordClasses(rare)
+        kept = sorted(w for w, count in counts.items() if count >= self.min_count or w in dictionary or w in tagged)
+        self._set_vocabulary(kept)
+
+    def _set_vocabulary(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self._number = {word: i for i, word in enumerate((*self.words, *self._classes.names))}
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Words, then classes of words: what the HMM emits."""
+        return (*self.words, *self._classes.names)
+
+    def _ids(self, words: Sequence[str]) -> list[int]:
+        return [self._number[word] if word in self._number else self._number[self._classes(word)] for word in words]
+
+    def _class_numbers(self) -> Tensor:
+        """(vocabulary,) the number of each word's class, and of classes themselves."""
+        number = {name: k for k, name in enumerate(self._classes.names)}
+        return torch.tensor([*(number[self._classes(word)] for word in self.words), *number.values()])
+
+    def _batches(self, sentences: Sequence[TaggedSentence]) -> list[Batch]:
+        number = {tag: k for k, tag in enumerate(self.tags)}
+        rows = sorted(sentences, key=lambda sentence: len(sentence.words))
+        batches, start = [], 0
+        while start < len(rows):
+            end = start + 1
+            while end < len(rows) and (end + 1 - start) * len(rows[end].words) * len(self.tags) <= EM_CELLS:
+                end += 1
+            x, lengths = pad_sequences([torch.tensor(self._ids(s.words)) for s in rows[start:end]])
+            states = None
+            if self.learn_from == "tags":
+                found = [torch.tensor([-1 if t is None else number[t] for t in s.tags]) for s in rows[start:end]]
+                states = pad_sequences(found, fill=-1)[0]
+            batches.append(Batch(x, lengths, states))
+            start = end
+        return batches
+
+    def _start(self, sentences: Sequence[TaggedSentence], dictionary: TagDictionary, batches: Sequence[Batch]) -> HMM:
+        words = [self._ids(sentence.words) for sentence in sentences]
+        size, num_words = len(self.tags), len(self.vocabulary)
+        if self.learn_from == "words":
+            if self.start == "random":
+                return self._random_start(batches)
+            tables = tables_of_clusters([np.array(row) for row in words], num_words, size)
+            return self._new_hmm().set_parameters(**tables)
+        number: dict[str | None, int] = {None: -1} | {tag: k for k, tag in enumerate(self.tags)}
+        untagged = self.learn_from == "dictionary"
+        states = [[-1 if untagged else number[tag] for tag in sentence.tags] for sentence in sentences]
+        tagged = count_states(words, states, size, num_words)
+        weights = torch.from_numpy(dictionary.weights(self.vocabulary, self.tags, self.open_tags))
+        listed = torch.tensor([word in dictionary for word in self.vocabulary])
+        sighted = tagged.emission.sum(0) > 0
+        seen = torch.bincount(torch.cat([torch.tensor(row) for row in words]), minlength=num_words).double()
+        emission = weights * seen
+        like = torch.zeros_like(emission)  # classes, as tagged words that are rare have them
+        if bool(sighted.any()):
+            class_of = self._class_numbers()
+            counts = rare_by_class(tagged.emission, class_of)
+            like[:, len(self.words) :] = counts * (seen[len(self.words) :] > 0)
+            # words never seen with a tag begin as the dictionary has them, or as rare words of their class that have tags
+            guess = weights * state_given_class(counts)[:, class_of]
+            emission = torch.where(listed, emission, guess / guess.sum(0).clamp_min(1e-300) * seen)
+            emission = torch.where(sighted, tagged.emission + 0.01 * emission, emission) + like
+        soft = self.lexicon_strength is not None
+        allowed = (weights > 0) | (tagged.emission > 0) | torch.tensor(soft)
+        emission = emission + 1e-3 * (seen + 0.1) / seen.sum() * allowed
+        extra = (
+            (self.tagged_weight - 1.0) * tagged.emission
+            + self.tagged_weight * like
+            + self.emission_pseudo_count * allowed
+        )
+        if soft:
+            listing = self.lexicon_strength * weights * listed
+            emission, extra = emission + listing, extra + listing
+        noise = torch.rand(size, size, dtype=torch.float64) * 0.01 + 1.0
+        start = Counts(tagged.initial + 1.0, (tagged.transition + 1.0) * noise, emission)
+        more = [(self.tagged_weight - 1.0) * value for value in (tagged.initial, tagged.transition)]
+        return _set(self._new_hmm(Counts(*more, extra)), start)
+
+    def _new_hmm(self, extra: Counts | None = None) -> HMM:
+        """An HMM with priors that are worth these counts, and the pseudo-counts."""
+        if extra is None:
+            extra = Counts(*(torch.zeros(()) for _ in range(2)), torch.full((), self.emission_pseudo_count))
+        pseudo = {"initial": self.pseudo_count, "transition": self.pseudo_count, "emission": 0.0}
+        priors = {name: 1.0 + pseudo[name] + value.double() for name, value in extra._asdict().items()}
+        flat = {
+            name: float(v.flatten()[0]) if bool((v == v.flatten()[0]).all()) else v.tolist()
+            for name, v in priors.items()
+        }
+        return HMM(len(self.tags), len(self.vocabulary), priors=flat)
+
+    def _random_start(self, batches: Sequence[Batch]) -> HMM:
+        whole = Batch(torch.cat([b.x[self._valid(b)] for b in batches])[None])
+        models = []
+        for _ in range(self.num_restarts):
+            models.append(self._new_hmm())
+            models[-1].initialize(whole)
+        while len(models) > 1:  # the worse half is dropped after every few iterations
+            values = [self._run(model, batches, 10, False).log_posteriors[-1] for model in models]
+            order = sorted(range(len(models)), key=values.__getitem__, reverse=True)
+            models = [models[k] for k in order[: len(models) // 2]]
+        return models[0]
+
+    @staticmethod
+    def _valid(batch: Batch) -> Tensor:
+        return torch.arange(batch.x.shape[1]) < batch.lengths[:, None]
+
+    def _run(self, model: HMM, batches, max_iterations: int, progress: bool) -> FitHistory:
+        from tqdm import tqdm
+
+        with tqdm(total=max_iterations, disable=not progress, desc="EM", unit="pass") as bar, torch.no_grad():
+            return expectation_maximization(
+                model,
+                batches,
+                max_iterations=max_iterations,
+                tolerance=self.tolerance,
+                on_iteration=lambda history: bar.update(),
+            )
+
+    def _with_classes(self, model: HMM, batches: Sequence[Batch], counts: Counter) -> HMM:
+        """The same HMM, whose classes of words also have what words that occur once have."""
+        with torch.no_grad():
+            emission = sum(
+                model.expected_statistics(model.posterior(b.x, b.lengths, **b.known), b)["emission"] for b in batches
+            )
+        prior = torch.as_tensor(model.priors.emission, dtype=torch.float64)
+        emission = emission + (prior - 1.0)
+        once = [i for i, word in enumerate(self.words) if counts[word] == 1]
+        classes = torch.tensor([self._number[self._classes(self.words[i])] for i in once], dtype=torch.long)
+        extra = torch.zeros_like(emission)
+        if once:
+            extra.index_add_(1, classes, emission[:, once])
+            extra[:, self._number["<any>"]] += emission[:, once].sum(1) * 1e-3
+        # never nothing: a class that no state emits would make sentences impossible
+        visits = emission.sum(1, keepdim=True)
+        extra[:, len(self.words) :] += 1e-6 * (visits + 1.0)
+        total = emission + extra
+        made = HMM(len(self.tags), len(self.vocabulary))
+        return made.set_parameters(
+            initial=_mixed(model.initial),
+            transition=_mixed(model.transition),
+            emission=total / total.sum(1, keepdim=True),
+        )
+
+    # ---------------------------------------------------------------- the chain
+    def tag_of_state(self):
+        return self._tag_of_state
+
+    def chain(self, sentences):
+        x, lengths = pad_sequences([torch.tensor(self._ids(words)) for words in sentences])
+        return self.hmm.posterior(x, lengths)
+
+    def state_paths(self, sentences: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+        """The most probable states of each sentence's words, by number, whatever their tags are."""
+
+        def paths(chain, lengths):
+            return [tuple(row[:n]) for row, n in zip(chain.viterbi()[0].T.tolist(), lengths, strict=True)]
+
+        return self._each(sentences, paths, tuple)
+
+    def name_states(self, sentences: Sequence[TaggedSentence]) -> DictionaryTagger:
+        """Gives each state the tag that its words most often have in tagged sentences; several states may share one.
+
+        States that do not occur in them get the most frequent tag.
+        """
+        check_sentences(sentences, need_tags=False)
+        found = names_of_clusters(sentences, self.state_paths([sentence.words for sentence in sentences]))
+        counts = Counter(tag for sentence in sentences for tag in sentence.tags if tag is not None)
+        if not counts:
+            raise ValueError("sentences: expected some words with tags, got none")
+        names = [found.get(k, counts.most_common(1)[0][0]) for k in range(self.hmm.num_states)]
+        self.tags = tuple(sorted(set(names)))
+        self._tag_of_state = torch.tensor([self.tags.index(name) for name in names])
+        return self
+
+    def generate(self, num_sentences: int, *, seed: int | None = None, max_length: int = 100):
+        """Tagged sentences drawn from the model; their lengths are drawn from those of the training text, as it has no end.
+
+        Classes of rare words stand for such words.
+        """
+        self.check_fitted()
+        random = np.random.default_rng(seed)
+        lengths, counts = np.array(list(self._lengths)), np.array(list(self._lengths.values()), dtype=float)
+        drawn = np.minimum(random.choice(lengths, size=num_sentences, p=counts / counts.sum()), max_length).tolist()
+        if not drawn:
+            return []
+        x, states = self.hmm.sample(max(drawn), num_sentences, seed=int(random.integers(1 << 31)))
+        vocabulary = self.vocabulary
+        return [
+            TaggedSentence(tuple(vocabulary[i] for i in ids[:n]), self._names(row, n))
+            for ids, row, n in zip(x.tolist(), states, drawn, strict=True)
+        ]
+
+    # ---------------------------------------------------------------- storage
+    def state(self):
+        options = {name: getattr(self, name) for name in OPTIONS}
+        options["lexicon"] = None if self.lexicon is None else self.lexicon.entries
+        fitted = {
+            "tags": self.tags,
+            "words": self.words,
+            "classes": self._classes.names,
+            "known_words": sorted(self.known_words),
+            "lengths": {str(length): count for length, count in self._lengths.items()},
+        }
+        tables = {"initial": self.hmm.initial, "transition": self.hmm.transition, "emission": self.hmm.emission}
+        return {"options": options, "fitted": fitted}, {**tables, "tag_of_state": self._tag_of_state}
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]):
+        tagger, fitted = cls(**config["options"]), config["fitted"]
+        tagger.tags, tagger._tag_of_state = tuple(fitted["tags"]), tensors["tag_of_state"]
+        tagger._classes = WordClasses.of_names(fitted["classes"])
+        tagger._set_vocabulary(fitted["words"])
+        tagger.known_words = frozenset(fitted["known_words"])
+        tagger._lengths = {int(length): count for length, count in fitted["lengths"].items()}
+        tables = {name: tensors[name] for name in ("initial", "transition", "emission")}
+        tagger.hmm = HMM(*tables["emission"].shape).set_parameters(**tables)
+        return tagger
+
+
+OPTIONS = (
+    "learn_from", "num_states", "lexicon_strength", "open_tags", "min_count", "max_iterations", "tolerance", "pseudo_count",
+    "emission_pseudo_count", "tagged_weight", "start", "num_restarts", "seed", "decode",
+)  # fmt: skip
+
+
+def _set(model: HMM, counts: Counts) -> HMM:
+    rows = {name: value / value.sum(-1, keepdim=True) for name, value in counts._asdict().items()}
+    return model.set_parameters(**rows)
+
+
+def _mixed(probs: Tensor) -> Tensor:
+    """Without zeros: what training did not have is improbable, not impossible."""
+    return (1 - 1e-6) * probs + 1e-6 / probs.shape[-1]

@@ -1,0 +1,290 @@
+"""A hidden Markov tagger whose states are finer than tags: each tag is split into substates that EM finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pplseq.data.columns import TaggedSentence
+from pplseq.distributions.block import BlockEmission, BlockTransition, TableTransition
+from pplseq.distributions.blocks import BlockLayout
+from pplseq.distributions.dense import DenseTransition, Transition
+from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.programs.markov import markov
+from pplseq.models.taggers import split_merge
+from pplseq.models.taggers.hmm import WordTable
+from pplseq.models.taggers.rare_words import FormModel
+from pplseq.models.taggers.split_merge import SubstateCounts, SubstateModel, TaggedTokens
+from pplseq.models.taggers.substate_words import SubstateWords
+from pplseq.models.taggers.tagger import GenerativeTagger, Words, check_sentences, tag_names
+
+TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impossible
+
+
+@dataclass(frozen=True)
+class LatentTaggerSettings:
+    """How a :class:`LatentTagger` learns; defaults were chosen on the development part of UD English EWT.
+
+    Attributes:
+        num_substates: of each tag, a power of two; rounds of splitting are its logarithm.
+        num_iterations: of EM in each round. noise: by which new substates differ; see
+            :func:`~pplseq.models.taggers.split_merge.split`.
+        merge: share of each round's splits that is undone where it helps least, except in the first round; num_substates then
+            bounds the number.
+        transition_count: pseudo-count of p(substate | tag before), to which transitions back off.
+        emission_count: pseudo-count of p(substate | tag) in p(substate | word, tag).
+        form_count: pseudo-count of what a word's form says about its tag; 0: new words only are judged by their form.
+        form_l2: weight of the squared weights of the model of forms.
+        max_count: words up to this frequent are rare: new words are taken to be like them.
+        seed: of the noise.
+    """
+
+    num_substates: int = 16
+    num_iterations: int = 20
+    noise: float = 0.1
+    merge: float = 0.0
+    transition_count: float = 20.0
+    emission_count: float = 10.0
+    form_count: float = 1.0
+    form_l2: float = 0.2
+    max_count: float = 10
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.num_substates < 1 or self.num_substates & (self.num_substates - 1):
+            raise ValueError(f"num_substates must be a power of two (1, 2, 4, ...), got {self.num_substates}")
+        if self.num_iterations < 0 or not 0 <= self.noise < 1 or not 0 <= self.merge < 1:
+            raise ValueError(
+                "num_iterations must not be negative, noise and merge be in [0, 1); got "
+                f"{self.num_iterations}, {self.noise} and {self.merge}"
+            )
+        for setting in ("transition_count", "emission_count", "form_count", "form_l2", "max_count"):
+            if not getattr(self, setting) >= 0:
+                raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
+
+
+class LatentTagger(GenerativeTagger):
+    """A hidden Markov model with several states a tag.
+
+        z_t ~ p(z_t | z_{t-1}),  word_t ~ p(word_t | z_t),  tag_t = tag of z_t,  up to a boundary behind the last word
+
+    Training counts tags and words, then repeatedly splits every state in two and runs EM on the tagged text, in which
+    each word opens the states of its tag only. Words that are new or rare are judged by their form as well, inside
+    p(word | z); see :class:`~pplseq.models.taggers.substate_words.SubstateWords`.
+
+    Example::
+
+        tagger = LatentTagger(num_substates=16).fit(sentences)
+        tagger.tag([["the", "dog", "barks"]])
+
+    Source: Petrov, Barrett, Thibaux and Klein (2006), Learning accurate, compact, and interpretable tree annotation; Huang,
+        Eidelman and Harper (2009), Improving a simple bigram HMM part-of-speech tagger by latent annotation.
+    """
+
+    name = "latent-tagger"
+    decode = "posterior"
+
+    def __init__(self, settings: LatentTaggerSettings | None = None, **options):
+        self.settings = settings or LatentTaggerSettings(**options)
+        self.log_probs: list[float] = []
+
+    # ---------------------------------------------------------------- learning
+    def fit(self, sentences: Sequence[TaggedSentence], dev=None, *, progress: bool = False) -> LatentTagger:
+        """As :meth:`Tagger.fit`; log_probs holds log p(words, tags) before each iteration of EM, nats."""
+        check_sentences(sentences)
+        tags = tag_names(sentences)
+        number = {tag: k for k, tag in enumerate(tags)}
+        words = sorted({word for sentence in sentences for word in sentence.words})
+        word_number = {word: i for i, word in enumerate(words)}
+        symbols: dict[tuple[int, int], int] = {}
+        rows = [
+            [
+                symbols.setdefault((word_number[word], number[tag]), len(symbols))
+                for word, tag in zip(words_, tags_, strict=True)
+            ]
+            for words_, tags_ in sentences
+        ]
+        of_symbol = torch.tensor([*symbols, (-1, len(tags))])
+        word_tags = torch.zeros(len(words), len(tags), dtype=torch.float64)
+        for row in rows:
+            word_tags.index_put_(tuple(of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True)
+        forms = FormModel.fit(words, word_tags, max_count=self.settings.max_count, l2=self.settings.form_l2)
+        model, counts = self._learn(TaggedTokens.pack(rows, of_symbol[:, 1]), progress)
+        counts = SubstateCounts(counts.log_prob, counts.transition.double(), counts.emission.double())
+        return self._set(tags, words, of_symbol, counts, model.sizes, forms)
+
+    def _learn(self, tokens: TaggedTokens, progress: bool) -> tuple[SubstateModel, SubstateCounts]:
+        from tqdm import tqdm
+
+        settings, of_symbol = self.settings, tokens.tag_of_symbol
+        rounds = settings.num_substates.bit_length() - 1
+        self.log_probs = []
+        model = split_merge.supervised(tokens, torch.float32)
+        with tqdm(desc="EM", disable=not progress) as bar:
+
+            def each(log_prob: float) -> None:
+                self.log_probs.append(log_prob)
+                bar.update()
+
+            for k in range(rounds):
+                model = split_merge.split(model, of_symbol, noise=settings.noise, seed=settings.seed + k)
+                model = split_merge.fit_em(model, tokens, settings.num_iterations, each)
+                if settings.merge and k:  # two substates are hardly ever one too many
+                    counts = split_merge.expected_counts(model, tokens, merge_loss=True)
+                    model, _ = split_merge.merge(counts, of_symbol, model.sizes, settings.merge)
+                    model = split_merge.fit_em(model, tokens, (settings.num_iterations + 1) // 2, each)
+        return model, split_merge.expected_counts(model, tokens)
+
+    def _set(
+        self,
+        tags: Sequence[str],
+        words: Sequence[str],
+        of_symbol: Tensor,
+        counts: SubstateCounts,
+        sizes: Tensor,
+        forms: FormModel,
+    ) -> LatentTagger:
+        """Probabilities from expected counts; of_symbol (S, 2) words and tags."""
+        settings = self.settings
+        self.tags, self.words, self.known_words = tuple(tags), tuple(words), frozenset(words)
+        self._of_symbol, self._counts, self._sizes, self._forms = of_symbol, counts, sizes, forms
+        self._substate_words = SubstateWords(
+            self.words, of_symbol, counts.emission, sizes, forms, form_count=settings.form_count,
+            substate_count=settings.emission_count, max_count=settings.max_count,
+        )  # fmt: skip
+        self._tag_of_state = self._substate_words.tag_of_state
+        self._transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes).matrix())
+        return self
+
+    def _transition_of(self, counts: Tensor) -> DenseTransition:
+        """p(z' | z) = (n(z, z') + k p(z' | tag of z)) / (n(z) + k), where p(z' | tag) has one pseudo-count of p(z')."""
+        of_tag = counts.new_zeros(len(self._sizes), len(counts)).index_add(0, self._tag_of_state, counts)
+        overall = counts.sum(0) / counts.sum()
+        by_tag = (of_tag + overall) / (of_tag.sum(-1, keepdim=True) + 1)  # any tag may follow any other
+        weight = max(self.settings.transition_count, TINY_COUNT)
+        rows = (counts + weight * by_tag[self._tag_of_state]) / (counts.sum(-1, keepdim=True) + weight)
+        initial = rows[-1].clone()
+        initial[-1] = 0.0  # a sentence has a word
+        return DenseTransition((initial / initial.sum()).log(), rows.log())
+
+    # ---------------------------------------------------------------- words
+    def emission(self, types: Sequence[str]) -> WordTable:
+        """p(word | state) of given words; the boundary's is number len(types)."""
+        table = self._substate_words.log_probs(types)
+        boundary = torch.full_like(table[:1], -torch.inf)
+        boundary[0, -1] = 0.0
+        return WordTable(torch.cat([table, boundary]))
+
+    def encode(self, sentences: Sequence[Words]) -> tuple[list[str], Tensor, Tensor]:
+        """The different words of sentences; ids (B, T + 1), ended by the boundary; lengths with it."""
+        types: dict[str, int] = {}
+        rows = [[types.setdefault(word, len(types)) for word in words] for words in sentences]
+        lengths = torch.tensor([len(row) + 1 for row in rows])
+        ids = torch.full((len(rows), int(lengths.max())), len(types))
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        return list(types), ids, lengths
+
+    # ---------------------------------------------------------------- the chain
+    def model(self, x: Tensor, lengths: Tensor, emission, transition: Transition | None = None) -> None:
+        """The generative program, run under ``BlockedEnum``: of words encoded by :meth:`encode`, or of pairs of words and tags
+        by :meth:`tagged`."""
+        transition, state = transition or self._transition, None
+        with pyro.plate("sentences", len(x), dim=-1):
+            for t in markov(range(x.shape[1])):
+                with poutine.mask(mask=t < lengths):
+                    state = pyro.sample(f"state_{t}", transition(state))
+                    pyro.sample(f"word_{t}", emission(state), obs=x[:, t])
+
+    def chain(self, sentences: Sequence[Words]) -> Chain:
+        """The chain of :meth:`model`, built directly."""
+        types, x, lengths = self.encode(sentences)
+        valid = torch.arange(x.shape[1])[:, None] < lengths
+        return build_chain(self._transition, self.emission(types), x.T, valid=valid)
+
+    def tagged(self, sentences: Sequence[TaggedSentence]) -> tuple[Tensor, Tensor, BlockEmission, BlockTransition]:
+        """Arguments of :meth:`model` for tagged sentences: a symbol, a word with its tag, opens the tag's block.
+
+        Its likelihood is p(words, tags), its posterior that of states given both.
+        """
+        number = {tag: k for k, tag in enumerate(self.tags)}
+        types, x, lengths = self.encode([sentence.words for sentence in sentences])
+        tags = torch.full_like(x, len(self.tags))
+        for i, sentence in enumerate(sentences):
+            tags[i, : len(sentence.tags)] = torch.tensor([number[tag] for tag in sentence.tags], dtype=torch.long)
+        pairs, symbols = torch.stack([x, tags], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
+        layout = BlockLayout.from_sizes(self._sizes)
+        table = self.emission(types).table[pairs[:, 0]].gather(-1, layout.state_ids[pairs[:, 1]])
+        transition = TableTransition(layout, self._transition.initial, self._transition.matrix)
+        return symbols.view_as(x), lengths, BlockEmission(layout, pairs[:, 1], table), transition
+
+    def tag_of_state(self) -> Tensor:
+        tags = self._tag_of_state.clone() if self.tags else torch.zeros(0, dtype=torch.long)
+        tags[-1:] = -1
+        return tags
+
+    def generate(self, num_sentences: int, *, seed: int | None = None, max_length: int = 100) -> list[TaggedSentence]:
+        """Tagged sentences drawn from the model, of known words, up to their boundary or `max_length` words."""
+        self.check_fitted()
+        if num_sentences < 0 or max_length < 1:
+            raise ValueError(f"num_sentences and max_length must be positive, got {num_sentences} and {max_length}")
+        rng = np.random.default_rng(seed)
+        rows = torch.cat([self._transition.initial[None], self._transition.matrix]).exp().cumsum(-1).numpy()
+        words_of: dict[int, np.ndarray] = {}
+        table = self._substate_words.log_probs(self.words) if num_sentences else None
+
+        def draw(cumulative: np.ndarray) -> int:
+            return min(
+                int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")), len(cumulative) - 1
+            )
+
+        drawn = []
+        for _ in range(num_sentences):
+            state, words, tags = -1, [], []
+            while len(words) < max_length:
+                state = draw(rows[state + 1])
+                tag = int(self._tag_of_state[state])
+                if tag == len(self.tags):
+                    break
+                if state not in words_of:
+                    words_of[state] = table[:, state].exp().cumsum(0).numpy()
+                words.append(self.words[draw(words_of[state])])
+                tags.append(self.tags[tag])
+            drawn.append(TaggedSentence(tuple(words), tuple(tags)))
+        return drawn
+
+    # ---------------------------------------------------------------- on disk
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        header, tensors = self._forms.state()
+        tensors = {f"forms.{name}": value for name, value in tensors.items()}
+        tensors |= {
+            "symbols": self._of_symbol,
+            "transition_counts": self._counts.transition,
+            "emission_counts": self._counts.emission,
+            "sizes": self._sizes,
+        }
+        config = {
+            "settings": asdict(self.settings),
+            "tags": self.tags,
+            "words": self.words,
+            "forms": header,
+            "log_probs": self.log_probs,
+        }
+        return config, tensors
+
+    @classmethod
+    def from_state(cls, config, tensors):
+        tagger = cls(LatentTaggerSettings(**config["settings"]))
+        tagger.log_probs = config["log_probs"]
+        own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
+        forms = FormModel.from_state(config["forms"], own)
+        log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
+        counts = SubstateCounts(log_prob, tensors["transition_counts"], tensors["emission_counts"])
+        return tagger._set(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)

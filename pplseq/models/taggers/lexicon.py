@@ -1,0 +1,181 @@
+"""Which tags a word may have: dictionaries from text, files and mappings; and classes of rare words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pplseq.data.columns import TaggedSentence
+from pplseq.models.taggers.features import short_shape, suffix
+
+MIN_CLASS = 5  # rare words that a class must have; smaller ones are joined
+CLASS_SUFFIXES = (3, 2, 1, 0)
+
+
+class TagDictionary:
+    """word -> its tags, each with a weight; weights of a word sum to 1.
+
+    Args:
+        entries: word -> tags, or word -> {tag: weight}.
+
+    Raises:
+        ValueError: a word without tags, or a weight that is not positive.
+
+    Example::
+
+        lexicon = TagDictionary({"run": ["NOUN", "VERB"], "the": {"DET": 1.0}})
+    """
+
+    def __init__(self, entries: Mapping[str, Iterable[str] | Mapping[str, float]]):
+        self.entries: dict[str, dict[str, float]] = {}
+        for word, tags in entries.items():
+            if isinstance(tags, str):
+                raise ValueError(
+                    f"lexicon: the tags of {word!r} are the string {tags!r}; expected a list, or tag: weight"
+                )
+            weights = dict(tags) if isinstance(tags, Mapping) else dict.fromkeys(tags, 1.0)
+            total = sum(weights.values())
+            if not weights or not all(w > 0 and math.isfinite(w) for w in weights.values()):
+                raise ValueError(f"lexicon: {word!r} must have tags with positive weights, got {weights}")
+            self.entries[word] = {tag: weight / total for tag, weight in weights.items()}
+
+    @classmethod
+    def of(cls, value) -> TagDictionary:
+        """A dictionary from itself, a mapping, or the path of a file."""
+        if isinstance(value, TagDictionary):
+            return value
+        if isinstance(value, Mapping):
+            return cls(value)
+        if isinstance(value, (str, Path)):
+            return cls.read(value)
+        raise TypeError(f"lexicon must be a mapping, a path or a TagDictionary, got {type(value).__name__}")
+
+    @classmethod
+    def from_sentences(cls, sentences: Iterable[TaggedSentence]) -> TagDictionary:
+        """All tags that words have in tagged text, weighted by how often; words without a tag are left out."""
+        counts: dict[str, Counter] = {}
+        for words, tags in sentences:
+            for word, tag in zip(words, tags, strict=True):
+                if tag is not None:
+                    counts.setdefault(word, Counter())[tag] += 1
+        return cls(counts)
+
+    @classmethod
+    def read(cls, path: str | Path) -> TagDictionary:
+        """Reads a UTF-8 file: a word a line, then its tags, between white space; a tag may have a weight, `NOUN:3`.
+
+        Empty lines and those that begin with `# ` are left out. A word may stand on several lines.
+
+        Raises:
+            ValueError: a line without tags or with a weight that is no positive number, by its number.
+        """
+        entries: dict[str, dict[str, float]] = {}
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+            parts = line.split()
+            if not parts or line.startswith("# "):
+                continue
+            if len(parts) == 1:
+                raise ValueError(f"{path}, line {number}: the word {parts[0]!r} has no tags")
+            for part in parts[1:]:
+                tag, weight = _tag_and_weight(part, f"{path}, line {number}")
+                tags = entries.setdefault(parts[0], {})
+                tags[tag] = tags.get(tag, 0.0) + weight
+        return cls(entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.entries
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags, sorted."""
+        return tuple(sorted({tag for tags in self.entries.values() for tag in tags}))
+
+    def joined(self, other: TagDictionary) -> TagDictionary:
+        """Words and tags of both; the weights of words that both have are averaged."""
+        entries = {word: dict(tags) for word, tags in self.entries.items()}
+        for word, tags in other.entries.items():
+            mine = entries.setdefault(word, {})
+            for tag, weight in tags.items():
+                mine[tag] = mine.get(tag, 0.0) + weight
+        return TagDictionary(entries)
+
+    def weights(self, words: Sequence[str], tags: Sequence[str], open_tags: Iterable[str] | None = None) -> np.ndarray:
+        """(tags, words) p(tag | word); words that are not listed share it among the open tags (None: all) alike.
+
+        Raises:
+            ValueError: a tag of the dictionary, or an open one, that is not among `tags`.
+        """
+        number = {tag: k for k, tag in enumerate(tags)}
+        unlisted = np.zeros(len(tags))
+        for tag in tags if open_tags is None else open_tags:
+            if tag not in number:
+                raise ValueError(
+                    f"open_tags: {tag!r} is no tag of the text or the lexicon; those are {', '.join(tags)}"
+                )
+            unlisted[number[tag]] = 1.0
+        if not unlisted.any():
+            raise ValueError("open_tags: expected at least one tag")
+        table = np.repeat((unlisted / unlisted.sum())[:, None], len(words), axis=1)
+        for i, word in enumerate(words):
+            found = self.entries.get(word)
+            if found is not None:
+                table[:, i] = 0.0
+                for tag, weight in found.items():
+                    if tag not in number:
+                        raise ValueError(f"lexicon: {word!r} has the tag {tag!r}, which is none of {', '.join(tags)}")
+                    table[number[tag], i] = weight
+        return table
+
+
+def _tag_and_weight(text: str, where: str) -> tuple[str, float]:
+    tag, colon, number = text.rpartition(":")
+    if not colon or not tag or not number:  # the tag `:` among others
+        return text, 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        return text, 1.0  # a tag with a colon in it
+    if not weight > 0 or not math.isfinite(weight):
+        raise ValueError(f"{where}: the weight of {tag!r} must be positive, got {number}")
+    return tag, weight
+
+
+class WordClasses:
+    """Classes of words that training has not, or hardly: by shape and last letters, as many as there are rare words for.
+
+    A word's class is that of its shape and suffix if enough rare words have them, or of its shape and a shorter suffix, down to
+    the one class of all words.
+
+    Args:
+        words: rare words of the training text, which are like those to come.
+        min_words: that a class must have.
+    """
+
+    def __init__(self, words: Iterable[str], min_words: int = MIN_CLASS):
+        counts = Counter(key for word in words for key in _keys(word))
+        kept = sorted(key for key, count in counts.items() if count >= min_words)
+        self.names: tuple[str, ...] = ("<any>", *kept)
+        self._known = frozenset(kept)
+
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> WordClasses:
+        """The classes that have these :attr:`names`."""
+        classes = cls(())
+        classes.names, classes._known = tuple(names), frozenset(names[1:])
+        return classes
+
+    def __call__(self, word: str) -> str:
+        """The name of a word's class."""
+        return next((key for key in _keys(word) if key in self._known), "<any>")
+
+
+def _keys(word: str) -> list[str]:
+    shape = short_shape(word)[:6]
+    return [f"<{shape} {suffix(word, n)}>" if n else f"<{shape}>" for n in CLASS_SUFFIXES if len(word) > n or not n]

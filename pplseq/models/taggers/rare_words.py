@@ -1,0 +1,106 @@
+"""What the form of a word says about its tag: a log-linear model of endings, beginnings, capitals and signs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.models.taggers.features import TagFeatures
+from pplseq.models.taggers.weights import SparseRows, sparse_product
+
+FORM_TEMPLATES = (
+    "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 7)),
+    "capitals[0]", "digits[0]", "hyphen[0]", "shape[0]", "short_shape[0]",
+)  # fmt: skip
+
+
+class FormModel:
+    """p(class | word) = softmax over classes of the sum of the weights of the word's features.
+
+    Args:
+        features: of words on their own.
+        weight: (F, C). bias: (C,).
+    """
+
+    def __init__(self, features: TagFeatures, weight: Tensor, bias: Tensor):
+        self.features, self.weight, self.bias = features, weight, bias
+
+    @classmethod
+    def fit(
+        cls,
+        words: Sequence[str],
+        counts: Tensor,
+        *,
+        max_count: float = 10,
+        l2: float = 0.2,
+        count_power: float = 0.5,
+        min_feature_count: int = 2,
+        max_iterations: int = 60,
+    ) -> FormModel:
+        """The weights of most probable classes, by L-BFGS.
+
+        Args:
+            words: V different words. counts: (V, C) how often each was of each class, perhaps expected counts.
+            max_count: words more frequent than this are left out, as they tell little about new ones; all are taken where none
+                is rare.
+            l2: weight of the sum of squared weights.
+            count_power: a word that occurs n times counts as n to this power: 1 for tokens, 0 for types.
+            min_feature_count: words that must have a feature.
+            max_iterations: of the optimiser.
+
+        Source: Ratnaparkhi (1996), A maximum entropy model for part-of-speech tagging (features of rare words).
+        """
+        if len(words) != len(counts) or not len(words):
+            raise ValueError(
+                f"counts: expected a row for each of the {len(words)} words (at least one), got {len(counts)}"
+            )
+        total = counts.sum(-1)
+        rare = ((total > 0) & (total <= max_count)).nonzero().squeeze(-1)
+        if not len(rare):
+            rare = (total > 0).nonzero().squeeze(-1)
+        chosen = [words[i] for i in rare.tolist()]
+        target = (counts[rare] * total[rare].pow(count_power - 1).unsqueeze(-1)).float()
+        features = TagFeatures(FORM_TEMPLATES, min_count=min_feature_count).fit([[word] for word in chosen])
+        weight = torch.zeros(features.num_features, counts.shape[1], requires_grad=True)
+        bias = torch.zeros(counts.shape[1], requires_grad=True)
+        model = cls(features, weight, bias)
+        rows = model.encode(chosen)
+        optimiser = torch.optim.LBFGS([weight, bias], max_iter=max_iterations, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optimiser.zero_grad()
+            scores = sparse_product(rows, weight) + bias
+            value = l2 * weight.square().sum() - (target * scores.log_softmax(-1)).sum()
+            value.backward()
+            return value
+
+        with torch.enable_grad():
+            optimiser.step(loss)
+        return cls(features, weight.detach(), bias.detach())
+
+    def encode(self, words: Sequence[str]) -> SparseRows:
+        """The known features of each word."""
+        return SparseRows.from_table(self.features.encode([[word] for word in words]), self.features.num_features)
+
+    def log_probs(self, words: Sequence[str]) -> Tensor:
+        """(n, C) log p(class | word), nats."""
+        if not len(words):
+            return torch.zeros(0, len(self.bias), dtype=torch.float64)
+        return (sparse_product(self.encode(words), self.weight) + self.bias).double().log_softmax(-1)
+
+    # ---------------------------------------------------------------- on disk
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A JSON-able part and tensors, for :meth:`from_state`."""
+        header, arrays = self.features.state()
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(codes)) for name, codes in arrays.items()}
+        return header, {**tensors, "weight": self.weight, "bias": self.bias}
+
+    @classmethod
+    def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> FormModel:
+        """What :meth:`state` was called on."""
+        arrays = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
+        return cls(TagFeatures.from_state(header, arrays), tensors["weight"], tensors["bias"])

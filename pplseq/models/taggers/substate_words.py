@@ -1,0 +1,110 @@
+"""P(word | substate) from expected counts, smoothed, with room for words that were never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pplseq.models.taggers.rare_words import FormModel
+from pplseq.models.taggers.split_merge import filled_slots
+
+TINY = 1e-300
+
+
+class SubstateWords:
+    """P(word | substate), normalised over the training words and as many new ones as there are words seen once.
+
+        count(word, state) = n(word, tag) p(state | word, tag) + weight p(tag | form of word) p(state | tag, rare)
+        p(state | word, tag) = (n(word, state) + substate_count p(state | tag)) / (n(word, tag) + substate_count)
+
+    with expected counts n. A new word has the second term only. The new words of the event space are stand-ins that look like
+    the words seen once: which forms they have is not modelled, only which states a form points to.
+
+    Args:
+        words: V words. of_symbol: (S, 2) word and tag of each symbol, the boundary's last, which is no word (-1).
+        counts: (S, K) expected counts of the symbol with each substate of its tag.
+        sizes: (M,) substates of each tag.
+        forms: p(tag | form of a word).
+        form_count: pseudo-count of what a word's form says.
+        substate_count: pseudo-count of p(state | tag).
+        max_count: words up to this frequent are rare.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        of_symbol: Tensor,
+        counts: Tensor,
+        sizes: Tensor,
+        forms: FormModel,
+        *,
+        form_count: float,
+        substate_count: float,
+        max_count: float = 10,
+    ):
+        self.words, self.forms, self.form_count = words, forms, form_count
+        self.number = {word: i for i, word in enumerate(words)}
+        word, tag = of_symbol[:-1].T
+        filled = filled_slots(sizes, counts.shape[1])
+        self.tag_of_state = filled.nonzero()[:, 0]
+        self.num_states = len(self.tag_of_state)
+        # numbers of states by tag and slot; a padded slot's is one behind the last
+        states = torch.full(filled.shape, self.num_states)
+        states[filled] = torch.arange(self.num_states)
+        counts, total = counts[:-1], counts[:-1].sum(-1, keepdim=True)
+        visits = counts.new_zeros(filled.shape).index_add(0, tag, counts)
+        visits[-1, 0] = 1.0
+        share = visits / visits.sum(-1, keepdim=True).clamp_min(TINY)
+        self.joint = total * (counts + substate_count * share[tag]) / (total + substate_count)  # (S - 1, K)
+        self.states_of_symbol = states[tag]
+        # symbols of each word, in one row
+        order = word.argsort(stable=True)
+        self.symbols, self.num_symbols = order, torch.bincount(word, minlength=len(words))
+        self.first = self.num_symbols.cumsum(0) - self.num_symbols
+        of_word = counts.new_zeros(len(words)).index_add(0, word, total.squeeze(-1))
+        rare = (of_word <= max_count)[word]
+        rare_visits = counts.new_zeros(filled.shape).index_add(0, tag[rare], counts[rare])
+        rare_share = (rare_visits + share) / (rare_visits.sum(-1, keepdim=True) + 1)
+        self.rare_share = rare_share[filled].clamp_min(TINY)
+        self.known_forms = forms.log_probs(words).exp()
+        log_norm = self._known(torch.arange(len(words))).sum(0)
+        once = [words[i] for i in (of_word <= 1.0 + 1e-3).nonzero().squeeze(-1).tolist()]
+        log_norm = log_norm + self.form_count * self.by_form(once).sum(0)
+        self.log_norm = log_norm.clamp_min(TINY).log()
+
+    def by_form(self, words: Sequence[str]) -> Tensor:
+        """(n, Z) p(state | form of each word); the boundary has none."""
+        return self._substates(self.forms.log_probs(words).exp())
+
+    def _substates(self, tag_probs: Tensor) -> Tensor:
+        """(n, Z) from (n, M - 1)."""
+        probs = torch.cat([tag_probs, tag_probs.new_zeros(len(tag_probs), 1)], -1)
+        return probs[:, self.tag_of_state] * self.rare_share
+
+    def _known(self, numbers: Tensor) -> Tensor:
+        """(n, Z) counts of known words."""
+        sizes = self.num_symbols[numbers]
+        row = torch.arange(len(numbers)).repeat_interleave(sizes)
+        ends = sizes.cumsum(0)
+        within = torch.arange(len(row)) - (ends - sizes).repeat_interleave(sizes)
+        symbol = self.symbols[self.first[numbers].repeat_interleave(sizes) + within]
+        table = self.joint.new_zeros(len(numbers), self.num_states + 1)
+        table.index_put_((row.unsqueeze(-1), self.states_of_symbol[symbol]), self.joint[symbol], accumulate=True)
+        table = table[:, :-1]
+        if self.form_count > 0:
+            table = table + self.form_count * self._substates(self.known_forms[numbers])
+        return table
+
+    def log_probs(self, words: Sequence[str]) -> Tensor:
+        """(n, Z) log p(word | state) of words; -inf for the boundary."""
+        numbers = [self.number.get(word, -1) for word in words]
+        numbers = [self.number.get(word.lower(), -1) if i < 0 else i for i, word in zip(numbers, words, strict=True)]
+        number = torch.tensor(numbers, dtype=torch.long)
+        known = number >= 0
+        table = self.joint.new_empty(len(words), self.num_states)
+        table[known] = self._known(number[known])
+        new = [word for word, i in zip(words, numbers, strict=True) if i < 0]
+        table[~known] = (self.form_count or 1.0) * self.by_form(new)
+        return table.log_() - self.log_norm

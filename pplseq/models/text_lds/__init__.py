@@ -1,0 +1,1 @@
+"""Linear dynamical systems of words, learned from counts of pairs."""

@@ -1,0 +1,370 @@
+"""The linear dynamical system for text.
+
+Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Text, ICML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pplseq.data.word_forms import WordForms
+from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs, precision_factor
+from pplseq.infer.programs.kalman_collapse import KalmanCollapse
+from pplseq.infer.programs.markov import markov
+from pplseq.kernels.riccati import (
+    filtered_covariance,
+    predicted_covariance,
+    smoothed_covariance,
+    stationary_coordinates,
+    symmetrize,
+)
+from pplseq.models.base import SequenceModel, check_lengths, check_words
+from pplseq.models.text_lds.text_embeddings import TextEmbeddings, check_share
+
+if TYPE_CHECKING:
+    from pplseq.models.text_lds.head_difference import HeadDifference
+
+INITIAL = ("stationary", "steady")
+
+
+class TextLDS(TextEmbeddings, SequenceModel):
+    """A chain of h-dimensional Gaussian states, each of which emits a word as a whitened one-hot vector.
+
+        z_1 ~ N(0, P),  z_t ~ N(A z_{t-1}, Q),  w_t ~ N(C z_t, D),  w_t = diag(mu)^-1/2 (e_{x_t} - mu)
+
+    P is the stationary covariance, P = A P A' + Q, and D = I - mu^1/2 mu^1/2' - C M C'. Parameters are free of constraints:
+    any values of them give a stable A, and proper Q and D, so that gradients may go where they like. (``transition_weight``
+    and ``noise_weight`` are A and Q in the basis of the state where P = I, up to a common factor; ``basis`` leads back.)
+
+    Args:
+        num_words: V.
+        num_states: h, at most V - 1.
+        probs: (V,) mu, positive; None: all words equally probable.
+        initial: prior of the first state. "stationary": exact from the first word on. "steady": the covariance that the
+            filter tends to, as in the paper, whose passes are then the same at every step.
+        forms: how words are rewritten before they are looked up in the vocabulary (lower-casing, digits).
+        measure: what densities of words refer to; see :class:`~pplseq.distributions.word_gaussian.WordEmission`. The
+            default "iid" makes every log-probability the gain, in nats, over words without context.
+        embedding_share: r in (0, 1], the share of the learning's pseudo-counts kappa that embeddings keep. A word that was
+            seen n times tells of the state (n + kappa) / (n + r kappa) times what the model lets it tell, as if embedded
+            with r kappa pseudo-counts: many of them make better parameters, but hide rare words. Set it with
+            :meth:`set_embedding_share`, which also takes the moments that whiten from a text. It changes no probability.
+        dtype: of the parameters; None: torch's default.
+
+    Raises:
+        ValueError: for sizes or options that do not fit.
+    """
+
+    name = "text_lds"
+    messenger = KalmanCollapse
+    questions = "pplseq.models.text_lds.answers"  # what answers `pplseq query`
+
+    def __init__(
+        self,
+        num_words: int,
+        num_states: int,
+        *,
+        probs: Tensor | None = None,
+        initial: str = "stationary",
+        measure: str = "iid",
+        forms: WordForms | dict | None = None,
+        embedding_share: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        for name, value in (("num_words", num_words), ("num_states", num_states)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+        if num_words < 2 or not 1 <= num_states < num_words:
+            raise ValueError(
+                f"num_states must be in 1..num_words - 1 (words have V - 1 dimensions), got {num_states} with {num_words} words"
+            )
+        for name, value, choices in (("initial", initial, INITIAL), ("measure", measure, MEASURES)):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        probs = (
+            torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs).to(dtype)
+        )
+        if probs.shape != (num_words,):
+            raise ValueError(f"probs must be (V,) = ({num_words},), got {tuple(probs.shape)}")
+        check_probs(probs)
+        self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
+        self.forms = WordForms(**forms) if isinstance(forms, dict) else forms or WordForms()
+        self.embedding_share = check_share(embedding_share)
+        self._cached: tuple | None = None
+        identity = torch.eye(num_states, dtype=dtype)
+        # a state that half remembers, and words that say a little about it
+        rotation = torch.linalg.qr(torch.randn(num_states, num_states, dtype=dtype))[0]
+        # contiguous: SVI would train the contiguous copy that Pyro's parameter store makes of any other
+        self.transition_weight = nn.Parameter((0.5 * rotation).contiguous())
+        self.noise_weight = nn.Parameter(0.75**0.5 * identity)
+        self.emission = nn.Parameter(0.3 * torch.randn(num_words, num_states, dtype=dtype) * probs.sqrt().unsqueeze(1))
+        self.precision_factor = nn.Parameter(0.5 * identity)
+        self.register_buffer("probs", probs.clone())
+        self.register_buffer("basis", identity.clone())
+        self.register_buffer("second_moment", identity.clone())
+        self.register_buffer("filtered_moment", identity.clone())
+        self.register_buffer("mixture_weight", torch.tensor(0.5, dtype=dtype))
+        self.register_buffer("unigram", probs.clone())
+        self.register_buffer("shrinkage", torch.tensor(1.0, dtype=dtype))
+        self.set_moments()
+
+    # ---------------------------------------------------------------- parameters
+    @property
+    def transition(self) -> Tensor:
+        """(h, h) A; its spectral radius is below 1."""
+        factor = self._joint_factor()
+        inner = torch.linalg.solve_triangular(factor, self.transition_weight, upper=False)
+        return torch.linalg.solve(self.basis.T, (self.basis @ inner).T).T
+
+    @property
+    def state_noise(self) -> Tensor:
+        """(h, h) Q."""
+        root = self.basis @ torch.linalg.solve_triangular(self._joint_factor(), self.noise_weight, upper=False)
+        return root @ root.T
+
+    def _joint_factor(self) -> Tensor:
+        # with X X' + Y Y' = L L', L^-1 X and L^-1 Y have A A' + Q = I: the stationary covariance is I by construction
+        x, y = self.transition_weight, self.noise_weight
+        return torch.linalg.cholesky(x @ x.T + y @ y.T)
+
+    @property
+    def stationary_covariance(self) -> Tensor:
+        """(h, h) P = A P A' + Q."""
+        return self.basis @ self.basis.T
+
+    @property
+    def reduction(self) -> Tensor:
+        """(h, h) M, where the words' noise is D = I - mu^1/2 mu^1/2' - C M C'."""
+        return self.word_emission().reduction
+
+    @property
+    def start_covariance(self) -> Tensor:
+        """(h, h) covariance of z_1 under ``initial``."""
+        return self._start_covariance(self.initial)
+
+    def _start_covariance(self, initial: str) -> Tensor:
+        if initial not in INITIAL:
+            raise ValueError(f"initial must be one of {', '.join(INITIAL)}; got {initial!r}")
+        if initial == "stationary":
+            return self.stationary_covariance
+        return predicted_covariance(self.transition, self.state_noise, self.word_emission().information)
+
+    def word_emission(self, dtype: torch.dtype | None = None) -> WordEmission:
+        """p(w | z) with the current parameters; at test it is made once for given parameters."""
+        if self.training or torch.is_grad_enabled():
+            self._cached = None
+            return self._build_emission(dtype)
+        tensors = self.probs, self.emission, self.precision_factor
+        version = (dtype, *((value.data_ptr(), value._version) for value in tensors))
+        if self._cached is None or self._cached[0] != version:
+            self._cached = version, self._build_emission(dtype)
+        return self._cached[1]
+
+    def _build_emission(self, dtype: torch.dtype | None) -> WordEmission:
+        factor, matrix, probs = (v.to(dtype or v.dtype) for v in (self.precision_factor, self.emission, self.probs))
+        return WordEmission(probs, matrix, factor @ factor.T, measure=self.measure)
+
+    @torch.no_grad()
+    def set_parameters(
+        self, transition=None, emission=None, state_noise=None, reduction=None, *, probs=None, second_moment=None,
+        filtered_moment=None,
+    ) -> TextLDS:  # fmt: skip
+        """Sets A, C, Q, M as they are usually written; what is None stays.
+
+        Args:
+            transition, state_noise, reduction: (h, h). emission: (V, h), whitened.
+            probs: (V,) mu.
+            second_moment, filtered_moment: (h, h) mean of x x' over the smoothed and filtered means of a text, which
+                whiten embeddings; None: what the model itself expects.
+
+        Raises:
+            ValueError: for wrong shapes, an unstable A, or Q or D that are not positive definite.
+        """
+        square = (self.num_states, self.num_states)
+        given = {}
+        for name, value, shape in (
+            ("transition", transition, square),
+            ("emission", emission, (self.num_words, self.num_states)),
+            ("state_noise", state_noise, square),
+            ("reduction", reduction, square),
+            ("probs", probs, (self.num_words,)),
+            ("second_moment", second_moment, square),
+            ("filtered_moment", filtered_moment, square),
+        ):
+            if value is None:
+                continue
+            value = torch.as_tensor(value).to(device=self.basis.device, dtype=torch.float64)
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+            if not bool(torch.isfinite(value).all()):
+                raise ValueError(f"{name} must be finite, but holds NaN or infinity")
+            given[name] = value
+        fresh = {name: given.get(name, getattr(self, name).double()) for name in ("transition", "state_noise", "probs")}
+        check_probs(fresh["probs"])
+        basis, inner, noise = stationary_coordinates(fresh["transition"], symmetrize(fresh["state_noise"]))
+        reduction = given.get("reduction", self.reduction.double())
+        matrix = given.get("emission", self.emission.double())
+        unit = fresh["probs"].sqrt()
+        matrix = matrix - torch.outer(unit, unit @ matrix)
+        factor = precision_factor(matrix.T @ matrix, reduction)
+        self.basis.copy_(basis)
+        self.transition_weight.copy_(inner)
+        self.noise_weight.copy_(noise)
+        self.emission.copy_(matrix)
+        self.precision_factor.copy_(factor)
+        if "probs" in given:
+            self.probs.copy_(fresh["probs"])
+            self.set_unigram(fresh["probs"])
+        self.set_moments(given.get("second_moment"), given.get("filtered_moment"))
+        return self
+
+    @torch.no_grad()
+    def set_moments(self, second_moment: Tensor | None = None, filtered_moment: Tensor | None = None) -> None:
+        """Sets what whitens embeddings; None: the value the model expects, P minus the posterior covariance."""
+        dynamics = self.transition.double(), self.state_noise.double(), self.word_emission(torch.float64).information
+        predicted = predicted_covariance(*dynamics)
+        filtered = filtered_covariance(predicted, dynamics[2])
+        prior = self.stationary_covariance.double()
+        if second_moment is None:
+            second_moment = symmetrize(prior - smoothed_covariance(dynamics[0], predicted, filtered))
+        if filtered_moment is None:
+            filtered_moment = symmetrize(prior - filtered)
+        self.second_moment.copy_(second_moment)
+        self.filtered_moment.copy_(filtered_moment)
+
+    @torch.no_grad()
+    def set_unigram(self, unigram, shrinkage: float = 1.0) -> None:
+        """Sets what next-word probabilities are made of beside the model.
+
+        Args:
+            unigram: (V,) word probabilities of the text itself, positive, where ``probs`` hold pseudo-counts.
+            shrinkage: alpha = T / (T + kappa V), the share of the text among words and pseudo-counts, in (0, 1].
+        """
+        unigram = torch.as_tensor(unigram).to(self.unigram)
+        if unigram.shape != self.unigram.shape or not 0 < shrinkage <= 1:
+            what = f"{tuple(unigram.shape)} and {shrinkage}"
+            raise ValueError(f"unigram must be (V,) = ({self.num_words},) and shrinkage in (0, 1], got {what}")
+        check_probs(unigram)
+        self.unigram.copy_(unigram)
+        self.shrinkage.fill_(shrinkage)
+
+    # ---------------------------------------------------------------- the program
+    def model(
+        self, x=None, lengths=None, start: GaussianBelief | None = None, *, initial=None, num_sequences=1, num_steps=None
+    ):  # fmt: skip
+        """The generative program.
+
+        Args:
+            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate (num_sequences, num_steps) words,
+                as whitened vectors (V,): the model's words are Gaussian.
+            lengths: (B,) valid steps, or None for all.
+            start: the belief that the previous segment ended with.
+            initial: another prior of the first state than the model's own.
+        """
+        if x is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many words to generate when x is None")
+            shape = num_sequences, num_steps
+        else:
+            check_words(x, self.num_words)
+            check_lengths(lengths, x)
+            shape, observed = x.shape, x >= 0
+            all_observed = bool(observed.all())
+            words = x if all_observed else x.clamp_min(0)
+        if start is not None and not isinstance(start, GaussianBelief):
+            raise TypeError(
+                f"start must be a GaussianBelief (what chain.filtered() returns) or None, got {type(start).__name__}"
+            )
+        transition, noise, emission = self.transition, self.state_noise, self.word_emission()
+        prior = self._start_covariance(initial or self.initial) if start is None else None
+        z = start
+        with pyro.plate("sequences", shape[0], dim=-1):
+            for t in markov(range(shape[1])):
+                with poutine.mask(mask=True if lengths is None else t < lengths):
+                    z = pyro.sample(f"z_{t}", LinearGaussian(z, transition, prior if z is None else noise))
+                    if x is None:
+                        pyro.sample(f"x_{t}", emission(z))
+                        continue
+                    with poutine.mask(mask=True if all_observed else observed[:, t]):
+                        pyro.sample(f"x_{t}", emission(z), obs=words[:, t])
+        return x
+
+    # ---------------------------------------------------------------- use
+    def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
+        """How far the paper's steady-state passes are from the exact ones on these sentences."""
+        from pplseq.models.text_lds.head_difference import head_difference
+
+        return head_difference(self, x, lengths)
+
+    def next_word_probs(self, x: Tensor, lengths: Tensor | None = None, start: GaussianBelief | None = None) -> Tensor:
+        """(B, V) p(next word | x), clipped and mixed with the unigram by ``mixture_weight``."""
+        from pplseq.models.text_lds.next_word import word_probs
+
+        belief = self.posterior(x, lengths, start).filtered()
+        with torch.no_grad():
+            return word_probs(self, belief.mean @ self.transition.T)
+
+    def rnn_weights(self, form: str = "predictor", **options) -> dict[str, np.ndarray]:
+        """The steady filter as a linear recurrent network; see :func:`pplseq.models.text_lds.rnn_export.rnn_weights`."""
+        from pplseq.models.text_lds.rnn_export import rnn_weights
+
+        return rnn_weights(self, form, **options)
+
+    @property
+    def config(self):
+        names = ("num_words", "num_states", "initial", "measure", "embedding_share")
+        return {name: getattr(self, name) for name in names} | {"forms": asdict(self.forms)}
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> TextLDS:
+        """The model of a saved folder, before its parameters are loaded."""
+        if "emission" not in tensors or "probs" not in tensors:
+            raise ValueError(
+                "model.safetensors: no emission and probs in it, so this is not a text_lds; was it saved by pplseq?"
+            )
+        return cls(dtype=tensors["emission"].dtype, **config)
+
+    @classmethod
+    def from_parameters(
+        cls, parameters: Any, probs, *, moments=(None, None), dtype=torch.float64, **options
+    ) -> TextLDS:
+        """The model with parameters A, C, Q and M.
+
+        Args:
+            parameters: a :class:`~pplseq.models.text_lds.steady_state.TextParameters` (or anything with its attributes
+                transition, emission, state_noise, reduction).
+            probs: (V,) mu.
+            moments: second moments (h, h) of smoothed and of filtered means; None: the model's own.
+            options: of the constructor.
+        """
+        num_words, num_states = parameters.emission.shape
+        model = cls(num_words, num_states, probs=torch.as_tensor(probs), dtype=dtype, **options)
+        return model.set_parameters(
+            parameters.transition, parameters.emission, parameters.state_noise, parameters.reduction,
+            second_moment=moments[0], filtered_moment=moments[1],
+        ).eval()  # fmt: skip
+
+    @classmethod
+    def from_counts(cls, counts: Any, num_states: int, *, held_out: Any = None, folder=None, **settings) -> TextLDS:
+        """Fits a model to the lag counts of a text.
+
+        Args:
+            counts: a :class:`~pplseq.data.lag_counts.LagCounts`. held_out: of other text, to choose the iteration by.
+            num_states: h.
+            folder: see :func:`~pplseq.models.text_lds.fit.fit_text_lds`, which also gives the course of the fit.
+            **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, num_iterations, start, ...
+        """
+        from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
+
+        return fit_text_lds(counts, FitSettings(num_states, **settings), held_out=held_out, folder=folder).model

@@ -1,0 +1,166 @@
+"""The symbol that stands for all steps but the first."""
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from support.tiny_programs import F64, Tables, program, traced_log_prob, words
+
+from pplseq.infer.oracles.discrete import generic_log_prob
+from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.markov import TimeIndex, markov
+
+close = torch.testing.assert_close
+T = TimeIndex(1, 4)
+
+
+def test_indexing():
+    x, y = torch.arange(20).view(2, 10), torch.arange(60).view(2, 3, 10)
+    assert torch.equal(x[:, T], x[:, 1:4].T)
+    assert torch.equal(x.T[T], x[:, 1:4].T)
+    assert torch.equal(x[..., T], x[:, 1:4].T)
+    assert torch.equal(y[:, :, T], y[:, :, 1:4].movedim(-1, 0))
+    assert torch.equal(y[..., T], y[:, :, 1:4].movedim(-1, 0))
+    assert torch.equal(y.movedim(-1, 1)[:, T], y[:, :, 1:4].movedim(-1, 0))
+    assert torch.equal(y.movedim(-1, 1)[:, T, :], y[:, :, 1:4].movedim(-1, 0))
+    assert torch.equal(x[:, T - 1], x[:, 0:3].T)
+    assert torch.equal(x[:, T + 1], x[:, 2:5].T)
+    assert torch.equal(x[:, 1 + T], x[:, 2:5].T)
+
+
+def test_other_slices_count():
+    y = torch.arange(60).view(2, 10, 3)
+    assert torch.equal(y[:, T, 1:], y[:, 1:4, 1:].movedim(1, 0))
+    assert torch.equal(y[:1, T], y[:1, 1:4].movedim(1, 0))
+    assert torch.equal(y.movedim(1, -1)[:, :2, T], y[:, 1:4, :2].movedim(1, 0))
+
+
+def test_integers_and_row_numbers_count():
+    y, rows = torch.arange(60).view(2, 10, 3), torch.tensor([1, 0, 1])
+    assert torch.equal(y[:, T, 2], y[:, 1:4, 2].T)
+    assert torch.equal(y[1, T], y[1, 1:4])
+    assert torch.equal(y[1, T, -1], y[1, 1:4, -1])
+    assert torch.equal(y[rows, T], y[rows, 1:4].movedim(1, 0))
+    assert torch.equal(y[..., T, 0], y[:, 1:4, 0].T)
+
+
+def test_comparisons():
+    lengths, steps = torch.tensor([1, 2, 5]), torch.tensor([[1], [2], [3]])
+    assert torch.equal(T < lengths, steps < lengths)
+    assert torch.equal(lengths > T, steps < lengths)
+    assert torch.equal(T >= lengths, steps >= lengths)
+    assert torch.equal(lengths <= T, steps >= lengths)
+    assert torch.equal(T == lengths, steps == lengths)
+    assert torch.equal(lengths != T, steps != lengths)
+    assert torch.equal(T < torch.tensor(2), torch.tensor([True, False, False]))
+    grid = lengths.view(3, 1)
+    assert torch.equal(T < grid, steps.unsqueeze(-1) < grid)
+
+
+def test_names_and_length():
+    assert f"z_{T}" == "z_1:4" and str(T) == "1:4" and len(T) == 3 and "TimeIndex(1, 4)" == repr(T)
+
+
+MISUSES = {
+    "bool": lambda t: bool(t),
+    "if t > 0": lambda t: 1 if t > 0 else 0,
+    "t == 0": lambda t: t == 0,
+    "t < 3": lambda t: t < 3,
+    "t + 0.5": lambda t: t + 0.5,
+    "t * 2": lambda t: t * 2,
+    "t % 2": lambda t: t % 2,
+    "-t": lambda t: -t,
+    "int": lambda t: int(t),
+    "float": lambda t: float(t),
+    "a list": lambda t: [1, 2, 3][t],
+    "range": lambda t: range(t),
+    "x[t, None]": lambda t: torch.zeros(5, 5)[t, None],
+    "x[t, mask]": lambda t: torch.zeros(5, 5)[t, torch.tensor([True, False, True, True, False])],
+    "x[t, tensor, tensor]": lambda t: torch.zeros(5, 5, 5)[t, torch.tensor([0, 1]), torch.tensor([0, 1])],
+    "x[t, t]": lambda t: torch.zeros(5, 5)[t, t],
+    "x * t": lambda t: torch.zeros(5) * t,
+    "x + t": lambda t: torch.zeros(5) + t,
+    "torch.sin": lambda t: torch.sin(t),
+    "x[t] = 0": lambda t: torch.zeros(5).__setitem__(t, 0.0),
+}
+
+
+@pytest.mark.parametrize("use", MISUSES)
+def test_misuse_raises(use):
+    with pytest.raises(TypeError):
+        MISUSES[use](T)
+
+
+@pytest.mark.parametrize("index", [TimeIndex(1, 6), TimeIndex(-1, 2)])
+def test_out_of_range(index):
+    with pytest.raises(IndexError, match="out of range"):
+        torch.zeros(2, 5)[:, index]
+
+
+def test_markov_outside_is_pyros():
+    assert list(markov(range(4))) == [0, 1, 2, 3]
+    x, specs = words(), Tables().specs()
+    trace = poutine.trace(poutine.condition(program, {f"z_{t}": torch.tensor(0) for t in range(4)})).get_trace(x, specs)
+    assert [name for name in trace.nodes if name.startswith("z_")] == ["z_0", "z_1", "z_2", "z_3"]
+    assert torch.isfinite(generic_log_prob(program, x, specs))
+
+
+@pytest.mark.parametrize(
+    "steps, expected",
+    [
+        (range(4), ["0", "1:4"]),
+        (range(2), ["0", "1:2"]),
+        (range(1), ["0"]),
+        (range(0), []),
+        (range(3, 6), ["3", "4:6"]),
+        (range(0, 4, 2), ["0", "2"]),
+        ([0, 1, 2], ["0", "1", "2"]),
+    ],
+)
+def test_when_it_is_vectorised(steps, expected):
+    with BlockedEnum():
+        assert [str(t) for t in markov(steps)] == expected
+        assert [str(t) for t in markov(steps, vectorize=False)] == [str(t) for t in steps]
+        assert [str(t) for t in markov(steps, history=2)] == [str(t) for t in steps]
+    with BlockedEnum(vectorize=False):
+        assert [str(t) for t in markov(steps)] == [str(t) for t in steps]
+
+
+def test_leaving_the_loop_early_leaves_no_trace():
+    handler = BlockedEnum()
+    with handler:
+        for t in markov(range(5)):
+            if isinstance(t, TimeIndex):
+                break
+        del t
+        assert handler.time_index is None
+    with pytest.raises(RuntimeError), handler:
+        for t in markov(range(5)):
+            if isinstance(t, TimeIndex):
+                raise RuntimeError
+    with handler:
+        assert handler.time_index is None
+
+
+# ------------------------------------------------------------------------------------------------ what all rows share
+@pytest.mark.parametrize("steps", [4, 5], ids=["as many steps as rows", "more steps than rows"])
+@pytest.mark.parametrize("nesting", [1, 2])
+def test_values_that_all_rows_share(steps, nesting):
+    tables, x = Tables(), words(3, steps)
+    transition, emission = tables.step_specs()
+    u, length = torch.randn(steps, 2, dtype=F64), torch.tensor(3)
+    rows = x if nesting == 1 else x.expand(2, *x.shape)
+
+    def inputs(own):
+        z = None
+        with pyro.plate("outer", 2, dim=-2) if nesting == 2 else poutine.scale(scale=1.0):
+            with pyro.plate("sequences", 3, dim=-1):
+                for t in markov(range(steps)):
+                    with poutine.mask(mask=True), poutine.mask(mask=t < length):
+                        z = pyro.sample(f"z_{t}", transition(z, inputs=u[t]))
+                        pyro.sample(f"x_{t}", emission(z), obs=rows[..., t] if own else x[0][t])
+
+    for own in (True, False):
+        expected = generic_log_prob(inputs, own, max_plate_nesting=nesting)
+        for vectorize in (True, False):
+            close(traced_log_prob(inputs, own, vectorize=vectorize)[0], expected)

@@ -1,0 +1,222 @@
+"""The scans over time against a loop in log space that is written to be read."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from pplseq.kernels import path_scan, scan
+
+F64 = torch.float64
+close = torch.testing.assert_close
+T, B, K = 5, 3, 4
+
+
+def loop_log_prob(init, pair, emit, valid=None, shared=False, restart=None, restart_to=None):
+    """(*B,) log p(x), one step after the other, differentiable by autograd."""
+    message = init + emit[0]
+    if valid is not None:
+        start = torch.full_like(message, -math.log(message.shape[-1]))  # a row without steps sums to one
+        message = torch.where(valid[0].unsqueeze(-1), message, start)
+    for t in range(1, len(emit)):
+        matrix = pair if shared else pair[t - 1]
+        if restart is not None:
+            matrix = torch.where(restart[t][..., None, None], restart_to.unsqueeze(-2), matrix)
+        new = torch.logsumexp(message.unsqueeze(-1) + matrix, -2) + emit[t]
+        message = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, message)
+    return torch.logsumexp(message, -1)
+
+
+def random_factors(shape_of_pair, scale=1.0, rows=(B,), steps=T, **options):
+    init, pair, emit = (torch.randn(s, dtype=F64) * scale for s in ((*rows, K), shape_of_pair, (steps, *rows, K)))
+    return dict(init=init, pair=pair, emit=emit, **options)
+
+
+def ragged(steps=T, rows=B):
+    lengths = torch.tensor([steps, 0, 2])[:rows]
+    return torch.arange(steps).unsqueeze(-1) < lengths
+
+
+def make(kind, scale):
+    valid = ragged()
+    restart = torch.rand(T, B) < 0.4
+    restart_to = torch.randn(K, dtype=F64).log_softmax(-1)
+    return {
+        "a matrix a step": lambda: random_factors((T - 1, B, K, K), scale),
+        "a matrix a step, ragged": lambda: random_factors((T - 1, B, K, K), scale, valid=valid),
+        "shared": lambda: random_factors((K, K), scale, shared=True),
+        "shared, ragged": lambda: random_factors((K, K), scale, shared=True, valid=valid),
+        "shared in a batch": lambda: random_factors((2, 1, K, K), scale, rows=(2, B), shared=True),
+        "shared by row, ragged": lambda: random_factors((B, K, K), scale, shared=True, valid=valid),
+        "restarts": lambda: random_factors((K, K), scale, shared=True, restart=restart, restart_to=restart_to),
+        "restarts, ragged": lambda: random_factors(
+            (K, K), scale, shared=True, restart=restart, restart_to=restart_to, valid=valid
+        ),
+        "one step": lambda: random_factors((0, B, K, K), scale, steps=1),
+        "one step, shared": lambda: random_factors((K, K), scale, steps=1, shared=True),
+        "init shared by rows": lambda: random_factors((K, K), scale, shared=True)
+        | {"init": torch.randn(K, dtype=F64)},
+    }[kind]()
+
+
+KINDS = [
+    *("a matrix a step", "a matrix a step, ragged", "shared", "shared, ragged", "shared in a batch"),
+    *("shared by row, ragged", "restarts", "restarts, ragged", "one step", "one step, shared", "init shared by rows"),
+]
+DIFFERENTIABLE = ("init", "pair", "emit", "restart_to")
+
+
+def gradients(function, factors, weight):
+    leaves = {
+        k: v.clone().requires_grad_() for k, v in factors.items() if k in DIFFERENTIABLE and isinstance(v, torch.Tensor)
+    }
+    value = function(**{**factors, **leaves})
+    value = value if isinstance(value, torch.Tensor) else value.log_prob
+    found = torch.autograd.grad((value * weight).sum(), list(leaves.values()), allow_unused=True)
+    return value.detach(), {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), found, strict=True)}
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["safe", "must be repaired"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients(kind, scale):
+    factors = make(kind, scale)
+    weight = torch.tensor([0.5, 1.0, -2.0], dtype=F64)
+    got, got_gradients = gradients(scan.chain_log_prob, factors, weight)
+    wanted, wanted_gradients = gradients(loop_log_prob, factors, weight)
+    if "valid" in factors:  # log p of a row without steps
+        wanted = wanted.where(factors["valid"][0], 0.0)
+    close(got, wanted)
+    for name, value in wanted_gradients.items():
+        close(got_gradients[name], value, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("kind", ["a matrix a step, ragged", "shared, ragged", "restarts"])
+def test_the_repair_is_needed_and_done(kind):
+    small, large = make(kind, 1.0), make(kind, 300.0)
+    assert scan.StepMatrices(small["pair"], small.get("shared", False)).safe
+    assert not scan.StepMatrices(large["pair"], large.get("shared", False)).safe
+
+
+@pytest.mark.parametrize("dtype, gap", [(torch.float32, 200.0), (F64, 1500.0)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_products_that_underflow_everywhere(dtype, gap, shared):
+    # the only way into state 1 is exp(-gap) away from the row's maximum
+    matrix = torch.tensor([[0.0, -gap], [0.0, -gap]], dtype=dtype)
+    emit = torch.tensor([[0.0, 0.0], [-math.inf, 0.0], [0.0, -math.inf]], dtype=dtype).unsqueeze(1)
+    pair = matrix if shared else matrix.expand(2, 1, 2, 2)
+    init = torch.tensor([[-0.5, -1.0]], dtype=dtype)
+    result = scan.chain_log_prob(init, pair, emit, None, shared)
+    close(result.log_prob, loop_log_prob(init, pair, emit, None, shared))
+    assert torch.isfinite(result.log_prob).all()
+
+
+def test_minus_infinity_everywhere_is_no_nan():
+    init, emit = torch.zeros(2, K, dtype=F64), torch.zeros(3, 2, K, dtype=F64)
+    emit[1, 0] = -math.inf
+    matrix = torch.full((K, K), -math.inf, dtype=F64, requires_grad=True)
+    open_matrix = torch.zeros(K, K, dtype=F64, requires_grad=True)
+    for pair in (matrix, open_matrix):
+        result = scan.chain_log_prob(init, pair, emit, None, True)
+        assert torch.isneginf(result.log_prob[0]) and not result.filtered.isnan().any()
+        (gradient,) = torch.autograd.grad(result.log_prob.sum(), pair)
+        assert not gradient.isnan().any()
+
+
+def test_forbidden_transitions():
+    factors = make("a matrix a step, ragged", 1.0)
+    closed = torch.rand(factors["pair"].shape) < 0.3
+    closed[..., 0] = False
+    factors["pair"] = factors["pair"].masked_fill(closed, -math.inf)
+    got, got_gradients = gradients(scan.chain_log_prob, factors, 1.0)
+    wanted, wanted_gradients = gradients(loop_log_prob, factors, 1.0)
+    close(got, wanted.where(factors["valid"][0], 0.0))
+    close(got_gradients["pair"], wanted_gradients["pair"])
+
+
+def test_gradcheck():
+    factors = make("restarts, ragged", 1.0)
+    options = {k: v for k, v in factors.items() if k not in DIFFERENTIABLE}
+    leaves = [factors[k].requires_grad_() for k in DIFFERENTIABLE]
+
+    def log_prob(*values):
+        return scan.chain_log_prob(**dict(zip(DIFFERENTIABLE, values, strict=True)), **options).log_prob
+
+    assert torch.autograd.gradcheck(log_prob, leaves)
+
+
+def all_scores(f, row):
+    """{path: log p(path, x)} of one row."""
+    steps = len(f["emit"]) if "valid" not in f else int(f["valid"][:, row].sum())
+    scores = {}
+    for path in itertools.product(range(K), repeat=steps):
+        score = 0.0
+        for t, z in enumerate(path):
+            matrix = f["pair"] if f.get("shared") else f["pair"][t - 1, row] if t else None
+            if matrix is not None and matrix.dim() == 3:
+                matrix = matrix[row]
+            score += float(f["emit"][t, row, z])
+            if t == 0:
+                score += float(f["init"].expand(B, K)[row, z])
+            elif f.get("restart") is not None and f["restart"][t, row]:
+                score += float(f["restart_to"][z])
+            else:
+                score += float(matrix[path[t - 1], z])
+        scores[path] = score
+    return scores
+
+
+def matrices_of(f):
+    return scan.StepMatrices(f["pair"].clone(), f.get("shared", False), f.get("restart"), f.get("restart_to"))
+
+
+PATH_KINDS = ["a matrix a step, ragged", "shared", "shared by row, ragged", "restarts, ragged", "one step"]
+
+
+@pytest.mark.parametrize("kind", PATH_KINDS)
+@pytest.mark.parametrize("max_cells", [path_scan.MAX_CELLS, 2 * B * K, 1])
+def test_best_paths(kind, max_cells, monkeypatch):
+    monkeypatch.setattr(path_scan, "MAX_CELLS", max_cells)
+    f = make(kind, 1.0)
+    valid = f.get("valid")
+    path, log_prob = path_scan.viterbi_pass(f["init"], matrices_of(f), f["emit"], valid)
+    paths, log_probs = path_scan.k_best_pass(f["init"], matrices_of(f), f["emit"], valid, 3)
+    for row in range(B):
+        scores = all_scores(f, row)
+        best = sorted(scores, key=scores.get, reverse=True)[:3]
+        steps = len(best[0])
+        assert tuple(path[:steps, row].tolist()) == best[0]
+        assert log_prob[row].item() == pytest.approx(scores[best[0]])
+        for rank, some in enumerate(best):
+            assert tuple(paths[rank, :steps, row].tolist()) == some
+            assert log_probs[rank, row].item() == pytest.approx(scores[some])
+
+
+@pytest.mark.parametrize("kind", PATH_KINDS)
+def test_samples(kind):
+    f = make(kind, 1.0)
+    valid = f.get("valid")
+    forward = scan.forward_pass(f["init"], matrices_of(f), f["emit"], valid)
+    samples = path_scan.sample_pass(matrices_of(f), forward.filtered, valid, 2000)
+    for row in range(B):
+        scores = all_scores(f, row)
+        total = torch.logsumexp(torch.tensor(list(scores.values())), 0)
+        expected = torch.zeros(len(next(iter(scores))), K)
+        for path, score in scores.items():
+            for t, z in enumerate(path):
+                expected[t, z] += math.exp(score - total)
+        found = torch.nn.functional.one_hot(samples[:, : len(expected), row], K).float().mean(0)
+        assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / 2000).clamp_min(0).sqrt() + 1e-3).all()
+
+
+def test_a_state_of_probability_zero_is_never_drawn():
+    log_weight = torch.tensor([-math.inf, 0.0, -math.inf, -800.0]).expand(1000, 4)
+    assert set(path_scan.sample_log(log_weight).tolist()) == {1}
+    assert set(path_scan.sample_log(torch.tensor([-1e30, -1e30, -math.inf]).expand(1000, 3)).tolist()) <= {0, 1}
+
+
+def test_log_normalise():
+    score = torch.tensor([[0.0, math.log(3.0)], [-math.inf, -math.inf]])
+    normalised, total = scan.log_normalise(score)
+    close(normalised[0].exp(), torch.tensor([0.25, 0.75]))
+    assert torch.isneginf(normalised[1]).all() and torch.isneginf(total[1])

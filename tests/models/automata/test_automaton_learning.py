@@ -1,0 +1,273 @@
+"""Learning automata from labelled strings: Tomita's languages, what is reported, bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.data.tomita import all_strings, random_strings, tomita
+from pplseq.models.automata.automaton import Automaton
+from pplseq.models.automata.em import SeedBlock, draw_tables
+from pplseq.models.automata.learner import AutomatonLearner, hardened
+from pplseq.models.automata.prefix_tree import PrefixTree
+from pplseq.models.automata.repair import num_right, repair
+
+FEW = (SeedBlock(20, 0.5, True), SeedBlock(20))
+
+
+def validation(grammar, number=30, seed=0):
+    strings = random_strings(number, 12, seed=seed)
+    return strings, [grammar.accepts(string) for string in strings]
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 6])
+def test_languages_are_learnt_exactly(number):
+    grammar = tomita(number)
+    found = AutomatonLearner(blocks=FEW, num_iterations=150).fit(
+        grammar.strings, grammar.labels, validation=validation(grammar)
+    )
+    assert found.consistent
+    assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
+    assert [size.num_consistent for size in found.sizes][:-1] == [0] * (len(found.sizes) - 1)
+    assert found.sizes[-1].num_states == grammar.num_states
+    assert sum(candidate.count for candidate in found.candidates) == found.sizes[-1].num_consistent
+
+
+def test_validation_chooses_among_languages_that_fit():
+    grammar = tomita(5)
+    learner = AutomatonLearner(4, blocks=(SeedBlock(100, 0.5, True), SeedBlock(200)), num_iterations=150)
+    found = learner.fit(grammar.strings, grammar.labels, validation=validation(grammar))
+    assert len(found.candidates) > 1
+    assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
+    assert max(found.validation_right) == found.num_validation == 30
+    assert "different automata fit your data" in found.report and "first differs on '" in found.report
+    # strings that speak for another candidate choose that one
+    other = next(c for c in found.candidates if not c.automaton.equals(found.automaton)).automaton
+    strings = all_strings(7)
+    again = found.choose(strings, [other.accepts(string) for string in strings])
+    assert again.automaton.equals(other) and again.num_validation == len(strings)
+    (hard,) = hardened(type(again.tables)(*(table.unsqueeze(-1) for table in again.tables)), "01")
+    assert hard.equals(other)
+    # without them the most frequent one is taken
+    plain = learner.fit(grammar.strings, grammar.labels)
+    assert plain.validation_right is None
+    assert plain.automaton.equals(plain.candidates[0].automaton)
+    assert [c.count for c in plain.candidates] == sorted((c.count for c in plain.candidates), reverse=True)
+
+
+def test_tables_are_those_of_the_automaton():
+    grammar = tomita(6)
+    found = AutomatonLearner(3, blocks=FEW).fit(grammar.strings, grammar.labels)
+    (again,) = hardened(type(found.tables)(*(table.unsqueeze(-1) for table in found.tables)), "01")
+    assert again.equals(found.automaton)
+    assert found.log_likelihoods[0] == pytest.approx(0.0, abs=0.1)
+
+
+def test_hard_tables_label_as_their_automata():
+    grammar = tomita(3)
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    tables = draw_tables(FEW, 5, 2, 2, np.random.default_rng(0))
+    expected = [
+        sum(automaton.accepts(s) == label for s, label in zip(grammar.strings, grammar.labels, strict=True))
+        for automaton in hardened(tables, "01")
+    ]
+    assert num_right(tree, tables).tolist() == expected
+
+
+@pytest.mark.parametrize("num_states", [1, 2, 5])
+def test_repair_is_steepest_ascent_over_single_changes(num_states):
+    """Against a loop that tries every change of one transition, one restart after the other."""
+    grammar = tomita(4)
+    strings, labels = grammar.strings, [int(label) for label in grammar.labels]
+    tree = PrefixTree.grow(strings, labels)
+    tables = draw_tables((SeedBlock(12),), num_states, 2, 2, np.random.default_rng(1))
+    which = torch.arange(12) != 3
+    found = repair(tree, tables, which)
+    right = num_right(tree, found)
+
+    def score(start, move):
+        """Strings that the best labels of states label right."""
+        counts = np.zeros((num_states, 2), dtype=int)
+        for string, label in zip(strings, labels, strict=True):
+            state = start
+            for character in string:
+                state = move[int(character)][state]
+            counts[state, label] += 1
+        return counts.max(1).sum()
+
+    before = num_right(tree, tables).tolist()
+    for seed, automaton in enumerate(hardened(tables, "01")):
+        move, best = automaton.transitions.T.copy(), before[seed]
+        while which[seed] and best < len(strings):
+            tried = []
+            for symbol, state, shift in np.ndindex(2, num_states, num_states - 1):
+                changed = move.copy()
+                changed[symbol, state] = (move[symbol, state] + shift + 1) % num_states
+                tried.append((score(automaton.start, changed), changed))
+            value, changed = max(tried, key=lambda pair: pair[0], default=(0, None))  # the first of equals
+            if value <= best:
+                break
+            best, move = value, changed
+        assert int(right[seed]) == best
+        assert hardened(found, "01")[seed].transitions.T.tolist() == move.tolist()
+    assert all(torch.equal(a, b) for a, b in zip(found.seeds(3), tables.seeds(3), strict=True))
+
+
+def test_repair_in_several_batches_is_the_same(monkeypatch):
+    from pplseq.models.automata import repair as automaton_repair
+
+    grammar = tomita(2)
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    tables = draw_tables((SeedBlock(9),), 3, 2, 2, np.random.default_rng(0))
+    which = torch.arange(9) % 4 != 1
+    together = repair(tree, tables, which)
+    monkeypatch.setattr(automaton_repair, "MAX_ENTRIES", 4 * 12 * tree.num_nodes)  # four restarts at once
+    assert all(torch.equal(a, b) for a, b in zip(repair(tree, tables, which), together, strict=True))
+
+
+def test_repaired_tables_are_probabilities_and_label_as_counted():
+    grammar = tomita(4)
+    tree = PrefixTree.grow(grammar.strings, grammar.labels)
+    tables = draw_tables((SeedBlock(60),), 4, 2, 2, np.random.default_rng(0))
+    found = repair(tree, tables, torch.ones(60, dtype=torch.bool))
+    right = num_right(tree, found)
+    assert (right >= num_right(tree, tables)).all() and (right > num_right(tree, tables)).any()
+    for table, axis in zip(found, (0, 2, 1), strict=True):
+        torch.testing.assert_close(table.sum(axis), torch.ones_like(table.sum(axis)))
+    automata = hardened(found, "01")
+    told = list(zip(grammar.strings, grammar.labels, strict=True))
+    assert right.tolist() == [sum(automaton.accepts(s) == y for s, y in told) for automaton in automata]
+
+
+def test_repair_finds_more_languages_that_fit():
+    grammar = tomita(4)
+    found = {
+        repaired: AutomatonLearner(4, blocks=(SeedBlock(60),), num_iterations=80, repair=repaired).fit(
+            grammar.strings, grammar.labels
+        )
+        for repaired in (False, True)
+    }
+    plain, better = (found[key].sizes[0] for key in (False, True))
+    assert plain.num_repaired == 0 and better.num_consistent == plain.num_consistent + better.num_repaired
+    assert better.num_repaired > 0 and "of them repaired" in found[True].report
+    assert found[True].automaton.equals(Automaton.from_regex(grammar.regex, "01"))
+    assert found[True].log_likelihoods[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_moore_machine_with_names_of_labels_and_words_as_symbols():
+    rng = np.random.default_rng(0)
+    strings = [["up" if bit else "down" for bit in rng.integers(2, size=rng.integers(7))] for _ in range(60)]
+    labels = ["zero one two".split()[(s.count("up") - s.count("down")) % 3] for s in strings]
+    found = AutomatonLearner(blocks=FEW).fit(strings, labels)
+    assert found.automaton.labels == ("one", "two", "zero") and found.automaton.symbols == ("down", "up")
+    assert found.automaton.num_states == 3
+    assert found.automaton.classify(["up"] * 4) == "one" and found.automaton.classify([]) == "zero"
+
+
+def test_the_same_seed_gives_the_same():
+    grammar = tomita(2)
+    runs = [
+        AutomatonLearner(3, blocks=FEW, num_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
+        for seed in (3, 3, 4)
+    ]
+    assert torch.equal(runs[0].tables.transition, runs[1].tables.transition)
+    assert not torch.equal(runs[0].tables.transition, runs[2].tables.transition)
+
+
+def test_no_consistent_automaton_gives_the_best_one_and_says_so():
+    grammar = tomita(3)
+    found = AutomatonLearner([1, 2], blocks=(SeedBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
+    assert np.isfinite(found.log_likelihoods).all()
+    assert not found.consistent
+    assert "no automaton labels all training strings right" in found.report
+    right = sum(found.automaton.accepts(s) == y for s, y in zip(grammar.strings, grammar.labels, strict=True))
+    assert right == max(size.most_right for size in found.sizes) < len(grammar.strings)
+
+
+def test_collapsed_restarts_are_dropped_and_reported(monkeypatch):
+    from pplseq.models.automata import learner as automaton_learning
+
+    def broken(blocks, *sizes):
+        tables = automaton_em_draw(blocks, *sizes)
+        tables.output[..., :5] = torch.nan
+        return tables
+
+    automaton_em_draw = automaton_learning.draw_tables
+    monkeypatch.setattr(automaton_learning, "draw_tables", broken)
+    grammar = tomita(1)
+    found = AutomatonLearner(2, blocks=FEW, num_iterations=60).fit(grammar.strings, grammar.labels)
+    assert found.consistent and found.sizes[0].num_collapsed == 5
+    assert "5 collapsed and were dropped" in found.report
+    monkeypatch.setattr(automaton_learning, "draw_tables", lambda *a: broken(*a).seeds(slice(0, 5)))
+    with pytest.raises(FloatingPointError, match="every restart collapsed"):
+        AutomatonLearner(2, blocks=(SeedBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
+
+
+@pytest.mark.parametrize(
+    "strings, labels, kind, message",
+    [
+        (["0", "1"], [True, True], ValueError, "labels: expected strings of two classes or more, all are True"),
+        ([], [], ValueError, "labels: expected strings of two classes or more, there are none"),
+        (["0", "1", "0"], [True, False, False], ValueError, "labels: expected one label for each string, got several for '0'"),
+        (["0"], [True, False], ValueError, "labels: expected one for each of 1 strings, got 2"),
+        (["0", "1"], [0.5, 0.0], TypeError, "labels: expected bools, whole numbers or names"),
+    ],
+)  # fmt: skip
+def test_strings_that_cannot_be_learnt_from(strings, labels, kind, message):
+    with pytest.raises(kind, match=message):
+        AutomatonLearner().fit(strings, labels)
+
+
+@pytest.mark.parametrize(
+    "told, message",
+    [
+        ((["2"], [True]), "validation: symbol '2' is not in the training strings"),
+        ((["1"], ["x"]), "validation: label 'x' is not in"),
+        ((["1"], []), "validation: expected a label for each of 1 strings, got 0"),
+    ],
+)
+def test_validation_strings_that_cannot_be_used(told, message):
+    with pytest.raises(ValueError, match=message):
+        AutomatonLearner().fit(["0", "1"], [True, False], validation=told)
+
+
+def test_settings_that_are_none():
+    for settings, message in (
+        ({"num_states": 0}, "num_states: expected one or more"),
+        ({"num_states": []}, "num_states: expected one or more"),
+        ({"blocks": ()}, "blocks: expected at least one"),
+        ({"num_iterations": 0}, "num_iterations: expected 1 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AutomatonLearner(**settings)
+
+
+def test_what_is_found_before_an_interruption_is_kept():
+    learner = AutomatonLearner([1, 2], blocks=[SeedBlock(4)], num_iterations=5)
+    assert learner.so_far() is None
+
+    def interrupted(size):
+        if size.num_states == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(["0", "00", "000"], [True, False, True], each=interrupted)
+    found = learner.so_far()
+    assert [size.num_states for size in found.sizes] == [1] and not found.consistent
+    assert found.automaton.accepts("0")
+
+
+def test_arguments_that_are_none():
+    for sizes in (2.5, [2, "a"], True):
+        with pytest.raises(ValueError, match="num_states: expected one or more numbers"):
+            AutomatonLearner(sizes)
+    assert AutomatonLearner(np.int64(2)).sizes == [2]
+    learner = AutomatonLearner(2, blocks=[SeedBlock(2)], num_iterations=2)
+    with pytest.raises(TypeError, match="strings: expected symbols that are str, got"):
+        learner.fit([[0, 1], [1, 0]], [True, False])
+    with pytest.raises(TypeError, match="validation: expected"):
+        learner.fit(["0", "1"], [True, False], validation=["0"])
+
+
+def test_more_tables_than_memory_are_refused():
+    with pytest.raises(ValueError, match="num_states: 9999 states, 2 symbols and 1000 restarts make tables of 1,490 GiB"):
+        AutomatonLearner(9999).fit(["0", "1"], [True, False])

@@ -1,0 +1,119 @@
+"""Properties of the input-output HMM on random ones: any spread of weights, zeros, missing targets, one state."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop
+from pplseq.models import IOHMM
+
+close = torch.testing.assert_close
+quick = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+@st.composite
+def cases(draw):
+    """(model, y, inputs, lengths)."""
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    num_states, rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    outputs = draw(st.sampled_from(["categorical", "bernoulli", "gaussian"]))
+    symbols, mealy = draw(st.booleans()), draw(st.booleans())
+    graph = torch.rand(num_states, num_states) < 0.6
+    graph[:, 0] = True  # no dead end
+    model = IOHMM(
+        num_states, outputs=outputs, num_outputs=2, mealy=mealy, graph=graph if draw(st.booleans()) else None,
+        initial=draw(st.sampled_from(["constant", "inputs", "transition"])), hidden=draw(st.sampled_from([(), (3,)])),
+        start_states=draw(st.sampled_from([None, [0]])), **({"num_symbols": 2} if symbols else {"num_inputs": 2}),
+    )  # fmt: skip
+    model.initialize(scale=draw(st.sampled_from([0.0, 1.0, 30.0])))
+    inputs = torch.randint(2, (rows, steps)) if symbols else torch.randn(rows, steps, 2).double()
+    y = torch.randint(2, (rows, steps)) if outputs == "categorical" else torch.randint(2, (rows, steps, 2)).double()
+    gone = torch.rand(rows, steps) < draw(st.sampled_from([0.0, 0.4]))
+    y = y.masked_fill(gone, -1) if outputs == "categorical" else y.masked_fill(gone.unsqueeze(-1), torch.nan)
+    return model, y, inputs, torch.randint(1, steps + 1, (rows,))
+
+
+def factors(model, y, inputs, row, length):
+    """Initial (Z,), matrices (T-1, Z, Z) and emissions (T, Z) of one row, in logarithms, step by step."""
+    seen = model.network_inputs(y, inputs)
+    weights = [None if seen["initial"] is None else seen["initial"][row : row + 1]]
+    transition, emission = model.specs(*weights)
+    start, values = transition.initial_log_prob().reshape(-1), y[row, :length]
+    moves = [transition.matrices(seen["transition"][row, t]) for t in range(length)]
+    if model.initial == "transition":
+        start = torch.logsumexp(start.unsqueeze(-1) + moves[0], 0)
+    emit = []
+    for t in range(length):
+        if model.discrete and int(values[t]) < 0 or not model.discrete and bool(values[t].isnan().any()):
+            emit.append(torch.zeros(model.num_states).double())
+        elif emission.takes_inputs:
+            emit.append(emission.at(seen["emission"][row, t]).log_likelihood(values[t]))
+        else:
+            emit.append(emission.log_likelihood(values[t]))
+    return start, torch.stack(moves)[1:], torch.stack(emit)
+
+
+@quick
+@given(cases())
+def test_likelihood_and_gradients_are_those_of_all_paths(case):
+    model, y, inputs, lengths = case
+    chain = model.posterior(y, lengths, inputs=inputs)
+    total = 0.0
+    for row, length in enumerate(lengths.tolist()):
+        each = factors(model, y, inputs, row, length)
+        paths, score = enumerate_paths(*each)
+        close(chain.log_prob()[row], torch.logsumexp(score, 0).detach())
+        close(chain.viterbi()[1][row], score.max().detach())
+        total = total + forward_loop(*each)
+    got = model.log_joint(y, lengths, inputs=inputs)
+    close(got, total)
+    parameters = list(model.parameters())
+    first, second = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (got, total))
+    for a, b, parameter in zip(first, second, parameters, strict=True):
+        a, b = (torch.zeros_like(parameter) if g is None else g for g in (a, b))
+        assert torch.isfinite(a).all()
+        if torch.isfinite(b).all():  # (the loop's logsumexp has no gradient where a state is impossible)
+            close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@quick
+@given(cases())
+def test_a_prefix_is_filtered_as_in_the_whole(case):
+    model, y, inputs, _ = case
+    whole = model.filter(y, inputs)
+    for length in range(1, y.shape[1] + 1):
+        close(model.filter(y[:, :length], inputs[:, :length]), whole[:, :length])
+        ends = model.smooth(y[:, :length], inputs[:, :length])[:, -1]
+        close(ends, whole[:, length - 1])
+
+
+@quick
+@given(cases())
+def test_the_closed_loop_gives_the_likelihood(case):
+    """p(y) is the product of the predictions of each output."""
+    model, y, inputs, lengths = case
+    if model.outputs != "categorical":
+        return
+    predicted = model.prediction(y, inputs, lengths).outputs
+    each = predicted.gather(-1, y.clamp_min(0).unsqueeze(-1)).squeeze(-1).log()
+    used = (y >= 0) & (torch.arange(y.shape[1]) < lengths.unsqueeze(-1))
+    close(torch.where(used, each, 0.0).sum(-1), model.log_prob(y, lengths, inputs=inputs))
+
+
+@quick
+@given(cases(), st.randoms(use_true_random=False))
+def test_names_of_states_do_not_matter(case, random):
+    model, y, inputs, lengths = case
+    if model.start_states is not None or model.graph is not None or model.transition_network.kind == "layered":
+        return
+    order = torch.tensor(random.sample(range(model.num_states), model.num_states))
+    other = IOHMM.from_config(model.config, {})
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for name, value in other.named_parameters():
+            of = 0 if name.endswith("weight") or "noise" in name else -2  # the dimension of states that rows belong to
+            dims = {"initial_network": (-1,), "transition_network": (of, -1)}.get(name.split(".")[0], (of,))
+            for dim in dims:
+                value.copy_(value.index_select(dim, order))
+    close(other.log_prob(y, lengths, inputs=inputs), model.log_prob(y, lengths, inputs=inputs))
+    close(other.smooth(y, inputs, lengths), model.smooth(y, inputs, lengths)[..., order])

@@ -1,0 +1,138 @@
+"""Weighted regressions, many at once: maxima, monotone steps, and each problem as if it were alone."""
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch.testing import assert_close
+
+from pplseq.models.iohmm.restarts.regressions import (
+    bernoulli_regression,
+    linear_regression,
+    residual_covariance,
+    softmax_objective,
+    softmax_regression,
+)
+
+N, F, K, P = 40, 3, 4, 6
+
+
+def data():
+    torch.manual_seed(0)
+    features = torch.cat([torch.randn(N, F - 1, dtype=torch.float64), torch.ones(N, 1, dtype=torch.float64)], -1)
+    return features, torch.rand(P, N, K, dtype=torch.float64) ** 3, torch.randn(P, F, K, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("newton_size", [320, 0])
+@pytest.mark.parametrize("ridge", [0.0, 0.7])
+def test_the_gradient_vanishes_at_the_maximum(ridge, newton_size):
+    features, counts, start = data()
+    found = softmax_regression(
+        features, counts, start, ridge=ridge, max_iterations=200, tolerance=1e-14, newton_size=newton_size
+    )
+    weights = found.weights.requires_grad_()
+    objective = softmax_objective(features, counts, weights, ridge=ridge)
+    (gradient,) = torch.autograd.grad(objective.sum(), weights)
+    assert float(gradient.abs().max()) < 1e-5
+    assert_close(objective.detach(), found.objective)
+    assert bool((found.objective > softmax_objective(features, counts, start, ridge=ridge)).all())
+    assert bool(found.converged.all())
+
+
+@pytest.mark.parametrize("newton_size", [320, 0])
+def test_every_step_goes_up_also_from_far_away(newton_size):
+    features, counts, start = data()
+    weights, value = 30 * start, softmax_objective(features, counts, 30 * start)
+    for _ in range(6):
+        found = softmax_regression(features, counts, weights, max_iterations=1, newton_size=newton_size)
+        assert bool((found.objective >= value).all())
+        weights, value = found.weights, found.objective
+
+
+def test_each_problem_as_if_it_were_alone():
+    features, counts, start = data()
+    forbidden = torch.zeros(P, K, dtype=torch.bool)
+    forbidden[0, 1] = forbidden[3, 0] = forbidden[3, 2] = True
+    counts = counts.masked_fill(forbidden.unsqueeze(1), 0.0)
+    counts[4] = 0.0
+    precise = dict(tolerance=1e-14, max_iterations=100)
+    together = softmax_regression(features, counts, start, forbidden=forbidden, **precise)
+    for problem in range(P):
+        one = slice(problem, problem + 1)
+        alone = softmax_regression(features, counts[one], start[one], forbidden=forbidden[one], **precise)
+        assert_close(together.weights[one], alone.weights, rtol=1e-7, atol=1e-8)
+    assert_close(together.weights[4], start[4])  # nothing to go by
+    probs = (features @ together.weights).masked_fill(forbidden.unsqueeze(1), -torch.inf).softmax(-1)
+    assert_close(
+        (features.T @ counts)[:4], (features.T @ (counts.sum(-1, keepdim=True) * probs))[:4], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_as_scikit_learn():
+    features, counts, start = data()
+    found = softmax_regression(features, counts[:1], start[:1] * 0, ridge=2.0, tolerance=1e-14, max_iterations=100)
+    peer = LogisticRegression(C=1 / 2.0, fit_intercept=False, tol=1e-10, max_iter=1000)
+    rows = features.repeat_interleave(K, 0).numpy()
+    peer.fit(rows, torch.arange(K).repeat(N).numpy(), sample_weight=counts[0].flatten().numpy())
+    assert_close(found.weights[0].T, torch.from_numpy(peer.coef_), rtol=1e-4, atol=1e-5)
+
+
+def test_separable_data_stay_finite():
+    features = torch.tensor([[-1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    counts = torch.eye(2, dtype=torch.float64).unsqueeze(0)
+    weights, value = torch.zeros(1, 2, 2, dtype=torch.float64), -torch.inf
+    for _ in range(30):
+        found = softmax_regression(features, counts, weights)
+        assert bool(found.weights.isfinite().all()) and float(found.objective) >= value
+        weights, value = found.weights, float(found.objective)
+    assert value > -1e-6
+
+
+def test_bits_are_two_classes():
+    features, counts, start = data()
+    ones, zeros = counts[..., 0], counts[..., 1]
+    found = bernoulli_regression(features, ones, zeros, start[..., 0], ridge=0.5, tolerance=1e-14, max_iterations=100)
+    weights = found.weights.requires_grad_()
+    logits = weights @ features.T
+    value = ones * torch.nn.functional.logsigmoid(logits) + zeros * torch.nn.functional.logsigmoid(-logits)
+    (gradient,) = torch.autograd.grad(value.sum() - 0.5 * (weights**2).sum() / 2, weights)
+    assert float(gradient.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_least_squares(ridge):
+    features, counts, _ = data()
+    weight, targets = counts[..., 0].clone(), torch.randn(N, 2, dtype=torch.float64)
+    weight[2] = 0.0
+    previous = torch.randn(P, F, 2, dtype=torch.float64)
+    found = linear_regression(features, targets, weight, ridge=ridge, previous=previous)
+    for problem in (0, 1, 3):
+        root = weight[problem].sqrt().unsqueeze(-1)
+        more = ridge**0.5 * torch.eye(F, dtype=torch.float64)
+        rows = torch.cat([root * features, more]), torch.cat([root * targets, torch.zeros(F, 2, dtype=torch.float64)])
+        assert_close(found[problem], torch.linalg.lstsq(*rows).solution, rtol=1e-8, atol=1e-8)
+    assert_close(found[2], previous[2])
+
+
+@pytest.mark.parametrize("covariance", ["diag", "full", "tied", "spherical"])
+def test_covariances(covariance):
+    torch.manual_seed(1)
+    residual, weight = torch.randn(4, N, 2, dtype=torch.float64), torch.rand(4, N, dtype=torch.float64)
+    weight[3] = 0.0
+    residual[1] *= 1e-6
+    found, floored = residual_covariance(residual, weight, covariance, 1e-3, group=2)
+    own = torch.stack([torch.cov(r.T, aweights=w, correction=0) for r, w in zip(residual[:3], weight[:3], strict=True)])
+    means = (weight.unsqueeze(-1) * residual).sum(1)[:3] / weight.sum(1)[:3, None]
+    own = own + means.unsqueeze(-1) * means.unsqueeze(-2)  # about zero
+    if covariance == "tied":
+        share = weight[:2].sum(1) / weight[:2].sum()
+        assert_close(found[0], (share[:, None, None] * own[:2]).sum(0))
+        assert_close(found[0], found[1])
+        assert_close(found[2], own[2])
+        assert not bool(floored.any())
+        return
+    assert bool(floored[1]) and not bool(floored[0])
+    assert_close(found[1], 1e-3 * torch.eye(2, dtype=torch.float64))
+    assert bool(found[3].isnan().any())
+    expected = {"full": own[0], "diag": torch.diag(own[0].diagonal())}
+    expected["spherical"] = own[0].diagonal().mean() * torch.eye(2, dtype=torch.float64)
+    assert_close(found[0], expected[covariance])

@@ -1,0 +1,139 @@
+"""Many users at once against the same users one by one."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.models.props.online_batch import BatchStream
+from pplseq.models.props.online_em import start_stream
+from pplseq.models.props.settings import OnlineEM
+
+USERS = 4
+
+
+def problem(num_sources, num_own, num_words, num_steps, seed=0):
+    random = np.random.default_rng(seed)
+    num_states = num_sources + num_own
+    tables = {
+        "initial": random.dirichlet(np.ones(num_states)),
+        "transition": random.dirichlet(np.ones(num_states), num_states),
+        "emission": random.dirichlet(np.ones(num_words), num_own),
+    }
+    words = (num_words * random.random((num_steps, USERS)) ** 2).astype(int)
+    words[random.random((num_steps, USERS)) < 0.1] = -1
+    logs = np.log(random.random((num_steps, USERS, num_sources)))
+    active = random.random((num_steps, USERS)) < 0.8
+    boundary = random.random((num_steps, USERS)) < 0.03
+    return tables, words, logs, active, boundary
+
+
+def batch_of(tables, options):
+    tensors = {name: torch.as_tensor(value) for name, value in tables.items()}
+    return BatchStream(**tensors, num_users=USERS, options=options, window=256)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 9), (0, 3, 7), (2, 1, 50), (0, 1, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        OnlineEM(),
+        OnlineEM(exponent=0.8, averaging="recent", prior_tokens=10.0),
+        OnlineEM(step_size=0.2, averaging=60, warm_up=5, prior_tokens=1.0),
+        OnlineEM(step_size=0.3, warm_up=1, smoothing=0.5, transition_smoothing=0.1),
+    ],
+    ids=["decreasing", "recent", "constant, averaged", "constant"],
+)
+def test_a_batch_is_its_users(sizes, options):
+    tables, words, logs, active, boundary = problem(*sizes, num_steps=150)
+    batch = batch_of(tables, options)
+    alone = [start_stream(**tables, options=options) for _ in range(USERS)]
+    for t in range(150):
+        learn = not 100 <= t < 105
+        batch.new_sequence(torch.as_tensor(boundary[t]))
+        info = batch.step(words[t], logs[t], learn, torch.as_tensor(active[t]))
+        for user, stream in enumerate(alone):
+            if boundary[t, user]:
+                stream.new_sequence()
+            if not active[t, user]:
+                continue
+            single = stream.step(int(words[t, user]), logs[t, user], learn)
+            for name in single._fields:
+                if name != "residual":
+                    np.testing.assert_allclose(getattr(info, name)[user], getattr(single, name), rtol=1e-9, atol=1e-11)
+    for user, stream in enumerate(alone):
+        np.testing.assert_allclose(batch.transition[user], stream.transition, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(batch.emission()[user], stream.parameters(False).emission, rtol=0, atol=1e-12)
+        taken = batch.user(user)
+        for found, expected in zip(taken.parameters()[:3], stream.parameters()[:3], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
+        one = tuple(s.copy().step(0, np.full(sizes[0], -1.0)).log_prob for s in (taken, stream))
+        np.testing.assert_allclose(one[0], one[1], rtol=0, atol=1e-9)
+    uniform = np.full((USERS, sizes[0], sizes[2]), 1 / sizes[2])
+    probs = batch.word_probs(torch.as_tensor(uniform))
+    for user, stream in enumerate(alone):
+        np.testing.assert_allclose(probs[user], stream.word_probs(uniform[user], averaged=False), rtol=1e-9)
+
+
+def test_a_window_that_is_too_short_is_told():
+    tables, words, logs, *_ = problem(1, 2, 9, 60)
+    batch = batch_of(tables, OnlineEM(window=3))
+    alone = start_stream(**tables, options=OnlineEM(window=3))
+    for t in range(60):
+        info = batch.step(words[t], logs[t])
+        alone.step(int(words[t, 0]), logs[t, 0])
+    assert (info.residual > 0).all() and batch.user(0).residual == float(info.residual[0])
+    np.testing.assert_allclose(float(info.residual[0]), alone.residual, rtol=0.5)
+
+
+@pytest.mark.parametrize("averaging", [None, "recent"])
+def test_a_user_taken_out_goes_on_where_the_window_is_full(averaging):
+    tables, words, logs, *_ = problem(1, 2, 9, 60)
+    options = OnlineEM(window=8, averaging=averaging)
+    batch, alone = batch_of(tables, options), start_stream(**tables, options=options)
+    for t in range(50):
+        batch.step(words[t], logs[t])
+        alone.step(int(words[t, 0]), logs[t, 0])
+    taken = batch.user(0)
+    for t in range(50, 60):
+        found, expected = (s.step(int(words[t, 0]), logs[t, 0]).log_prob for s in (taken, alone))
+        # the one evicts as words come, the other when columns are equal
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing():
+    tables, words, logs, *_ = problem(1, 2, 9, 30)
+    batch = batch_of(tables, OnlineEM(smoothing=0.0, warm_up=2))
+    for t in range(3):
+        batch.step(words[t], logs[t])
+    before = {name: getattr(batch, name).clone() for name in ("filter", "rho", "rows", "cold", "num_steps")}
+    unseen = next(w for w in range(9) if w not in words[:3, 2])
+    good = np.full((USERS, 1), -1.0)
+    bad, hopeless = good.copy(), good.copy()
+    bad[3], hopeless[2] = np.nan, -np.inf
+    for y, given, message in (
+        ([0, 9, 0, 0], good, "user 1: must be a word id in 0..8"),
+        ([0, 0, 0], good, "each of the 4 users"),
+        ([0, 0, 0, 0], good[:2], "must have shape"),
+        ([0, 0, 0, 0], bad, "user 3: source 0 gives nan"),
+        ([words[0, 0].clip(0), 0, unseen, 0], hopeless, "user . ?: token|user .: token . is impossible"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            batch.step(y, given)
+    with pytest.raises(TypeError, match="word ids"):
+        batch.step([0.0] * USERS, good)
+    for name, value in before.items():
+        assert torch.equal(getattr(batch, name), value), name
+    with pytest.raises(ValueError, match="num_users"):
+        BatchStream(*(torch.as_tensor(v) for v in tables.values()), num_users=0, options=OnlineEM())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    tables, words, logs, *_ = problem(1, 2, 9, 80)
+    tensors = [torch.as_tensor(value) for value in tables.values()]
+    here = BatchStream(*tensors, num_users=USERS, options=OnlineEM(averaging="recent"))
+    there = BatchStream(*(v.cuda() for v in tensors), num_users=USERS, options=OnlineEM(averaging="recent"))
+    for t in range(80):
+        first, second = here.step(words[t], logs[t]), there.step(words[t], logs[t])
+        torch.testing.assert_close(second.log_prob.cpu(), first.log_prob, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(there.emission().cpu(), here.emission(), rtol=0, atol=1e-12)

@@ -1,0 +1,155 @@
+"""Substates of tags: EM on tagged text against a dense chain and the block-sparse one, splitting, merging."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.distributions.block import BlockEmission, TableTransition
+from pplseq.infer.discrete.chain import build_chain
+from pplseq.models.taggers import split_merge
+from pplseq.models.taggers.split_merge import SubstateModel, TaggedTokens
+
+TAG_OF_SYMBOL = [0, 0, 1, 1, 1, 2, 3]  # the last is the boundary
+ROWS = [[0, 2, 5, 3, 1], [4], [], [1, 1, 0, 2, 3, 4, 5, 5], [2, 0], [5, 3, 4, 0], [3, 3, 3]]
+TOKENS = TaggedTokens.pack(ROWS, TAG_OF_SYMBOL)
+
+
+def random_model(sizes=(3, 2, 4, 1), seed=0) -> SubstateModel:
+    """All probabilities are drawn; the tags have different numbers of substates."""
+    rng = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor(sizes)
+    width, tag = int(sizes.max()), torch.tensor(TAG_OF_SYMBOL)
+    filled = split_merge.filled_slots(sizes, width).double()
+    transition = torch.rand(len(sizes), len(sizes), width, width, generator=rng, dtype=torch.float64) + 0.05
+    transition = transition * filled[:, None, :, None] * filled[None, :, None, :]
+    emission = (torch.rand(len(tag), width, generator=rng, dtype=torch.float64) + 0.05) * filled[tag]
+    return split_merge.maximise(split_merge.SubstateCounts(0.0, transition, emission), tag, sizes)
+
+
+def dense_twin(model: SubstateModel):
+    """log p and expected counts, summed over all paths of states one sentence after the other."""
+    matrix, tag = model.matrix(), torch.tensor(TAG_OF_SYMBOL)
+    filled = split_merge.filled_slots(model.sizes, model.width)
+    of_state, slot = filled.nonzero(as_tuple=True)
+    emission = torch.zeros(len(of_state), len(tag), dtype=torch.float64)
+    for z in range(len(of_state)):
+        own = tag == of_state[z]
+        emission[z, own] = model.emission[own, slot[z]]
+    log_prob, transition, visits = 0.0, torch.zeros_like(matrix), torch.zeros_like(emission)
+    for row in ROWS:
+        if not row:
+            continue
+        row = [*row, len(tag) - 1]
+        alphas, beta = [matrix[-1] * emission[:, row[0]]], torch.ones(len(matrix), dtype=torch.float64)
+        for symbol in row[1:]:
+            alphas.append(alphas[-1] @ matrix * emission[:, symbol])
+        total = alphas[-1].sum()
+        log_prob += float(total.log())
+        for t in range(len(row) - 1, -1, -1):
+            visits[:, row[t]] += alphas[t] * beta / total
+            before = alphas[t - 1] if t else torch.eye(len(matrix), dtype=torch.float64)[-1]
+            transition += before[:, None] * matrix * (emission[:, row[t]] * beta) / total
+            beta = matrix @ (emission[:, row[t]] * beta)
+    return log_prob, transition, visits
+
+
+def states_of(counts, model):
+    """Counts by state rather than by slots of tags."""
+    filled = split_merge.filled_slots(model.sizes, model.width)
+    tag, slot = filled.nonzero(as_tuple=True)
+    visits = torch.zeros(len(tag), len(TAG_OF_SYMBOL), dtype=torch.float64)
+    own = tag[:, None] == torch.tensor(TAG_OF_SYMBOL)
+    visits[own] = counts.emission.T[slot][own]
+    return SubstateModel(counts.transition, counts.emission, model.sizes).matrix(), visits
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 4, 1), (1, 1, 1, 1), (4, 4, 4, 1)])
+def test_expected_counts_are_those_of_the_dense_chain(sizes):
+    model = random_model(sizes)
+    counts = split_merge.expected_counts(model, TOKENS)
+    log_prob, transition, visits = dense_twin(model)
+    found_transition, found_visits = states_of(counts, model)
+    np.testing.assert_allclose(counts.log_prob, log_prob, rtol=1e-12)
+    torch.testing.assert_close(found_transition, transition, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found_visits, visits, rtol=1e-10, atol=1e-12)
+    assert float(counts.emission[~split_merge.filled_slots(model.sizes, model.width)[TAG_OF_SYMBOL]].abs().sum()) == 0
+
+
+def test_expected_counts_are_those_of_the_block_chain():
+    model = random_model()
+    counts = split_merge.expected_counts(model, TOKENS)
+    layout, tag = model.layout, torch.tensor(TAG_OF_SYMBOL)
+    matrix = model.matrix().log()
+    rows = [[*row, len(tag) - 1] for row in ROWS if row]
+    x = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows])
+    valid = torch.arange(len(x))[:, None] < torch.tensor([len(row) for row in rows])
+    emission = BlockEmission(layout, tag, model.emission.log())
+    chain = build_chain(TableTransition(layout, matrix[-1], matrix), emission, x, valid=valid)
+    np.testing.assert_allclose(counts.log_prob, float(chain.log_prob().sum()), rtol=1e-12)
+    expected = chain.expected_counts()
+    for (a, b), block in zip(expected.block_pairs.tolist(), expected.transition, strict=True):
+        found = counts.transition[a, b].clone()
+        if a == len(layout.state_ids) - 1:  # the boundary before the first word is no step of the chain
+            continue
+        # padded slots of blocks mean nothing
+        torch.testing.assert_close(found[: model.sizes[a], : model.sizes[b]], block[: model.sizes[a], : model.sizes[b]])
+
+
+def test_likelihood_never_falls():
+    model = split_merge.supervised(TOKENS)
+    before, seen = -np.inf, []
+    for k in range(3):
+        model = split_merge.split(model, TOKENS.tag_of_symbol, seed=k, noise=0.3)
+        log_probs = []
+        model = split_merge.fit_em(model, TOKENS, 30, log_probs.append)
+        assert (np.diff(log_probs) >= -1e-9).all()
+        assert log_probs[-1] > before
+        before = log_probs[-1]
+        seen.append(log_probs)
+    assert seen[0][-1] > seen[0][0] + 0.1
+
+
+def test_supervised_counts():
+    model = split_merge.supervised(TOKENS)
+    assert model.sizes.tolist() == [1, 1, 1, 1]
+    # of six sentences two begin with tag 0
+    torch.testing.assert_close(model.transition[3, :, 0, 0], torch.tensor([2, 3, 1, 0], dtype=torch.float64) / 6)
+    torch.testing.assert_close(model.emission[:2, 0], torch.tensor([4, 3], dtype=torch.float64) / 7)
+    torch.testing.assert_close(model.transition.sum((1, 3)), torch.ones(4, 1, dtype=torch.float64))
+
+
+def test_a_split_without_noise_changes_nothing():
+    model = random_model((2, 3, 1, 1))
+    parts = split_merge.split(model, TOKENS.tag_of_symbol, noise=0.0)
+    assert parts.sizes.tolist() == [4, 6, 2, 1]
+    whole = split_merge.expected_counts(model, TOKENS)
+    split = split_merge.expected_counts(parts, TOKENS, merge_loss=True)
+    np.testing.assert_allclose(split.log_prob, whole.log_prob, rtol=1e-12)
+    np.testing.assert_allclose(split.merge_loss, 0, atol=1e-9)
+    again, undone = split_merge.merge(split, TOKENS.tag_of_symbol, parts.sizes, 1.0)
+    assert int(undone.sum()) == 6 and again.sizes.tolist() == model.sizes.tolist()
+    fitted = split_merge.fit_em(model, TOKENS, 1)
+    torch.testing.assert_close(again.transition, fitted.transition)
+    torch.testing.assert_close(again.emission, fitted.emission)
+
+
+def test_merging_undoes_the_least_useful_split():
+    """The words of tag 0 tell what follows them; those of the others are all alike."""
+    rows = [[0, 2, 1, 3], [0, 2, 0, 2], [1, 3, 1, 3], [1, 3, 0, 2]] * 5
+    tokens = TaggedTokens.pack(rows, [0, 0, 1, 2, 3])
+    model = split_merge.split(split_merge.supervised(tokens), tokens.tag_of_symbol, noise=0.5, seed=1)
+    model = split_merge.fit_em(model, tokens, 50)
+    counts = split_merge.expected_counts(model, tokens, merge_loss=True)
+    merged, undone = split_merge.merge(counts, tokens.tag_of_symbol, model.sizes, 0.5)
+    assert undone[:, 0].tolist()[0] is False and merged.sizes.tolist()[0] == 2
+    assert merged.sizes.sum() == model.sizes.sum() - undone.sum()
+    torch.testing.assert_close(merged.transition.sum((1, 3))[:, 0], torch.ones(4, dtype=torch.float64))
+    # the approximation is close to what merging really costs, where one tag is merged
+    assert float(counts.merge_loss[0, 0]) > 1.0
+    after = split_merge.expected_counts(merged, tokens).log_prob
+    assert counts.log_prob - after < 0.1
+
+
+def test_no_words():
+    with pytest.raises(ValueError, match="at least one sentence"):
+        TaggedTokens.pack([[], []], TAG_OF_SYMBOL)

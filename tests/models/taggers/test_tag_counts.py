@@ -1,0 +1,151 @@
+"""Counts of tags, their smoothing and the guesses for unknown words, against loops over the text."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pplseq.data.columns import TaggedSentence
+from pplseq.models.taggers.counts import SMOOTHING, count_tags, interpolation_weights, transition_probs
+from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser, shape_class
+
+SENTENCES = [
+    TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),
+    TaggedSentence(("the", "old", "dog", "sleeps"), ("D", "A", "N", "V")),
+    TaggedSentence((), ()),
+    TaggedSentence(("dogs", "bark"), ("N", "V")),
+    TaggedSentence(("Go",), ("V",)),
+]
+
+
+def trigrams(sentences):
+    """(a, b, c) -> count, by a plain loop."""
+    counts = Counter()
+    for sentence in sentences:
+        if sentence.words:
+            track = ["$", "$", *sentence.tags, "$"]
+            counts.update(zip(track, track[1:], track[2:]))  # noqa: B905
+    return counts
+
+
+def test_counts():
+    counts = count_tags(SENTENCES)
+    names = [*counts.tags, "$"]
+    expected = trigrams(SENTENCES)
+    found = {
+        (names[a], names[b], names[c]): int(counts.ngrams[a, b, c])
+        for a, b, c in zip(*counts.ngrams.nonzero(), strict=True)
+    }
+    assert found == dict(expected)
+    assert counts.word_tags[counts.words.index("dog")].tolist() == [0, 0, 2, 0]
+    assert counts.word_tags.sum() == 10
+
+
+def test_bigrams():
+    bigrams, trigrams = count_tags(SENTENCES, order=1).ngrams, count_tags(SENTENCES).ngrams
+    np.testing.assert_array_equal(bigrams, trigrams.sum(0))
+    for smoothing in SMOOTHING:
+        np.testing.assert_allclose(transition_probs(bigrams, 1, smoothing), transition_probs(trigrams, 1, smoothing))
+
+
+def test_many_tags():
+    sentence = TaggedSentence(("a",) * 1000, tuple(map(str, range(1000))))
+    with pytest.raises(ValueError, match="1,000 different tags are too many for trigrams"):
+        count_tags([sentence])
+    assert count_tags([sentence], order=1).ngrams.shape == (1001, 1001)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHING)
+@pytest.mark.parametrize("order", [1, 2])
+def test_rows_are_distributions(smoothing, order):
+    probs = transition_probs(count_tags(SENTENCES).ngrams, order, smoothing)
+    np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-12)
+    assert (probs >= 0).all() and probs.shape == (5,) * (order + 1)
+
+
+def test_relative_frequencies_and_added_counts():
+    counts = count_tags(SENTENCES)
+    d, n, v = (counts.tags.index(tag) for tag in "DNV")
+    mle = transition_probs(counts.ngrams, 1, "mle")
+    np.testing.assert_allclose(mle[n, v], 1, atol=1e-9)
+    np.testing.assert_allclose(mle[d, n], 0.5, atol=1e-9)
+    added = transition_probs(counts.ngrams, 1, "add", add=0.5)
+    np.testing.assert_allclose(added[d, n], 1.5 / (2 + 2.5))
+
+
+def test_witten_bell_by_hand():
+    counts = count_tags(SENTENCES)
+    d, n = (counts.tags.index(tag) for tag in "DN")
+    unigram = counts.ngrams.sum((0, 1)) / counts.ngrams.sum()
+    # behind D came two different tags, twice in all
+    np.testing.assert_allclose(transition_probs(counts.ngrams, 1, "witten_bell")[d, n], (1 + 2 * unigram[n]) / 4)
+
+
+def test_interpolation_weights_against_the_loop_of_the_article():
+    rng = np.random.default_rng(0)
+    table = np.floor(rng.gamma(0.3, 4, (5, 5, 5)))
+    levels = [table.sum((0, 1)), table.sum(0), table]
+    votes = np.zeros(3)
+    for a, b, c in zip(*table.nonzero(), strict=True):
+        cases = [
+            (levels[0][c] - 1, levels[0].sum() - 1),
+            (levels[1][b, c] - 1, levels[1][b].sum() - 1),
+            (table[a, b, c] - 1, table[a, b].sum() - 1),
+        ]
+        ratios = [0 if total == 0 else count / total for count, total in cases]
+        best = [i for i in range(3) if ratios[i] == max(ratios)]
+        votes[best] += table[a, b, c] / len(best)
+    np.testing.assert_allclose(interpolation_weights(levels), votes / votes.sum())
+
+
+def test_suffixes_by_hand():
+    words, tags = ("walking", "talking", "king", "red"), np.array([[2.0, 0], [1, 0], [0, 1], [0, 1]])
+    guesser = SuffixGuesser(words, tags, max_length=3)
+    theta, probs = guesser.theta, tags.sum(0) / 5
+    np.testing.assert_allclose(theta, probs.std(ddof=1))
+    for suffix in ("", "g", "ng", "ing"):
+        seen = tags[[i for i, word in enumerate(words) if word.endswith(suffix)]].sum(0)
+        probs = (seen / seen.sum() + theta * probs) / (1 + theta)
+    np.testing.assert_allclose(guesser.tag_given_word("xxing"), probs)
+    np.testing.assert_allclose(guesser.tag_given_word("xxing").sum(), 1)
+    # a class that was never seen, here capitals, has the tags of all words
+    np.testing.assert_allclose(guesser.tag_given_word("Xing"), guesser.tag_probs)
+
+
+def test_shapes():
+    words = ["3.5", "B2B", "...", "a@b.c", "A", "USA", "eBay", "Dog", "McDo", "well-known", "dog"]
+    shapes = "number digit punctuation address letter upper other capital mixed other-hyphen other".split()
+    assert [shape_class(word) for word in words] == shapes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, "mle"), "order must be"),
+        ((1, "good"), "smoothing must be one of"),
+        ((1, "add", 0.0), "add must be positive"),
+        ((2, "mle"), r"need counts of 3-grams, got shape \(5, 5\)"),
+    ],
+)
+def test_bad_options(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        transition_probs(count_tags(SENTENCES, order=1).ngrams, *arguments)
+
+
+def test_bad_suffix_options():
+    with pytest.raises(ValueError, match="classes must be"):
+        SuffixGuesser(("a",), np.ones((1, 1)), classes="look")
+    with pytest.raises(ValueError, match="max_count must be at least 1"):
+        SuffixGuesser(("a",), np.ones((1, 1)), max_count=0)
+
+
+def test_spelling_by_hand():
+    spelling = SpellingModel(["ab", "a"])
+    # ends came twice and letters three times, three different ones; behind an "a" came "b" and the end, once each
+    rest = 3 / (0x110000 + 1)
+    a, b, end = (np.array([2, 1, 2]) + rest) / (5 + 3)
+    np.testing.assert_allclose(spelling.log_prob("a"), np.log((2 + a) / 3 * (1 + 2 * end) / 4))
+    np.testing.assert_allclose(spelling.log_prob("b"), np.log(b / 3 * (1 + end) / 2))
+    unseen = rest / 8
+    np.testing.assert_allclose(a + b + end + (0x110000 - 2) * unseen, 1)
+    np.testing.assert_allclose(spelling.log_prob("\U0001f600"), np.log(unseen / 3 * end))

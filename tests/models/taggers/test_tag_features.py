@@ -1,0 +1,127 @@
+"""Numbers of features against a loop over words, written to be read."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pplseq.models.taggers.features import (
+    ATTRIBUTES,
+    DEFAULT_TEMPLATES,
+    TagFeatures,
+    capitals,
+    digits,
+    hyphen,
+    prefix,
+    short_shape,
+    suffix,
+    word_shape,
+)
+
+SENTENCES = [
+    ["The", "dog", "barked", "at", "McDonald's", "."],
+    [],
+    ["Yes"],
+    ["A", "well-known", "B-52", "1,250", "times", "the", "the"],
+    ["Ünïcödé", "日本語", "dog", "😀", "barked"],
+]
+NEW = [["the", "dogs", "barked"], [], ["unheard-of"], ["日本語"]]
+
+
+def by_hand(templates, sentences):
+    """The features of every word as strings, one template after the other."""
+    found = []
+    for words in sentences:
+        for t in range(len(words)):
+            row = []
+            for template in templates:
+                values = []
+                for part in template.split("|"):
+                    name, place = part.rstrip("]").split("[")
+                    at = t + int(place)
+                    if not 0 <= at < len(words):
+                        values.append("<begin>" if at < 0 else "<end>")
+                    elif name in ATTRIBUTES:
+                        values.append(ATTRIBUTES[name](words[at]))
+                    else:
+                        values.append({"prefix": prefix, "suffix": suffix}[name[:-1]](words[at], int(name[-1])))
+                row.append(None if None in values else f"{template}={'|'.join(values)}")
+            found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("min_count", [1, 2])
+def test_numbers_stand_for_what_a_loop_finds(min_count):
+    features = TagFeatures(min_count=min_count).fit(SENTENCES)
+    expected = by_hand(DEFAULT_TEMPLATES, SENTENCES)
+    counts = {}
+    for row in expected:
+        for name in row:
+            counts[name] = counts.get(name, 0) + 1
+    kept = {name for name, count in counts.items() if name is not None and count >= min_count}
+    names = features.names()
+    assert features.num_features == len(names) == len(set(names)) and set(names) == kept
+    for sentences in (SENTENCES, NEW):
+        ids = features.encode(sentences)
+        assert ids.dtype == np.int64
+        got = [[None if i < 0 else names[i] for i in row] for row in ids.tolist()]
+        assert got == [
+            [name if name in kept else None for name in row] for row in by_hand(DEFAULT_TEMPLATES, sentences)
+        ]
+
+
+def test_strings_are_the_known_features_by_sentence():
+    features = TagFeatures(["word[0]", "word[-1]|word[0]"]).fit(SENTENCES)
+    assert features.as_strings([["Yes", "dog"], [], ["new"]]) == [
+        [["word[0]=Yes", "word[-1]|word[0]=<begin>|Yes"], ["word[0]=dog"]],
+        [],
+        [[]],
+    ]
+
+
+def test_attributes():
+    assert word_shape("McDonald's-4") == "XxXxxxxx'x-d" and short_shape("McDonald's-4") == "XxXx'x-d"
+    assert [capitals(w) for w in ("USA", "A", "The", "iPod", "dog", "1")] == [
+        "all",
+        "first",
+        "first",
+        "some",
+        None,
+        None,
+    ]
+    assert [digits(w) for w in ("1990", "B52", "dog")] == ["all", "some", None]
+    assert [hyphen(w) for w in ("well-known", "-", "--", "pre-")] == ["inside", None, None, None]
+    assert (prefix("The", 2), prefix("A", 2), suffix("Running", 3), suffix("ab", 3)) == ("th", None, "ing", None)
+
+
+def test_no_words_and_empty_sentences():
+    features = TagFeatures().fit([[], []])
+    assert features.num_features == 0 and features.names() == []
+    assert features.encode([]).shape == (0, len(DEFAULT_TEMPLATES))
+    assert (features.encode([["word"]]) == -1).all()
+
+
+def test_state_is_json_and_arrays_and_gives_the_same_numbers_again():
+    features = TagFeatures(["suffix12[0]", "lower[-1]|lower[0]|lower[1]"], min_count=1).fit(
+        [*SENTENCES, ["x" * 30] * 2]
+    )
+    header, arrays = features.state()
+    again = TagFeatures.from_state(json.loads(json.dumps(header)), arrays)
+    assert again.names() == features.names() and any("suffix12" in name for name in again.names())
+    for sentences in (SENTENCES, NEW):
+        np.testing.assert_array_equal(again.encode(sentences), features.encode(sentences))
+
+
+@pytest.mark.parametrize("template", ["word", "words[0]", "suffix[0]", "suffix0[0]", "word3[0]", "word[0]|", "word[x]"])
+def test_templates_that_are_none(template):
+    with pytest.raises(ValueError, match="is none; expected attributes"):
+        TagFeatures([template])
+
+
+def test_other_arguments_that_are_wrong():
+    with pytest.raises(ValueError, match="4 parts, at most 3"):
+        TagFeatures(["word[0]|word[1]|word[2]|word[3]"])
+    with pytest.raises(ValueError, match="at least one"):
+        TagFeatures([])
+    with pytest.raises(ValueError, match="min_count: expected 1 or more, got 0"):
+        TagFeatures(min_count=0)

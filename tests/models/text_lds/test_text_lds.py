@@ -1,0 +1,445 @@
+"""The linear dynamical system for text against one dense Gaussian over all states of a sentence."""
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from support.text_lds_truth import NUM_STATES, NUM_WORDS, log_gain, make, rebased, smoothed
+
+from pplseq.data.text import Text
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.infer.programs.elbo import no_guide
+from pplseq.models import load_model
+from pplseq.models.text_lds.embeddings import TokenEmbedder
+from pplseq.models.text_lds.next_word import best_weight, score_next_words, token_probs, tune_mixture_weight, word_probs
+from pplseq.models.text_lds.program import TextLDS
+from pplseq.models.text_lds.rnn_export import rnn_weights
+from pplseq.models.text_lds.state_words import singular_pairs
+
+SENTENCES = [[0, 3, 4, 1, 1, 6, 2], [5], [2, 2, 6], [1, 6, 0, 0, 0, 3, 3, 3, 4, 5, 6], [4, 0]]
+LENGTHS = torch.tensor([len(words) for words in SENTENCES])
+X = torch.zeros(len(SENTENCES), int(LENGTHS.max()), dtype=torch.long)
+for _row, _words in zip(X, SENTENCES, strict=True):
+    _row[: len(_words)] = torch.tensor(_words)
+
+
+def close(one, two, rtol=1e-9, atol=1e-9):
+    one, two = (torch.as_tensor(value, dtype=torch.float64) for value in (one, two))
+    torch.testing.assert_close(one, two, rtol=rtol, atol=atol)
+
+
+@pytest.fixture(params=["stationary", "steady"])
+def model(request):
+    return make(initial=request.param).eval()
+
+
+# ---------------------------------------------------------------- parameters
+def test_parameters_are_kept_in_the_basis_they_were_given_in():
+    model = make()
+    again = TextLDS(NUM_WORDS, NUM_STATES, probs=model.probs, dtype=torch.float64)
+    again.set_parameters(model.transition, model.emission, model.state_noise, model.reduction)
+    for name in ("transition", "emission", "state_noise", "reduction", "second_moment"):
+        close(getattr(again, name), getattr(model, name))
+    prior = model.stationary_covariance
+    close(model.transition @ prior @ model.transition.T + model.state_noise, prior)
+
+
+def test_any_weights_give_a_proper_model():
+    model = make()
+    with torch.no_grad():
+        for _ in range(5):
+            for parameter in model.parameters():
+                parameter.normal_(std=5.0)
+            assert torch.linalg.eigvals(model.transition).abs().max() < 1
+            torch.linalg.cholesky(model.state_noise)
+            assert torch.linalg.eigvals(model.word_emission().gram @ model.reduction).real.max() < 1
+
+
+def test_parameters_that_describe_no_model():
+    model = make()
+    identity = torch.eye(NUM_STATES).double()
+    with pytest.raises(ValueError, match="spectral radius is 1.1"):
+        model.set_parameters(1.1 * identity)
+    with pytest.raises(ValueError, match="state_noise must be positive definite"):
+        model.set_parameters(state_noise=-identity)
+    with pytest.raises(ValueError, match="not positive definite: the largest eigenvalue"):
+        model.set_parameters(reduction=1e4 * identity)
+    with pytest.raises(ValueError, match=r"emission must have shape \(7, 3\), got \(6, 3\)"):
+        model.set_parameters(emission=torch.zeros(6, 3))
+    with pytest.raises(ValueError, match="transition must be finite"):
+        model.set_parameters(identity * float("nan"))
+    with pytest.raises(ValueError, match="probs must be positive: word 0"):
+        model.set_parameters(probs=torch.zeros(7))
+    with pytest.raises(ValueError, match="num_states must be in 1..num_words - 1"):
+        TextLDS(4, 4)
+    with pytest.raises(ValueError, match="initial must be one of stationary, steady"):
+        TextLDS(4, 2, initial="zero")
+    with pytest.raises(TypeError, match="num_words must be an integer"):
+        TextLDS(4.0, 2)
+    close(model.transition, make().transition)  # nothing was half set
+
+
+# ---------------------------------------------------------------- the chain
+def test_log_prob(model):
+    expected = torch.stack([log_gain(model, words) for words in SENTENCES])
+    close(model.log_prob(X, LENGTHS), expected)
+    chain = model.posterior(X, LENGTHS)
+    close(chain.token_log_probs().sum(0), expected)
+
+
+@pytest.mark.parametrize("num_words, num_states", [(2, 1), (5, 1), (6, 5)])
+def test_odd_sizes(num_words, num_states):
+    model = make(num_words, num_states).eval()
+    words = X % num_words
+    expected = [log_gain(model, row[:n].tolist()) for row, n in zip(words, LENGTHS, strict=True)]
+    close(model.log_prob(words, LENGTHS), torch.stack(expected))
+
+
+def test_gradients(model):
+    model.train()
+    names = ["transition_weight", "noise_weight", "emission", "precision_factor"]
+    parameters = [getattr(model, name) for name in names]
+    model(X, LENGTHS)
+    fast = torch.autograd.grad(model.chain.log_prob().sum(), parameters)
+    slow = torch.autograd.grad(sum(log_gain(model, words) for words in SENTENCES), parameters)
+    for name, one, two in zip(names, fast, slow, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_posterior(model):
+    chain = model.posterior(X, LENGTHS)
+    states = chain.smoothed_states()
+    covariances = states.covariances.dense()
+    for row, words in enumerate(SENTENCES):
+        means, covariance = smoothed(model, words)
+        close(states.means[: len(words), row], means)
+        for t in range(len(words)):
+            block = slice(t * NUM_STATES, (t + 1) * NUM_STATES)
+            close(covariances[t, row], covariance[block, block])
+
+
+def test_missing_words(model):
+    words = [0, -1, 4, -1, -1, 6]
+    chain = model.posterior(torch.tensor([words, [1, 2, 3, 4, 5, 6]]))
+    close(chain.log_prob()[0], log_gain(model, words))
+    close(chain.log_prob()[1], log_gain(model, [1, 2, 3, 4, 5, 6]))
+    close(chain.smoothed_states().means[:, 0], smoothed(model, words)[0])
+    assert (chain.token_log_probs()[[1, 3, 4], 0] == 0).all()
+
+
+def test_segments(model):
+    first = model.posterior(X[:, :4])
+    both = first.log_prob() + model.log_prob(X[:, 4:], start=first.filtered())
+    close(both, model.log_prob(X))
+
+
+@pytest.mark.parametrize("measure", ["whitened", "original"])
+def test_measures_differ_by_the_baseline(measure):
+    model, other = make(), make(measure=measure)
+    baseline = other.word_emission().iid_log_prob(X)
+    valid = torch.arange(X.shape[1]) < LENGTHS.unsqueeze(1)
+    close(other.log_prob(X, LENGTHS), model.log_prob(X, LENGTHS) + (baseline * valid).sum(1).detach())
+
+
+def test_the_difference_of_the_head():
+    model = make()
+    difference = model.head_difference(X.repeat(1, 8))
+    assert difference.filtered[0] > 1e-3 > difference.filtered[-1]
+    rates = difference.filtered[1:30] / difference.filtered[:29]
+    # in the long run a step shrinks it by the filter's spectral radius
+    assert abs(np.exp(np.log(rates).mean()) - difference.decay) < 0.1
+    assert 0 < difference.decay < 1
+    steady = model.posterior(X, LENGTHS, initial="steady").log_prob().sum()
+    expected = (model.log_prob(X, LENGTHS).sum() - steady) / LENGTHS.sum()
+    assert difference.log_prob != 0
+    close(model.head_difference(X, LENGTHS).log_prob, float(expected))
+
+
+def test_it_generates():
+    model = make()
+    trace = pyro.poutine.trace(model.model).get_trace(num_sequences=4, num_steps=3)
+    vectors = torch.stack([trace.nodes[f"x_{t}"]["value"] for t in range(3)])
+    assert vectors.shape == (3, 4, NUM_WORDS)
+    assert (vectors @ model.probs.sqrt()).abs().max() < 1e-10
+
+
+def test_svi_moves_every_parameter():
+    from pplseq.infer.programs.elbo import TraceKalman_ELBO
+
+    model = make().train()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    start = model.log_prob(X, LENGTHS).sum()
+    svi = pyro.infer.SVI(model, no_guide, pyro.optim.Adam({"lr": 0.02}), loss=TraceKalman_ELBO())
+    losses = [svi.step(X, LENGTHS) for _ in range(25)]
+    assert losses[-1] < losses[0] - 1
+    for name, value in model.named_parameters():
+        assert (value - before[name]).abs().max() > 1e-3, name
+    assert model.log_prob(X, LENGTHS).sum() > start + 1
+
+
+def test_bad_observations():
+    model = make()
+    with pytest.raises(ValueError, match="ids 0..6"):
+        model.log_prob(torch.tensor([[7]]))
+    with pytest.raises(TypeError, match="integer tensor"):
+        model.log_prob(torch.zeros(1, 2))
+    with pytest.raises(TypeError, match="start must be a GaussianBelief"):
+        model.posterior(X, start=torch.zeros(3))
+    with pytest.raises(ValueError, match="initial must be one of"):
+        model.posterior(X, initial="zero")
+
+
+# ---------------------------------------------------------------- folders
+def test_there_and_back(tmp_path):
+    model = make(measure="whitened", initial="steady")
+    model.mixture_weight.fill_(0.3)
+    vocabulary = Vocabulary(tuple("abcdefg"))
+    loaded, words, _ = load_model(model.save(tmp_path / "model", vocabulary=vocabulary))
+    assert type(loaded) is TextLDS and loaded.config == model.config and words == vocabulary
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    assert torch.equal(loaded.log_prob(X, LENGTHS), model.eval().log_prob(X, LENGTHS))
+
+
+# ---------------------------------------------------------------- embeddings
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-9), ("float32", 1e-4)])
+def test_embeddings_are_the_posterior_means(model, dtype, tolerance):
+    means = model.embed_tokens(SENTENCES, normalize=False, dtype=dtype)
+    for words, found in zip(SENTENCES, means, strict=True):
+        expected = smoothed(model, words)[0].detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+    found = model.embed_tokens(SENTENCES, kind="filtered", normalize=False, dtype=dtype)
+    for row, words in zip(found, SENTENCES, strict=True):
+        for t in range(len(words)):
+            expected = smoothed(model, words[: t + 1])[0][-1].detach().numpy()
+            np.testing.assert_allclose(row[t], expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["smoothed", "filtered"])
+def test_embeddings_with_missing_words(model, kind):
+    sentences = [[0, -1, 4], [3, 2], [-1], [1, 1, 1, -1, 2]]
+    found = model.embed_tokens(sentences, kind=kind, normalize=False, dtype="float64")
+    for words, row in zip(sentences, found, strict=True):
+        if kind == "smoothed":
+            expected = smoothed(model, words)[0]
+        else:
+            expected = torch.stack([smoothed(model, words[: t + 1])[0][-1] for t in range(len(words))])
+        np.testing.assert_allclose(row, expected.detach().numpy(), rtol=0, atol=1e-9)
+
+
+def test_embeddings_lie_on_the_sphere_and_need_no_basis():
+    model = make()
+    basis = torch.randn(NUM_STATES, NUM_STATES, dtype=torch.float64)
+    one, two = (np.concatenate(m.embed_tokens(SENTENCES, dtype="float64")) for m in (model, rebased(model, basis)))
+    np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, atol=1e-12)
+    np.testing.assert_allclose(one @ one.T, two @ two.T, rtol=0, atol=1e-8)  # equal up to a rotation
+    types = [m.type_embeddings() for m in (model, rebased(model, basis))]
+    np.testing.assert_allclose(types[0] @ types[0].T, types[1] @ types[1].T, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(one @ types[0].T, two @ types[1].T, rtol=0, atol=1e-5)
+
+
+def test_tokens_of_one_type_differ_by_context():
+    first, second = make().embed_tokens([[0, 3, 4], [6, 3, 1]])
+    assert np.abs(first[1] - second[1]).max() > 0.01
+    alone = make().embed_tokens([[3, 3, 3]])[0]
+    assert np.abs(alone[0] - alone[1]).max() > 1e-4
+
+
+def test_moments_of_a_text_whiten_its_means():
+    model = make()
+    generator = np.random.default_rng(0)
+    text = [generator.integers(0, NUM_WORDS, 20).tolist() for _ in range(30)]
+    model.estimate_moments(text)
+    for kind in ("smoothed", "filtered"):
+        embedder = TokenEmbedder(model, kind=kind, dtype="float64")
+        means = np.concatenate(model.embed_tokens(text, kind=kind, normalize=False, dtype="float64"))
+        white = means @ embedder._basis.numpy().T
+        np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
+
+
+@pytest.mark.parametrize("gap", [None, 2])
+@pytest.mark.parametrize("kind", ["smoothed", "filtered"])
+def test_embeddings_that_keep_a_share_of_the_pseudo_counts(kind, gap):
+    """Each word's evidence is multiplied by (n + kappa) / (n + r kappa), which no probability sees."""
+    counts, kappa, share, T = torch.tensor([0.0, 1, 2, 5, 10, 40, 100], dtype=torch.float64), 20.0, 0.1, 4
+    generator = np.random.default_rng(0)
+    sentences = generator.integers(0, NUM_WORDS, (80, T))
+    model = make()
+    model.set_parameters(probs=(counts + kappa) / (counts + kappa).sum())
+    model.set_unigram((counts + 1e-9) / (counts + 1e-9).sum(), float(counts.sum() / (counts + kappa).sum()))
+    table = model.eval().word_emission().table().detach().numpy()
+
+    def means():
+        rows = [[-1 if t == gap else int(w) for t, w in enumerate(row)] for row in sentences]
+        return np.stack(model.embed_tokens(rows, kind=kind, normalize=False, dtype="float64")).reshape(len(rows), -1)
+
+    # means are linear in the evidence of the words: the matrix comes from the model as it is
+    matrix, *_ = np.linalg.lstsq(table[sentences].reshape(80, -1), means(), rcond=None)
+    likelihood = model.log_prob(X, LENGTHS)
+    model.set_embedding_share(share, sentences.tolist())
+    factor = ((counts + kappa) / (counts + share * kappa)).numpy()
+    expected = (table * factor[:, None])[sentences].reshape(80, -1) @ matrix
+    np.testing.assert_allclose(means(), expected, rtol=0, atol=1e-9)
+    assert np.abs(expected).max() > 0.1
+    torch.testing.assert_close(model.log_prob(X, LENGTHS), likelihood)
+    white = np.concatenate(model.embed_tokens(sentences.tolist(), kind=kind, normalize=False, dtype="float64"))
+    white = white @ TokenEmbedder(model, kind=kind, dtype="float64")._basis.numpy().T
+    np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
+    assert TextLDS.from_config(model.config, model.state_dict()).embedding_share == share
+    with pytest.raises(ValueError, match="embedding_share must be in"):
+        model.set_embedding_share(0.0, sentences.tolist())
+
+
+def test_embeddings_of_a_text():
+    model = make()
+    vocabulary = Vocabulary(tuple("abcdef") + ("<eos>",), unknown=None)
+    text = Text.from_lines([["a", "c"], [], ["b"]], vocabulary)
+    found = model.embed_tokens(text)
+    assert found.shape == (6, NUM_STATES) and found.dtype == np.float32
+    rows = model.embed_tokens([[0, 2, 6], [6], [1, 6]])
+    np.testing.assert_allclose(found, np.concatenate(rows), atol=1e-6)
+    padded = model.embed_tokens(X, LENGTHS)
+    for one, two in zip(padded, model.embed_tokens(SENTENCES), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+    assert [len(row) for row in model.embed_tokens([[], [3], []])] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["smoothed", "filtered"])
+def test_long_lines_in_pieces(kind):
+    generator = np.random.default_rng(0)
+    sizes = [900, 3, 1400, 299]
+    tokens, starts = generator.integers(0, NUM_WORDS, sum(sizes)), np.cumsum([0, *sizes])
+    results = []
+    for window in (10**6, 100, 150, 449):
+        embedder = TokenEmbedder(make(), kind=kind, normalize=False, dtype="float64")
+        embedder._window = window
+        results.append(embedder.embed(tokens, starts))
+        np.testing.assert_allclose(results[-1], results[0], rtol=0, atol=1e-12)
+
+
+def test_embedding_errors():
+    model = make()
+    with pytest.raises(ValueError, match=r"tokens must be ids 0..6.*got 0..9"):
+        model.embed_tokens([[0, 9]])
+    with pytest.raises(ValueError, match="kind must be one of"):
+        model.embed_tokens([[0]], kind="both")
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        model.embed_tokens([[0]], dtype="int8")
+    with pytest.raises(TypeError, match="list of sequences"):
+        model.embed_tokens([0, 1])
+
+
+# ---------------------------------------------------------------- next words
+def test_next_word_probabilities(model):
+    probs = model.next_word_probs(X, LENGTHS)
+    assert probs.shape == (len(X), NUM_WORDS) and (probs > 0).all()
+    close(probs.sum(1), torch.ones(len(X)).double())
+    words = SENTENCES[0]
+    state = smoothed(model, words)[0][-1]
+    vector = model.emission @ (model.transition @ state)
+    vector = (
+        model.probs + model.probs.sqrt() * (vector - model.probs.sqrt() * (model.probs.sqrt() @ vector))
+    ).clamp_min(0)
+    weight = float(model.mixture_weight)
+    close(probs[0], (weight * vector / vector.sum() + (1 - weight) * model.probs).detach())
+
+
+def test_token_probabilities_are_those_of_the_next_word(model):
+    starts = np.cumsum([0, *map(len, SENTENCES)])
+    own, unigram = token_probs(model, np.concatenate(SENTENCES), starts)
+    model.mixture_weight.fill_(1.0)
+    for row, words in enumerate(SENTENCES):
+        mine = own[starts[row] : starts[row + 1]]
+        close(mine[0], float(model.probs[words[0]]))  # no past: the unigram
+        for t in range(1, len(words)):
+            probs = model.next_word_probs(torch.tensor([words[:t]]))
+            close(mine[t], float(probs[0, words[t]]))
+    close(unigram, model.probs[np.concatenate(SENTENCES)].numpy())
+    own, unigram = token_probs(model, np.array([0, -1, 2]), np.array([0, 3]))
+    assert own[1] == unigram[1] == 1
+
+
+def test_pseudo_counts_are_taken_out_of_next_words():
+    # text in which a word is replaced by a uniform one with probability 1 - alpha: its own means come back
+    model = make()
+    alpha, probs = 0.4, model.probs
+    unigram = (probs - (1 - alpha) * probs.min() * 0.9) / (probs - (1 - alpha) * probs.min() * 0.9).sum()
+    model.set_unigram(unigram, alpha)
+    state = torch.full((NUM_STATES,), 0.01).double()
+    change = word_probs(make(), state, 1.0) - probs  # too small to be clipped
+    close(word_probs(model, state, 1.0), unigram + change / alpha, rtol=0, atol=1e-12)
+    close(word_probs(model, state, 0.0), unigram)
+    with pytest.raises(ValueError, match=r"shrinkage in \(0, 1\], got \(7,\) and 0"):
+        model.set_unigram(unigram, 0)
+
+
+def test_the_best_mixture():
+    generator = np.random.default_rng(0)
+    own, unigram = generator.random(500), generator.random(500) + 0.05
+    weight = best_weight(own, unigram)
+    values = [np.log(w * own + (1 - w) * unigram).mean() for w in (weight - 1e-4, weight, weight + 1e-4)]
+    assert 0 < weight < 1 and values[1] >= max(values)
+    assert best_weight(unigram / 2, unigram) < 1e-6 and best_weight(unigram * 2, unigram) > 1 - 1e-6
+
+
+def test_perplexity_of_a_text():
+    model = make()
+    vocabulary = Vocabulary(tuple("abcdef") + ("<eos>",), unknown=None)
+    generator = np.random.default_rng(0)
+    text = Text.from_lines([list(np.array(list("abcdef"))[generator.integers(0, 6, 9)]) for _ in range(20)], vocabulary)
+    weight = tune_mixture_weight(model, text)
+    best = score_next_words(model, text)
+    assert float(model.mixture_weight) == weight and best.num_tokens == 200
+    for other in (0.0, weight / 2, min(1.0, weight + 0.2)):
+        assert score_next_words(model, text, other).log_prob <= best.log_prob + 1e-9
+    counts = model.probs.numpy()[text.tokens]
+    np.testing.assert_allclose(score_next_words(model, text, 0.0).token_log_probs, np.log(counts))
+    with pytest.raises(ValueError, match="weight must be in 0..1"):
+        score_next_words(model, text, 1.5)
+    with pytest.raises(ValueError, match="vocabulary of 3 words"):
+        score_next_words(model, Text.from_lines([["a", "b"]], Vocabulary(("a", "b", "<eos>"), unknown=None)))
+
+
+# ---------------------------------------------------------------- recurrent networks and singular pairs
+@pytest.mark.parametrize("form", ["predictor", "filtered"])
+def test_the_recurrent_network_predicts_as_the_model_does(form):
+    model = make(initial="steady").eval()
+    words = SENTENCES[3]
+    weights = rnn_weights(model, form)
+    white = model.rnn_weights(form, coordinates="whitened")
+    vectors = model.word_emission().whiten(torch.tensor(words)).detach().numpy()
+    states = model.posterior(torch.tensor([words])).filtered_states().means[:, 0]
+    state, white_state = np.zeros(NUM_STATES), np.zeros(NUM_STATES)
+    for t, word in enumerate(words):
+        state = weights["recurrent"] @ state + weights["input"][:, word]
+        white_state = white["recurrent"] @ white_state + white["input"] @ vectors[t]
+        prediction = weights["output"] @ state + weights["bias"]
+        np.testing.assert_allclose(state, white_state, atol=1e-10)
+        np.testing.assert_allclose(prediction.sum(), 1, atol=1e-10)
+        expected = word_probs(model, model.transition @ states[t], 1.0).detach().numpy()
+        clipped = np.maximum(prediction, 0)
+        np.testing.assert_allclose(clipped / clipped.sum(), expected, atol=1e-10)
+        unwhitened = np.sqrt(weights["bias"]) * (white["output"] @ white_state) + weights["bias"]
+        np.testing.assert_allclose(prediction, unwhitened, atol=1e-10)
+    with pytest.raises(ValueError, match="form must be one of"):
+        rnn_weights(model, "lstm")
+
+
+def test_singular_pairs():
+    # a transition that turns the state of words 0, 1 into the state of words 2, 3
+    emission = torch.zeros(6, 2).double()
+    emission[[0, 1], 0] = torch.tensor([0.5, 0.4], dtype=torch.float64)
+    emission[[2, 3], 1] = torch.tensor([0.5, 0.4], dtype=torch.float64)
+    model = TextLDS(6, 2, dtype=torch.float64)
+    transition = torch.tensor([[0.0, 0.1], [0.9, 0.0]], dtype=torch.float64)
+    model.set_parameters(transition, emission, torch.eye(2).double(), 0.5 * torch.eye(2).double())
+    for ranking in ("lift", "probability"):
+        pairs = singular_pairs(model, 5, 2, ranking=ranking)
+        assert len(pairs) == 2 and [round(pair.value, 9) for pair in pairs] == [0.9, 0.1]
+        assert pairs[0].right.tolist() == [0, 1] and pairs[0].left.tolist() == [2, 3]
+        assert pairs[1].right.tolist() == [2, 3] and pairs[1].left.tolist() == [0, 1]
+    other = singular_pairs(rebased(model, torch.tensor([[2.0, 1.0], [0.0, -3.0]]).double()), 1, 2)
+    assert other[0].right.tolist() == [0, 1] and other[0].left.tolist() == [2, 3]
+    assert len(singular_pairs(model, 1, 9, most_frequent=3)[0].right) == 3
+    with pytest.raises(ValueError, match="ranking must be one of"):
+        singular_pairs(model, ranking="random")

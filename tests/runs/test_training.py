@@ -1,0 +1,333 @@
+"""The training loop, on a model small enough to run thousands of steps."""
+
+import json
+import math
+import os
+import signal
+from dataclasses import asdict
+from functools import partial
+
+import pyro
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.nn import PyroModule
+from torch import nn
+
+from pplseq.data.batches import SentenceBatches, StreamBatches
+from pplseq.data.text import Text
+from pplseq.distributions.state import Belief
+from pplseq.runs.checkpoint import CheckpointError, SaveError, load_training
+from pplseq.runs.metrics_log import read_metrics
+from pplseq.runs.settings import NonFiniteLoss, TrainSettings
+from pplseq.runs.training import train
+
+SETTINGS = TrainSettings(lr=0.05, epochs=3, validate_per_epoch=2, log_interval=3, patience=0)
+
+
+class SmallChain:
+    """The forward algorithm, and the two methods of a chain that training needs."""
+
+    def __init__(self, start, move, emit, x, lengths, belief):
+        log_probs = []
+        for t in range(x.shape[1]):
+            if t == 0:
+                prior = start.expand(len(x), -1) if belief is None else torch.logsumexp(belief[..., None] + move, -2)
+            else:
+                prior = torch.logsumexp(belief[..., None] + move, -2)
+            joint = prior + emit.T[x[:, t]]
+            log_prob = joint.logsumexp(-1)
+            seen = torch.ones_like(log_prob, dtype=torch.bool) if lengths is None else t < lengths
+            log_probs.append(torch.where(seen, log_prob, 0.0))
+            new = joint - log_prob[:, None]
+            belief = new if belief is None else torch.where(seen[:, None], new, belief)
+        self.log_probs, self.belief = torch.stack(log_probs).sum(0), belief
+
+    def log_prob(self):
+        return self.log_probs
+
+    def filtered(self):
+        return Belief(None, self.belief)
+
+
+class SmallHMM(PyroModule):
+    """A dense HMM whose random noise on the logits stands for dropout: it draws from torch's generator."""
+
+    def __init__(self, num_words, num_states=3, noise=0.1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.start = nn.Parameter(torch.randn(num_states))
+        self.move = nn.Parameter(torch.randn(num_states, num_states))
+        self.emit = nn.Parameter(torch.randn(num_states, num_words))
+        self.noise = noise
+
+    def chain_of(self, x, lengths, start):
+        noise = self.noise * torch.randn_like(self.move) if self.training else 0.0
+        tables = [table.log_softmax(-1) for table in (self.start, self.move + noise, self.emit)]
+        return SmallChain(*tables, x, lengths, None if start is None else start.log_probs)
+
+    def forward(self, x, lengths=None, start=None):
+        self.chain = self.chain_of(x, lengths, start)
+        with pyro.plate("sequences", x.shape[0]):
+            pyro.factor("chain", self.chain.log_prob())
+
+    def save(self, folder):
+        (folder / "model.json").write_text(json.dumps(self.emit.tolist()))
+
+
+@pytest.fixture
+def text():
+    words = "a b c d e".split()
+    lines = [[words[(i * j + i) % 5] for j in range(2 + i % 5)] for i in range(60)]
+    return Text.from_lines(lines)
+
+
+def run(text, folder, *, settings=SETTINGS, batches=None, evaluate="valid", **options):
+    model = SmallHMM(len(text.vocabulary))
+    torch.manual_seed(1)
+    x = torch.from_numpy(text.tokens[:40].astype("int64"))[None]
+
+    def validation():
+        model.eval()
+        with torch.no_grad():
+            return {"nats_per_token": float(-model.chain_of(x, None, None).log_prob()) / 40}
+
+    batches = StreamBatches(text, 4, 5, shuffle="line", seed=2) if batches is None else batches
+    evaluate = validation if evaluate == "valid" else evaluate
+    history = train(model, batches, evaluate=evaluate, settings=settings, folder=folder, elbo=Trace_ELBO(), **options)
+    return model, history
+
+
+def numbers(path):
+    """The records without what depends on the clock."""
+    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second")} for r in read_metrics(path)]
+
+
+def same_weights(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+class StopAt:
+    """Send a signal when a step is done."""
+
+    def __init__(self, step, number=signal.SIGINT):
+        self.step, self.number = step, number
+
+    def __call__(self, progress, num_tokens):
+        if progress.step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def test_loss_falls_and_everything_is_written(text, tmp_path):
+    _, history = run(text, tmp_path)
+    losses = [r["nats_per_token"] for r in history.records if r["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.05
+    validations = [r for r in history.records if r["kind"] == "validation"]
+    assert len(validations) == 6
+    assert history.stop_reason == "epochs"
+    assert history.progress.best == min(r["nats_per_token"] for r in validations)
+    assert numbers(tmp_path / "metrics.jsonl") == [
+        {k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second")} for r in history.records
+    ]
+    assert (tmp_path / "best" / "model.json").exists() and (tmp_path / "last" / "model.json").exists()
+    assert not (tmp_path / "best" / "training.json").exists()
+
+
+def test_the_belief_is_carried(text, tmp_path):
+    """One epoch without learning, in one stream: the loss is that of the text as one sequence."""
+    model = SmallHMM(len(text.vocabulary), noise=0.0)
+    batches = StreamBatches(text, 1, 7, shuffle=None)
+    settings = TrainSettings(lr=1e-30, epochs=1, log_interval=len(batches), patience=None, clip=None)
+    history = train(model, batches, evaluate=None, settings=settings, folder=tmp_path, elbo=Trace_ELBO())
+    x = torch.from_numpy(text.tokens.astype("int64"))[None]
+    expected = -model.chain_of(x, None, None).log_prob().item() / text.num_tokens
+    assert history.records[-1]["nats_per_token"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 9, 15, 20])
+@pytest.mark.parametrize("kind", ["streams", "sentences"])
+def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, stop_at, kind):
+    def batches():
+        if kind == "streams":
+            return StreamBatches(text, 4, 5, shuffle="line", seed=2)
+        return SentenceBatches(text, 40, shuffle=True, seed=2)
+
+    whole, history = run(text, tmp_path / "whole", batches=batches())
+    assert history.progress.step > 20
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path / "parts", batches=batches(), on_step=StopAt(stop_at))
+    assert load_training(tmp_path / "parts" / "last")[1]["progress"]["step"] == stop_at
+    torch.manual_seed(99)
+    parts, resumed = run(text, tmp_path / "parts", batches=batches(), resume=True)
+    assert same_weights(whole, parts)
+    assert numbers(tmp_path / "whole" / "metrics.jsonl") == numbers(tmp_path / "parts" / "metrics.jsonl")
+    assert resumed.progress.best == history.progress.best
+    one, two = (load_training(tmp_path / name / "last")[0] for name in ("whole", "parts"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_resume_after_a_crash_repeats_the_lost_steps(text, tmp_path):
+    """Killed between two checkpoints: records after the last checkpoint are dropped and written again."""
+    whole, _ = run(text, tmp_path / "whole")
+
+    def crash(progress, num_tokens):
+        if progress.step == 20:
+            raise ZeroDivisionError("stands for kill -9")
+
+    with pytest.raises(ZeroDivisionError):
+        run(text, tmp_path / "parts", on_step=crash)
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    step = load_training(tmp_path / "parts" / "last")[1]["progress"]["step"]
+    assert step < 18 <= read_metrics(tmp_path / "parts" / "metrics.jsonl")[-1]["step"]
+    parts, _ = run(text, tmp_path / "parts", resume=True)
+    assert same_weights(whole, parts)
+    assert numbers(tmp_path / "whole" / "metrics.jsonl") == numbers(tmp_path / "parts" / "metrics.jsonl")
+
+
+def test_signal_during_validation_validates_again_on_resume(text, tmp_path):
+    whole, _ = run(text, tmp_path / "whole")
+
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("validation went on")
+
+    with pytest.raises(SystemExit) as stop:
+        run(text, tmp_path / "parts", evaluate=interrupted)
+    assert stop.value.code == 143
+    assert load_training(tmp_path / "parts" / "last")[1]["progress"]["validation_due"]
+    parts, _ = run(text, tmp_path / "parts", resume=True)
+    assert same_weights(whole, parts)
+    assert numbers(tmp_path / "whole" / "metrics.jsonl") == numbers(tmp_path / "parts" / "metrics.jsonl")
+
+
+def test_failed_evaluation_loses_nothing(text, tmp_path):
+    whole, _ = run(text, tmp_path / "whole")
+
+    def failing():
+        raise ArithmeticError("no perplexity today")
+
+    with pytest.raises(ArithmeticError, match="today"):
+        run(text, tmp_path / "parts", evaluate=failing)
+    assert load_training(tmp_path / "parts" / "last")[1]["progress"]["step"] > 0
+    parts, _ = run(text, tmp_path / "parts", resume=True)
+    assert same_weights(whole, parts)
+
+
+def test_signal_handlers_are_put_back(text, tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        run(text, tmp_path, on_step=StopAt(2, signal.SIGTERM))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_longer_run_from_a_finished_one(text, tmp_path):
+    whole, _ = run(text, tmp_path / "whole")
+    run(text, tmp_path / "parts", settings=TrainSettings(**{**SETTINGS.__dict__, "epochs": 1}))
+    parts, _ = run(text, tmp_path / "parts", resume=True)
+    assert same_weights(whole, parts)
+
+
+def test_max_time_validates_outside_the_schedule_and_goes_on_exactly(text, tmp_path):
+    whole, _ = run(text, tmp_path / "whole")
+    _, history = run(text, tmp_path / "parts", settings=TrainSettings(**{**SETTINGS.__dict__, "max_time": 1e-9}))
+    assert history.stop_reason == "max_time" and history.progress.step == 0
+    assert [r["scheduled"] for r in history.records] == [False]
+    parts, _ = run(text, tmp_path / "parts", resume=True)
+    assert same_weights(whole, parts)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_loss_names_the_step_and_keeps_the_last_good_checkpoint(text, tmp_path, bad):
+    def poison(progress, num_tokens):
+        if progress.step == 10:
+            with torch.no_grad():
+                models[0].emit.mul_(bad)
+
+    models = []
+    save = SmallHMM.save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SmallHMM, "save", lambda self, folder: (models.append(self), save(self, folder))[1])
+        with pytest.raises(NonFiniteLoss, match="at step 11 .epoch 1"):
+            run(text, tmp_path, on_step=poison)
+    tensors, state = load_training(tmp_path / "last")
+    assert 0 < state["progress"]["step"] <= 10
+    assert all(torch.isfinite(value).all() for value in tensors.values() if value.is_floating_point())
+    assert math.isfinite(sum(map(sum, json.loads((tmp_path / "best" / "model.json").read_text()))))
+
+
+def test_nan_in_validation_stops(text, tmp_path):
+    with pytest.raises(NonFiniteLoss, match="validation gives nan nats per token at step"):
+        run(text, tmp_path, evaluate=lambda: {"nats_per_token": math.nan})
+
+
+def test_full_disk_keeps_the_previous_checkpoint(text, tmp_path):
+    class FullDisk:
+        calls = 0
+
+        def __call__(self, folder):
+            FullDisk.calls += 1
+            (folder / "model.json").write_text("part")
+            if FullDisk.calls > 2:
+                raise OSError(28, "No space left on device")
+
+    with pytest.raises(SaveError, match="the previous checkpoint there is whole"):
+        run(text, tmp_path, save=FullDisk())
+    assert load_training(tmp_path / "last")[1]["progress"]["step"] == 0
+
+
+def test_plateau_divides_the_learning_rate(text, tmp_path):
+    values = iter([1.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    _, history = run(text, tmp_path, evaluate=lambda: {"nats_per_token": next(values)})
+    # patience 0: the second validation, the first without a new best, divides by 4, and so does each after it
+    rates = [r["lr"] for r in history.records if r["kind"] == "validation"]
+    assert rates == pytest.approx([0.05 / 4**k for k in range(6)])
+    assert history.progress.best == 1.0
+
+
+def test_linear_schedule_ends_at_zero_and_resumes_exactly(text, tmp_path):
+    settings = TrainSettings(**{**asdict(SETTINGS), "schedule": "linear"})
+    whole, history = run(text, tmp_path / "whole", settings=settings)
+    rates = [record["lr"] for record in history.records]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < settings.lr / 10
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path / "parts", settings=settings, on_step=StopAt(7))
+    parts, _ = run(text, tmp_path / "parts", settings=settings, resume=True)
+    assert same_weights(whole, parts)
+
+
+def test_early_stop(text, tmp_path):
+    values = iter([3.0, 1.0, 2.0, 2.0])
+    settings = TrainSettings(**{**SETTINGS.__dict__, "early_stop": 2})
+    _, history = run(text, tmp_path, settings=settings, evaluate=lambda: {"nats_per_token": next(values)})
+    assert history.stop_reason == "early_stop"
+    assert [r["best"] for r in history.records if r["kind"] == "validation"] == [True, True, False, False]
+
+
+def test_without_validation_best_is_the_latest(text, tmp_path):
+    model, history = run(text, tmp_path, evaluate=None)
+    assert json.loads((tmp_path / "best" / "model.json").read_text()) == model.emit.tolist()
+    assert all(r["kind"] == "train" for r in history.records)
+
+
+def test_a_run_is_not_overwritten(text, tmp_path):
+    run(text, tmp_path)
+    with pytest.raises(ValueError, match="already holds a run"):
+        run(text, tmp_path)
+
+
+def test_resume_with_another_model(text, tmp_path):
+    run(text, tmp_path)
+    model = SmallHMM(len(text.vocabulary), num_states=4)
+    resume = partial(train, model, StreamBatches(text, 4, 5), evaluate=None, settings=SETTINGS, elbo=Trace_ELBO())
+    with pytest.raises(CheckpointError, match="another model: .* has shape"):
+        resume(folder=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lr": 0.0}, {"epochs": 0}, {"clip": -1.0}, {"max_time": 0.0}, {"patience": -1}, {"validate_per_epoch": 0}],
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TrainSettings(**wrong)

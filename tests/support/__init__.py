@@ -1,0 +1,1 @@
+"""Small models, texts and slow truths that several tests share."""

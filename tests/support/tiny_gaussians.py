@@ -1,0 +1,199 @@
+"""Small linear-Gaussian models, each as a fast chain and as one slow truth a row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
+from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
+from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
+
+DOUBLE = torch.float64
+
+
+@dataclass
+class Case:
+    """Parameters of a model with B rows, of which some steps are padded or missing; A = matrix, C = emission, D = noises."""
+
+    mean: torch.Tensor  # (B, h)
+    root: torch.Tensor  # (h, r), start covariance root root'
+    matrix: torch.Tensor
+    noise_root: torch.Tensor
+    offset: torch.Tensor | None
+    emission: torch.Tensor  # (n, h), (T, n, h) or (T, B, n, h)
+    variances: torch.Tensor  # (n,)
+    observations: torch.Tensor  # (T, B, n)
+    lengths: torch.Tensor
+    seen: torch.Tensor | None
+    more: tuple[
+        torch.Tensor, torch.Tensor
+    ]  # two (h, h) zeros: gradients of covariances, also where their roots have none
+
+    @property
+    def parameters(self):
+        named = (
+            self.mean,
+            self.root,
+            self.matrix,
+            self.noise_root,
+            self.offset,
+            self.emission,
+            self.variances,
+            *self.more,
+        )
+        return [p for p in named if p is not None]
+
+    @property
+    def covariance(self):
+        return self.root @ self.root.mT + self.more[0] + self.more[0].mT
+
+    @property
+    def noise(self):
+        return self.noise_root @ self.noise_root.mT + self.more[1] + self.more[1].mT
+
+    @property
+    def valid(self):
+        return torch.arange(len(self.observations)).unsqueeze(1) < self.lengths
+
+    def evidence(self):
+        weighted = self.emission.mT / self.variances  # C' D^-1
+        y = torch.nan_to_num(self.observations)
+        by_step = weighted.unsqueeze(1) if weighted.dim() == 3 else weighted
+        vector = (by_step @ y.unsqueeze(-1)).squeeze(-1)
+        constant = (
+            -((y * y / self.variances).sum(-1) + self.variances.log().sum() + y.shape[-1] * math.log(2 * math.pi)) / 2
+        )
+        return Evidence(vector, weighted @ self.emission, constant)
+
+    def chain(self, gradients=True, dtype=DOUBLE, **options):
+        valid = None if bool(self.valid.all()) else self.valid
+        parts = [
+            GaussianBelief(self.mean, self.covariance), Dynamics(self.matrix, self.noise, self.offset), self.evidence()
+        ]  # fmt: skip
+        if not gradients or dtype != DOUBLE:
+            parts = [type(part)(*(None if v is None else v.detach().to(dtype) for v in part)) for part in parts]
+        return GaussianChain(*parts, valid=valid, seen=self.seen, **options)
+
+    def sequence(self, row):
+        length = int(self.lengths[row])
+        steps = range(length - 1)
+
+        def each(value, matrices=2):
+            if value.dim() == matrices:
+                return [value] * (length - 1)
+            return [value[t] if value.dim() == matrices + 1 else value[t, row] for t in steps]
+
+        zero = torch.zeros(self.mean.shape[-1], dtype=DOUBLE)
+        shapes = {2: lambda t: self.emission, 3: lambda t: self.emission[t], 4: lambda t: self.emission[t, row]}
+        emission = [shapes[self.emission.dim()](t) for t in range(length)]
+        seen = torch.ones(length, dtype=torch.bool) if self.seen is None else self.seen[:length, row]
+        return GaussianSequence(
+            self.mean[row],
+            self.covariance if self.root.dim() == 2 else self.covariance[row],
+            each(self.matrix),
+            each(self.noise),
+            each(zero if self.offset is None else self.offset, 1),
+            emission,
+            [torch.diag(self.variances)] * length,
+            [torch.zeros_like(self.variances)] * length,
+            [self.observations[t, row] if seen[t] else None for t in range(length)],
+        )
+
+    def truths(self):
+        """One per row; None for rows without a step."""
+        return [kalman_loop(self.sequence(row)) if n > 0 else None for row, n in enumerate(self.lengths.tolist())]
+
+
+# rows that are not seen at the start, in the middle, at the end, anywhere
+GAPS = ((0, 3), (4, 6), (7, 9), (0, 9), (0, 0))
+SINGULAR = ("known start", "singular noise", "no noise", "known rows")  # a covariance of states may have no inverse
+SITUATIONS = (
+    "plain", "ragged", "missing", "ragged missing", "known start", "singular noise", "offset", "step offset",
+    "changing", "changing missing", "changing by row", "own starts", "one state", "one step", "one row missing",
+    "gaps", "gaps of all", "ragged gaps", "five states", "more features", "evidence by step", "evidence by row",
+    "noise by row missing", "no noise", "no memory", "growing", "known rows", "one state changing by row",
+)  # fmt: skip
+
+
+def tiny_case(situation: str, num_steps: int = 9, h: int = 3, n: int = 2, gradients: bool = True) -> Case:
+    generator = torch.Generator().manual_seed(sum(map(ord, situation)))
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=DOUBLE)
+
+    B = 1 if situation == "one row missing" else 5
+    h = 1 if "one state" in situation else 5 if situation == "five states" else h
+    n = 7 if situation == "more features" else n
+    num_steps = 1 if situation == "one step" else num_steps
+    by_row = (B,) if "by row" in situation else ()
+    by_step = (num_steps - 1,) if "changing" in situation else ()
+    noise_by = (num_steps - 1, B) if situation == "noise by row missing" else by_step + by_row if by_step else ()
+    matrix_by = by_step + by_row if by_step else ()
+    emission_by = {"evidence by step": (num_steps,), "evidence by row": (num_steps, B)}.get(situation, ())
+    emission_by = (num_steps, B) if by_step and by_row else emission_by
+    root, noise_root = normal(h, h), 0.5 * normal(*noise_by, h, h)
+    matrix = 0.5 * normal(*matrix_by, h, h)
+    offset = None
+    if situation in ("own starts", "known rows"):
+        root = normal(B, h, h)
+    if situation == "known rows":
+        root[1:3] = 0
+    if situation == "known start":
+        root = torch.zeros(h, h, dtype=DOUBLE)
+    if situation == "singular noise":
+        root, noise_root = normal(h, 1), normal(h, 1)
+    if situation == "no noise":  # regression: a state that never moves
+        matrix, noise_root = torch.eye(h, dtype=DOUBLE), torch.zeros(h, h, dtype=DOUBLE)
+    if situation == "no memory":
+        matrix = torch.zeros(h, h, dtype=DOUBLE)
+    if situation == "growing":
+        matrix = matrix * (1.2 / torch.linalg.eigvals(matrix).abs().max())
+    if situation == "offset":
+        offset = normal(h)
+    if situation == "step offset" or "changing by row" in situation:
+        offset = normal(num_steps - 1, B, h)
+    emission = normal(*emission_by, n, h)
+    lengths = torch.full((B,), num_steps)
+    if "ragged" in situation or situation in ("offset", "changing by row", "evidence by row"):
+        lengths = torch.tensor([num_steps, 4, 1, 0, 6])
+    seen = None
+    if "missing" in situation:
+        seen = torch.rand(num_steps, B, generator=generator) > 0.35
+    if "gaps" in situation:
+        seen = torch.ones(num_steps, B, dtype=torch.bool)
+        for row, (start, stop) in enumerate(GAPS):
+            seen[start:stop, slice(None) if situation == "gaps of all" and row in (1, 2) else row] = False
+    case = Case(
+        normal(B, h), root, matrix, noise_root, offset, emission,
+        torch.rand(n, generator=generator, dtype=DOUBLE) + 0.3, normal(num_steps, B, n), lengths, seen,
+        (torch.zeros(h, h, dtype=DOUBLE), torch.zeros(h, h, dtype=DOUBLE)),
+    )  # fmt: skip
+    for parameter in case.parameters:
+        parameter.requires_grad_(gradients)
+    return case
+
+
+def system(h=3, n=2, radius=0.8, seed=0):
+    """A, Q, C, D."""
+    torch.manual_seed(seed)
+    matrix, root, emission = (
+        torch.randn(h, h, dtype=DOUBLE),
+        torch.randn(h, h, dtype=DOUBLE),
+        torch.randn(n, h, dtype=DOUBLE),
+    )
+    matrix *= radius / torch.linalg.eigvals(matrix).abs().max()
+    return matrix, root @ root.T / h, emission, torch.diag(torch.rand(n, dtype=DOUBLE) + 0.3)
+
+
+def chain_of(parts, y, covariance=None, mean=None, **options):
+    """A chain of observations (T, B, n) under a system."""
+    matrix, noise, emission, spread = parts
+    weighted = torch.linalg.solve(spread, emission).T
+    constant = torch.distributions.MultivariateNormal(torch.zeros_like(spread[0]), spread).log_prob(y)
+    evidence = Evidence(y @ weighted.T, weighted @ emission, constant)
+    mean = y.new_zeros(y.shape[1], len(matrix)) if mean is None else mean
+    covariance = torch.eye(len(matrix), dtype=y.dtype) if covariance is None else covariance
+    return GaussianChain(GaussianBelief(mean, covariance), Dynamics(matrix, noise), evidence, **options)
