@@ -1,0 +1,1 @@
+"""Long computations on disk: the loop, signals, checkpoints, folders, metrics."""

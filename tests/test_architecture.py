@@ -1,0 +1,133 @@
+"""The walls of the house: which room may import which, no circles, small folders, nothing hidden in strings."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pplseq"
+MAX_FILES = 25  # of one folder: what a reader takes in at a glance
+MAX_LINES = 450  # of one file
+
+
+def files():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """All imports, also those inside functions; those for type checkers alone are no arrows."""
+    return grimp.build_graph("pplseq", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def test_contracts():
+    """The contracts of pyproject.toml, by import-linter."""
+    from importlinter.cli import lint_imports
+
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0
+
+
+def circles(graph) -> list[set[str]]:
+    """Sets of modules that import each other in a loop (Tarjan's strongly connected components)."""
+    number, low, stack, found = {}, {}, [], []
+    sys.setrecursionlimit(10_000)
+
+    def visit(module):
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in graph.find_modules_directly_imported_by(module):
+            if other not in number:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], number[other])
+        if low[module] == number[module]:
+            part = set(stack[stack.index(module) :])
+            del stack[stack.index(module) :]
+            if len(part) > 1:
+                found.append(part)
+
+    for module in sorted(graph.modules):
+        if module not in number:
+            visit(module)
+    return found
+
+
+def test_no_circle_of_files(graph):
+    assert circles(graph) == []
+
+
+def test_the_search_for_circles_finds_them():
+    graph = grimp.ImportGraph()
+    for importer, imported in ("ab", "bc", "ca", "cd", "de"):
+        graph.add_import(importer=importer, imported=imported)
+    assert circles(graph) == [{"a", "b", "c"}]
+
+
+def test_folders_are_small():
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in {f.parent for f in files()}}
+    assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
+
+
+def test_files_are_small():
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files()}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_nothing_is_imported_through_a_string():
+    """Registries are filled where their room is imported; only the faces of packages name modules in strings."""
+    hidden = []
+    for path in files():
+        if path.name in ("__init__.py", "_lazy.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute | ast.Name):
+                word = node.attr if isinstance(node, ast.Attribute) else node.id
+                if word in ("import_module", "__import__"):
+                    hidden.append(f"{name_of(path)}:{node.lineno} {word}")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if re.fullmatch(r"pplseq(\.\w+)+:\w+", node.value):
+                    hidden.append(f"{name_of(path)}:{node.lineno} {node.value!r}")
+    assert hidden == []
+
+
+def test_no_private_name_crosses_a_wall():
+    crossing = []
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pplseq"):
+                names = [alias.name for alias in node.names if re.match(r"_[a-z]", alias.name)]
+                crossing += [f"{name_of(path)}:{node.lineno} {name}" for name in names if name != "_lazy"]
+    assert crossing == []
+
+
+def test_a_room_is_entered_without_torch():
+    """`pplseq --help` must stay instant, so importing a room loads neither torch nor pyro."""
+    import subprocess
+
+    rooms = [name_of(path) for path in files() if path.name == "__init__.py"]
+    code = f"import importlib, sys\nfor room in {rooms!r}: importlib.import_module(room)\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+PROGRAMS = [p for p in files() if p.name == "program.py" and p.parts[-3] == "models"]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.parent.name)
+def test_a_program_reads_as_its_story(path):
+    """`model()`, without its docstring, is about a dozen statements."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name == "model":
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = body[-1].end_lineno - body[0].lineno + 1
+            assert lines <= 20, f"{name_of(path)}.model has {lines} lines of code"
