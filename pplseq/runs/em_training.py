@@ -11,11 +11,11 @@ from typing import Any
 
 import pyro
 
-from pplseq.runs import checkpoint
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
-from pplseq.runs.signals import Stopped, StopSignals
+from pplseq.runs import checkpoint
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings
+from pplseq.runs.signals import Stopped, StopSignals
 
 
 def train_em(

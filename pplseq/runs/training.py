@@ -21,9 +21,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pplseq.distributions.state import Belief
 from pplseq.runs import checkpoint
-from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings
+from pplseq.runs.signals import Stopped, StopSignals
 
 
 def train(
