@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pplseq.cli import nearest
+from pplseq.checks import nearest
 
 TRAINING_FILE = "tagging.json"
 FORMAT, VERSION = "pplseq-tagging", 1

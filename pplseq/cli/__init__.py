@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from pplseq.checks import nearest
+
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
     "train": ("pplseq.cli.train.command", "Train a model on a text, or an input-output HMM on a table or strings."),
@@ -75,14 +77,6 @@ class LazyGroup(click.Group):
         failed = click.ClickException(str(failure) or type(failure).__name__)
         failed.exit_code = code
         raise failed
-
-
-def nearest(word: str, words: Any) -> str:
-    """` Did you mean 'x'?`, or the list of what there is."""
-    import difflib
-
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(words)}"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

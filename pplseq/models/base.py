@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pplseq.distributions.state import MISSING, Belief
+from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 
@@ -94,57 +94,3 @@ class SequenceModel(PyroModule):
         from pplseq.models.storage import save_model
 
         return save_model(self, folder, vocabulary=vocabulary, clusters=clusters)
-
-
-def check_words(x: Tensor, num_words: int) -> None:
-    """Raises unless x is (B, T) word ids in [0, V) or ``MISSING``."""
-    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
-        what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"x must be an integer tensor (B, T) of word ids, got {what}; encode text with the vocabulary")
-    if 0 in x.shape:
-        raise ValueError(f"x must hold at least one row and one step, got shape {tuple(x.shape)}")
-    low, high = (int(v) for v in x.aminmax())
-    if low < MISSING or high >= num_words:
-        raise ValueError(f"x must hold ids 0..{num_words - 1}, or {MISSING} for a missing word; got {low}..{high}")
-
-
-def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
-    """Raises unless lengths is None or (B,) integers in 0..T."""
-    if lengths is None:
-        return
-    if not isinstance(lengths, Tensor) or lengths.shape != x.shape[:1]:
-        what = tuple(lengths.shape) if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise ValueError(f"lengths must be a tensor of shape (B,) = ({x.shape[0]},), got {what}")
-    if lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise TypeError(f"lengths must hold integers, got {lengths.dtype}")
-    if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
-        raise ValueError(f"lengths must lie in 0..{x.shape[1]} (the steps of x), got {lengths.tolist()}")
-
-
-def check_start(start: Belief | None, num_rows: int, num_states: int) -> None:
-    """Raises unless start is None or a belief of as many rows over states 0..Z-1."""
-    if start is None:
-        return
-    if not isinstance(start, Belief):
-        raise TypeError(f"start must be a Belief (what chain.filtered() returns) or None, got {type(start).__name__}")
-    if tuple(start.shape) != (num_rows,):
-        raise ValueError(
-            f"start must have one row for each of the {num_rows} rows of x, got shape {tuple(start.shape)}"
-        )
-    top = start.log_probs.shape[-1] - 1 if start.ids is None else int(start.ids.max())
-    if top >= num_states:
-        raise ValueError(f"start: state {top} is not in 0..{num_states - 1}; the belief comes from another model")
-
-
-def check_states(states: Tensor | None, x: Tensor, num_states: int) -> None:
-    """Raises unless states is None or (B, T) state ids below Z, negative where unknown."""
-    if states is None:
-        return
-    if not isinstance(states, Tensor) or states.is_floating_point():
-        what = states.dtype if isinstance(states, Tensor) else type(states).__name__
-        raise TypeError(f"states must be an integer tensor (B, T), got {what}")
-    if states.shape != x.shape[:2] or int(states.max()) >= num_states:
-        raise ValueError(
-            f"states must have shape {tuple(x.shape[:2])} and ids below {num_states}, negative where unknown; got shape "
-            f"{tuple(states.shape)} and ids up to {int(states.max())}"
-        )

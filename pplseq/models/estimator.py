@@ -10,6 +10,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, sample_parameters
@@ -84,8 +85,7 @@ class Estimator(Front):
         Raises:
             ValueError, TypeError: for bad data or options.
         """
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
+        checks.choice("method", method, METHODS)
         if method in ("svi", "nuts") and self.priors is None:
             raise ValueError(f"method {method!r} needs priors: make the model with priors=True, or with Priors(...)")
         if method == "em":

@@ -9,6 +9,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch
 
@@ -56,10 +57,8 @@ class Front:
     @staticmethod
     def _split(batch: Batch, batch_size: int | None) -> list[Batch]:
         rows = batch.x.shape[0]
-        if batch_size is None or batch_size >= rows:
+        if batch_size is None or checks.count("batch_size", batch_size) >= rows:
             return [batch]
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be positive, got {batch_size}")
         parts = []
         for first in range(0, rows, batch_size):
             part = Batch(*(None if value is None else value[first : first + batch_size] for value in batch))

@@ -14,11 +14,12 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel, check_lengths, check_start, check_states, check_words
+from pplseq.models.base import SequenceModel
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 INITIALIZATIONS = ("normal", "xavier")
@@ -82,9 +83,9 @@ class VLHMM(SequenceModel):
         normalizer_dtype: str = "float32",
     ):
         super().__init__()
-        for name, value in (("num_words", num_words), ("num_states", num_states), ("hidden_size", hidden_size)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
+        num_words = checks.count("num_words", num_words)
+        num_states = checks.count("num_states", num_states)
+        hidden_size = checks.count("hidden_size", hidden_size, 2)
         if not isinstance(tied, bool):
             raise TypeError(f"tied must be True or False, got {tied!r}")
         if reset_id is not None and not isinstance(reset_id, int):
@@ -93,19 +94,16 @@ class VLHMM(SequenceModel):
         if states_per_block is not None:
             states_per_block = _whole("states_per_block", states_per_block).tolist()
         sizes = _block_sizes(num_words, num_states, blocks, states_per_block)
-        _check_choice("parameterization", parameterization, PARAMETERIZATIONS)
-        _check_choice("initialization", initialization, INITIALIZATIONS)
-        _check_choice("normalizer_dtype", normalizer_dtype, tuple(PRODUCT_DTYPES))
-        if not 0 <= state_dropout < 1:
-            raise ValueError(f"state_dropout must be in [0, 1), got {state_dropout}")
+        checks.choice("parameterization", parameterization, PARAMETERIZATIONS)
+        checks.choice("initialization", initialization, INITIALIZATIONS)
+        checks.choice("normalizer_dtype", normalizer_dtype, PRODUCT_DTYPES)
+        checks.share("state_dropout", state_dropout, "[0, 1)")
         if reset_id is not None and not 0 <= reset_id < num_words:
             raise ValueError(f"reset_id must be a word id in 0..{num_words - 1} or None, got {reset_id}")
-        if hidden_size < 2 or hidden_size % 2:
-            raise ValueError(f"hidden_size must be an even number of at least 2, got {hidden_size}")
-        if init_scale < 0:
-            raise ValueError(f"init_scale must be 0 or more, got {init_scale}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        if hidden_size % 2:
+            raise ValueError(f"hidden_size must be an even number, got {hidden_size}")
+        checks.positive("init_scale", init_scale, zero=True)
+        checks.positive("temperature", temperature)
         self._config = dict(
             num_words=num_words,
             num_states=num_states,
@@ -242,10 +240,10 @@ class VLHMM(SequenceModel):
                 raise ValueError("num_steps: say how many words to generate when x is None")
             shape, device = (num_sequences, num_steps), self.block_of_word.device
         else:
-            check_words(x, self.num_words)
-            check_lengths(lengths, x)
-            check_start(start, len(x), self.num_states)
-            check_states(states, x, self.num_states)
+            checks.words(x, self.num_words)
+            checks.lengths(lengths, x)
+            checks.start(start, len(x), self.num_states)
+            checks.states(states, x, self.num_states)
             shape, device = x.shape, x.device
             observed = x >= 0
             all_observed = bool(observed.all())
@@ -303,15 +301,8 @@ def _whole(name: str, values) -> Tensor:
     return values.long()
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
-
-
 def _block_sizes(num_words: int, num_states: int, blocks: Tensor, states_per_block) -> Tensor:
     """(M,) states of each block, checked against the words."""
-    if num_words < 1 or num_states < 1:
-        raise ValueError(f"num_words and num_states must be positive, got {num_words} and {num_states}")
     if blocks.shape != (num_words,):
         raise ValueError(
             f"blocks must cover the vocabulary: expected one block for each of {num_words} words, got shape "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.baselines import NETWORKS
-from pplseq.cli import nearest
+from pplseq.checks import nearest
 from pplseq.data.vocabulary import Vocabulary
 
 TEXT_KINDS = ("ngram", "unigram", "words")

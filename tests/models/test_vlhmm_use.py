@@ -103,8 +103,8 @@ def test_observed_states():
 
 # ------------------------------------------------------------------------------------------------ wrong arguments
 WRONG = {
-    "no words": (dict(num_words=0, blocks=None), "must be positive"),
-    "no states": (dict(num_states=0), "must be positive"),
+    "no words": (dict(num_words=0, blocks=None), "num_words must be at least 1, got 0"),
+    "no states": (dict(num_states=0), "num_states must be at least 1, got 0"),
     "blocks that do not cover the vocabulary": (dict(blocks=BLOCKS[:4]), "blocks must cover the vocabulary.*got shape"),
     "negative blocks": (dict(blocks=BLOCKS - 1), "blocks must be numbered from 0, got -1 for word 0"),
     "an empty block": (dict(blocks=BLOCKS * 2, num_states=10), r"no word in block \[1, 3\]"),
@@ -117,8 +117,8 @@ WRONG = {
     "parameterization": (dict(parameterization="neural"), "parameterization must be one of .*'neural'"),
     "initialization": (dict(initialization="zeros"), "initialization must be one of"),
     "normalizer_dtype": (dict(normalizer_dtype="int8"), "normalizer_dtype must be one of"),
-    "dropout": (dict(state_dropout=1.0), "state_dropout must be in"),
-    "negative dropout": (dict(state_dropout=-0.1), "state_dropout must be in"),
+    "dropout": (dict(state_dropout=1.0), "state_dropout must lie in"),
+    "negative dropout": (dict(state_dropout=-0.1), "state_dropout must lie in"),
     "reset": (dict(reset_id=6), "reset_id must be a word id in 0..5"),
     "odd hidden size": (dict(hidden_size=5), "even number"),
     "temperature": (dict(temperature=0.0), "temperature must be positive"),

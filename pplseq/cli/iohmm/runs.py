@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pplseq.cli import nearest
+from pplseq.checks import nearest
 from pplseq.cli.iohmm.commands import RECORD
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM, load_model

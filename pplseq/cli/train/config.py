@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from pplseq.cli import nearest
+from pplseq.checks import nearest
 
 
 def _setting(

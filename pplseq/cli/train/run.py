@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pplseq.baselines import NETWORKS, network_class
-from pplseq.cli import nearest
+from pplseq.checks import nearest
 from pplseq.cli.train.config import RunConfig, read_config
 from pplseq.data import clustering
 from pplseq.data.batches import SentenceBatches, StreamBatches

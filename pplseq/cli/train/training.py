@@ -14,7 +14,7 @@ import pyro
 import torch
 
 from pplseq.baselines import NETWORKS
-from pplseq.cli import nearest
+from pplseq.checks import nearest
 from pplseq.cli.train import run
 from pplseq.cli.train.config import RunConfig
 from pplseq.cli.train.progress import TensorBoard, TrainingBar

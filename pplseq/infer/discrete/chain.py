@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.results import (
@@ -19,15 +20,6 @@ from pplseq.infer.discrete.results import (
     StateMarginals,
 )
 from pplseq.kernels import path_scan, scan
-
-
-def check_padding(valid: Tensor) -> None:
-    """Raises unless the valid steps of each row, (T, *B), come first."""
-    if bool((~valid[:-1] & valid[1:]).any()):
-        raise ValueError(
-            "valid: padding must come behind each row (a mask of a prefix of its steps); for a missing observation mask the "
-            "observation site only"
-        )
 
 
 def query(method):
@@ -87,7 +79,7 @@ class Chain:
         # masks that say nothing cost nothing afterwards
         self.valid = None if valid is None or bool(valid.all()) else valid
         if self.valid is not None:
-            check_padding(self.valid)
+            checks.padding(self.valid)
         if seen is not None and self.valid is not None:
             seen = seen | ~self.valid
         self.seen = None if seen is None or bool(seen.all()) else seen

@@ -12,6 +12,8 @@ import pyro
 import torch
 from torch import Tensor
 
+from pplseq import checks
+
 Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
 
 # a fall of the objective by more than this share of it is no rounding
@@ -131,14 +133,12 @@ def expectation_maximization(
     """
     if not batches:
         raise ValueError("batches: nothing to fit, got none")
-    if max_iterations < 1 or not tolerance >= 0:
-        raise ValueError(
-            f"max_iterations must be at least 1 and tolerance not negative, got {max_iterations}, {tolerance}"
-        )
+    checks.count("max_iterations", max_iterations)
+    checks.positive("tolerance", tolerance, zero=True)
     if isinstance(step_size, (int, float)):
         step_size = StepSize(float(step_size))
-    if step_size is not None and not 0.5 < step_size.exponent <= 1:
-        raise ValueError(f"step_size: the exponent must lie in (0.5, 1] for convergence, got {step_size.exponent}")
+    if step_size is not None:
+        checks.share("step_size: the exponent", step_size.exponent, "(0.5, 1]")
     history = FitHistory("em", sum(batch.num_tokens for batch in batches))
     iterate = _batch_iteration(model, batches) if step_size is None else _stepwise_iteration(model, batches, step_size)
     for _ in range(max_iterations):

@@ -11,6 +11,7 @@ from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_median, init_to_value
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
 
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
@@ -118,9 +119,7 @@ def fit_variationally(
         The history; its ``guide`` is the fitted one.
     """
     if isinstance(guide, str):
-        if guide not in GUIDES:
-            raise ValueError(f"guide must be one of {', '.join(GUIDES)}, a guide class or a guide, got {guide!r}")
-        guide = GUIDES[guide]
+        guide = GUIDES[checks.choice("guide", guide, GUIDES)]
     if isinstance(guide, type):
         guide = guide(model, init_loc_fn=_start_at(initial))
     history = FitHistory("svi", sum(batch.num_tokens for batch in batches), guide=guide)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
-from pplseq.infer.discrete.chain import check_padding
 
 
 class Dynamics(NamedTuple):
@@ -67,7 +67,7 @@ def flatten(
     rows = math.prod(batch)
     valid = _mask(valid, "valid", num_steps, batch)
     if valid is not None:
-        check_padding(valid)
+        checks.padding(valid)
     seen = _mask(seen, "seen", num_steps, batch)
     used = seen if valid is None else valid if seen is None else seen & valid
     flat = FlatChain(

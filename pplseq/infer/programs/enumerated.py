@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.infer.discrete.chain import Chain, Factors, check_padding
+from pplseq import checks
+from pplseq.infer.discrete.chain import Chain, Factors
 
 PLATE_DIMS = 8  # room for plates; states are enumerated left of it
 NUM_DIMS = 37  # each state has a dimension of its own for that many steps, so that a longer memory than one step shows
@@ -123,7 +124,7 @@ class EagerChain:
         if any(mask is not None and mask is not True for mask in self._masks):
             masks = [torch.as_tensor(True if mask is None else mask, device=ids.device) for mask in self._masks]
             valid = torch.stack([mask.expand(batch) for mask in masks])
-            check_padding(valid)
+            checks.padding(valid)
         return SupportChain(Factors(torch.zeros_like(emit[0]), torch.stack(pairs)[1:], emit, valid), ids, check)
 
 

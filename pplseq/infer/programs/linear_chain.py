@@ -7,7 +7,8 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.infer.discrete.chain import Chain, Factors, check_padding
+from pplseq import checks
+from pplseq.infer.discrete.chain import Chain, Factors
 from pplseq.kernels.scan import chain_log_prob
 
 
@@ -75,7 +76,7 @@ class LinearChain(TorchDistribution):
         if self.lengths is not None:
             steps = torch.arange(num_steps, device=emit.device).view(-1, *(1,) * len(self.batch_shape))
             valid = (steps < self.lengths).expand(num_steps, *self.batch_shape)
-            check_padding(valid)
+            checks.padding(valid)
         return Factors(torch.zeros_like(emit[0]), pair, emit, valid, shared)
 
     def chain(self) -> PotentialChain:

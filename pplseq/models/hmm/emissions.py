@@ -8,10 +8,10 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Statistics, dirichlet_mode, gaussian_mode
-from pplseq.models.base import check_words
 from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
@@ -53,7 +53,7 @@ class CategoricalTable(PyroModule):
         return self.num_states * (self.num_words - 1)
 
     def check(self, x: Tensor) -> None:
-        check_words(x, self.num_words)
+        checks.words(x, self.num_words)
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x without gaps, and which steps (B, T) were seen."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 
 import numpy as np
 import pyro
@@ -12,12 +11,13 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel, check_lengths
+from pplseq.models.base import SequenceModel
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
@@ -79,18 +79,12 @@ class HMM(Estimator, SequenceModel):
                 f"num_words, num_features: give exactly one, the number of words or the dimension of vectors; got "
                 f"{num_words} and {num_features}"
             )
-        for name, value in (("num_states", num_states), ("num_words", num_words), ("num_features", num_features)):
-            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        num_states, num_words, num_features = (
-            n if n is None else int(n) for n in (num_states, num_words, num_features)
-        )
-        if covariance not in COVARIANCES:
-            raise ValueError(f"covariance must be one of {', '.join(COVARIANCES)}; got {covariance!r}")
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-        if not covariance_floor > 0:
-            raise ValueError(f"covariance_floor must be positive, got {covariance_floor}")
+        num_states = checks.count("num_states", num_states)
+        num_words = None if num_words is None else checks.count("num_words", num_words)
+        num_features = None if num_features is None else checks.count("num_features", num_features)
+        checks.choice("covariance", covariance, COVARIANCES)
+        checks.choice("dtype", dtype, DTYPES)
+        checks.positive("covariance_floor", covariance_floor)
         self.num_states, self.num_words, self.num_features = num_states, num_words, num_features
         self.priors = Priors.of(priors)
         self._config = dict(
@@ -231,7 +225,7 @@ class HMM(Estimator, SequenceModel):
             shape = (num_sequences, num_steps)
         else:
             self.emissions.check(x)
-            check_lengths(lengths, x)
+            checks.lengths(lengths, x)
             shape = x.shape[:2]
             values, observed = self.emissions.observed(x)
             all_observed = bool(observed.all())

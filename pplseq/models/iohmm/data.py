@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
-from pplseq.models.base import check_lengths, check_states
 
 PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None
@@ -236,7 +236,7 @@ class IOData:
         elif not y.is_floating_point():  # (what is no integer is refused below)
             y = y.long()
         y, lengths = y.to(device), None if lengths is None else lengths.to(device)
-        check_lengths(lengths, y)
+        checks.lengths(lengths, y)
         if lengths is not None and bool((lengths == y.shape[1]).all()):
             lengths = None
         self.check_outputs(y)
@@ -249,7 +249,7 @@ class IOData:
         checked = self.check_inputs(_on(inputs, device), tuple(y.shape[:2]), lengths)
         if states is not None:
             states = _padded(states, "states", 0, None, fill=-1)[0].to(device)
-            check_states(states, y, self.num_states)
+            checks.states(states, y, self.num_states)
         one = next(iter(checked.values()), None)
         return Batch(y, lengths, states, one if all(value is one for value in checked.values()) else checked)
 

@@ -9,12 +9,13 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel, check_lengths, check_start, check_states
+from pplseq.models.base import SequenceModel
 from pplseq.models.hmm.emissions import COVARIANCES, like
 from pplseq.models.hmm.program import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOData
@@ -272,12 +273,12 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             values = self.missing(*shape)
         else:
             self.check_outputs(y)
-            check_lengths(lengths, y)
-            check_states(states, y, self.num_states)
+            checks.lengths(lengths, y)
+            checks.states(states, y, self.num_states)
             values, shape = y, tuple(y.shape[:2])
             y, seen = self.observed(y)
             all_seen = bool(seen.all())
-        check_start(start, shape[0], self.num_states)
+        checks.start(start, shape[0], self.num_states)
         # outputs are fed back as they come where they are generated
         feeding = y is None and bool(self.feedback)
         seen_by = self.network_inputs(values, inputs, lengths, previous)

@@ -11,11 +11,11 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import Batch, FitHistory, Statistics, expectation_maximization
 from pplseq.infer.fit.gradients import maximize_by_gradient, maximize_by_lbfgs
-from pplseq.models.base import check_lengths
 from pplseq.models.front import Front
 from pplseq.models.lds import statistics as lds_em
 from pplseq.models.lds.start import guess_parameters
@@ -34,7 +34,7 @@ class LDSFitting(Front):
     def as_batch(self, x, lengths=None, inputs=None) -> Batch:
         """x, its lengths and inputs as tensors of the model's type and device; see :class:`Front`."""
         batch = super().as_batch(x, lengths)
-        check_lengths(batch.lengths, batch.x)
+        checks.lengths(batch.lengths, batch.x)
         if inputs is None:
             self.check_inputs(None, batch.x.shape[:2], batch.lengths)
             return batch

@@ -10,13 +10,14 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 from pplseq.kernels.riccati import stationary_covariance
-from pplseq.models.base import SequenceModel, check_lengths
+from pplseq.models.base import SequenceModel
 from pplseq.models.hmm.program import DTYPES
 from pplseq.models.lds.fit import LDSFitting
 from pplseq.models.lds.queries import LDSQueries
@@ -290,7 +291,7 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
             shape = (num_sequences, num_steps)
         else:
             self.check_observations(x)
-            check_lengths(lengths, x)
+            checks.lengths(lengths, x)
             shape = x.shape[:2]
             observed = ~x.isnan()
             seen = observed.any(-1)

@@ -10,12 +10,13 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel, check_lengths, check_start, check_states
+from pplseq.models.base import SequenceModel
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like
 from pplseq.models.hmm.program import DTYPES
 
@@ -220,12 +221,12 @@ class PROPS(SequenceModel):
             shape = (num_sequences, num_steps)
         else:
             self.emissions.check(x)
-            check_lengths(lengths, x)
-            check_states(states, x, self.num_states)
+            checks.lengths(lengths, x)
+            checks.states(states, x, self.num_states)
             shape = tuple(x.shape[:2])
             values, observed = self.emissions.observed(x)
             all_observed = bool(observed.all())
-        check_start(start, shape[0], self.num_states)
+        checks.start(start, shape[0], self.num_states)
         sources = self._source_log_probs(source_log_probs, shape, x is None)
         transition, emission = self.specs(sources is not None and sources.dim() == 4)
         if sources is not None and sources.dim() == 3 and not all_observed:

@@ -14,6 +14,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.data.word_forms import WordForms
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
@@ -27,7 +28,7 @@ from pplseq.kernels.riccati import (
     stationary_coordinates,
     symmetrize,
 )
-from pplseq.models.base import SequenceModel, check_lengths, check_words
+from pplseq.models.base import SequenceModel
 from pplseq.models.text_lds.text_embeddings import TextEmbeddings, check_share
 
 if TYPE_CHECKING:
@@ -277,8 +278,8 @@ class TextLDS(TextEmbeddings, SequenceModel):
                 raise ValueError("num_steps: say how many words to generate when x is None")
             shape = num_sequences, num_steps
         else:
-            check_words(x, self.num_words)
-            check_lengths(lengths, x)
+            checks.words(x, self.num_words)
+            checks.lengths(lengths, x)
             shape, observed = x.shape, x >= 0
             all_observed = bool(observed.all())
             words = x if all_observed else x.clamp_min(0)

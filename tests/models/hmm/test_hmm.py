@@ -417,7 +417,8 @@ def test_queries_leave_pyros_parameter_store_alone():
     [
         (lambda: HMM(3), ValueError, "exactly one"),
         (lambda: HMM(3, 4, num_features=2), ValueError, "exactly one"),
-        (lambda: HMM(0, 4), ValueError, "num_states must be a positive integer"),
+        (lambda: HMM(0, 4), ValueError, "num_states must be at least 1, got 0"),
+        (lambda: HMM(3, 4.5), TypeError, "num_words must be a whole number, got 4.5"),
         (lambda: HMM(3, num_features=2, covariance="round"), ValueError, "diag, full, tied, spherical"),
         (lambda: HMM(3, 4, dtype="float16"), ValueError, "float64, float32"),
         (lambda: HMM(3, 4, priors=dict(transitoin=1)), ValueError, "unknown 'transitoin'"),

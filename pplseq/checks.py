@@ -1,0 +1,162 @@
+"""Arguments checked in one place: errors say the argument's name, what was expected, and what came instead.
+
+The ground of the house: this file knows no room, and imports torch only when it meets a tensor. TypeError is for what is of
+another kind than expected, ValueError for a value that is out of range.
+
+Example::
+
+    from pplseq import checks
+
+    self.num_states = checks.count("num_states", num_states)
+    checks.choice("covariance", covariance, COVARIANCES)
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# ------------------------------------------------------------------------------------------------ numbers and names
+def count(name: str, value: Any, least: int = 1) -> int:
+    """The value as an int: a whole number of at least ``least``."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def number(name: str, value: Any) -> float:
+    """The value, a number that is not NaN."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if math.isnan(value):
+        raise ValueError(f"{name} must be a number, got NaN")
+    return value  # type: ignore[return-value]  # as it came: it may be written into a file
+
+
+def positive(name: str, value: Any, *, zero: bool = False) -> float:
+    """The value, a number above zero; with ``zero``, or zero."""
+    if number(name, value) < 0 or (not zero and value == 0):
+        raise ValueError(f"{name} must be {'0 or more' if zero else 'positive'}, got {value}")
+    return value
+
+
+def share(name: str, value: Any, interval: str = "[0, 1]") -> float:
+    """The value, a number in an interval, written as in mathematics: "[0, 1)" is 0 <= value < 1."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    value = number(name, value)
+    if not low <= value <= high or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
+        raise ValueError(f"{name} must lie in {interval}, got {value}")
+    return value
+
+
+def choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """The value, one of the choices."""
+    known = list(choices)
+    if value not in known:
+        close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
+        hint = f". Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}{hint}")
+    return value
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or the list of what there is: the end of a message about an unknown name."""
+    words = list(words)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(words)}"
+
+
+# ------------------------------------------------------------------------------------------------ tensors and arrays
+def finite(name: str, value: Any, hint: str = "check how it is computed") -> Any:
+    """The value, a number, array or tensor without NaN and infinity."""
+    is_finite = abs(value) < math.inf  # False for NaN
+    if not bool(is_finite.all() if hasattr(is_finite, "all") else is_finite):
+        raise ValueError(f"{name} must be finite, got NaN or infinity; {hint}")
+    return value
+
+
+def shape(name: str, value: Any, expected: Sequence[int]) -> Any:
+    """The value, an array or tensor of this shape."""
+    if not hasattr(value, "shape"):
+        raise TypeError(f"{name} must be an array or tensor of shape {tuple(expected)}, got {type(value).__name__}")
+    if tuple(value.shape) != tuple(expected):
+        raise ValueError(f"{name} must have shape {tuple(expected)}, got {tuple(value.shape)}")
+    return value
+
+
+def words(x: Any, num_words: int) -> None:
+    """Raises unless x is a tensor (B, T) of word ids in [0, V), -1 where a word is missing."""
+    import torch
+
+    if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
+        what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f"x must be an integer tensor (B, T) of word ids, got {what}; encode text with the vocabulary")
+    if 0 in x.shape:
+        raise ValueError(f"x must hold at least one row and one step, got shape {tuple(x.shape)}")
+    low, high = (int(v) for v in x.aminmax())
+    if low < -1 or high >= num_words:
+        raise ValueError(f"x must hold ids 0..{num_words - 1}, or -1 for a missing word; got {low}..{high}")
+
+
+def lengths(lengths: Tensor | None, x: Tensor) -> None:
+    """Raises unless lengths is None or (B,) integers in 0..T."""
+    import torch
+
+    if lengths is None:
+        return
+    if not isinstance(lengths, torch.Tensor) or lengths.shape != x.shape[:1]:
+        what = tuple(lengths.shape) if isinstance(lengths, torch.Tensor) else type(lengths).__name__
+        raise ValueError(f"lengths must be a tensor of shape (B,) = ({x.shape[0]},), got {what}")
+    if lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise TypeError(f"lengths must hold integers, got {lengths.dtype}")
+    if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
+        raise ValueError(f"lengths must lie in 0..{x.shape[1]} (the steps of x), got {lengths.tolist()}")
+
+
+def start(start: Any, num_rows: int, num_states: int) -> None:
+    """Raises unless start is None or a ``Belief`` of as many rows over states 0..Z-1."""
+    if start is None:
+        return
+    if not hasattr(start, "log_probs"):
+        raise TypeError(f"start must be a Belief (what chain.filtered() returns) or None, got {type(start).__name__}")
+    if tuple(start.shape) != (num_rows,):
+        raise ValueError(
+            f"start must have one row for each of the {num_rows} rows of x, got shape {tuple(start.shape)}"
+        )
+    top = start.log_probs.shape[-1] - 1 if start.ids is None else int(start.ids.max())
+    if top >= num_states:
+        raise ValueError(f"start: state {top} is not in 0..{num_states - 1}; the belief comes from another model")
+
+
+def states(states: Any, x: Tensor, num_states: int) -> None:
+    """Raises unless states is None or (B, T) state ids below Z, negative where unknown."""
+    import torch
+
+    if states is None:
+        return
+    if not isinstance(states, torch.Tensor) or states.is_floating_point():
+        what = states.dtype if isinstance(states, torch.Tensor) else type(states).__name__
+        raise TypeError(f"states must be an integer tensor (B, T), got {what}")
+    if states.shape != x.shape[:2] or int(states.max()) >= num_states:
+        raise ValueError(
+            f"states must have shape {tuple(x.shape[:2])} and ids below {num_states}, negative where unknown; got shape "
+            f"{tuple(states.shape)} and ids up to {int(states.max())}"
+        )
+
+
+def padding(valid: Tensor) -> None:
+    """Raises unless the valid steps of each row, (T, *B) of bool, come first."""
+    if bool((~valid[:-1] & valid[1:]).any()):
+        raise ValueError(
+            "valid: padding must come behind each row (a mask of a prefix of its steps); for a missing observation mask the "
+            "observation site only"
+        )

@@ -1,0 +1,76 @@
+"""Arguments checked in one place: what passes, and what the errors say."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import checks
+from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.distributions.state import Belief
+
+
+def test_what_passes_comes_back():
+    assert checks.count("n", np.int64(3)) == 3 and type(checks.count("n", np.int64(3))) is int
+    assert checks.count("n", 0, least=0) == 0
+    assert checks.positive("x", 0.5) == 0.5 and checks.positive("x", 0, zero=True) == 0
+    assert checks.share("x", 1) == 1 and checks.share("x", 0.75, "(0.5, 1]") == 0.75
+    assert checks.choice("kind", "b", {"a": 1, "b": 2}) == "b"
+    assert checks.shape("x", np.zeros((2, 3)), (2, 3)).shape == (2, 3)
+    value = torch.tensor([1.0, -2.0])
+    assert checks.finite("x", value) is value
+
+
+NAN = float("nan")
+REFUSED = [
+    (lambda: checks.count("n", 0), ValueError, "n must be at least 1, got 0"),
+    (lambda: checks.count("n", -1, least=0), ValueError, "n must be at least 0, got -1"),
+    (lambda: checks.count("n", 2.0), TypeError, "n must be a whole number, got 2.0"),
+    (lambda: checks.count("n", True), TypeError, "n must be a whole number, got True"),
+    (lambda: checks.count("n", None), TypeError, "n must be a whole number, got None"),
+    (lambda: checks.positive("x", 0), ValueError, "x must be positive, got 0"),
+    (lambda: checks.positive("x", -1, zero=True), ValueError, "x must be 0 or more, got -1"),
+    (lambda: checks.positive("x", NAN), ValueError, "x must be a number, got NaN"),
+    (lambda: checks.positive("x", "1"), TypeError, "x must be a number, got '1'"),
+    (lambda: checks.share("x", 1.5), ValueError, r"x must lie in \[0, 1\], got 1.5"),
+    (lambda: checks.share("x", 1.0, "[0, 1)"), ValueError, r"x must lie in \[0, 1\), got 1.0"),
+    (lambda: checks.share("x", 0.5, "(0.5, 1]"), ValueError, r"x must lie in \(0.5, 1\], got 0.5"),
+    (lambda: checks.share("x", -0.1), ValueError, "got -0.1"),
+    (lambda: checks.choice("kind", "gause", ["gauss", "word"]), ValueError, "gauss, word; got 'gause'. Did you mean 'gauss'"),
+    (lambda: checks.choice("kind", "zzz", ["gauss", "word"]), ValueError, "kind must be one of gauss, word; got 'zzz'$"),
+    (lambda: checks.choice("kind", None, ["a"]), ValueError, "kind must be one of a; got None"),
+    (lambda: checks.finite("x", torch.tensor([1.0, torch.inf])), ValueError, "x must be finite"),
+    (lambda: checks.finite("x", np.array([1.0, NAN])), ValueError, "x must be finite"),
+    (lambda: checks.finite("x", float("inf")), ValueError, "x must be finite"),
+    (lambda: checks.shape("x", torch.zeros(2), (3,)), ValueError, r"x must have shape \(3,\), got \(2,\)"),
+    (lambda: checks.shape("x", [1, 2], (2,)), TypeError, "got list"),
+    (lambda: checks.padding(torch.tensor([[True], [False], [True]])), ValueError, "padding must come behind"),
+    (lambda: checks.start(GaussianBelief(torch.zeros(1, 2), torch.eye(2)), 1, 2), TypeError, "start must be a Belief"),
+    (lambda: checks.start(Belief(None, torch.zeros(1, 3)), 2, 3), ValueError, "one row for each of the 2 rows"),
+    (lambda: checks.start(Belief(None, torch.zeros(1, 3)), 1, 2), ValueError, "state 2 is not in 0..1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, message", REFUSED)
+def test_what_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_large_values_are_finite():
+    """A sum that overflows is no infinity among the values."""
+    checks.finite("x", torch.full((4,), 3e38))
+    checks.finite("x", np.full(4, 1.7e308))
+
+
+def test_nearest():
+    assert checks.nearest("trian", ["train", "tag"]) == " Did you mean 'train'?"
+    assert checks.nearest("x", ["train", "tag"]) == " There are: train, tag"
+
+
+def test_without_torch():
+    """The command line checks names before anything heavy is imported."""
+    code = "import sys, pplseq.checks as c; c.count('n', 1); c.choice('a', 'b', 'b'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
