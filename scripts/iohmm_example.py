@@ -29,7 +29,7 @@ parser.add_argument("--picture", help="file for transition probabilities as the 
 options = parser.parse_args()
 torch.manual_seed(0)
 
-# %% The system: p(z_t = i | z_{t-1} = j, u_t) = softmax_i(W[j, i]' (u_t, 1)),  y_t = S[z_t]' (u_t, 1) + noise.
+# %% The system: p(z_t = i | z_{t-1} = j, u_t) = softmax_i(W[j, i]' (u_t, 1)),  x_t = S[z_t]' (u_t, 1) + noise.
 MODES = ("idle", "heating", "defrosting")
 W = torch.tensor(  # [from, to, (temperature, demand, 1)]
     [
@@ -52,9 +52,9 @@ truth.noise.set(torch.full((3, 1, 1), NOISE**2).double())
 lengths = [options.steps - n % 5 for n in range(options.sequences)]
 inputs = [torch.randn(length, 2).double() for length in lengths]
 outputs, modes = truth.sample(inputs, seed=1)
-complete = [y.clone() for y in outputs]
-for y in outputs:
-    y[torch.rand(len(y)) < 0.1] = torch.nan
+complete = [x.clone() for x in outputs]
+for x in outputs:
+    x[torch.rand(len(x)) < 0.1] = torch.nan
 
 # %% Fit: all restarts as one batch, the likeliest kept. The states come in any order; put them into that of the truth.
 model = IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=1, mealy=True)
@@ -93,11 +93,11 @@ for name, states in answers.items():
     assert accuracy > 0.9
 
 # %% Outputs: production knows the inputs only (open loop), prediction also all past outputs (closed loop).
-y = torch.cat(complete)
+x = torch.cat(complete)
 for name, expected in (("production", model.production(inputs)), ("prediction", model.prediction(outputs, inputs))):
-    error = float((torch.cat(expected.outputs) - y).square().mean().sqrt())
-    print(f"{name}: root mean squared error {error:.3f}; deviation of the outputs {float(y.std()):.3f}")
-    assert error < y.std()
+    error = float((torch.cat(expected.outputs) - x).square().mean().sqrt())
+    print(f"{name}: root mean squared error {error:.3f}; deviation of the outputs {float(x.std()):.3f}")
+    assert error < x.std()
 
 # %% Forecast: what the plan for the next five minutes will draw.
 plan = torch.tensor([[0.0, 2.0]] * 5).double()  # a mild evening, and everybody comes home

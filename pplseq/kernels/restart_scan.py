@@ -5,7 +5,7 @@ DISTINCT values, and a :class:`Lattice` says which entry each step of each row t
 
     init (Z, I, R)     log p(z_1 | u_1)
     pair (Z, Z, L, R)  log p(z_t | z_{t-1}, u_t), [from, to]
-    emit (Z, M, R)     log p(y_t | z_t, u_t)
+    emit (Z, M, R)     log p(x_t | z_t, u_t)
 
 Symbols make short tables; real inputs make tables with an entry a step. Rows are sorted by length and packed step by step,
 so that padding costs nothing. Restarts stand last and states first: a step is then a handful of operations on long vectors,
@@ -15,7 +15,7 @@ The scan works on probabilities, scaled at every step. What underflows is below 
 leaves less than 1e-154, or a future outweighs its past by more than 1e154, go through the same recursion in log space.
 
 Source: L. R. Rabiner (1989), A tutorial on hidden Markov models, section V.A; Y. Bengio and P. Frasconi (1995), An input output
-HMM architecture, eqs. 10-12 (their beta contains f(y_t); here it does not).
+HMM architecture, eqs. 10-12 (their beta contains f(x_t); here it does not).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MANY_STATES = 12  # from which on, with few entries, a step is a matrix product 
 
 
 class Expectation(NamedTuple):
-    """log p(y | u) (B, R), and expected counts given y by table entry: start (Z, I, R), pair (Z, Z, L, R), emit (Z, M, R)."""
+    """log p(x | u) (B, R), and expected counts given x by table entry: start (Z, I, R), pair (Z, Z, L, R), emit (Z, M, R)."""
 
     log_prob: Tensor
     start: Tensor | None = None

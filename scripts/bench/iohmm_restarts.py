@@ -139,7 +139,7 @@ def likelihood_of_tables(task: str, grammar: int | None, initial, transition, em
     pair = torch.tensor(transition, dtype=torch.float64)
     if ours.rows.values is not None:  # the distinct inputs, and a one
         pair = pair[ours.rows.values[:, 0].long()]
-    words = torch.tensor(emission, dtype=torch.float64)[:, ours.seen.y].masked_fill(~ours.seen.known, 0.0)
+    words = torch.tensor(emission, dtype=torch.float64)[:, ours.seen.x].masked_fill(~ours.seen.known, 0.0)
     tables = (
         torch.tensor(initial, dtype=torch.float64)[:, None, None],
         pair.movedim(0, -1).unsqueeze(-1),

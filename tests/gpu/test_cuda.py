@@ -87,17 +87,17 @@ def test_input_output_hmm(options):
     torch.manual_seed(0)
     model = IOHMM(3, **options)
     inputs = torch.randint(3, (5, 11)) if "num_symbols" in options else torch.randn(5, 11, 2).double()
-    y = model.sample(inputs)[0]
+    x = model.sample(inputs)[0]
     results = []
     for device in ("cpu", "cuda"):
-        model, y, inputs, lengths = (value.to(device) for value in (model, y, inputs, LENGTHS))
+        model, x, inputs, lengths = (value.to(device) for value in (model, x, inputs, LENGTHS))
         model.zero_grad()
-        loss = model.log_joint(y, lengths, inputs=inputs)
+        loss = model.log_joint(x, lengths, inputs=inputs)
         loss.backward()
         gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-        answers = [loss.detach(), model.smooth(y, inputs, lengths), model.prediction(y, inputs, lengths).outputs]
-        answers += [model.decode(y, inputs, lengths), model.filter(y, inputs, lengths)]
+        answers = [loss.detach(), model.smooth(x, inputs, lengths), model.prediction(x, inputs, lengths).outputs]
+        answers += [model.decode(x, inputs, lengths), model.filter(x, inputs, lengths)]
         assert model.sample(inputs)[0].device.type == device
-        assert model.forecast(y, inputs, inputs[:, :2], lengths, num_samples=2).outputs.device.type == device
+        assert model.forecast(x, inputs, inputs[:, :2], lengths, num_samples=2).outputs.device.type == device
         results.append(([answer.cpu() for answer in answers], gradients))
     torch.testing.assert_close(results[1], results[0])

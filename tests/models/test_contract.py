@@ -86,8 +86,7 @@ def test_it_samples(model):
     model.eval()
     inputs = given(model, 5, 4)
     trace = poutine.trace(model.model).get_trace(num_sequences=5, num_steps=4, **inputs)
-    site = "y" if model.name == "iohmm" else "x"
-    drawn = torch.stack([trace.nodes[f"{site}_{t}"]["value"] for t in range(4)], 1)
+    drawn = torch.stack([trace.nodes[f"x_{t}"]["value"] for t in range(4)], 1)
     states = torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(4)], 1)
     assert drawn.shape[:2] == (5, 4) and states.shape == (5, 4)
     assert 0 <= int(states.min()) and int(states.max()) < model.num_states

@@ -65,15 +65,15 @@ def data(model, rows=3, steps=5, missing=False, partly=False):
     """Outputs and inputs; some targets missing, or parts of them."""
     inputs = inputs_of(model, rows, steps)
     if model.outputs == "states":  # possible ones
-        y = model.sample(inputs, seed=0)[0]
+        x = model.sample(inputs, seed=0)[0]
     elif model.discrete:
-        y = torch.randint(model.num_outputs, (rows, steps))
+        x = torch.randint(model.num_outputs, (rows, steps))
     elif model.outputs == "bernoulli":
-        y = torch.randint(2, (rows, steps, model.num_outputs)).double()
+        x = torch.randint(2, (rows, steps, model.num_outputs)).double()
     else:
-        y = torch.randn(rows, steps, model.num_outputs).double()
+        x = torch.randn(rows, steps, model.num_outputs).double()
     if missing:
-        y[0, 1], y[0, 4], y[2, 0] = (model.missing(1, 1)[0, 0] for _ in range(3))
-    if partly and y.is_floating_point():
-        y[0, 2, 0] = y[2, 1, -1] = y[1, 0, 0] = torch.nan
-    return y, inputs
+        x[0, 1], x[0, 4], x[2, 0] = (model.missing(1, 1)[0, 0] for _ in range(3))
+    if partly and x.is_floating_point():
+        x[0, 2, 0] = x[2, 1, -1] = x[1, 0, 0] = torch.nan
+    return x, inputs

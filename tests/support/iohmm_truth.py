@@ -19,9 +19,9 @@ class Truth:
     Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, section 2.
     """
 
-    def __init__(self, model, y: Tensor, inputs, row: int, length: int):
-        self.model, self.y, self.length = model, y[row, :length], length
-        seen = model.network_inputs(y, inputs)
+    def __init__(self, model, x: Tensor, inputs, row: int, length: int):
+        self.model, self.x, self.length = model, x[row, :length], length
+        seen = model.network_inputs(x, inputs)
         self.eta, self.phi = [], []
         for t in range(length):
             logits = rows_of(model.transition_network, seen["transition"], row, t)
@@ -39,7 +39,7 @@ class Truth:
         first = None if seen["initial"] is None else seen["initial"][row]
         allowed = [True] * model.num_states if model.start_states is None else model.start_states.tolist()
         self.start = self.softmax(model.initial_network(first), allowed)
-        # x_0, one step before the first output; without it the start distribution is that of the first state
+        # z_0, one step before the first output; without it the start distribution is that of the first state
         self.first = self.start @ self.phi[0] if model.initial == "transition" and length else self.start
 
     def successors(self, state: int) -> list[bool]:
@@ -52,34 +52,34 @@ class Truth:
         return torch.stack([logits[i].exp() / total if yes else 0 * logits[i] for i, yes in enumerate(allowed)])
 
     def density(self, t: int) -> Tensor:
-        """f(y_t; eta_i) of each state, 1 where there is no target."""
-        y, eta, model = self.y[t], self.eta[t], self.model
+        """f(x_t; eta_i) of each state, 1 where there is no target."""
+        x, eta, model = self.x[t], self.eta[t], self.model
         ones = torch.ones(model.num_states).double()
         if model.discrete:
-            return ones if int(y) < 0 else eta[:, int(y)]
-        seen = ~y.isnan()
+            return ones if int(x) < 0 else eta[:, int(x)]
+        seen = ~x.isnan()
         if not bool(seen.any()):
             return ones
-        y, eta = y[seen], eta[:, seen]
+        x, eta = x[seen], eta[:, seen]
         if model.outputs == "bernoulli":
-            return (eta**y * (1 - eta) ** (1 - y)).prod(-1)
+            return (eta**x * (1 - eta) ** (1 - x)).prod(-1)
         densities = []
         for mean, covariance in zip(eta, model.noise.covariances(), strict=True):
-            apart, covariance = y - mean, covariance[seen][:, seen]
+            apart, covariance = x - mean, covariance[seen][:, seen]
             quadratic = apart @ torch.linalg.inv(covariance) @ apart
-            norm = (2 * math.pi) ** len(y) * torch.linalg.det(covariance)
+            norm = (2 * math.pi) ** len(x) * torch.linalg.det(covariance)
             densities.append((-quadratic / 2).exp() / norm.sqrt())
         return torch.stack(densities)
 
     def forward(self) -> list[Tensor]:
-        """alpha_t,i = p(y_1..y_t, z_t = i | u), equation 10."""
+        """alpha_t,i = p(x_1..x_t, z_t = i | u), equation 10."""
         alpha = [self.first * self.density(0)]
         for t in range(1, self.length):
             alpha.append(self.density(t) * (alpha[-1] @ self.phi[t]))
         return alpha
 
     def backward(self) -> list[Tensor]:
-        """beta_t,i = p(y_t..y_T | z_t = i, u): it contains y_t, equation 11."""
+        """beta_t,i = p(x_t..x_T | z_t = i, u): it contains x_t, equation 11."""
         beta = [self.density(self.length - 1)]
         for t in reversed(range(self.length - 1)):
             beta.insert(0, self.density(t) * (self.phi[t + 1] @ beta[0]))
@@ -89,7 +89,7 @@ class Truth:
         return self.forward()[-1].sum() if self.length else torch.ones(()).double()
 
     def transitions(self) -> Tensor:
-        """(T-1, Z, Z) h_t = p(z_{t-1}, z_t | y, u)."""
+        """(T-1, Z, Z) h_t = p(z_{t-1}, z_t | x, u)."""
         alpha, beta = self.forward(), self.backward()
         steps = range(1, self.length)
         return torch.stack([alpha[t - 1].unsqueeze(-1) * self.phi[t] * beta[t] for t in steps]) / self.likelihood()

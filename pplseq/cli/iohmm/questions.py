@@ -66,19 +66,19 @@ def evaluate(folder: Path, data: str, threads: int) -> dict[str, Any]:
         return {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
     columns = Columns(**run.record["columns"])
     table = columns.read(data)
-    y, inputs = columns.data(table)
+    x, inputs = columns.data(table)
     targets = np.concatenate(table.outputs)
     seen = targets >= 0 if columns.output_levels else ~np.isnan(targets).all(-1)
     if not seen.any():
         raise ValueError(
             f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with"
         )
-    log_likelihood = float(run.model.score(y, inputs))
+    log_likelihood = float(run.model.score(x, inputs))
     result = {
         "run": str(folder), "data": data, "sequences": len(table.ids), "targets": int(seen.sum()),
         "log_likelihood": log_likelihood, "nats_per_target": -log_likelihood / int(seen.sum()),
     }  # fmt: skip
-    found = {"prediction": run.model.prediction(y, inputs)}
+    found = {"prediction": run.model.prediction(x, inputs)}
     if inputs is not None:
         found["production"] = run.model.production(inputs)
     for name, answer in found.items():
@@ -229,9 +229,9 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
         future = dict(zip(ahead.ids, columns.data(ahead)[1] or ahead.lengths, strict=True))
     if question in ("produce", "classify") and not columns.inputs:
         raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
-    y, inputs = columns.data(table)
+    x, inputs = columns.data(table)
     for n, name in enumerate(table.ids):
-        one, given = [y[n]], None if inputs is None else [inputs[n]]
+        one, given = [x[n]], None if inputs is None else [inputs[n]]
         answer: dict[str, Any] = {"id": name}
         if question in ("filter", "smooth"):
             answer["states"] = getattr(model, question)(one, given)[0].tolist()

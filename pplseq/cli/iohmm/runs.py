@@ -148,9 +148,9 @@ class Columns(NamedTuple):
         return replace(table, inputs=[(rows - np.array(self.mean)) / np.array(self.scale) for rows in table.inputs])
 
     def data(self, table: SequenceTable) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """(y, inputs) as the model takes them."""
-        y = [torch.as_tensor(rows) for rows in table.outputs]
-        return y, [torch.as_tensor(rows) for rows in table.inputs] if self.inputs else None
+        """(x, inputs) as the model takes them."""
+        x = [torch.as_tensor(rows) for rows in table.outputs]
+        return x, [torch.as_tensor(rows) for rows in table.inputs] if self.inputs else None
 
 
 def _names(option: str | None) -> list[str]:
@@ -252,7 +252,7 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
     sizes = sizes_of(settings["states"], [2])
     hidden = _hidden(settings)
     columns, table = _columns(data, settings)
-    y, inputs = columns.data(table)
+    x, inputs = columns.data(table)
     validation = columns.data(columns.read(settings["validation"])) if settings["validation"] else None
     select = settings["select"] or ("validation" if validation else "likelihood" if len(sizes) == 1 else "bic")
     if select == "likelihood" and len(sizes) > 1:
@@ -288,7 +288,7 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
             with warnings.catch_warnings():
                 warnings.simplefilter("always", RuntimeWarning)
                 warnings.showwarning = lambda message, *place, size=size: say(f"{size} states: warning: {message}")
-                model.fit(y, inputs, restarts=restarts, **fit)
+                model.fit(x, inputs, restarts=restarts, **fit)
             report = model.history.restarts
             score = float(report.scores[report.chosen])
             tried.append(

@@ -20,7 +20,7 @@ Inputs = Tensor | Mapping[str, Tensor] | None
 class IOData:
     """Mixed into :class:`~pplseq.models.iohmm.program.IOHMM`.
 
-    Outputs y are (B, T) integers for "categorical" and "states", ``MISSING`` (-1) where there is no target; else (B, T, D),
+    Outputs x are (B, T) integers for "categorical" and "states", ``MISSING`` (-1) where there is no target; else (B, T, D),
     NaN in the dimensions that have none. Inputs are (B, T, U) vectors, (B, T) symbols, or a mapping from "initial",
     "transition" and "emission" to such. Ragged data are lists of (T_i[, D]) and (T_i[, U]), or a mapping to such lists.
     """
@@ -31,49 +31,49 @@ class IOData:
         """Whether outputs are integers."""
         return self.outputs in ("categorical", "states")
 
-    def check_outputs(self, y: Tensor) -> None:
-        """Raises unless y holds outputs of the model's family, or marks of missing ones."""
-        if not isinstance(y, Tensor):
+    def check_outputs(self, x: Tensor) -> None:
+        """Raises unless x holds outputs of the model's family, or marks of missing ones."""
+        if not isinstance(x, Tensor):
             raise TypeError(
-                f"y must be a tensor, got {type(y).__name__}; lists go to fit, score, prediction and the like"
+                f"x must be a tensor, got {type(x).__name__}; lists go to fit, score, prediction and the like"
             )
         if self.discrete:
-            if y.is_floating_point() or y.dtype == torch.bool or y.dim() != 2:
+            if x.is_floating_point() or x.dtype == torch.bool or x.dim() != 2:
                 raise TypeError(
-                    f"y must be an integer tensor (B, T) for {self.outputs} outputs, got {y.dtype} of shape {tuple(y.shape)}; "
+                    f"x must be an integer tensor (B, T) for {self.outputs} outputs, got {x.dtype} of shape {tuple(x.shape)}; "
                     f"a missing target is {MISSING}"
                 )
             low, high, expected = MISSING, self.num_outputs - 1, f"0..{self.num_outputs - 1}, or {MISSING} for none"
-            bad = (y < low) | (y > high)
+            bad = (x < low) | (x > high)
         else:
-            if not y.is_floating_point() or y.dim() != 3 or y.shape[-1] != self.num_outputs:
+            if not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != self.num_outputs:
                 raise TypeError(
-                    f"y must be a floating-point tensor (B, T, D) with D = {self.num_outputs} for {self.outputs} outputs, got "
-                    f"{y.dtype} of shape {tuple(y.shape)}; a missing target is NaN"
+                    f"x must be a floating-point tensor (B, T, D) with D = {self.num_outputs} for {self.outputs} outputs, got "
+                    f"{x.dtype} of shape {tuple(x.shape)}; a missing target is NaN"
                 )
             if self.outputs == "bernoulli":
-                bad, expected = ~((y == 0) | (y == 1) | y.isnan()), "0 and 1, or NaN for none"
+                bad, expected = ~((x == 0) | (x == 1) | x.isnan()), "0 and 1, or NaN for none"
             else:
-                bad, expected = y.isinf(), "finite, or NaN for none"
-        if 0 in y.shape:
-            raise ValueError(f"y must hold at least one row and one step, got shape {tuple(y.shape)}")
+                bad, expected = x.isinf(), "finite, or NaN for none"
+        if 0 in x.shape:
+            raise ValueError(f"x must hold at least one row and one step, got shape {tuple(x.shape)}")
         if bool(bad.any()):
             row, step = bad.nonzero()[0].tolist()[:2]
             raise ValueError(
-                f"y: row {row}, step {step} is {y[row, step].tolist()}, which is outside its family: {self.outputs} "
+                f"x: row {row}, step {step} is {x[row, step].tolist()}, which is outside its family: {self.outputs} "
                 f"outputs are {expected}"
             )
 
-    def observed(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs with something harmless where there is none, and (B, T) where there is one, in part at least."""
         if self.discrete:
-            return y.clamp_min(0), y != MISSING
-        seen = ~y.isnan().all(-1)
-        return torch.where(seen.unsqueeze(-1), y, 0.0), seen
+            return x.clamp_min(0), x != MISSING
+        seen = ~x.isnan().all(-1)
+        return torch.where(seen.unsqueeze(-1), x, 0.0), seen
 
-    def partly_missing(self, y: Tensor) -> bool:
+    def partly_missing(self, x: Tensor) -> bool:
         """Whether some vector lacks some of its dimensions only."""
-        return not self.discrete and bool(y.isnan().any(-1).logical_and(~y.isnan().all(-1)).any())
+        return not self.discrete and bool(x.isnan().any(-1).logical_and(~x.isnan().all(-1)).any())
 
     def missing(self, num_sequences: int, num_steps: int) -> Tensor:
         """Outputs of which none is known."""
@@ -125,7 +125,7 @@ class IOData:
             raise ValueError(f"{name} must have shape {what}, got {tuple(value.shape)}")
         if shape is not None and tuple(value.shape[:2]) != tuple(shape):
             raise ValueError(
-                f"{name} must have as many rows and steps as y, {tuple(shape)}, got {tuple(value.shape[:2])}; every output "
+                f"{name} must have as many rows and steps as x, {tuple(shape)}, got {tuple(value.shape[:2])}; every output "
                 "needs the input of its step"
             )
         if kind == "vectors":
@@ -147,34 +147,34 @@ class IOData:
 
     # ---------------------------------------------------------------- feedback
     def network_inputs(
-        self, y: Tensor | None, inputs: Inputs, lengths: Tensor | None = None, previous: Tensor | None = None
+        self, x: Tensor | None, inputs: Inputs, lengths: Tensor | None = None, previous: Tensor | None = None
     ) -> dict[str, Tensor | None]:
         """What the networks of each part are called with: inputs, joined by the outputs before them where they are fed back.
 
         Args:
-            y: (B, T[, D]) outputs; only those before each step are used, and only with feedback.
+            x: (B, T[, D]) outputs; only those before each step are used, and only with feedback.
             inputs: as given to the model. lengths: (B,) or None.
             previous: (B[, D]) the outputs before the first step, or None where there are none.
 
         Returns:
             "initial" -> (B[, U]), of the first step; "transition", "emission" -> (B, T[, U]); None for parts without inputs.
         """
-        given = self.check_inputs(inputs, None if y is None else tuple(y.shape[:2]), lengths)
+        given = self.check_inputs(inputs, None if x is None else tuple(x.shape[:2]), lengths)
         result: dict[str, Tensor | None] = {}
         before = None
         for part in PARTS:
             value = given.get(part)
             if part in self.feedback:
                 if before is None:
-                    before = self.outputs_before(y, previous)
+                    before = self.outputs_before(x, previous)
                 value = self.join(part, value, before)
             result[part] = value if part != "initial" or value is None else value[:, 0]
         return result
 
-    def outputs_before(self, y: Tensor, previous: Tensor | None = None) -> Tensor:
+    def outputs_before(self, x: Tensor, previous: Tensor | None = None) -> Tensor:
         """(B, T[, D]) the output before each step; missing before the first one unless given."""
-        first = self.missing(len(y), 1) if previous is None else previous.unsqueeze(1)
-        return torch.cat([first.to(y), y[:, :-1]], 1)
+        first = self.missing(len(x), 1) if previous is None else previous.unsqueeze(1)
+        return torch.cat([first.to(x), x[:, :-1]], 1)
 
     def join(self, part: str, inputs: Tensor | None, before: Tensor) -> Tensor:
         """One part's inputs (..., [U]) with the outputs before them (..., [D]) joined.
@@ -202,15 +202,15 @@ class IOData:
         return "vectors", size + self.num_outputs + 1
 
     # ---------------------------------------------------------------- the public door
-    def as_batch(self, y, inputs=None, lengths=None, states=None, *, partly: bool = False) -> Batch:
+    def as_batch(self, x, inputs=None, lengths=None, states=None, *, partly: bool = False) -> Batch:
         """Data as checked tensors of the model's type and device, in a :class:`~pplseq.infer.fit.em.Batch`.
 
         Args:
-            y: outputs: a tensor or array (B, T[, D]), a list of sequences, or one target a sequence, (B,) or (B, D), which
+            x: outputs: a tensor or array (B, T[, D]), a list of sequences, or one target a sequence, (B,) or (B, D), which
                 then stands at its last step; None where none is known.
             inputs: a tensor, array, list of sequences, or a mapping from parts to such; (B, T) numbers will do for U = 1.
             lengths: (B,), of tensors.
-            states: observed states like y, negative where unknown, or None.
+            states: observed states like x, negative where unknown, or None.
             partly: allow vectors of which some dimensions are missing.
 
         Raises:
@@ -219,39 +219,39 @@ class IOData:
         device, real = self.reference.device, self.reference.dtype
         inputs, found = self._padded_inputs(inputs)
         known = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-        final = y is not None and self._one_target_a_row(y)
-        if y is not None and not final:
-            vectors = not self.discrete and not _is_flat(y)
-            y, own = _padded(y, "y", int(vectors), None if self.discrete else real)
-            found |= {} if own is None else {"y": own}
+        final = x is not None and self._one_target_a_row(x)
+        if x is not None and not final:
+            vectors = not self.discrete and not _is_flat(x)
+            x, own = _padded(x, "x", int(vectors), None if self.discrete else real)
+            found |= {} if own is None else {"x": own}
         lengths = _common_lengths(found, lengths)
-        if y is None or final:
+        if x is None or final:
             if known is None:
                 raise ValueError(
                     "inputs: where outputs are not given for every step, inputs say how long rows are; got None"
                 )
-            y = self.missing(*known.shape[:2]) if y is None else self._final_targets(y, known.shape[:2], lengths)
+            x = self.missing(*known.shape[:2]) if x is None else self._final_targets(x, known.shape[:2], lengths)
         elif not self.discrete:
-            y = y.unsqueeze(-1) if y.dim() == 2 and self.num_outputs == 1 else y
-        elif not y.is_floating_point():  # (what is no integer is refused below)
-            y = y.long()
-        y, lengths = y.to(device), None if lengths is None else lengths.to(device)
-        checks.lengths(lengths, y)
-        if lengths is not None and bool((lengths == y.shape[1]).all()):
+            x = x.unsqueeze(-1) if x.dim() == 2 and self.num_outputs == 1 else x
+        elif not x.is_floating_point():  # (what is no integer is refused below)
+            x = x.long()
+        x, lengths = x.to(device), None if lengths is None else lengths.to(device)
+        checks.lengths(lengths, x)
+        if lengths is not None and bool((lengths == x.shape[1]).all()):
             lengths = None
-        self.check_outputs(y)
-        if not partly and self.partly_missing(y):
-            row, step = (y.isnan().any(-1) & ~y.isnan().all(-1)).nonzero()[0].tolist()
+        self.check_outputs(x)
+        if not partly and self.partly_missing(x):
+            row, step = (x.isnan().any(-1) & ~x.isnan().all(-1)).nonzero()[0].tolist()
             raise ValueError(
-                f"y: row {row}, step {step} is partly NaN, which queries take, but a fit does not; make it NaN in all of its "
+                f"x: row {row}, step {step} is partly NaN, which queries take, but a fit does not; make it NaN in all of its "
                 "dimensions, or maximise log_joint"
             )
-        checked = self.check_inputs(_on(inputs, device), tuple(y.shape[:2]), lengths)
+        checked = self.check_inputs(_on(inputs, device), tuple(x.shape[:2]), lengths)
         if states is not None:
             states = _padded(states, "states", 0, None, fill=-1)[0].to(device)
-            checks.states(states, y, self.num_states)
+            checks.states(states, x, self.num_states)
         one = next(iter(checked.values()), None)
-        return Batch(y, lengths, states, one if all(value is one for value in checked.values()) else checked)
+        return Batch(x, lengths, states, one if all(value is one for value in checked.values()) else checked)
 
     def _padded_inputs(self, inputs) -> tuple[Inputs, dict[str, Tensor]]:
         """Inputs as tensors, and the lengths of those that came as lists, by name."""
@@ -273,23 +273,23 @@ class IOData:
             found |= {} if own is None else {name: own}
         return (padded or None if isinstance(inputs, Mapping) else padded.get("")), found
 
-    def _one_target_a_row(self, y) -> bool:
-        if isinstance(y, (list, tuple)):
-            return len(y) > 0 and np.ndim(y[0]) == 0
-        return np.ndim(y) == 1 or (np.ndim(y) == 2 and not self.discrete and y.shape[1] == self.num_outputs != 1)
+    def _one_target_a_row(self, x) -> bool:
+        if isinstance(x, (list, tuple)):
+            return len(x) > 0 and np.ndim(x[0]) == 0
+        return np.ndim(x) == 1 or (np.ndim(x) == 2 and not self.discrete and x.shape[1] == self.num_outputs != 1)
 
-    def _final_targets(self, y, shape, lengths: Tensor | None) -> Tensor:
+    def _final_targets(self, x, shape, lengths: Tensor | None) -> Tensor:
         """(B, T[, D]) targets at the last step of each row only."""
-        target = torch.as_tensor(y)
+        target = torch.as_tensor(x)
         target = target.long() if self.discrete else target.to(self.reference.dtype).reshape(len(target), -1)
         expected = (shape[0],) if self.discrete else (shape[0], self.num_outputs)
         if tuple(target.shape) != expected:
-            raise ValueError(f"y: one target a sequence must have shape {expected}, got {tuple(target.shape)}")
+            raise ValueError(f"x: one target a sequence must have shape {expected}, got {tuple(target.shape)}")
         full = self.missing(*shape).to("cpu")
         last = torch.full((shape[0],), shape[1]) if lengths is None else lengths.cpu()
         if bool((last < 1).any()):
             raise ValueError(
-                f"y: sequence {int((last < 1).nonzero()[0])} is empty, so that no step can bear its target; leave it out"
+                f"x: sequence {int((last < 1).nonzero()[0])} is empty, so that no step can bear its target; leave it out"
             )
         full[torch.arange(shape[0]), last - 1] = target
         return full
@@ -330,11 +330,11 @@ def _common_lengths(found: dict[str, Tensor], lengths) -> Tensor | None:
     return first
 
 
-def _is_flat(y) -> bool:
+def _is_flat(x) -> bool:
     """Whether sequences are of scalars."""
-    if isinstance(y, (list, tuple)):
-        return len(y) > 0 and np.ndim(y[0]) == 1
-    return np.ndim(y) == 2
+    if isinstance(x, (list, tuple)):
+        return len(x) > 0 and np.ndim(x[0]) == 1
+    return np.ndim(x) == 2
 
 
 def _padded(value, name: str, event_dims: int, dtype, fill: float = 0) -> tuple[Tensor, Tensor | None]:

@@ -39,7 +39,7 @@ class IOHMMFitting:
 
     def fit(
         self,
-        y,
+        x,
         inputs=None,
         *,
         lengths=None,
@@ -56,8 +56,8 @@ class IOHMMFitting:
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
         Args:
-            y, inputs, lengths: the data; targets may be missing anywhere, or given at the last step only.
-            states: observed states like y, negative where unknown.
+            x, inputs, lengths: the data; targets may be missing anywhere, or given at the last step only.
+            states: observed states like x, negative where unknown.
             method: "em" (exact for tables, generalised linear models and Gaussians, a few gradient steps an iteration for
                 networks with layers; with priors: maximum a posteriori), "gem" (gradient steps for all), "sgd" (Adam, on
                 mini-batches of ``batch_size`` sequences), or, with priors, "svi" (``history.guide``) and "nuts"
@@ -66,7 +66,7 @@ class IOHMMFitting:
                 with settings of its own. All are fitted as one batch.
             select: which one the model keeps: "likelihood", "validation", "bic" or "smallest_consistent"; see
                 :func:`~pplseq.models.iohmm.restarts.choice.choose_restart`. To choose among sizes see :meth:`fit_sizes`.
-            validation: (y, inputs) or (y, inputs, lengths) held out, for ``select``.
+            validation: (x, inputs) or (x, inputs, lengths) held out, for ``select``.
             warm_start: start from the parameters as they are; then there is one start.
             batch_size: sequences of a mini-batch of "sgd", "svi"; None for all.
             seed: makes the fit repeatable; None draws from torch's generator.
@@ -91,14 +91,14 @@ class IOHMMFitting:
                 f"method {method!r} needs priors: make the model with priors=True, or with WeightPriors(...)"
             )
         if select == "validation" and validation is None:
-            raise ValueError("validation: select='validation' needs validation data, (y, inputs); got None")
+            raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         _check_options(method, options)
         blocks = as_blocks(restarts)
         num_restarts = sum(block.num_restarts for block in blocks)
         if num_restarts > 1 and (warm_start or method in ("svi", "nuts")):
             why = "a warm start has one starting point" if warm_start else f"method {method!r} has one start"
             raise ValueError(f"restarts: {why}, got {num_restarts}")
-        batch = self._with_steps(self.as_batch(y, inputs, lengths, states, partly=True))
+        batch = self._with_steps(self.as_batch(x, inputs, lengths, states, partly=True))
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
@@ -112,12 +112,12 @@ class IOHMMFitting:
         return self
 
     @classmethod
-    def fit_sizes(cls, sizes: Sequence[int], y, inputs=None, *, model: Mapping, select: str = "bic", **fit):
+    def fit_sizes(cls, sizes: Sequence[int], x, inputs=None, *, model: Mapping, select: str = "bic", **fit):
         """Models of several sizes, of which the best is kept: by BIC, validation data, or the smallest that is consistent.
 
         Args:
             sizes: numbers of states; for "smallest_consistent" they are tried in this order until one is consistent.
-            y, inputs: the data. model: options of the model beside ``num_states``. select, **fit: see :meth:`fit`.
+            x, inputs: the data. model: options of the model beside ``num_states``. select, **fit: see :meth:`fit`.
 
         Returns:
             The fitted model; its ``history.sizes`` holds (size, score) of every size tried.
@@ -133,7 +133,7 @@ class IOHMMFitting:
             raise ValueError("sizes must hold at least one number of states, got none")
         best, tried = None, []
         for size in sizes:
-            candidate = cls(size, **model).fit(y, inputs, select=select, **fit)
+            candidate = cls(size, **model).fit(x, inputs, select=select, **fit)
             report = candidate.history.restarts
             tried.append((size, float(report.scores[report.chosen])))
             if best is None or tried[-1][1] > best[0]:
@@ -151,26 +151,26 @@ class IOHMMFitting:
             return batch
         keep = batch.lengths > 0
         if not bool(keep.any()):
-            raise ValueError("y must hold at least one step, got empty sequences only")
+            raise ValueError("x must hold at least one step, got empty sequences only")
         return _rows(batch, keep)
 
     def _validation_batch(self, validation) -> Batch | None:
         if validation is None:
             return None
         if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
-            raise TypeError("validation must be (y, inputs) or (y, inputs, lengths)")
+            raise TypeError("validation must be (x, inputs) or (x, inputs, lengths)")
         return self._with_steps(self.as_batch(*validation, partly=True))
 
     def _problem(self, batch: Batch, networks: dict) -> RestartProblem:
-        y, known = self.observed(batch.x)
+        x, known = self.observed(batch.x)
         states = batch.states
         if self.outputs == "states":  # targets are what is known of the states
-            states = torch.where(known, y, -1 if states is None else states)
+            states = torch.where(known, x, -1 if states is None else states)
             known = torch.zeros_like(known)
         rows, steps = batch.x.shape[:2]
-        lengths = torch.full((rows,), steps, device=y.device) if batch.lengths is None else batch.lengths
+        lengths = torch.full((rows,), steps, device=x.device) if batch.lengths is None else batch.lengths
         return RestartProblem(
-            **networks, y=y, known=known, inputs=self.network_inputs(batch.x, batch.inputs, batch.lengths),
+            **networks, x=x, known=known, inputs=self.network_inputs(batch.x, batch.inputs, batch.lengths),
             lengths=lengths, states=states, before_first=self.initial == "transition",
         )  # fmt: skip
 
@@ -216,7 +216,7 @@ class IOHMMFitting:
         networks = self._restart_networks()
         problem = self._problem(batch, networks)
         if problem.num_targets == 0 and problem.seen.states is None:
-            raise ValueError("y must hold at least one target, got missing ones only")
+            raise ValueError("x must hold at least one target, got missing ones only")
         precisions = {}
         if self.priors is not None:
             precisions = {name: getattr(self.priors, name) ** -2 for name in (*PARTS, "noise")}
@@ -257,7 +257,7 @@ class IOHMMFitting:
         log_prob = problem.expect(result.parameters, counts=False).log_prob
         row = int(torch.isneginf(log_prob).all(1).nonzero()[:1].sum())
         raise ValueError(
-            f"y: sequence {row} has probability zero under every start; check the graph, start_states and observed states"
+            f"x: sequence {row} has probability zero under every start; check the graph, start_states and observed states"
         )
 
     def _history(self, method: str, problem: RestartProblem, result: Restarts, notes: list[str]) -> RestartHistory:

@@ -40,7 +40,7 @@ INITIAL = ("constant", "inputs", "transition")
 
 
 class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
-    """z_1 ~ initial(u_1),  z_t ~ transition(z_{t-1}, u_t),  y_t ~ emission(z_t, v_t).
+    """z_1 ~ initial(u_1),  z_t ~ transition(z_{t-1}, u_t),  x_t ~ emission(z_t, v_t).
 
     Of a network for transitions the rows are softmaxes over the successors that ``graph`` allows. Inputs are real vectors
     (networks are then generalised linear models, or have hidden layers) or symbols (then they are lookup tables). u and v may
@@ -57,7 +57,7 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         graph: (Z, Z) bool, [from, to], which transitions are allowed; "left_right" for those to the same state and later
             ones, starting in state 0; None for all.
         start_states: states that a sequence may start in; None for all. One of them: a fixed start.
-        initial: "constant": z_1 ~ start distribution; "inputs": it depends on u_1; "transition" (the paper's): a state x_0 ~
+        initial: "constant": z_1 ~ start distribution; "inputs": it depends on u_1; "transition" (the paper's): a state z_0 ~
             start distribution moves with u_1 to z_1, z_1 ~ sum_j start_j transition(j, u_1).
         hidden: sizes of the hidden layers of networks that see inputs, or a mapping from parts to such; () for none.
         covariance: of "gaussian" outputs: "diag", "full", "tied" (one full matrix for all states) or "spherical".
@@ -240,7 +240,7 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
 
     def model(
         self,
-        y: Tensor | None = None,
+        x: Tensor | None = None,
         lengths: Tensor | None = None,
         start: Belief | None = None,
         *,
@@ -254,7 +254,7 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         """The generative program.
 
         Args:
-            y: (B, T) integers, ``MISSING`` (-1) where there is no target, or (B, T, D) vectors, NaN in dimensions that
+            x: (B, T) integers, ``MISSING`` (-1) where there is no target, or (B, T, D) vectors, NaN in dimensions that
                 have none; None to generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
@@ -262,27 +262,27 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             states: (B, T) observed states, negative where unknown.
             previous: (B[, D]) the outputs before the first step, where they are fed back and known.
             num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
-            num_sequences, num_steps: how many to generate where neither y nor inputs say.
+            num_sequences, num_steps: how many to generate where neither x nor inputs say.
         """
-        if y is None:
+        if x is None:
             rows = (num_sequences or 1, num_steps) if num_steps else None
             given = self.check_inputs(inputs, rows if inputs is None else None, lengths)
             shape = rows if not given else tuple(next(iter(given.values())).shape[:2])
             if shape is None:
-                raise ValueError("num_steps: say how many steps to generate when neither y nor inputs do")
+                raise ValueError("num_steps: say how many steps to generate when neither x nor inputs do")
             values = self.missing(*shape)
         else:
-            self.check_outputs(y)
-            checks.lengths(lengths, y)
-            checks.states(states, y, self.num_states)
-            values, shape = y, tuple(y.shape[:2])
-            y, seen = self.observed(y)
+            self.check_outputs(x)
+            checks.lengths(lengths, x)
+            checks.states(states, x, self.num_states)
+            values, shape = x, tuple(x.shape[:2])
+            x, seen = self.observed(x)
             all_seen = bool(seen.all())
         checks.start(start, shape[0], self.num_states)
         # outputs are fed back as they come where they are generated
-        feeding = y is None and bool(self.feedback)
+        feeding = x is None and bool(self.feedback)
         seen_by = self.network_inputs(values, inputs, lengths, previous)
-        partly = y is not None and self.partly_missing(values)
+        partly = x is not None and self.partly_missing(values)
         transition, emission = self.specs(seen_by["initial"], partly=partly)
         z = start
         if start is None and self.initial == "transition":
@@ -301,36 +301,36 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
                 u, v = at("transition", t), at("emission", t)
                 with poutine.mask(mask=True if lengths is None else t < lengths):
                     z = pyro.sample(f"z_{t}", transition(z, inputs=u), obs=None if states is None else states[:, t])
-                    if y is None:
-                        before = pyro.sample(f"y_{t}", emission(z, inputs=v))
+                    if x is None:
+                        before = pyro.sample(f"x_{t}", emission(z, inputs=v))
                         continue
                     with poutine.mask(mask=True if all_seen else seen[:, t]):
-                        pyro.sample(f"y_{t}", emission(z, inputs=v), obs=y[:, t])
-        return y
+                        pyro.sample(f"x_{t}", emission(z, inputs=v), obs=x[:, t])
+        return x
 
     def posterior(
-        self, y: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Inputs = None, **options
+        self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Inputs = None, **options
     ) -> Chain:
         """The chain of observations at the point estimate; arguments as for :meth:`model`."""
         with self._at_point():
-            return super().posterior(y, lengths, start, inputs=inputs, **options)
+            return super().posterior(x, lengths, start, inputs=inputs, **options)
 
     def log_prob(
-        self, y: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Inputs = None, **options
+        self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Inputs = None, **options
     ) -> Tensor:
-        """(B,) log p(y | inputs) of each row, nats, at the point estimate; arguments as for :meth:`model`."""
-        return self.posterior(y, lengths, start, inputs=inputs, **options).log_prob()
+        """(B,) log p(x | inputs) of each row, nats, at the point estimate; arguments as for :meth:`model`."""
+        return self.posterior(x, lengths, start, inputs=inputs, **options).log_prob()
 
     def log_joint(
-        self, y: Tensor, lengths: Tensor | None = None, *, inputs: Inputs = None, states=None, share: float = 1.0
+        self, x: Tensor, lengths: Tensor | None = None, *, inputs: Inputs = None, states=None, share: float = 1.0
     ) -> Tensor:
-        """log p(y | inputs) summed over rows plus ``share`` of the log prior, nats; differentiable in the weights.
+        """log p(x | inputs) summed over rows plus ``share`` of the log prior, nats; differentiable in the weights.
 
         Its gradient is that of the expected complete-data log-likelihood (Fisher's identity): a step along it is the
         generalised EM step of networks whose M-step has no closed form.
         """
         with self._at_point(), poutine.block():
-            self(y, lengths, inputs=inputs, states=states)
+            self(x, lengths, inputs=inputs, states=states)
         # with its graph, a chain left behind would stand in the way of copies of the model
         chain = self.__dict__.pop("_chains").popitem()[1]
         return chain.log_prob().sum() + share * self.log_prior()

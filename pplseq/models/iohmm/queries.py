@@ -34,7 +34,7 @@ class IOHMMQueries:
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()
     def production(self, inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
-        """Open loop: what the inputs alone make of outputs, p(z_t | u_1..u_t) and E[y_t | u_1..u_t].
+        """Open loop: what the inputs alone make of outputs, p(z_t | u_1..u_t) and E[x_t | u_1..u_t].
 
             zeta_t = sum_j zeta_{j,t-1} phi_j(u_t),    eta_t = sum_i zeta_{i,t} eta_i(u_t)
 
@@ -52,15 +52,15 @@ class IOHMMQueries:
         return self._shaped(result, batch, inputs)
 
     @torch.no_grad()
-    def prediction(self, y, inputs=None, lengths=None) -> Outputs:
-        """Closed loop: what is expected of each output given the inputs so far and all past outputs, E[y_t | y_<t, u_1..u_t].
+    def prediction(self, x, inputs=None, lengths=None) -> Outputs:
+        """Closed loop: what is expected of each output given the inputs so far and all past outputs, E[x_t | x_<t, u_1..u_t].
 
         Args:
-            y, inputs, lengths: the data; where outputs are missing, predictions run on inputs alone.
+            x, inputs, lengths: the data; where outputs are missing, predictions run on inputs alone.
         """
-        batch = self.as_batch(y, inputs, lengths, partly=True)
+        batch = self.as_batch(x, inputs, lengths, partly=True)
         states = self._chain(batch).predicted_states().exp()
-        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(y, inputs))
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
 
     @torch.no_grad()
     def classify(self, inputs, lengths=None) -> Tensor:
@@ -92,11 +92,11 @@ class IOHMMQueries:
         return result
 
     @torch.no_grad()
-    def forecast(self, y, inputs, future_inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
-        """Outputs after the last one given, for inputs that are to come: E[y_{T+k} | y_1..y_T, u_1..u_{T+k}], k = 1..K.
+    def forecast(self, x, inputs, future_inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
+        """Outputs after the last one given, for inputs that are to come: E[x_{T+k} | x_1..x_T, u_1..u_{T+k}], k = 1..K.
 
         Args:
-            y, inputs, lengths: the past.
+            x, inputs, lengths: the past.
             future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
                 mapping from parts to such; an integer K where the model takes no inputs.
             num_samples: as for :meth:`production`.
@@ -104,7 +104,7 @@ class IOHMMQueries:
         Returns:
             Tensors, one row for each sequence: they all end K steps after it.
         """
-        batch = self.as_batch(y, inputs, lengths, partly=True)
+        batch = self.as_batch(x, inputs, lengths, partly=True)
         rows = len(batch.x)
         belief = self._chain(batch).filtered()
         if isinstance(future_inputs, int):
@@ -137,66 +137,66 @@ class IOHMMQueries:
         return inputs.expand(rows, *inputs.shape) if inputs.dim() == one_row else inputs
 
     # ---------------------------------------------------------------- states and samples
-    def filter(self, y, inputs=None, lengths=None):
-        """(B, T, Z) p(z_t | y_1..y_t, u_1..u_t)."""
-        batch = self.as_batch(y, inputs, lengths, partly=True)
-        return self._give(self._chain(batch).filtered_states().exp(), batch, y, inputs)
+    def filter(self, x, inputs=None, lengths=None):
+        """(B, T, Z) p(z_t | x_1..x_t, u_1..u_t)."""
+        batch = self.as_batch(x, inputs, lengths, partly=True)
+        return self._give(self._chain(batch).filtered_states().exp(), batch, x, inputs)
 
-    def smooth(self, y, inputs=None, lengths=None):
-        """(B, T, Z) p(z_t | y_1..y_T, u_1..u_T)."""
-        batch = self.as_batch(y, inputs, lengths, partly=True)
-        return self._give(self._chain(batch).marginals().probs, batch, y, inputs)
+    def smooth(self, x, inputs=None, lengths=None):
+        """(B, T, Z) p(z_t | x_1..x_T, u_1..u_T)."""
+        batch = self.as_batch(x, inputs, lengths, partly=True)
+        return self._give(self._chain(batch).marginals().probs, batch, x, inputs)
 
     @torch.no_grad()
-    def reconstruct(self, y, inputs=None, lengths=None) -> Outputs:
-        """What is expected of each output given all others too, E[eta(z_t, u_t) | y, u_1..u_T]: where a target is missing, its
+    def reconstruct(self, x, inputs=None, lengths=None) -> Outputs:
+        """What is expected of each output given all others too, E[eta(z_t, u_t) | x, u_1..u_T]: where a target is missing, its
         exact expectation.
 
         Args:
-            y, inputs, lengths: the data.
+            x, inputs, lengths: the data.
         """
-        batch = self.as_batch(y, inputs, lengths, partly=True)
+        batch = self.as_batch(x, inputs, lengths, partly=True)
         states = self._chain(batch).marginals().probs
-        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(y, inputs))
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
 
-    def sample_states(self, y, inputs=None, lengths=None, *, num_samples: int = 1, seed=None) -> Tensor:
+    def sample_states(self, x, inputs=None, lengths=None, *, num_samples: int = 1, seed=None) -> Tensor:
         """(S, B, T) exact posterior paths of states, -1 at padded steps; lists are padded.
 
         Args:
-            y, inputs, lengths: the data. num_samples: S. seed: makes the draw repeatable.
+            x, inputs, lengths: the data. num_samples: S. seed: makes the draw repeatable.
         """
-        batch = self.as_batch(y, inputs, lengths, partly=True)
+        batch = self.as_batch(x, inputs, lengths, partly=True)
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             return self._chain(batch).sample(num_samples).transpose(1, 2)
 
-    def decode(self, y, inputs=None, lengths=None):
+    def decode(self, x, inputs=None, lengths=None):
         """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
-        batch = self.as_batch(y, inputs, lengths, partly=True)
-        return self.give(self._chain(batch).viterbi()[0].movedim(0, 1), self._like(y, inputs))
+        batch = self.as_batch(x, inputs, lengths, partly=True)
+        return self.give(self._chain(batch).viterbi()[0].movedim(0, 1), self._like(x, inputs))
 
-    def score(self, y, inputs=None, lengths=None, *, states=None, per_token: bool = False) -> float:
-        """log p(y | inputs), nats, summed over sequences; or the mean over steps.
+    def score(self, x, inputs=None, lengths=None, *, states=None, per_token: bool = False) -> float:
+        """log p(x | inputs), nats, summed over sequences; or the mean over steps.
 
         Args:
-            y, inputs, lengths: the data. states: observed states, or None. per_token: divide by the number of steps.
+            x, inputs, lengths: the data. states: observed states, or None. per_token: divide by the number of steps.
         """
-        batch = self.as_batch(y, inputs, lengths, states, partly=True)
+        batch = self.as_batch(x, inputs, lengths, states, partly=True)
         total = float(self._chain(batch).log_prob().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total
 
-    def aic(self, y, inputs=None, lengths=None) -> float:
-        """Akaike's information criterion, -2 log p(y | inputs) + 2 parameters: lower is better."""
-        return -2 * self.score(y, inputs, lengths) + 2 * self.num_free_parameters
+    def aic(self, x, inputs=None, lengths=None) -> float:
+        """Akaike's information criterion, -2 log p(x | inputs) + 2 parameters: lower is better."""
+        return -2 * self.score(x, inputs, lengths) + 2 * self.num_free_parameters
 
-    def bic(self, y, inputs=None, lengths=None) -> float:
+    def bic(self, x, inputs=None, lengths=None) -> float:
         """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
-        batch = self.as_batch(y, inputs, lengths, partly=True)
+        batch = self.as_batch(x, inputs, lengths, partly=True)
         seen = self.observed(batch.x)[1]
         if batch.lengths is not None:
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-        return -2 * self.score(y, inputs, lengths) + self.num_free_parameters * float(np.log(max(1, int(seen.sum()))))
+        return -2 * self.score(x, inputs, lengths) + self.num_free_parameters * float(np.log(max(1, int(seen.sum()))))
 
     @torch.no_grad()
     def sample(self, inputs=None, lengths=None, *, num_sequences: int = 1, num_steps: int | None = None, seed=None):
@@ -208,7 +208,7 @@ class IOHMMQueries:
             seed: makes the draw repeatable; None draws from torch's generator.
 
         Returns:
-            y (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
+            x (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
         """
         batch = None if inputs is None else self.as_batch(None, inputs, lengths)
         given = dict(num_sequences=num_sequences, num_steps=num_steps) if batch is None else dict(inputs=batch.inputs)
@@ -216,12 +216,12 @@ class IOHMMQueries:
             if seed is not None:
                 torch.manual_seed(seed)
             trace = poutine.trace(self.model).get_trace(**given)
-        y, states = _stacked(trace, "y"), _stacked(trace, "z")
+        x, states = _stacked(trace, "x"), _stacked(trace, "z")
         if batch is not None and batch.lengths is not None:
-            padded = torch.arange(y.shape[1], device=y.device) >= batch.lengths.unsqueeze(-1)
+            padded = torch.arange(x.shape[1], device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
-            y = y.masked_fill(padded, -1) if self.discrete else y.masked_fill(padded.unsqueeze(-1), torch.nan)
-        return self.give(y, inputs), self.give(states, inputs)
+            x = x.masked_fill(padded, -1) if self.discrete else x.masked_fill(padded.unsqueeze(-1), torch.nan)
+        return self.give(x, inputs), self.give(states, inputs)
 
     # ---------------------------------------------------------------- effects of inputs
     @torch.no_grad()
@@ -284,12 +284,12 @@ class IOHMMQueries:
     def _chain(self, batch):
         return self.posterior(batch.x, batch.lengths, **batch.known)
 
-    def _expected(self, states: Tensor, y, inputs, lengths=None, previous=None) -> Outputs:
-        """Outputs of states (T, B, Z) distributed as given, (B, T, ...); y counts where it is fed back."""
+    def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
+        """Outputs of states (T, B, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
         _, emission = self._specs_at_point()
         states = states.movedim(0, 1)
         if emission.takes_inputs:
-            emission = emission.at(self.network_inputs(y, inputs, lengths, previous)["emission"])
+            emission = emission.at(self.network_inputs(x, inputs, lengths, previous)["emission"])
         means = emission_means(emission)
         means = means.expand(*states.shape, means.shape[-1])
         outputs = torch.einsum("btz,btzo->bto", states, means)
@@ -313,10 +313,10 @@ class IOHMMQueries:
         start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
         with self._at_point(), poutine.block():
             trace = poutine.trace(self.model).get_trace(start=start, inputs=inputs, previous=previous)
-        y = _stacked(trace, "y")
+        x = _stacked(trace, "x")
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
-        chain = self.posterior(y, start=start, inputs=inputs, previous=previous)
-        each = self._expected(chain.predicted_states().exp(), y, inputs, None, previous)
+        chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
+        each = self._expected(chain.predicted_states().exp(), x, inputs, None, previous)
         by_sequence = Outputs(*(None if v is None else v.unflatten(0, (-1, num_samples)) for v in each))
         mean = [None if v is None else v.mean(1) for v in by_sequence]
         if self.noise is not None:
@@ -325,11 +325,11 @@ class IOHMMQueries:
         return Outputs(*mean)
 
     @staticmethod
-    def _like(y, inputs):
-        return inputs if isinstance(inputs, (list, tuple)) else y
+    def _like(x, inputs):
+        return inputs if isinstance(inputs, (list, tuple)) else x
 
-    def _give(self, value: Tensor, batch, y, inputs):
-        return self.give(_without_padding(value.movedim(0, 1), batch), self._like(y, inputs))
+    def _give(self, value: Tensor, batch, x, inputs):
+        return self.give(_without_padding(value.movedim(0, 1), batch), self._like(x, inputs))
 
     def _shaped(self, result: Outputs, batch, like) -> Outputs:
         """Results in the form of the data, 0 at padded steps."""

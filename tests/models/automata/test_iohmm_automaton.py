@@ -20,10 +20,10 @@ def padded(strings, labels=None):
     """Symbols, lengths and outputs with the label at the last step only."""
     lengths = torch.tensor([len(s) for s in strings])
     inputs = torch.nn.utils.rnn.pad_sequence([torch.tensor([int(c) for c in s]) for s in strings], batch_first=True)
-    y = torch.full_like(inputs, MISSING)
+    x = torch.full_like(inputs, MISSING)
     if labels is not None:
-        y[torch.arange(len(y)), lengths - 1] = torch.tensor(labels)
-    return inputs, lengths, y
+        x[torch.arange(len(x)), lengths - 1] = torch.tensor(labels)
+    return inputs, lengths, x
 
 
 def hard(table, axis=-1):
@@ -41,8 +41,8 @@ def test_counts_over_prefixes_equal_the_chain_on_padded_strings(seed):
     grammar = tomita(3)
     tables = draw_tables((SeedBlock(1),), 3, 2, 2, np.random.default_rng(seed)).seeds(0)
     model = model_of_tables(tables)
-    inputs, lengths, y = padded(grammar.strings, [int(label) for label in grammar.labels])
-    log_prob = model.log_joint(y, lengths, inputs=inputs)
+    inputs, lengths, x = padded(grammar.strings, [int(label) for label in grammar.labels])
+    log_prob = model.log_joint(x, lengths, inputs=inputs)
     tree = PrefixTree.grow(grammar.strings, grammar.labels)
     counts = expected_counts(tree, type(tables)(*(table.unsqueeze(-1) for table in tables)))
     assert float(counts.log_likelihood) == pytest.approx(log_prob.item(), rel=1e-12)
@@ -123,8 +123,8 @@ def test_em_over_prefixes_equals_em_on_padded_strings():
     tree = PrefixTree.grow(grammar.strings, grammar.labels)
     expected, _ = fit_tables(tree, tables, 4)
     model = model_of_tables(tables.seeds(0))
-    inputs, lengths, y = padded(grammar.strings, [int(label) for label in grammar.labels])
-    model.fit(y, inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
+    inputs, lengths, x = padded(grammar.strings, [int(label) for label in grammar.labels])
+    model.fit(x, inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
     for network, table in zip(
         (model.initial_network, model.transition_network, model.emission_network), expected, strict=True
     ):

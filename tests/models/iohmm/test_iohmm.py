@@ -28,14 +28,14 @@ def gradients(model, value):
 def test_likelihood_and_gradients_are_the_papers(model, missing):
     if missing == "parts" and model.discrete:
         pytest.skip("symbols have no parts")
-    y, inputs = data(model, missing=missing != "nothing", partly=missing == "parts")
-    values = [model.log_joint(y, LENGTHS, inputs=inputs)]
+    x, inputs = data(model, missing=missing != "nothing", partly=missing == "parts")
+    values = [model.log_joint(x, LENGTHS, inputs=inputs)]
     values.append(
-        sum(Truth(model, y, inputs, row, length).likelihood().log() for row, length in enumerate(LENGTHS.tolist()))
+        sum(Truth(model, x, inputs, row, length).likelihood().log() for row, length in enumerate(LENGTHS.tolist()))
     )
-    values.append(generic_log_prob(model, y, LENGTHS, inputs=inputs))
+    values.append(generic_log_prob(model, x, LENGTHS, inputs=inputs))
     for vectorize in (True, False):
-        trace = poutine.trace(BlockedEnum(vectorize=vectorize)(model.model)).get_trace(y, LENGTHS, inputs=inputs)
+        trace = poutine.trace(BlockedEnum(vectorize=vectorize)(model.model)).get_trace(x, LENGTHS, inputs=inputs)
         values.append(trace.log_prob_sum())
     for value in values[1:]:
         close(value, values[0])
@@ -45,24 +45,24 @@ def test_likelihood_and_gradients_are_the_papers(model, missing):
 
 
 def test_posteriors_are_the_papers(model):
-    y, inputs = data(model, missing=True, partly=True)
-    chain = model.posterior(y, LENGTHS, inputs=inputs)
+    x, inputs = data(model, missing=True, partly=True)
+    chain = model.posterior(x, LENGTHS, inputs=inputs)
     pairs, filtered = chain.pair_marginals().probs, chain.filtered_states().exp()
     for row, length in enumerate(LENGTHS.tolist()):
-        truth = Truth(model, y, inputs, row, length)
+        truth = Truth(model, x, inputs, row, length)
         for t, alpha in enumerate(truth.forward()):
             close(filtered[t, row], (alpha / alpha.sum()).detach())
         if length > 1:
             close(pairs[: length - 1, row], truth.transitions().detach())
-    close(model.smooth(y, inputs, LENGTHS).movedim(0, 1), chain.marginals().probs)
-    assert torch.equal(model.decode(y, inputs, LENGTHS).T, chain.viterbi()[0])
+    close(model.smooth(x, inputs, LENGTHS).movedim(0, 1), chain.marginals().probs)
+    assert torch.equal(model.decode(x, inputs, LENGTHS).T, chain.viterbi()[0])
 
 
 def test_open_and_closed_loop(model):
-    y, inputs = data(model, missing=True, partly=True)
-    closed = model.prediction(y, inputs, LENGTHS)
+    x, inputs = data(model, missing=True, partly=True)
+    closed = model.prediction(x, inputs, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
-        truth = Truth(model, y, inputs, row, length)
+        truth = Truth(model, x, inputs, row, length)
         for got, expected in zip(closed[:2], truth.closed_loop(), strict=True):
             close(got[row, :length], expected.detach())
             assert not got[row, length:].any()
@@ -70,7 +70,7 @@ def test_open_and_closed_loop(model):
         return
     produced = model.production(inputs, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
-        for got, expected in zip(produced[:2], Truth(model, y, inputs, row, length).open_loop(), strict=True):
+        for got, expected in zip(produced[:2], Truth(model, x, inputs, row, length).open_loop(), strict=True):
             close(got[row, :length], expected.detach())
             assert not got[row, length:].any()
     last = model.classify(inputs, LENGTHS)
@@ -80,47 +80,47 @@ def test_open_and_closed_loop(model):
 def test_missing_targets_are_reconstructed():
     """Against the likelihood of every word in their place."""
     model = make("symbols, mealy")
-    y, inputs = data(model, missing=True)
-    got = model.reconstruct(y, inputs, LENGTHS).outputs
+    x, inputs = data(model, missing=True)
+    got = model.reconstruct(x, inputs, LENGTHS).outputs
     for row, step in ((0, 1), (0, 4), (2, 0)):
         scores = []
         for word in range(2):
-            filled = y.clone()
+            filled = x.clone()
             filled[row, step] = word
             scores.append(model.log_prob(filled, LENGTHS, inputs=inputs)[row])
         close(got[row, step], torch.stack(scores).softmax(0))
-    paths = model.sample_states(y, inputs, LENGTHS, num_samples=4000, seed=0)
+    paths = model.sample_states(x, inputs, LENGTHS, num_samples=4000, seed=0)
     shares = nn.functional.one_hot(paths.clamp_min(0), 3).double().mean(0)
-    close(shares[0], model.smooth(y, inputs, LENGTHS)[0], rtol=0, atol=0.03)
+    close(shares[0], model.smooth(x, inputs, LENGTHS)[0], rtol=0, atol=0.03)
     assert paths.shape == (4000, 3, 5) and (paths[:, 1, 1:] == -1).all()
 
 
 def test_gaussian_predictions_have_the_mixtures_covariance():
     model = make("full covariances")
-    y, inputs = data(model)
-    got = model.prediction(y, inputs)
+    x, inputs = data(model)
+    got = model.prediction(x, inputs)
     weights, means = got.states[1, 2], model.emission_network.logits.detach()
     second = sum(w * (c + torch.outer(m, m)) for w, m, c in zip(weights, means, model.noise.covariances(), strict=True))
     close(got.covariances[1, 2], second - torch.outer(got.outputs[1, 2], got.outputs[1, 2]))
 
 
 def test_forecasts_are_predictions_where_nothing_is_seen(model):
-    y, inputs = data(model, steps=8)
+    x, inputs = data(model, steps=8)
     past, future = (
         {part: value[:, cut] for part, value in inputs.items()} if isinstance(inputs, dict) else inputs[:, cut]
         for cut in (slice(5), slice(5, 8))
     )
-    hidden = y.clone()
+    hidden = x.clone()
     hidden[:, 5:] = model.missing(3, 3)
-    got = model.forecast(y[:, :5], past, future)
+    got = model.forecast(x[:, :5], past, future)
     if not model.feedback:
         close(got.outputs, model.prediction(hidden, inputs).outputs[:, 5:])
     assert got.outputs.shape[:2] == (3, 3) and (got.covariances is None) == (model.noise is None)
-    ragged = model.forecast(y[:, :5], past, future, LENGTHS)
-    close(model.forecast(y[:, :5], past, future, LENGTHS.new_full((3,), 5)).states[:, 0], got.states[:, 0])
+    ragged = model.forecast(x[:, :5], past, future, LENGTHS)
+    close(model.forecast(x[:, :5], past, future, LENGTHS.new_full((3,), 5)).states[:, 0], got.states[:, 0])
     shorter = {part: v[1:2, :1] for part, v in past.items()} if isinstance(past, dict) else past[1:2, :1]
     later = {part: v[1:2] for part, v in future.items()} if isinstance(future, dict) else future[1:2]
-    close(model.forecast(y[1:2, :1], shorter, later).states[0, 0], ragged.states[1, 0])
+    close(model.forecast(x[1:2, :1], shorter, later).states[0, 0], ragged.states[1, 0])
 
 
 def test_feedback_is_summed_out_by_sampling():
@@ -129,15 +129,15 @@ def test_feedback_is_summed_out_by_sampling():
     inputs = torch.tensor([[0, 1], [1, 1]])
     expected = torch.zeros(2, 3).double()
     for first in range(3):
-        y = torch.tensor([[first, 0], [first, 0]])
-        closed = model.prediction(y, inputs).outputs
+        x = torch.tensor([[first, 0], [first, 0]])
+        closed = model.prediction(x, inputs).outputs
         expected += closed[:, :1, first] * closed[:, 1]
     torch.manual_seed(0)
     close(model.production(inputs, num_samples=4000).outputs[:, 1], expected, rtol=0, atol=0.02)
     # and of the step behind one that is given, exactly
-    y = torch.tensor([[1], [2]])
-    together = model.prediction(torch.cat([y, y], 1), inputs).outputs[:, 1]
-    close(model.forecast(y, inputs[:, :1], inputs[:, 1:], num_samples=3).outputs[:, 0], together)
+    x = torch.tensor([[1], [2]])
+    together = model.prediction(torch.cat([x, x], 1), inputs).outputs[:, 1]
+    close(model.forecast(x, inputs[:, :1], inputs[:, 1:], num_samples=3).outputs[:, 0], together)
 
 
 def test_feedback_of_vectors_has_the_whole_variance():
@@ -153,18 +153,18 @@ def test_feedback_of_vectors_has_the_whole_variance():
 def test_samples_have_the_models_distribution():
     model = make("symbols, mealy")
     inputs = torch.tensor([[0, 2, 1]]).expand(20_000, 3)
-    y, states = model.sample(inputs, seed=3)
+    x, states = model.sample(inputs, seed=3)
     expected = model.production(inputs[:1])
-    close(torch.nn.functional.one_hot(y, 2).double().mean(0), expected.outputs[0], rtol=0, atol=0.015)
+    close(torch.nn.functional.one_hot(x, 2).double().mean(0), expected.outputs[0], rtol=0, atol=0.015)
     close(torch.nn.functional.one_hot(states, 3).double().mean(0), expected.states[0], rtol=0, atol=0.015)
-    assert torch.equal(model.sample(inputs, seed=3)[0], y)
-    y, states = model.sample([[0, 1, 1], [2]], seed=0)
-    assert [len(row) for row in y] == [3, 1] == [len(row) for row in states]
+    assert torch.equal(model.sample(inputs, seed=3)[0], x)
+    x, states = model.sample([[0, 1, 1], [2]], seed=0)
+    assert [len(row) for row in x] == [3, 1] == [len(row) for row in states]
 
 
 def test_lists_are_padded(model):
-    y, inputs = data(model)
-    lists = [row[:length] for row, length in zip(y, LENGTHS, strict=True)]
+    x, inputs = data(model)
+    lists = [row[:length] for row, length in zip(x, LENGTHS, strict=True)]
 
     def cut(value):
         return [row[:length].tolist() for row, length in zip(value, LENGTHS, strict=True)]
@@ -172,14 +172,14 @@ def test_lists_are_padded(model):
     ragged = {part: cut(value) for part, value in inputs.items()} if isinstance(inputs, dict) else cut(inputs)
     if model.sources["transition"] == ("vectors", 0):
         ragged = [row[:length] for row, length in zip(inputs, LENGTHS, strict=True)]
-    assert model.score(lists, ragged) == pytest.approx(float(model.log_prob(y, LENGTHS, inputs=inputs).sum()))
+    assert model.score(lists, ragged) == pytest.approx(float(model.log_prob(x, LENGTHS, inputs=inputs).sum()))
     for name in ("filter", "smooth", "decode"):
-        whole = getattr(model, name)(y, inputs, LENGTHS)
+        whole = getattr(model, name)(x, inputs, LENGTHS)
         for got, expected, length in zip(getattr(model, name)(lists, ragged), whole, LENGTHS.tolist(), strict=True):
             close(got, expected[:length])
     got = model.prediction(lists, ragged).outputs
-    close(got[2], model.prediction(y, inputs, LENGTHS).outputs[2, :3])
-    assert model.bic(lists, ragged) == pytest.approx(model.bic(y, inputs, LENGTHS))
+    close(got[2], model.prediction(x, inputs, LENGTHS).outputs[2, :3])
+    assert model.bic(lists, ragged) == pytest.approx(model.bic(x, inputs, LENGTHS))
 
 
 def test_an_hmm_is_one_without_inputs():
@@ -187,9 +187,9 @@ def test_an_hmm_is_one_without_inputs():
     bias = model.transition_network.weight[:, 0, :].softmax(-1)
     start, emission = (net.logits.softmax(-1) for net in (model.initial_network, model.emission_network))
     hmm.set_parameters(initial=start.detach(), transition=bias.detach(), emission=emission.detach())
-    y = torch.randint(3, (4, 6))
-    close(model.log_prob(y), hmm.log_prob(y))
+    x = torch.randint(3, (4, 6))
+    close(model.log_prob(x), hmm.log_prob(x))
     assert model.num_free_parameters == hmm.num_free_parameters
     assert model.sample(num_sequences=2, num_steps=4)[0].shape == (2, 4)
-    assert model.score(y) == pytest.approx(hmm.score(y))
-    close(model.forecast(y, None, 2).outputs[:, 0], hmm.posterior(y).next().word_log_probs.exp())
+    assert model.score(x) == pytest.approx(hmm.score(x))
+    close(model.forecast(x, None, 2).outputs[:, 0], hmm.posterior(x).next().word_log_probs.exp())

@@ -50,20 +50,20 @@ def problem(initial="constant", transition="table", emission="constant", family=
         inputs["initial"] = inputs["initial"][:, 0]
     words = torch.randint(4, (B, T), generator=generator)
     if family == "categorical":
-        outputs, y = CategoricalOutputs(RestartNetwork(network(emission, (Z, 4)))), words
+        outputs, x = CategoricalOutputs(RestartNetwork(network(emission, (Z, 4)))), words
     elif family == "bernoulli":
-        outputs, y = (
+        outputs, x = (
             BernoulliOutputs(RestartNetwork(network(emission, (Z, 2)))),
             torch.stack([words % 2, words // 2], -1).double(),
         )
     elif family == "gaussian":
         outputs = GaussianOutputs(RestartNetwork(network(emission, (Z, 2))), covariance, 1e-3)
-        y = torch.randn(B, T, 2, dtype=F64, generator=generator) + 3 * (words % 3).unsqueeze(-1)
+        x = torch.randn(B, T, 2, dtype=F64, generator=generator) + 3 * (words % 3).unsqueeze(-1)
     else:
-        outputs, y, known = Outputs(Z), words, torch.zeros_like(known)
+        outputs, x, known = Outputs(Z), words, torch.zeros_like(known)
     return RestartProblem(
         RestartNetwork(network(initial, (Z,))), RestartNetwork(network(transition, (Z, Z)), graph), outputs,
-        y=y[rows], known=known[rows], inputs=inputs, lengths=lengths[rows], states=observed[rows] if states else None,
+        x=x[rows], known=known[rows], inputs=inputs, lengths=lengths[rows], states=observed[rows] if states else None,
         before_first=before_first,
     )  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_tables_are_normalised_counts_with_their_prior():
 
 
 def test_a_transition_before_the_first_output():
-    """x_0 moves with u_1: the same as summing it out by hand, and as a start that sees symbols."""
+    """z_0 moves with u_1: the same as summing it out by hand, and as a start that sees symbols."""
     first = problem(before_first=True)
     parameters = draw_parameters(first, [RestartBlock(3)])
     found = first.expect(parameters).log_prob

@@ -53,41 +53,41 @@ def data(outputs, inputs, missing=0.2):
         for n, w in zip(lengths, words, strict=True)
     ]
     if outputs == "words":
-        y = [w.masked_fill(g, -1) for w, g in zip(words, gone, strict=True)]
+        x = [w.masked_fill(g, -1) for w, g in zip(words, gone, strict=True)]
     elif outputs == "states":
-        y = [(w % 3).masked_fill(g, -1) for w, g in zip(words, gone, strict=True)]
+        x = [(w % 3).masked_fill(g, -1) for w, g in zip(words, gone, strict=True)]
     elif outputs == "bits":
-        y = [
+        x = [
             torch.stack([w % 2, w // 2], -1).double().masked_fill(g.unsqueeze(-1), torch.nan)
             for w, g in zip(words, gone, strict=True)
         ]
     else:
         noise = [torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in lengths]
-        y = [
+        x = [
             (e + 3 * w.unsqueeze(-1)).masked_fill(g.unsqueeze(-1), torch.nan)
             for e, w, g in zip(noise, words, gone, strict=True)
         ]
     together = {"emission": [v[:, :1] for v in vectors], "transition": symbols}
-    return y, {"symbols": symbols, "vectors": vectors, "both": together}[inputs]
+    return x, {"symbols": symbols, "vectors": vectors, "both": together}[inputs]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_restarts_learn_is_what_the_model_says(kind):
     """The likelihood of the learning side is the chain's, before and after; it grows; and single fits end in the same place."""
     options, outputs, inputs = KINDS[kind]
-    y, u = data(outputs, inputs)
+    x, u = data(outputs, inputs)
     torch.manual_seed(0)
     model = IOHMM(3, **options)
-    before = model.score(y, u)
-    model.fit(y, u, warm_start=True, max_iterations=3, tolerance=0.0)
+    before = model.score(x, u)
+    model.fit(x, u, warm_start=True, max_iterations=3, tolerance=0.0)
     history = model.history
     assert_close(history.log_likelihoods[0], before, rtol=1e-9, atol=1e-9)
-    assert_close(history.log_likelihoods[-1], model.score(y, u), rtol=1e-9, atol=1e-9)
+    assert_close(history.log_likelihoods[-1], model.score(x, u), rtol=1e-9, atol=1e-9)
     assert history.log_likelihoods == sorted(history.log_likelihoods) and len(history.log_likelihoods) == 4
-    model.fit(y, u, restarts=5, seed=1, max_iterations=4, tolerance=0.0)
+    model.fit(x, u, restarts=5, seed=1, max_iterations=4, tolerance=0.0)
     report = model.history.restarts
     assert len(report) == 5 and report.chosen in report.kept
-    assert_close(float(report.log_likelihoods[report.chosen]), model.score(y, u), rtol=1e-9, atol=1e-9)
+    assert_close(float(report.log_likelihoods[report.chosen]), model.score(x, u), rtol=1e-9, atol=1e-9)
     assert bool((report.log_likelihoods[report.kept] <= report.log_likelihoods[report.chosen]).all())
 
 
@@ -103,21 +103,21 @@ def test_what_restarts_learn_is_what_the_model_says(kind):
 )
 def test_vectors_that_lack_some_dimensions(kind, covariance):
     options, outputs, inputs = KINDS[kind]
-    y, u = data(outputs, inputs)
-    for k, row in enumerate(y):
+    x, u = data(outputs, inputs)
+    for k, row in enumerate(x):
         row[k % 2 :: 3, k % 2] = torch.nan
     options = options | ({} if covariance is None else dict(covariance=covariance))
     torch.manual_seed(0)
     model = IOHMM(2, **options)
-    before = model.score(y, u)
-    model.fit(y, u, warm_start=True, max_iterations=4, tolerance=0.0)
+    before = model.score(x, u)
+    model.fit(x, u, warm_start=True, max_iterations=4, tolerance=0.0)
     found = model.history.log_likelihoods
-    assert_close([found[0], found[-1]], [before, model.score(y, u)], rtol=1e-8, atol=1e-8)
+    assert_close([found[0], found[-1]], [before, model.score(x, u)], rtol=1e-8, atol=1e-8)
     assert found == sorted(found) and len(found) == 5
     if covariance is None or "layers" in kind:  # separable bits have no maximum
         return
-    model.fit(y, u, restarts=3, seed=0, max_iterations=200, tolerance=1e-11)
-    batch = model.as_batch(y, u, partly=True)
+    model.fit(x, u, restarts=3, seed=0, max_iterations=200, tolerance=1e-11)
+    batch = model.as_batch(x, u, partly=True)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     for gradient in torch.autograd.grad(objective, [*model.emission_network.parameters(), *model.noise.parameters()]):
         assert float(gradient.abs().max()) < 0.05  # where EM stops the likelihood is flat
@@ -143,18 +143,18 @@ def test_softmax_and_least_squares_recover_a_system():
         truth.emission_network.weight.copy_(torch.tensor([[[2.0], [1.0]], [[-1.0], [-3.0]]]))
         truth.noise.set(torch.tensor([[[0.04]], [[0.25]]], dtype=torch.float64))
     u = torch.randn(40, 50, 1, dtype=torch.float64)
-    y, states = truth.sample(u, seed=1)
+    x, states = truth.sample(u, seed=1)
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True)
-    model.fit(y, u, restarts=10, seed=0)
+    model.fit(x, u, restarts=10, seed=0)
     assert model.history.converged
-    assert model.score(y, u) > truth.score(y, u)
+    assert model.score(x, u) > truth.score(x, u)
     order = model.emission_network.weight[:, 1, 0].argsort(descending=True)
     assert_close(model.emission_network.weight[order], truth.emission_network.weight, rtol=0.05, atol=0.05)
     assert_close(model.noise.covariances()[order], truth.noise.covariances(), rtol=0.1, atol=0.01)
     value = torch.linspace(-2, 2, 9, dtype=torch.float64).unsqueeze(-1)
     found, expected = (m.transition_network(value).softmax(-1) for m in (model, truth))
     assert_close(found[:, order][:, :, order], expected, rtol=0, atol=0.08)
-    assert float((order[states] == model.decode(y, u)).double().mean()) > 0.97
+    assert float((order[states] == model.decode(x, u)).double().mean()) > 0.97
 
 
 @pytest.mark.parametrize(
@@ -162,15 +162,15 @@ def test_softmax_and_least_squares_recover_a_system():
 )
 @pytest.mark.parametrize("family", ["words", "bits", "vectors"])
 def test_with_priors_em_climbs_the_posterior(options, family):
-    y, u = data(family, "symbols" if "num_symbols" in options else "vectors")
+    x, u = data(family, "symbols" if "num_symbols" in options else "vectors")
     outputs = {"words": dict(num_outputs=4), "bits": dict(outputs="bernoulli", num_outputs=2)}
     outputs["vectors"] = dict(outputs="gaussian", num_outputs=2)
     model = IOHMM(2, **options, **outputs[family], priors=True)
     exact = not options.get("hidden") and family != "vectors"
-    model.fit(y, u, seed=0, max_iterations=400 if exact else 20, tolerance=1e-12 if exact else 0.0)
+    model.fit(x, u, seed=0, max_iterations=400 if exact else 20, tolerance=1e-12 if exact else 0.0)
     history = model.history
     assert history.log_posteriors == sorted(history.log_posteriors)
-    batch = model.as_batch(y, u)
+    batch = model.as_batch(x, u)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     assert_close(float(objective.detach()), history.log_posteriors[-1], rtol=1e-9, atol=1e-9)
     if exact:
@@ -180,32 +180,32 @@ def test_with_priors_em_climbs_the_posterior(options, family):
 
 @pytest.mark.parametrize("method", ["gem", "sgd"])
 def test_gradients_learn_too(method):
-    y, u = data("words", "vectors")
+    x, u = data("words", "vectors")
     model = IOHMM(2, num_inputs=U, num_outputs=4, hidden=(4,))
-    before = model.score(y, u)
+    before = model.score(x, u)
     options = dict(max_iterations=15) if method == "gem" else dict(batch_size=5, num_steps=60)
-    model.fit(y, u, method=method, restarts=3, seed=0, **options)
-    assert model.score(y, u) > before + 5
+    model.fit(x, u, method=method, restarts=3, seed=0, **options)
+    assert model.score(x, u) > before + 5
     assert model.history.method == method
-    assert_close(model.history.log_likelihoods[-1], model.score(y, u), rtol=1e-9, atol=1e-9)
+    assert_close(model.history.log_likelihoods[-1], model.score(x, u), rtol=1e-9, atol=1e-9)
 
 
 def test_a_module_of_ones_own():
-    y, u = data("words", "vectors")
+    x, u = data("words", "vectors")
     net = nn.Sequential(nn.Linear(U, 5), nn.Tanh(), nn.Linear(5, 4))
     model = IOHMM(2, num_inputs=U, num_outputs=4, transition=net)
-    before = model.score(y, u)
-    model.fit(y, u, restarts=4, seed=0, max_iterations=10)
-    assert model.score(y, u) > before
-    assert_close(model.history.log_likelihoods[-1], model.score(y, u), rtol=1e-9, atol=1e-9)
+    before = model.score(x, u)
+    model.fit(x, u, restarts=4, seed=0, max_iterations=10)
+    assert model.score(x, u) > before
+    assert_close(model.history.log_likelihoods[-1], model.score(x, u), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["svi", "nuts"])
 def test_distributions_over_weights(method):
-    y, u = data("words", "symbols")
+    x, u = data("words", "symbols")
     model = IOHMM(2, num_symbols=L, num_outputs=4, priors=True)
     options = dict(num_steps=40) if method == "svi" else dict(num_samples=4, warmup_steps=4, max_tree_depth=2)
-    model.fit(y, u, method=method, seed=0, **options)
+    model.fit(x, u, method=method, seed=0, **options)
     assert model.history.method == method
     if method == "nuts":
         assert model.history.samples["transition_network.logits"].shape == (4, L, 2, 2)
@@ -218,17 +218,17 @@ def parity_data(rows=24, seed=0):
 
 
 def test_blocks_of_settings_and_the_smallest_consistent():
-    y, u = parity_data()
+    x, u = parity_data()
     model = IOHMM(2, num_symbols=2, num_outputs=2, initial="transition")
     blocks = [
         RestartBlock(20, concentration=0.5, fixed_start=True),
         dict(num_restarts=10, prior=1.5, prior_iterations=20),
     ]
-    model.fit(y, u, restarts=blocks, select="smallest_consistent", seed=0, max_iterations=200)
+    model.fit(x, u, restarts=blocks, select="smallest_consistent", seed=0, max_iterations=200)
     report = model.history.restarts
     assert report.block.tolist() == [0] * 20 + [1] * 10
     assert float(report.scores[report.chosen]) == 1 and "30 restarts" in report.summary()
-    right = [float((_labels(model, report, r, u) == y).double().mean()) for r in range(30)]
+    right = [float((_labels(model, report, r, u) == x).double().mean()) for r in range(30)]
     expected = [float(share == 1) for share in right]
     assert [s for s in report.scores.tolist() if s == s] == [
         e for e, s in zip(expected, report.scores.tolist(), strict=True) if s == s
@@ -241,22 +241,22 @@ def _labels(model, report, restart, u):
 
 
 def test_validation_and_sizes():
-    y, u = parity_data()
+    x, u = parity_data()
     held_out = parity_data(rows=30, seed=7)
     options = dict(num_symbols=2, num_outputs=2, initial="transition")
     fit = dict(restarts=20, seed=0, max_iterations=100)
-    model = IOHMM(2, **options).fit(y, u, select="validation", validation=held_out, **fit)
+    model = IOHMM(2, **options).fit(x, u, select="validation", validation=held_out, **fit)
     report = model.history.restarts
     assert_close(float(report.scores[report.chosen]), model.score(*held_out), rtol=1e-8, atol=1e-8)
     assert float(report.scores[report.kept].max()) == float(report.scores[report.chosen])
-    small = IOHMM.fit_sizes([1, 2, 3], y, u, model=options, select="smallest_consistent", **fit)
+    small = IOHMM.fit_sizes([1, 2, 3], x, u, model=options, select="smallest_consistent", **fit)
     assert small.num_states == 2 and [size for size, _ in small.history.sizes] == [1, 2]
-    best = IOHMM.fit_sizes([1, 2], y, u, model=options, select="bic", **fit)
-    assert_close(max(score for _, score in best.history.sizes), -best.bic(y, u) / 2, rtol=1e-6, atol=1e-6)
+    best = IOHMM.fit_sizes([1, 2], x, u, model=options, select="bic", **fit)
+    assert_close(max(score for _, score in best.history.sizes), -best.bic(x, u) / 2, rtol=1e-6, atol=1e-6)
 
 
 def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
-    y, u = data("vectors", "symbols")
+    x, u = data("vectors", "symbols")
     import pplseq.models.iohmm.fit as fitting
 
     draw = fitting.draw_parameters
@@ -271,7 +271,7 @@ def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
     with pytest.warns(
         RuntimeWarning, match="1 of 3 restarts collapsed and were dropped; restart 1: its log-likelihood is NaN"
     ):
-        model.fit(y, u, restarts=3, seed=0, max_iterations=5)
+        model.fit(x, u, restarts=3, seed=0, max_iterations=5)
     assert 1 in model.history.restarts.dropped and model.history.restarts.chosen != 1
     monkeypatch.setattr(
         fitting,
@@ -279,29 +279,29 @@ def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
         lambda p, b: {k: {n: v * torch.nan for n, v in w.items()} for k, w in draw(p, b).items()},
     )
     with pytest.raises(ArithmeticError, match="all 2 restarts collapsed"):
-        model.fit(y, u, restarts=2)
+        model.fit(x, u, restarts=2)
 
 
 def test_groups_of_restarts_that_fit_into_memory(monkeypatch):
-    y, u = data("words", "vectors")
+    x, u = data("words", "vectors")
     model = IOHMM(2, num_inputs=U, num_outputs=4)
     blocks = [RestartBlock(3), RestartBlock(4, concentration=0.3)]
     monkeypatch.setattr("pplseq.models.iohmm.fit.CELLS", 1000)
-    model.fit(y, u, restarts=blocks, seed=0, max_iterations=5, tolerance=0.0)
+    model.fit(x, u, restarts=blocks, seed=0, max_iterations=5, tolerance=0.0)
     report = model.history.restarts
     assert len(report) == 7 and report.trace.shape == (6, 7) and report.block.tolist() == [0] * 3 + [1] * 4
-    assert_close(float(report.log_likelihoods[report.chosen]), model.score(y, u), rtol=1e-9, atol=1e-9)
+    assert_close(float(report.log_likelihoods[report.chosen]), model.score(x, u), rtol=1e-9, atol=1e-9)
 
 
 def test_repeatable_and_the_generator_left_alone():
-    y, u = data("words", "symbols")
+    x, u = data("words", "symbols")
     model = IOHMM(2, num_symbols=L, num_outputs=4)
     torch.manual_seed(5)
-    first = model.fit(y, u, restarts=4, seed=3, max_iterations=3).score(y, u)
+    first = model.fit(x, u, restarts=4, seed=3, max_iterations=3).score(x, u)
     after = torch.rand(1)
     torch.manual_seed(5)
     assert_close(torch.rand(1), after)
-    assert model.fit(y, u, restarts=4, seed=3, max_iterations=3).score(y, u) == first
+    assert model.fit(x, u, restarts=4, seed=3, max_iterations=3).score(x, u) == first
 
 
 @pytest.mark.parametrize(
@@ -322,31 +322,31 @@ def test_repeatable_and_the_generator_left_alone():
     ],
 )
 def test_bad_options(options, error, match):
-    y, u = data("words", "symbols")
+    x, u = data("words", "symbols")
     with pytest.raises(error, match=match):
-        IOHMM(2, num_symbols=L, num_outputs=4).fit(y, u, **options)
+        IOHMM(2, num_symbols=L, num_outputs=4).fit(x, u, **options)
 
 
 def test_data_that_no_start_can_explain():
     model = IOHMM(2, num_symbols=1, outputs="states", graph="left_right")
-    with pytest.raises(ValueError, match="y: sequence 1 has probability zero under every start"):
+    with pytest.raises(ValueError, match="x: sequence 1 has probability zero under every start"):
         model.fit(torch.tensor([[0, 0, 1], [0, 1, 0]]), torch.zeros(2, 3, dtype=torch.long), restarts=3)
-    with pytest.raises(ValueError, match="y must hold at least one target"):
+    with pytest.raises(ValueError, match="x must hold at least one target"):
         IOHMM(2, num_symbols=1, num_outputs=2).fit(torch.full((2, 3), -1), torch.zeros(2, 3, dtype=torch.long))
 
 
 def test_no_inputs_are_like_one_constant_symbol():
     torch.manual_seed(0)
-    y = [(torch.arange(n) // 5 % 2 * 3.0 + 0.5 * torch.randn(n)).double().unsqueeze(-1) for n in (30, 17, 1)]
-    symbols = [torch.zeros(len(row), dtype=torch.long) for row in y]
+    x = [(torch.arange(n) // 5 % 2 * 3.0 + 0.5 * torch.randn(n)).double().unsqueeze(-1) for n in (30, 17, 1)]
+    symbols = [torch.zeros(len(row), dtype=torch.long) for row in x]
     fitted = [
-        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(y, inputs, restarts=5, seed=0, tolerance=1e-10)
+        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(x, inputs, restarts=5, seed=0, tolerance=1e-10)
         for size, inputs in ((dict(num_inputs=0), None), (dict(num_symbols=1), symbols))
     ]
-    assert fitted[0].score(y) == pytest.approx(fitted[1].score(y, symbols), rel=1e-5)
+    assert fitted[0].score(x) == pytest.approx(fitted[1].score(x, symbols), rel=1e-5)
     with pytest.raises(ValueError, match="future_inputs: expected 1 or more steps"):
-        fitted[0].forecast(y, None, -1)
-    ahead = [fitted[0].forecast(y, None, 3), fitted[1].forecast(y, symbols, torch.zeros(3, dtype=torch.long))]
+        fitted[0].forecast(x, None, -1)
+    ahead = [fitted[0].forecast(x, None, 3), fitted[1].forecast(x, symbols, torch.zeros(3, dtype=torch.long))]
     torch.testing.assert_close(ahead[0].outputs, ahead[1].outputs, rtol=1e-2, atol=1e-2)
 
 
@@ -361,16 +361,16 @@ def test_outputs_in_large_units_are_fitted_as_well():
     """1e-4 of the same numbers: the same states, and the likelihood of the change of units."""
     torch.manual_seed(0)
     u = [torch.randn(30, 1).double() for _ in range(6)]
-    y = [torch.where(row > 0, 2 * row + 1, -row - 3) + 0.1 * torch.randn_like(row) for row in u]
+    x = [torch.where(row > 0, 2 * row + 1, -row - 3) + 0.1 * torch.randn_like(row) for row in u]
     fitted = [
         IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True, covariance_floor=1e-4 * scale**2).fit(
-            [scale * row for row in y], u, restarts=6, seed=0
+            [scale * row for row in x], u, restarts=6, seed=0
         )
         for scale in (1.0, 1e-4)
     ]
-    scores = [model.score([scale * row for row in y], u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)]
+    scores = [model.score([scale * row for row in x], u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)]
     assert scores[1] == pytest.approx(scores[0] - 180 * torch.tensor(1e-4).log().item(), abs=0.1)
     starts = fitted[1].history.restarts.log_likelihoods
     assert float((starts > starts.max() - 1).double().mean()) >= 0.5
-    fitted[1].initialize(fitted[1].as_batch([1e-4 * row for row in y], u))
+    fitted[1].initialize(fitted[1].as_batch([1e-4 * row for row in x], u))
     assert float(fitted[1].emission_network.weight.detach().abs().max()) < 1e-2

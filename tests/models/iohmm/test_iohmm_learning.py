@@ -28,11 +28,11 @@ def gradients(model, value):
 def test_gradients_are_those_of_the_expected_complete_data_likelihood():
     """Fisher's identity: what makes a gradient step a step of generalised EM."""
     model = make("hidden layers")
-    y, inputs = data(model, missing=True)
-    direct = gradients(model, model.log_joint(y, LENGTHS, inputs=inputs))
+    x, inputs = data(model, missing=True)
+    direct = gradients(model, model.log_joint(x, LENGTHS, inputs=inputs))
     expected = 0.0
     for row, length in enumerate(LENGTHS.tolist()):
-        truth = Truth(model, y, inputs, row, length)
+        truth = Truth(model, x, inputs, row, length)
         alpha, beta = truth.forward(), truth.backward()
         ends = [truth.density(t).detach() for t in range(length)]
         states = [(a * b / f / truth.likelihood()).detach() for a, b, f in zip(alpha, beta, ends, strict=True)]
@@ -46,10 +46,10 @@ def test_gradients_are_those_of_the_expected_complete_data_likelihood():
 
 def test_priors_are_sites():
     model = make("vectors", priors={"transition": 0.7})
-    y, inputs = data(model)
+    x, inputs = data(model)
     sites = model.sites()
-    trace = poutine.trace(poutine.condition(BlockedEnum()(model.model), sites)).get_trace(y, LENGTHS, inputs=inputs)
-    close(trace.log_prob_sum(), model.log_joint(y, LENGTHS, inputs=inputs))
+    trace = poutine.trace(poutine.condition(BlockedEnum()(model.model), sites)).get_trace(x, LENGTHS, inputs=inputs)
+    close(trace.log_prob_sum(), model.log_joint(x, LENGTHS, inputs=inputs))
     expected = sum(
         torch.distributions.Normal(0.0, 0.7 if "transition" in name else 1.0).log_prob(value).sum()
         for name, value in sites.items()
@@ -74,39 +74,39 @@ def learnable():
 
 
 def test_gradients_variational_inference_and_nuts():
-    y, u = learnable()
+    x, u = learnable()
     torch.manual_seed(1)
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, initial="inputs", priors=True)
-    model.initialize(model.as_batch(y, u))
-    batch = model.as_batch(y, u)
-    before = float(model.log_joint(y, inputs=u).detach())
+    model.initialize(model.as_batch(x, u))
+    batch = model.as_batch(x, u)
+    before = float(model.log_joint(x, inputs=u).detach())
     maximize_by_gradient(model, [batch], num_steps=60)
-    mode = float(model.log_joint(y, inputs=u).detach())
+    mode = float(model.log_joint(x, inputs=u).detach())
     assert mode > before + 50
     torch.manual_seed(2)
-    halves = [model.as_batch(part, v) for part, v in zip(y.split(6), u.split(6), strict=True)]
+    halves = [model.as_batch(part, v) for part, v in zip(x.split(6), u.split(6), strict=True)]
     fitted = copy.deepcopy(model)
     history = fit_variationally(fitted, halves, initial=model.sites(), num_steps=60, guide="delta")
     assert np.mean(history.losses[-6:]) < np.mean(history.losses[:6]) + 0.01
     fitted.set_parameters(**{name: value.detach() for name, value in history.guide.median().items()})
-    assert float(fitted.log_joint(y, inputs=u).detach()) > mode - 5
+    assert float(fitted.log_joint(x, inputs=u).detach()) > mode - 5
     history = fit_variationally(model, [batch], initial=model.sites(), num_steps=20)
     assert set(history.guide.median()) == set(model.sites())
     draws = sample_parameters(model, batch, initial=model.sites(), num_samples=6, warmup_steps=4, max_tree_depth=3)
     values = []
     for index in range(6):
         model.set_parameters(**{name: value[index] for name, value in draws.samples.items()})
-        values.append(float(model.log_joint(y, inputs=u).detach()))
+        values.append(float(model.log_joint(x, inputs=u).detach()))
     assert all(np.isfinite(values)) and max(values) > before + 50
 
 
 def test_svi_trains_weights_without_priors():
-    y, u = learnable()
+    x, u = learnable()
     with pyro.get_param_store().scope():
         torch.manual_seed(1)
         model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, hidden=(3,))
         before = [value.clone() for value in model.parameters()]
         svi = SVI(model, no_guide, Adam({"lr": 0.05}), Trace_ELBO())
-        losses = [svi.step(y, None, None, inputs=u) for _ in range(30)]
+        losses = [svi.step(x, None, None, inputs=u) for _ in range(30)]
         assert losses[-1] < losses[0] - 20
         assert all(bool((new != old).any()) for new, old in zip(model.parameters(), before, strict=True))

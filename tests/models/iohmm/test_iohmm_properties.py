@@ -13,7 +13,7 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
 
 @st.composite
 def cases(draw):
-    """(model, y, inputs, lengths)."""
+    """(model, x, inputs, lengths)."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
     num_states, rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
     outputs = draw(st.sampled_from(["categorical", "bernoulli", "gaussian"]))
@@ -27,18 +27,18 @@ def cases(draw):
     )  # fmt: skip
     model.initialize(scale=draw(st.sampled_from([0.0, 1.0, 30.0])))
     inputs = torch.randint(2, (rows, steps)) if symbols else torch.randn(rows, steps, 2).double()
-    y = torch.randint(2, (rows, steps)) if outputs == "categorical" else torch.randint(2, (rows, steps, 2)).double()
+    x = torch.randint(2, (rows, steps)) if outputs == "categorical" else torch.randint(2, (rows, steps, 2)).double()
     gone = torch.rand(rows, steps) < draw(st.sampled_from([0.0, 0.4]))
-    y = y.masked_fill(gone, -1) if outputs == "categorical" else y.masked_fill(gone.unsqueeze(-1), torch.nan)
-    return model, y, inputs, torch.randint(1, steps + 1, (rows,))
+    x = x.masked_fill(gone, -1) if outputs == "categorical" else x.masked_fill(gone.unsqueeze(-1), torch.nan)
+    return model, x, inputs, torch.randint(1, steps + 1, (rows,))
 
 
-def factors(model, y, inputs, row, length):
+def factors(model, x, inputs, row, length):
     """Initial (Z,), matrices (T-1, Z, Z) and emissions (T, Z) of one row, in logarithms, step by step."""
-    seen = model.network_inputs(y, inputs)
+    seen = model.network_inputs(x, inputs)
     weights = [None if seen["initial"] is None else seen["initial"][row : row + 1]]
     transition, emission = model.specs(*weights)
-    start, values = transition.initial_log_prob().reshape(-1), y[row, :length]
+    start, values = transition.initial_log_prob().reshape(-1), x[row, :length]
     moves = [transition.matrices(seen["transition"][row, t]) for t in range(length)]
     if model.initial == "transition":
         start = torch.logsumexp(start.unsqueeze(-1) + moves[0], 0)
@@ -56,16 +56,16 @@ def factors(model, y, inputs, row, length):
 @quick
 @given(cases())
 def test_likelihood_and_gradients_are_those_of_all_paths(case):
-    model, y, inputs, lengths = case
-    chain = model.posterior(y, lengths, inputs=inputs)
+    model, x, inputs, lengths = case
+    chain = model.posterior(x, lengths, inputs=inputs)
     total = 0.0
     for row, length in enumerate(lengths.tolist()):
-        each = factors(model, y, inputs, row, length)
+        each = factors(model, x, inputs, row, length)
         paths, score = enumerate_paths(*each)
         close(chain.log_prob()[row], torch.logsumexp(score, 0).detach())
         close(chain.viterbi()[1][row], score.max().detach())
         total = total + forward_loop(*each)
-    got = model.log_joint(y, lengths, inputs=inputs)
+    got = model.log_joint(x, lengths, inputs=inputs)
     close(got, total)
     parameters = list(model.parameters())
     first, second = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (got, total))
@@ -79,31 +79,31 @@ def test_likelihood_and_gradients_are_those_of_all_paths(case):
 @quick
 @given(cases())
 def test_a_prefix_is_filtered_as_in_the_whole(case):
-    model, y, inputs, _ = case
-    whole = model.filter(y, inputs)
-    for length in range(1, y.shape[1] + 1):
-        close(model.filter(y[:, :length], inputs[:, :length]), whole[:, :length])
-        ends = model.smooth(y[:, :length], inputs[:, :length])[:, -1]
+    model, x, inputs, _ = case
+    whole = model.filter(x, inputs)
+    for length in range(1, x.shape[1] + 1):
+        close(model.filter(x[:, :length], inputs[:, :length]), whole[:, :length])
+        ends = model.smooth(x[:, :length], inputs[:, :length])[:, -1]
         close(ends, whole[:, length - 1])
 
 
 @quick
 @given(cases())
 def test_the_closed_loop_gives_the_likelihood(case):
-    """p(y) is the product of the predictions of each output."""
-    model, y, inputs, lengths = case
+    """p(x) is the product of the predictions of each output."""
+    model, x, inputs, lengths = case
     if model.outputs != "categorical":
         return
-    predicted = model.prediction(y, inputs, lengths).outputs
-    each = predicted.gather(-1, y.clamp_min(0).unsqueeze(-1)).squeeze(-1).log()
-    used = (y >= 0) & (torch.arange(y.shape[1]) < lengths.unsqueeze(-1))
-    close(torch.where(used, each, 0.0).sum(-1), model.log_prob(y, lengths, inputs=inputs))
+    predicted = model.prediction(x, inputs, lengths).outputs
+    each = predicted.gather(-1, x.clamp_min(0).unsqueeze(-1)).squeeze(-1).log()
+    used = (x >= 0) & (torch.arange(x.shape[1]) < lengths.unsqueeze(-1))
+    close(torch.where(used, each, 0.0).sum(-1), model.log_prob(x, lengths, inputs=inputs))
 
 
 @quick
 @given(cases(), st.randoms(use_true_random=False))
 def test_names_of_states_do_not_matter(case, random):
-    model, y, inputs, lengths = case
+    model, x, inputs, lengths = case
     if model.start_states is not None or model.graph is not None or model.transition_network.kind == "layered":
         return
     order = torch.tensor(random.sample(range(model.num_states), model.num_states))
@@ -115,5 +115,5 @@ def test_names_of_states_do_not_matter(case, random):
             dims = {"initial_network": (-1,), "transition_network": (of, -1)}.get(name.split(".")[0], (of,))
             for dim in dims:
                 value.copy_(value.index_select(dim, order))
-    close(other.log_prob(y, lengths, inputs=inputs), model.log_prob(y, lengths, inputs=inputs))
-    close(other.smooth(y, inputs, lengths), model.smooth(y, inputs, lengths)[..., order])
+    close(other.log_prob(x, lengths, inputs=inputs), model.log_prob(x, lengths, inputs=inputs))
+    close(other.smooth(x, inputs, lengths), model.smooth(x, inputs, lengths)[..., order])

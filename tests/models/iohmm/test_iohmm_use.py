@@ -53,14 +53,14 @@ def test_networks_by_hand():
 
 def test_a_graph_gives_exact_zeros_and_no_gradient():
     model = make("graph")
-    y, inputs = data(model)
+    x, inputs = data(model)
     curves = model.effect_curves(0, torch.linspace(-2, 2, 5))
     assert not curves[:, ~GRAPH].any() and (curves[:, GRAPH] > 0).all()
-    (gradient,) = torch.autograd.grad(model.log_joint(y, inputs=inputs), [model.transition_network.weight])
+    (gradient,) = torch.autograd.grad(model.log_joint(x, inputs=inputs), [model.transition_network.weight])
     assert torch.isfinite(gradient).all() and not gradient.transpose(-1, -2)[~GRAPH].any()
-    paths = model.posterior(y, inputs=inputs).sample(20)
+    paths = model.posterior(x, inputs=inputs).sample(20)
     assert GRAPH[paths[:, :-1], paths[:, 1:]].all()
-    counts = model.posterior(y, inputs=inputs).expected_counts().transition
+    counts = model.posterior(x, inputs=inputs).expected_counts().transition
     assert not counts[~GRAPH].any()
 
 
@@ -85,15 +85,15 @@ def own(seed=0):
 
 def test_modules_of_ones_own(tmp_path):
     model = own()
-    y, inputs = data(model)
-    close(model.log_prob(y, inputs=inputs)[1], Truth(model, y, inputs, 1, 5).likelihood().log().detach())
-    before = model.log_joint(y, inputs=inputs)
+    x, inputs = data(model)
+    close(model.log_prob(x, inputs=inputs)[1], Truth(model, x, inputs, 1, 5).likelihood().log().detach())
+    before = model.log_joint(x, inputs=inputs)
     assert all(bool(g.any()) for g in gradients(model, before))
     model.save(tmp_path / "model")
     with pytest.raises(ValueError, match="initial, transition, emission networks of its user's"):
         load_model(tmp_path / "model")
     other = own(seed=1).load_weights(tmp_path / "model")
-    close(other.log_joint(y, inputs=inputs), before)
+    close(other.log_joint(x, inputs=inputs), before)
     with pytest.raises(ValueError, match="built in another way"):
         make("vectors").load_weights(tmp_path / "model")
     with pytest.raises(ValueError, match="a network of your own must map inputs"):
@@ -114,10 +114,10 @@ def test_modules_of_ones_own(tmp_path):
 
 
 def test_saved_in_every_option(model, tmp_path):
-    y, inputs = data(model)
+    x, inputs = data(model)
     loaded, *_ = load_model(model.save(tmp_path / "model"))
     assert loaded.config == model.config and loaded.feedback == model.feedback
-    close(loaded.log_prob(y, inputs=inputs), model.log_prob(y, inputs=inputs), rtol=0, atol=0)
+    close(loaded.log_prob(x, inputs=inputs), model.log_prob(x, inputs=inputs), rtol=0, atol=0)
 
 
 def test_tables_from_probabilities():
@@ -125,10 +125,10 @@ def test_tables_from_probabilities():
     transition = torch.zeros(3, 3, 3).double()
     transition[:, :, 1] = 1.0
     model.set_tables(transition=transition, emission=[[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
-    y, u = torch.zeros(1, 4).long(), torch.randint(3, (1, 4))
-    close(model.log_prob(y, inputs=u), torch.zeros(1).double())
+    x, u = torch.zeros(1, 4).long(), torch.randint(3, (1, 4))
+    close(model.log_prob(x, inputs=u), torch.zeros(1).double())
     with pytest.raises(ValueError, match="row 0, step 0: observation 1 is impossible"):
-        model.log_prob(y + 1, inputs=u)
+        model.log_prob(x + 1, inputs=u)
     close(model.effect_curves(None, [2, 0]), transition[:2])
     with pytest.raises(ValueError, match="emission: every row must hold probabilities that sum to 1"):
         model.set_tables(emission=[[0.2, 0.2], [1.0, 0.0], [0.5, 0.5]])
@@ -148,14 +148,14 @@ def test_certain_outcomes_have_gradients():
         transition=[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]], emission=[[[1.0], [0.0]], [[0.5], [0.25]]]
     )
     u = torch.tensor([[0, 1, 1, 0, 1]])
-    y, _ = model.sample(u, seed=0)
-    got = model.log_joint(y, inputs=u)
-    close(generic_log_prob(model, y, inputs=u), got)
-    close(Truth(model, y, u, 0, 5).likelihood().log(), got)
+    x, _ = model.sample(u, seed=0)
+    got = model.log_joint(x, inputs=u)
+    close(generic_log_prob(model, x, inputs=u), got)
+    close(Truth(model, x, u, 0, 5).likelihood().log(), got)
     assert all(torch.isfinite(gradient).all() for gradient in gradients(model, got))
 
 
-def test_the_empty_string_is_answered_from_x_0():
+def test_the_empty_string_is_answered_from_z_0():
     model = make("as the paper starts")
     inputs, lengths = torch.tensor([[1, 2], [0, 0], [0, 0]]), torch.tensor([2, 0, 1])
     got = model.classify(inputs, lengths)
@@ -185,22 +185,22 @@ def test_targets_at_last_steps_only():
 
 def test_single_inputs_and_outputs_may_be_plain_numbers():
     model = make("spherical")
-    y, u = data(model)
-    expected = model.score(y, u, LENGTHS)
-    assert model.score(y.squeeze(-1).numpy(), u.squeeze(-1).numpy(), LENGTHS.tolist()) == expected
-    flat = [[row[:n, 0].tolist() for row, n in zip(value, LENGTHS, strict=True)] for value in (y, u)]
+    x, u = data(model)
+    expected = model.score(x, u, LENGTHS)
+    assert model.score(x.squeeze(-1).numpy(), u.squeeze(-1).numpy(), LENGTHS.tolist()) == expected
+    flat = [[row[:n, 0].tolist() for row, n in zip(value, LENGTHS, strict=True)] for value in (x, u)]
     assert model.score(*flat) == pytest.approx(expected)
     got = model.forecast(*flat, [0.5, 0.2])
-    close(got.outputs, model.forecast(y, u, torch.tensor([[0.5], [0.2]]), LENGTHS).outputs)
+    close(got.outputs, model.forecast(x, u, torch.tensor([[0.5], [0.2]]), LENGTHS).outputs)
 
 
 def test_observed_and_partly_observed_states():
     model = make("vectors")
-    y, inputs = data(model)
+    x, inputs = data(model)
     states = torch.tensor([[0, -1, 2, -1, 1], [2, 0, 0, 0, 0], [-1, -1, -1, 0, 0]])
-    got = model.log_prob(y, LENGTHS, inputs=inputs, states=states)
+    got = model.log_prob(x, LENGTHS, inputs=inputs, states=states)
     for row, length in enumerate(LENGTHS.tolist()):
-        truth = Truth(model, y, inputs, row, length)
+        truth = Truth(model, x, inputs, row, length)
         for t in range(length):
             if states[row, t] >= 0:
                 density, state = truth.density(t), int(states[row, t])
@@ -208,15 +208,15 @@ def test_observed_and_partly_observed_states():
         original, seen = truth.density, truth.__dict__.get("seen", {})
         truth.density = lambda t, original=original, seen=seen: seen.get(t, None) if t in seen else original(t)
         close(got[row], truth.likelihood().log().detach())
-    everything = model.as_batch(y, inputs, LENGTHS, states)
+    everything = model.as_batch(x, inputs, LENGTHS, states)
     close(model.posterior(everything.x, everything.lengths, **everything.known).log_prob(), got)
-    assert model.score(y, inputs, LENGTHS, states=states) == pytest.approx(float(got.sum()))
+    assert model.score(x, inputs, LENGTHS, states=states) == pytest.approx(float(got.sum()))
     # the same as targets that are states
     model = make("states")
-    y, inputs = data(model)
-    y[0, 1:4] = -1
+    x, inputs = data(model)
+    x[0, 1:4] = -1
     silent = model.missing(3, 5)
-    close(model.log_prob(silent, inputs=inputs, states=y), model.log_prob(y, inputs=inputs))
+    close(model.log_prob(silent, inputs=inputs, states=x), model.log_prob(x, inputs=inputs))
 
 
 def test_effect_curves():
@@ -291,22 +291,22 @@ def test_bad_options(options, message):
 
 def test_bad_data():
     model = make("vectors")
-    y, u = data(model)
+    x, u = data(model)
     nan = u.clone()
     nan[1, 3, 0] = torch.nan
     symbols = make("symbols, moore")
     ids, v = data(symbols)
     bits = make("bits")
     for call, error, message in (
-        (lambda: model.log_prob(y, inputs=nan), ValueError, r"inputs: row 1, step 3 is \[nan, .*finite numbers"),
-        (lambda: model.log_prob(y), ValueError, "this model needs inputs"),
-        (lambda: model.log_prob(y, inputs=u[:, :4]), ValueError, "as many rows and steps as y"),
-        (lambda: model.log_prob(y, inputs=u[..., :1]), ValueError, "U. with U = 2"),
-        (lambda: model.log_prob(y, inputs={"end": u}), ValueError, "unknown part 'end'"),
-        (lambda: model.log_prob(y / 0, inputs=u), ValueError, "outside its family: gaussian outputs are finite"),
-        (lambda: model.as_batch(torch.where(torch.tensor([True, False]), y, torch.nan), u), ValueError, "partly NaN"),
-        (lambda: model.log_prob(y.long(), inputs=u), TypeError, "y must be a floating-point tensor"),
-        (lambda: bits.log_prob(y, inputs=u), ValueError, "bernoulli outputs are 0 and 1"),
+        (lambda: model.log_prob(x, inputs=nan), ValueError, r"inputs: row 1, step 3 is \[nan, .*finite numbers"),
+        (lambda: model.log_prob(x), ValueError, "this model needs inputs"),
+        (lambda: model.log_prob(x, inputs=u[:, :4]), ValueError, "as many rows and steps as x"),
+        (lambda: model.log_prob(x, inputs=u[..., :1]), ValueError, "U. with U = 2"),
+        (lambda: model.log_prob(x, inputs={"end": u}), ValueError, "unknown part 'end'"),
+        (lambda: model.log_prob(x / 0, inputs=u), ValueError, "outside its family: gaussian outputs are finite"),
+        (lambda: model.as_batch(torch.where(torch.tensor([True, False]), x, torch.nan), u), ValueError, "partly NaN"),
+        (lambda: model.log_prob(x.long(), inputs=u), TypeError, "x must be a floating-point tensor"),
+        (lambda: bits.log_prob(x, inputs=u), ValueError, "bernoulli outputs are 0 and 1"),
         (lambda: symbols.log_prob(ids + 1, inputs=v), ValueError, "categorical outputs are 0..1"),
         (lambda: symbols.log_prob(ids, inputs=v + 2), ValueError, "expected symbols 0..2"),
         (lambda: symbols.log_prob(ids, inputs=v.double()), TypeError, "inputs must hold integers"),
@@ -314,15 +314,15 @@ def test_bad_data():
         (
             lambda: symbols.score(ids.tolist(), [[0, 1], [0], [1]]),
             ValueError,
-            "y: sequence 0 has 5 steps, but that of",
+            "x: sequence 0 has 5 steps, but that of",
         ),
-        (lambda: symbols.score(ids.tolist(), [[0, 1]]), ValueError, "y: 3 sequences, but inputs holds 1"),
+        (lambda: symbols.score(ids.tolist(), [[0, 1]]), ValueError, "x: 3 sequences, but inputs holds 1"),
         (
             lambda: symbols.score(ids.tolist(), v.tolist(), LENGTHS),
             ValueError,
             "sequences in a list have their own lengths",
         ),
-        (lambda: symbols.score(ids.double(), v), TypeError, "y must be an integer tensor"),
+        (lambda: symbols.score(ids.double(), v), TypeError, "x must be an integer tensor"),
         (lambda: symbols.score([0, 1, 1], None), ValueError, "inputs say how long rows are"),
         (lambda: symbols.log_prob(ids, states=ids + 5, inputs=v), ValueError, "states must have shape"),
         (lambda: symbols.sample(), ValueError, "this model needs inputs|num_steps"),
@@ -332,4 +332,4 @@ def test_bad_data():
         with pytest.raises(error, match=message):
             call()
     # what stands behind the end of a row does not count
-    close(model.log_prob(y, torch.tensor([5, 3, 5]), inputs=nan)[[0, 2]], model.log_prob(y, inputs=u)[[0, 2]])
+    close(model.log_prob(x, torch.tensor([5, 3, 5]), inputs=nan)[[0, 2]], model.log_prob(x, inputs=u)[[0, 2]])

@@ -41,7 +41,7 @@ def choose_restart(
     if select not in CHOICES:
         raise ValueError(f"select must be one of {', '.join(CHOICES)}; got {select!r}")
     if select == "validation" and validation is None:
-        raise ValueError("validation: select='validation' needs validation data, (y, inputs); got None")
+        raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
     notes = []
     if len(restarts.empty) < len(restarts) - len(restarts.dropped):
         for restart, states in restarts.empty.items():
@@ -61,7 +61,7 @@ def choose_restart(
     likelihood = restarts.log_posteriors[kept]
     held_out = None
     if validation is not None and select in ("validation", "smallest_consistent"):
-        parameters = take(restarts.parameters, kept.to(validation.seen.y.device))
+        parameters = take(restarts.parameters, kept.to(validation.seen.x.device))
         held_out = validation.expect(parameters, counts=False).log_prob.sum(0).cpu().nan_to_num(-math.inf)
     if select == "likelihood":
         scores = likelihood
@@ -74,7 +74,7 @@ def choose_restart(
                 "validation data are impossible under every restart; the likeliest on the training data was chosen"
             )
     else:
-        parameters = take(restarts.parameters, kept.to(problem.seen.y.device))
+        parameters = take(restarts.parameters, kept.to(problem.seen.x.device))
         scores = problem.consistent(parameters).cpu().to(likelihood)
         if not bool(scores.any()):
             notes.append("no restart answers every training target right; the likeliest was chosen")

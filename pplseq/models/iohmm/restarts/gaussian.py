@@ -18,7 +18,7 @@ from pplseq.models.iohmm.restarts.regressions import residual_covariance
 
 
 class GaussianOutputs(Outputs):
-    """y in R^D with means from the network and covariances of each state (or one for all).
+    """x in R^D with means from the network and covariances of each state (or one for all).
 
     Args:
         network: of the means. covariance: "diag", "full", "tied" or "spherical". floor: smallest variance in any direction.
@@ -35,7 +35,7 @@ class GaussianOutputs(Outputs):
     # ---------------------------------------------------------------- likelihood
     def _density(self, parameters, seen, num_restarts):
         means = self._means(parameters["emission"], seen)
-        residual = seen.y.T.unsqueeze(-1) - means
+        residual = seen.x.T.unsqueeze(-1) - means
         size, noise = residual.shape[1], parameters["noise"]
         if "log_scale" in noise:
             log_scale = noise["log_scale"].expand(-1, size, -1).unsqueeze(2)
@@ -70,11 +70,11 @@ class GaussianOutputs(Outputs):
             return self._climb(parameters, seen, visits, penalty), None
         known = seen.known
         seen = Seen(
-            seen.rows._replace(index=seen.rows.index[known]), seen.y[known], known[known], None,
+            seen.rows._replace(index=seen.rows.index[known]), seen.x[known], known[known], None,
             None if seen.present is None else seen.present[known],
         )  # fmt: skip
         mass = visits[:, known].transpose(1, 2)  # (Z, R, M)
-        targets, extra = seen.y, None
+        targets, extra = seen.x, None
         if seen.present is not None:
             targets, extra = self._expected(parameters, seen, mass)
         emission = self.network.fit_means(parameters["emission"], seen.rows, targets, mass)
@@ -100,14 +100,14 @@ class GaussianOutputs(Outputs):
         """
         means = self._means(parameters["emission"], seen).permute(0, 3, 2, 1)
         covariances = self._covariances(parameters["noise"], means.shape[-1]).expand(*means.shape[:2], -1, -1)
-        targets, extra = torch.where(seen.present, seen.y, means), torch.zeros_like(covariances)
+        targets, extra = torch.where(seen.present, seen.x, means), torch.zeros_like(covariances)
         for there, rows in _patterns(seen):
             gone = (~torch.isin(torch.arange(means.shape[-1], device=rows.device), there)).nonzero().squeeze(-1)
             if not len(gone):
                 continue
             across = covariances[..., gone, :][..., there]
             gain = torch.linalg.solve(covariances[..., there, :][..., there], across, left=False)
-            off = (seen.y - means)[:, :, rows][..., there] @ gain.mT
+            off = (seen.x - means)[:, :, rows][..., there] @ gain.mT
             targets[:, :, rows.unsqueeze(-1), gone] += off
             left = covariances[..., gone, :][..., gone] - gain @ across.mT
             extra[:, :, gone.unsqueeze(-1), gone] += mass[..., rows].sum(-1)[..., None, None] * left

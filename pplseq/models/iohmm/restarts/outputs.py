@@ -17,12 +17,12 @@ Parameters = dict[str, dict[str, Tensor]]
 
 
 class Seen(NamedTuple):
-    """The M distinct (input, target, known state) of emissions. rows: the network's, with index (M,); y: (M[, D]);
+    """The M distinct (input, target, known state) of emissions. rows: the network's, with index (M,); x: (M[, D]);
     known: (M,) where there is a target; states: (M,) observed, negative where unknown, or None; present: (M, D) dimensions that
     there are, or None for all."""
 
     rows: Rows
-    y: Tensor
+    x: Tensor
     known: Tensor
     states: Tensor | None
     present: Tensor | None = None
@@ -38,18 +38,18 @@ class Outputs:
         self.network: RestartNetwork | None = None
 
     def log_likelihood(self, parameters: Parameters, seen: Seen, num_restarts: int) -> Tensor:
-        """(Z, M, R) log p(y | z, u), nats: 0 without a target, -inf for states other than the observed one; differentiable."""
+        """(Z, M, R) log p(x | z, u), nats: 0 without a target, -inf for states other than the observed one; differentiable."""
         value = self._density(parameters, seen, num_restarts)
         if not bool(seen.known.all()):
             value = value.masked_fill(~seen.known.unsqueeze(-1), 0.0)
         if seen.states is not None:
-            other = torch.arange(self.num_states, device=seen.y.device).unsqueeze(-1) != seen.states
+            other = torch.arange(self.num_states, device=seen.x.device).unsqueeze(-1) != seen.states
             value = value.masked_fill((other & (seen.states >= 0)).unsqueeze(-1), -math.inf)
         return value
 
     def _density(self, parameters, seen, num_restarts) -> Tensor:
         like = next(iter(parameters["transition"].values()))
-        return like.new_zeros(self.num_states, len(seen.y), num_restarts)
+        return like.new_zeros(self.num_states, len(seen.x), num_restarts)
 
     def maximize(self, parameters: Parameters, seen: Seen, visits: Tensor, penalty: Penalty, gradient: bool) -> tuple:
         """New parameters of the outputs under visits (Z, M, R), and (R,) restarts where a variance met its floor.
@@ -88,7 +88,7 @@ class Outputs:
 
 
 class CategoricalOutputs(Outputs):
-    """y in 0..V-1."""
+    """x in 0..V-1."""
 
     names = ("emission",)
 
@@ -97,11 +97,11 @@ class CategoricalOutputs(Outputs):
         self.network = network
 
     def _density(self, parameters, seen, num_restarts):
-        return self.network.log_probs(parameters["emission"], seen.rows)[:, seen.y, seen.rows.index]
+        return self.network.log_probs(parameters["emission"], seen.rows)[:, seen.x, seen.rows.index]
 
     def maximize(self, parameters, seen, visits, penalty, gradient):
         num_words, count = self.network.num_outcomes, seen.rows.count
-        which = (seen.rows.index * num_words + seen.y)[seen.known]
+        which = (seen.rows.index * num_words + seen.x)[seen.known]
         counts = visits.new_zeros(self.num_states, count * num_words, visits.shape[-1])
         counts = counts.index_add_(1, which, visits[:, seen.known]).unflatten(1, (count, num_words)).transpose(1, 2)
         fit = self.network.climb_softmax if gradient else self.network.fit_softmax
@@ -110,14 +110,14 @@ class CategoricalOutputs(Outputs):
     def right(self, parameters, seen, entry, states):
         probs = self.network.log_probs(parameters["emission"], seen.rows).exp()
         expected = _mixed(states, probs, seen.rows.index[entry])
-        return (expected.argmax(0) == seen.y[entry].unsqueeze(-1)) | ~seen.known[entry].unsqueeze(-1)
+        return (expected.argmax(0) == seen.x[entry].unsqueeze(-1)) | ~seen.known[entry].unsqueeze(-1)
 
     def log_prior(self, parameters, penalty):
         return self.network.log_prior(parameters["emission"], penalty, softmax=True)
 
 
 class BernoulliOutputs(Outputs):
-    """y in {0, 1}^D, independent given state and input."""
+    """x in {0, 1}^D, independent given state and input."""
 
     names = ("emission",)
 
@@ -130,20 +130,20 @@ class BernoulliOutputs(Outputs):
         log_one, log_zero = (
             torch.nn.functional.logsigmoid(value)[:, :, seen.rows.index] for value in (logits, -logits)
         )
-        value = torch.where(seen.y.T.unsqueeze(-1) > 0.5, log_one, log_zero)
+        value = torch.where(seen.x.T.unsqueeze(-1) > 0.5, log_one, log_zero)
         if seen.present is not None:
             value = value.masked_fill(~seen.present.T.unsqueeze(-1), 0.0)
         return value.sum(1)
 
     def maximize(self, parameters, seen, visits, penalty, gradient):
         shape = (self.num_states, seen.rows.count, visits.shape[-1])
-        index, visits, y = seen.rows.index[seen.known], visits[:, seen.known], seen.y[seen.known]
-        there = torch.ones_like(y) if seen.present is None else seen.present[seen.known].to(y)
+        index, visits, x = seen.rows.index[seen.known], visits[:, seen.known], seen.x[seen.known]
+        there = torch.ones_like(x) if seen.present is None else seen.present[seen.known].to(x)
         ones, zeros = (
             torch.stack(
                 [visits.new_zeros(shape).index_add_(1, index, visits * column.unsqueeze(-1)) for column in columns], 1
             )
-            for columns in ((there * y).T, (there * (1 - y)).T)
+            for columns in ((there * x).T, (there * (1 - x)).T)
         )
         fit = self.network.climb_bernoulli if gradient else self.network.fit_bernoulli
         return {"emission": fit(parameters["emission"], seen.rows, ones, zeros, penalty)}, None
@@ -151,7 +151,7 @@ class BernoulliOutputs(Outputs):
     def right(self, parameters, seen, entry, states):
         probs = self.network.values(parameters["emission"], seen.rows).sigmoid()
         expected = _mixed(states, probs, seen.rows.index[entry])
-        target = seen.y[entry].T.unsqueeze(-1) > 0.5
+        target = seen.x[entry].T.unsqueeze(-1) > 0.5
         right = (expected > 0.5) == target
         if seen.present is not None:
             right = right | ~seen.present[entry].T.unsqueeze(-1)

@@ -24,23 +24,23 @@ class RestartProblem:
     Args:
         initial, transition: networks of the start and of transitions.
         outputs: output family with its network.
-        y: (B, T[, D]) targets, anything where there is none; NaN in dimensions that are missing.
+        x: (B, T[, D]) targets, anything where there is none; NaN in dimensions that are missing.
         known: (B, T) where there is a target.
         inputs: part -> (B[, U]) for "initial", (B, T[, U]) for "transition" and "emission", or None where a part sees none.
         lengths: (B,) at least 1. states: (B, T) observed states, negative where unknown, or None.
-        before_first: whether a transition is taken before the first output (the start distribution is of x_0).
+        before_first: whether a transition is taken before the first output (the start distribution is of z_0).
     """
 
     def __init__(
-        self, initial: RestartNetwork, transition: RestartNetwork, outputs: Outputs, *, y: Tensor, known: Tensor,
+        self, initial: RestartNetwork, transition: RestartNetwork, outputs: Outputs, *, x: Tensor, known: Tensor,
         inputs: Mapping[str, Tensor | None], lengths: Tensor, states: Tensor | None = None, before_first: bool = False,
     ):  # fmt: skip
         self.initial, self.transition, self.outputs = initial, transition, outputs
         transition_inputs, emission_inputs = inputs.get("transition"), inputs.get("emission")
         if before_first:  # a step without a target in front of each row
-            y, transition_inputs, emission_inputs = (
+            x, transition_inputs, emission_inputs = (
                 value if value is None else torch.cat([value[:, :1], value], 1)
-                for value in (y, transition_inputs, emission_inputs)
+                for value in (x, transition_inputs, emission_inputs)
             )
             known = torch.cat([torch.zeros_like(known[:, :1]), known], 1)
             states = states if states is None else torch.cat([torch.full_like(states[:, :1], -1), states], 1)
@@ -52,44 +52,44 @@ class RestartProblem:
         self.start_rows = initial.rows(inputs.get("initial"))
         if self.start_rows.count > 1:
             index = self.start_rows.index
-            index = torch.arange(self.start_rows.count, device=y.device) if index is None else index
+            index = torch.arange(self.start_rows.count, device=x.device) if index is None else index
             self.lattice.init_index = index[self.lattice.order]
         self.rows = transition.rows(None if transition_inputs is None else pack(transition_inputs))
         if self.rows.count == 1 and self.rows.index is None:
-            self.lattice.pair_index = torch.zeros(self.lattice.num_packed, dtype=torch.long, device=y.device)
+            self.lattice.pair_index = torch.zeros(self.lattice.num_packed, dtype=torch.long, device=x.device)
         else:
             self.lattice.pair_index = self.rows.index
         states = None if states is None or not bool((pack(states) >= 0).any()) else pack(states)
-        self.seen = self._seen(pack(y), pack(known), states, None if emission_inputs is None else pack(emission_inputs))
+        self.seen = self._seen(pack(x), pack(known), states, None if emission_inputs is None else pack(emission_inputs))
 
-    def _seen(self, y: Tensor, known: Tensor, states: Tensor | None, inputs: Tensor | None) -> Seen:
+    def _seen(self, x: Tensor, known: Tensor, states: Tensor | None, inputs: Tensor | None) -> Seen:
         """The distinct things to be explained, and which of them each packed step is."""
-        network, count = self.outputs.network, len(y)
+        network, count = self.outputs.network, len(x)
         if network is None:
-            rows, entry = None, torch.zeros(count, dtype=torch.long, device=y.device)
+            rows, entry = None, torch.zeros(count, dtype=torch.long, device=x.device)
         else:
             rows = network.rows(inputs)
             entry = rows.index
             if entry is None:
                 entry = (
-                    torch.arange(count, device=y.device)
+                    torch.arange(count, device=x.device)
                     if rows.count > 1
                     else torch.zeros_like(known, dtype=torch.long)
                 )
-        there = ~y.isnan() & known.unsqueeze(-1) if y.dim() == 2 else None  # of each dimension
+        there = ~x.isnan() & known.unsqueeze(-1) if x.dim() == 2 else None  # of each dimension
         partly = there is not None and bool((there.any(-1) & ~there.all(-1)).any())
-        y = y.nan_to_num(0.0) if y.is_floating_point() else y
+        x = x.nan_to_num(0.0) if x.is_floating_point() else x
         columns = [entry.unsqueeze(-1), known.unsqueeze(-1)]
-        columns += [torch.where(known.view(-1, *[1] * (y.dim() - 1)), y, 0).reshape(count, -1)]
+        columns += [torch.where(known.view(-1, *[1] * (x.dim() - 1)), x, 0).reshape(count, -1)]
         columns += [] if not partly else [there]
         columns += [] if states is None else [states.unsqueeze(-1)]
         keys, index = distinct(torch.cat([column.double() for column in columns], -1))
         self.lattice.emit_index = index
         size = columns[2].shape[1]
         present = keys[:, 2 + size : 2 + 2 * size] > 0 if partly else None
-        y = (keys[:, 2] if y.dim() == 1 else keys[:, 2 : 2 + size]).to(y.dtype)
+        x = (keys[:, 2] if x.dim() == 1 else keys[:, 2 : 2 + size]).to(x.dtype)
         rows = None if rows is None else rows._replace(index=keys[:, 0].long())
-        return Seen(rows, y, keys[:, 1] > 0, None if states is None else keys[:, -1].long(), present)
+        return Seen(rows, x, keys[:, 1] > 0, None if states is None else keys[:, -1].long(), present)
 
     # ---------------------------------------------------------------- the two steps
     def tables(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +148,7 @@ class RestartProblem:
     def gradient(self, parameters: Parameters) -> tuple[Tensor, Parameters]:
         """(R,) log-likelihoods, and each one's gradient in its own parameters.
 
-        Fisher's identity: the gradient of log p(y) is that of the expected complete-data log-likelihood, so that nothing is
+        Fisher's identity: the gradient of log p(x) is that of the expected complete-data log-likelihood, so that nothing is
         differentiated through time.
         """
         expected = self.expect(parameters)

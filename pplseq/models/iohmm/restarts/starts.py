@@ -84,13 +84,13 @@ def _log_gamma(concentration: float, shape, like: Tensor) -> Tensor:
 
 def _gaussian(problem, outputs, block, emission):
     seen, count = problem.seen, block.num_restarts
-    targets, num_states, size = seen.y[seen.known], outputs.num_states, seen.y.shape[-1]
+    targets, num_states, size = seen.x[seen.known], outputs.num_states, seen.x.shape[-1]
     if seen.present is not None:  # missing dimensions at their column's mean
         there = seen.present[seen.known]
         targets = torch.where(there, targets, (targets * there).sum(0) / there.sum(0).clamp_min(1))
     eye = torch.eye(size, dtype=targets.dtype, device=targets.device)
     if len(targets) == 0:
-        raise ValueError("y must hold at least one target to start from, got none")
+        raise ValueError("x must hold at least one target to start from, got none")
     picked = targets[torch.randint(len(targets), (num_states, count), device=targets.device)].transpose(
         1, 2
     )  # (Z, D, R)
