@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 
 from pplseq.models.automata.automaton import LABELS, Automaton
+from pplseq.report.canvas import ACCENT, INK, MUTED, PAPER, new_figure, plain, save_figure
 
-INK, MUTED, ACCENT, PAPER = "#1d1c1a", "#6a665e", "#1d5a7a", "#ffffff"
 MAX_STATES = 40
 RADIUS = 0.3  # of a state's circle, inches
-DOTS_PER_INCH, POINTS_PER_INCH = 160, 72
+POINTS_PER_INCH = 72
 
 
 def draw_automaton(automaton: Automaton, path: str | Path, *, title: str = "") -> Path:
@@ -28,16 +27,10 @@ def draw_automaton(automaton: Automaton, path: str | Path, *, title: str = "") -
     """
     if automaton.num_states > MAX_STATES:
         raise ValueError(f"automaton: expected at most {MAX_STATES} states, got {automaton.num_states}; use to_dot()")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
     number = automaton.num_states
     circle = 0.0 if number == 1 else max(1.1, 0.62 / np.sin(np.pi / number))
     half = circle + 1.25
-    figure = Figure(figsize=(2 * half, 2 * half + 0.3 * bool(title)), facecolor=PAPER)
-    FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
+    figure = new_figure(2 * half, 2 * half + 0.3 * bool(title))
     axes = figure.add_axes((0, 0, 1, 2 * half / figure.get_figheight()))
     axes.set_xlim(-half, half)
     axes.set_ylim(-half, half)
@@ -62,20 +55,13 @@ def draw_automaton(automaton: Automaton, path: str | Path, *, title: str = "") -
         axes.add_patch(Circle(place, RADIUS, facecolor=PAPER, edgecolor=INK, linewidth=1.3, zorder=3))
         if accepting:
             axes.add_patch(Circle(place, RADIUS * 0.82, facecolor=PAPER, edgecolor=INK, linewidth=1.0, zorder=3))
-        text = (
-            str(state)
-            if automaton.labels == LABELS
-            else f"{state}\n{_shortened(automaton.labels[automaton.outputs[state]])}"
-        )
+        text = str(state)
+        if automaton.labels != LABELS:
+            text += f"\n{plain(str(automaton.labels[automaton.outputs[state]]), 8)}"
         axes.text(*place, text, ha="center", va="center", fontsize=9, color=INK, zorder=4, parse_math=False)
     if title:
         figure.text(0.03, 0.975, title, fontsize=10, color=INK, va="top", parse_math=False)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # symbols that the font lacks are boxes
-        figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_arrow(axes, start, end, text: str, *, bent: bool) -> None:
@@ -122,20 +108,8 @@ def _start_arrow(axes, place) -> None:
 def _label(axes, place, text: str) -> None:
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     axes.text(
-        *place,
-        _shortened(text, 16),
-        ha="center",
-        va="center",
-        fontsize=8.5,
-        color=ACCENT,
-        bbox=box,
-        zorder=2.5,
-        parse_math=False,
+        *place, plain(text, 16), ha="center", va="center", fontsize=8.5, color=ACCENT, bbox=box, zorder=2.5, parse_math=False
     )
-
-
-def _shortened(text: str, size: int = 8) -> str:
-    return text if len(text) <= size else text[: size - 1] + "…"
 
 
 def _unit(vector):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
+
+from pplseq.report.canvas import new_figure, save_figure
 
 
 def plot_effects(curves: np.ndarray, values: np.ndarray, feature: str, path: str | Path) -> Path:
@@ -34,16 +35,10 @@ def plot_effects(curves: np.ndarray, values: np.ndarray, feature: str, path: str
         raise ValueError("curves must hold probabilities, 0 to 1, such as IOHMM.effect_curves(part='transition') gives")
     order = np.argsort(values, kind="stable")  # so that a line goes from left to right
     curves, values = curves[order], values[order]
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
     num_states = curves.shape[1]
     across = min(num_states, 4)
     down = -(-num_states // across)
-    figure = Figure(figsize=(2.6 * across + 0.8, 2.2 * down + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
+    figure = new_figure(2.6 * across + 0.8, 2.2 * down + 0.4, layout="constrained")
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     for state, axes in enumerate(panels):
         if state >= num_states:
@@ -55,9 +50,4 @@ def plot_effects(curves: np.ndarray, values: np.ndarray, feature: str, path: str
         axes.set_xlabel(feature, parse_math=False)  # a column may be named with $ or \
     panels[0].set_ylabel("transition probability")
     panels[0].legend(fontsize=8)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
-        figure.savefig(path, dpi=110, format=path.suffix[1:] or "png")
-    return path
+    return save_figure(figure, path, 110)

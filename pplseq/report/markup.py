@@ -5,7 +5,28 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from pplseq import __version__
 from pplseq.report.blocks import Groups
+from pplseq.report.style import STYLE
+
+
+def page(title: str, head: str, sections: Sequence[tuple[str, str]], footer: str, style: str = "") -> str:
+    """A whole page that needs no other file and runs no script.
+
+    Args:
+        title: of the window, as it is. head: HTML above the sections. sections: (heading, HTML) each, numbered from 1.
+        footer: HTML in front of the version. style: CSS beside the common sheet.
+    """
+    body = "".join(
+        f'<section><h2><span class="n">{i}</span>{name}</h2>{content}</section>'
+        for i, (name, content) in enumerate(sections, 1)
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n"
+        f"<body>{head}{body}<footer>{footer}, pplseq version {escape(__version__)}.</footer></body></html>\n"
+    )
 
 
 def escape(value: object) -> str:

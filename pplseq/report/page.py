@@ -7,11 +7,9 @@ from pathlib import PurePath
 
 import numpy as np
 
-from pplseq import __version__
 from pplseq.report.drawing import MAX_MAP_GROUPS, curve_figure, histogram_figure, map_figure
-from pplseq.report.markup import escape, figure, folded, number, percent, swatch, table, token, word, words
+from pplseq.report.markup import escape, figure, folded, number, page, percent, swatch, table, token, word, words
 from pplseq.report.strip import sentence_strip, strip_caption
-from pplseq.report.style import STYLE
 from pplseq.report.summary import Report
 
 
@@ -31,20 +29,8 @@ def render_page(report: Report) -> str:
     if report.costs is not None:
         sections.append(("Perplexity of tokens", _costs(report)))
     sections.append(("Settings", _settings(report)))
-    body = "".join(
-        f'<section><h2><span class="n">{i}</span>{title}</h2>{content}</section>'
-        for i, (title, content) in enumerate(sections, 1)
-    )
-    footer = (
-        f"Written by <code>pplseq report</code>, version {escape(__version__)}. Posteriors, entropies and the perplexities of "
-        "this checkpoint are exact."
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report_title(report))}</title><style>{STYLE}</style></head>\n"
-        f"<body>{_head(report)}{body}<footer>{footer}</footer></body></html>\n"
-    )
+    footer = "Posteriors, entropies and the perplexities of this checkpoint are exact. Written by <code>pplseq report</code>"
+    return page(report_title(report), _head(report), sections, footer)
 
 
 def report_title(report: Report) -> str:

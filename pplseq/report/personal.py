@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pplseq import __version__
-from pplseq.report.markup import escape, folded, number, table, token, word
-from pplseq.report.style import STYLE
+from pplseq.report.markup import escape, folded, number, page, table, token, word
 
 MAX_ROWS = 500  # of the folded table of numbers
 LISTED_WORDS = 10
@@ -204,19 +202,10 @@ def render_personal_page(view: StreamView, *, title: str, notes: Sequence[str] =
     if shown is not None:
         sections.append(("Words", _extremes(view, np.asarray(shown, float))))
     sections.append(("Numbers", _numbers(view)))
-    body = "".join(
-        f'<section><h2><span class="n">{i}</span>{name}</h2>{content}</section>'
-        for i, (name, content) in enumerate(sections, 1)
-    )
     paragraphs = "".join(f'<p class="notice">{escape(note)}</p>' for note in notes)
     by = f" by <code>{escape(command)}</code>" if command else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{PERSONAL_STYLE}</style></head>\n"
-        f"<body><header><h1>{escape(title)}</h1>{_lead(view)}{paragraphs}{_keys(view)}</header>{body}"
-        f"<footer>Written{by}, pplseq version {escape(__version__)}.</footer></body></html>\n"
-    )
+    head = f"<header><h1>{escape(title)}</h1>{_lead(view)}{paragraphs}{_keys(view)}</header>"
+    return page(title, head, sections, f"Written{by}", PERSONAL_STYLE)
 
 
 def _lead(view: StreamView) -> str:

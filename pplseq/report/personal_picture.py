@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pplseq.report.markup import shortened
+from pplseq.report.canvas import ACCENT as COLD
+from pplseq.report.canvas import HOT, INK, MUTED, PAPER, any_script, colour_map, new_figure, plain, save_figure
 from pplseq.report.personal import StreamView, colour_scale, signed
 
-INK, MUTED, COLD, HOT, PAPER = "#1d1c1a", "#6a665e", "#1d5a7a", "#c85224", "#ffffff"
 MAX_WORDS = 120  # of each panel
 WIDTH, MARGIN, ROW, HEAD = 11.0, 0.45, 0.46, 0.68  # inches; ROW is a row of words, HEAD the title of a panel
 
@@ -30,11 +29,6 @@ def draw_personal_picture(view: StreamView, path: str | Path, *, title: str = ""
 
     Source: Wojnowicz and Zhao, PROPS (2018), figures 3 to 5.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
     names, panels = list(view.log_probs), []
     if view.ratios is not None:
         panels.append((f"log p(word | words before), {names[0]} against {names[1]}", view.ratios))
@@ -43,30 +37,20 @@ def draw_personal_picture(view: StreamView, path: str | Path, *, title: str = ""
     if not panels:
         panels.append((f"log p(word | words before), {names[0]}", np.asarray(view.log_probs[names[0]], float)))
     count = min(len(view.words), MAX_WORDS)
-    words = [_plain(text, 22) for text in view.words[:count]]
-    figure = Figure(figsize=(WIDTH, 4), dpi=dots_per_inch, facecolor="white")
-    canvas = FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a word in a script that the font lacks
-        rows = _rows(view, _widths(canvas.get_renderer(), words, dots_per_inch), count)
-        height = 0.75 + len(panels) * (HEAD + ROW * (rows[-1][0] + 1)) + 0.1
-        figure.set_size_inches(WIDTH, height)
-        heading = _plain(title, 90) or "Words of a stream"
-        if count < len(view.words):
-            heading += f"  (the first {count} words)"
-        figure.text(MARGIN / WIDTH, 1 - 0.45 / height, heading, fontsize=14, color=INK, parse_math=False)
-        top = height - 0.75
-        for name, values in panels:
-            _panel(figure, top, height, name, words, values[:count], rows)
-            top -= HEAD + ROW * (rows[-1][0] + 1)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dots_per_inch, metadata={"Software": "pplseq"})
-    return path
-
-
-def _plain(text: str, length: int) -> str:
-    return shortened("".join(char if char.isprintable() else "\ufffd" for char in text), length)
+    words = [plain(text, 22) for text in view.words[:count]]
+    figure = new_figure(WIDTH, 4, dpi=dots_per_inch)
+    rows = _rows(view, _widths(figure.canvas.get_renderer(), words, dots_per_inch), count)
+    height = 0.75 + len(panels) * (HEAD + ROW * (rows[-1][0] + 1)) + 0.1
+    figure.set_size_inches(WIDTH, height)
+    heading = plain(title, 90) or "Words of a stream"
+    if count < len(view.words):
+        heading += f"  (the first {count} words)"
+    figure.text(MARGIN / WIDTH, 1 - 0.45 / height, heading, fontsize=14, color=INK, parse_math=False)
+    top = height - 0.75
+    for name, values in panels:
+        _panel(figure, top, height, name, words, values[:count], rows)
+        top -= HEAD + ROW * (rows[-1][0] + 1)
+    return save_figure(figure, path, dots_per_inch)
 
 
 def _widths(renderer: Any, words: Sequence[str], dots_per_inch: int) -> list[float]:
@@ -74,7 +58,8 @@ def _widths(renderer: Any, words: Sequence[str], dots_per_inch: int) -> list[flo
     from matplotlib.font_manager import FontProperties
 
     font = FontProperties(size=10)
-    sizes = [renderer.get_text_width_height_descent(text, font, False)[0] / dots_per_inch for text in words]
+    with any_script():
+        sizes = [renderer.get_text_width_height_descent(text, font, False)[0] / dots_per_inch for text in words]
     return [max(size, 0.26) + 0.12 for size in sizes]
 
 
@@ -99,18 +84,17 @@ def _panel(
     values: np.ndarray,
     rows: Sequence[tuple[int, float, float]],
 ) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import FancyBboxPatch
 
     scale = colour_scale(values)
-    colours = LinearSegmentedColormap.from_list("signed", [HOT, PAPER, COLD])
+    colours = colour_map((HOT, PAPER, COLD))
     num_rows = rows[-1][0] + 1
     below = top - HEAD - ROW * num_rows
     axes = figure.add_axes((0, below / height, 1, (top - below) / height))
     axes.set_axis_off()
     axes.set_xlim(0, WIDTH)
     axes.set_ylim(below, top)
-    axes.text(MARGIN, top - 0.38, _plain(name, 100), fontsize=10.5, color=INK, parse_math=False)
+    axes.text(MARGIN, top - 0.38, plain(name, 100), fontsize=10.5, color=INK, parse_math=False)
     bar = np.linspace(-1, 1, 64)[None]
     left, right = WIDTH - MARGIN - 1.75, WIDTH - MARGIN - 0.45
     axes.imshow(bar, extent=(left, right, top - 0.42, top - 0.29), cmap=colours, vmin=-1.3, vmax=1.3, aspect="auto")

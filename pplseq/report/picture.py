@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pplseq.report.blocks import Groups
+from pplseq.report.canvas import (
+    ACCENT,
+    FAINT,
+    HOT,
+    INK,
+    MUTED,
+    RULE,
+    SECOND,
+    TRAIN,
+    colour_map,
+    new_figure,
+    plain,
+    save_figure,
+)  # fmt: skip
 from pplseq.report.drawing import labelled_rows, log_ticks
-from pplseq.report.markup import number, shortened
+from pplseq.report.markup import number
 from pplseq.report.page import report_title
 from pplseq.report.sentence import SentencePosterior
 from pplseq.report.strip import HOT_BITS
 from pplseq.report.summary import Report
 
-INK, MUTED, RULE, FAINT = "#1d1c1a", "#6a665e", "#d8d3c7", "#efece4"
-ACCENT, SECOND, TRAIN, HOT = "#1d5a7a", "#7a5c1d", "#a39d92", "#c85224"
 MAX_STRIP = 22  # tokens of the strip
 MAX_ROWS = 128  # of the map
 
@@ -34,27 +45,12 @@ def draw_picture(report: Report, path: str | Path, *, dots_per_inch: int = 160) 
     Raises:
         ImportError: without matplotlib, an extra.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
-    path = Path(path)
-    figure = Figure(figsize=(11, 8.4), facecolor="white")
-    FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
-    figure.text(0.045, 0.955, _plain(report_title(report)), fontsize=15, color=INK, parse_math=False)
+    figure = new_figure(11, 8.4)
+    figure.text(0.045, 0.955, plain(report_title(report), 80), fontsize=15, color=INK, parse_math=False)
     _draw_curve(figure.add_axes((0.075, 0.475, 0.37, 0.41)), report)
     _draw_map(figure.add_axes((0.56, 0.435, 0.38, 0.45)), figure.add_axes((0.95, 0.56, 0.009, 0.2)), report)
     _draw_strip(figure.add_axes((0.075, 0.1, 0.9, 0.215)), report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a word in a script that the font lacks
-        figure.savefig(path, dpi=dots_per_inch, metadata={"Software": "pplseq"})
-    return path
-
-
-def _plain(word: str, length: int = 80) -> str:
-    return shortened("".join(char if char.isprintable() else "\ufffd" for char in word), length)
+    return save_figure(figure, path, dots_per_inch)
 
 
 def _bare(axes: Any, title: str, pad: float = 8) -> None:
@@ -101,27 +97,26 @@ def _draw_curve(axes: Any, report: Report) -> None:
         name = "validation" if curve.label == "validation" else f"validation, {curve.label}"
         best = curve.perplexity[curve.best]
         marker = {"marker": "o", "markersize": 2.6} if len(curve.steps) < 60 else {}
-        label = f"{_plain(name)}, best {number(best)}"
+        label = f"{plain(name, 80)}, best {number(best)}"
         axes.plot(curve.steps, curve.perplexity, color=colour, linewidth=1.5, label=label, **marker)
         axes.plot([curve.steps[curve.best]], [best], "o", markersize=6.5, color="white", mec=colour, mew=1.5)
     axes.legend(frameon=False, fontsize=8.5, labelcolor="linecolor", handlelength=1.2, loc="upper right")
 
 
 def _draw_map(axes: Any, scale: Any, report: Report) -> None:
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
 
     blocks = report.groups.kind == "block"
     shares = np.array([group.share for group in report.group_summaries])
     shown = np.sort(np.argsort(-shares, kind="stable")[:MAX_ROWS])
     _bare(axes, f"Transitions between {'blocks' if blocks else 'states'}: p(to, across | from, down)", pad=8)
-    colours = LinearSegmentedColormap.from_list("heat", ["#f6f3ec", "#a9c6d4", ACCENT, "#0b2534"])
     probs = report.transitions.probs[np.ix_(shown, shown)]
-    image = axes.imshow(probs, cmap=colours, norm=PowerNorm(0.5, 0, 1), interpolation="nearest", aspect="equal")
+    image = axes.imshow(probs, cmap=colour_map(), norm=PowerNorm(0.5, 0, 1), interpolation="nearest", aspect="equal")
     row = 0.45 * 8.4 * 72 / len(shown)  # points
     size = min(max(row * 0.86, 4.8), 8.5)
     places = sorted(labelled_rows(shares[shown], max(1, math.ceil(size / row))))
     summaries = [report.group_summaries[shown[place]] for place in places]
-    names = [_plain(group.name if blocks else f"{group.id} {group.name}", 12) for group in summaries]
+    names = [plain(group.name if blocks else f"{group.id} {group.name}", 12) for group in summaries]
     axes.set_yticks(places, names, fontsize=size, color=INK, parse_math=False)
     axes.set_xticks(places, names, fontsize=size, color=INK, rotation=90, parse_math=False)
     axes.tick_params(pad=1.5)
@@ -151,7 +146,7 @@ def _draw_strip(axes: Any, report: Report) -> None:
         heat = min(token.bits / HOT_BITS, 1.0)
         axes.bar(t, 0.17, 0.94, bottom=1.05, color=HOT, alpha=0.1 + 0.7 * heat)
         axes.text(t, 1.135, f"{token.bits:.1f}", ha="center", va="center", fontsize=8, color=INK)
-    words = [_plain(token.word, 13) + ("" if token.known else " *") for token in tokens]
+    words = [plain(token.word, 13) + ("" if token.known else " *") for token in tokens]
     # points: a letter takes about 4.9 at this size, the axes are 713 wide
     crowded = max(len(word) for word in words) * 4.9 > 713 / max(count, 8)
     axes.set_xticks(range(count), words, fontsize=9, color=INK, parse_math=False)

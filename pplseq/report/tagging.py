@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pplseq import __version__
 from pplseq.data.universal_tags import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
 from pplseq.models.taggers.scores import Share, TagScores
-from pplseq.report.markup import escape, folded, percent, table, word
-from pplseq.report.style import STYLE
+from pplseq.report.markup import escape, folded, page, percent, table, word
 
 MAX_MATRIX_TAGS = 60
 # tags of Universal Dependencies among the twelve universal ones, so that both get the same colour
@@ -86,17 +84,7 @@ def render_tagging_page(
     )
     if scores is not None:
         sections += [("Tags", _tags(scores)), ("Errors", _pairs(scores) + _matrix(scores))]
-    body = "".join(
-        f'<section><h2><span class="n">{i}</span>{name}</h2>{content}</section>'
-        for i, (name, content) in enumerate(sections, 1)
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{_TAGGING_STYLE}</style></head>\n"
-        f"<body><h1>{escape(title)}</h1>{body}<footer>Written by <code>pplseq tag</code>, version "
-        f"{escape(__version__)}.</footer></body></html>\n"
-    )
+    return page(title, f"<h1>{escape(title)}</h1>", sections, "Written by <code>pplseq tag</code>", _TAGGING_STYLE)
 
 
 def tag_colours(tags: Sequence[str]) -> dict[str, tuple[float, float]]:

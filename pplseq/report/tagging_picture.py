@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 
 from pplseq.models.taggers.comparison import CurvePoint
 from pplseq.models.taggers.scores import TagScores
+from pplseq.report.canvas import INK, MUTED, RULE, colour_map, new_figure, plain, save_figure
 
-INK, MUTED, RULE = "#1d1c1a", "#6a665e", "#d8d3c7"
 LINES = ("#1d5a7a", "#c85224", "#7a5c1d", "#4d7a1d", "#6b3d8f", "#1d1c1a", "#b03060", "#a39d92")
 MARKERS = ("o", "s", "^", "x")  # for more lines than colours
 MAX_TAGS = 60  # rows of the matrix
@@ -33,14 +32,13 @@ def draw_confusion(scores: TagScores, path: str | Path, *, title: str = "", dots
     counts = scores.confusion[np.ix_(ranked, ranked)]
     totals = scores.confusion[ranked].sum(1, keepdims=True)
     shares = counts / np.maximum(totals, 1)
-    names = [_plain(scores.tags[k]) for k in ranked]
+    names = [plain(scores.tags[k]) for k in ranked]
     size = min(max(0.3 * len(names) + 1.8, 4.5), 16)
-    figure = _figure(size, size)
+    figure = new_figure(size, size)
     axes = figure.add_axes((0.14, 0.05, 0.83, 0.83))
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
 
-    colours = LinearSegmentedColormap.from_list("heat", ["#f6f3ec", "#a9c6d4", "#1d5a7a", "#0b2534"])
-    axes.imshow(shares, cmap=colours, norm=PowerNorm(0.4, 0, 1), interpolation="nearest")
+    axes.imshow(shares, cmap=colour_map(), norm=PowerNorm(0.4, 0, 1), interpolation="nearest")
     letters = min(8.0, 0.6 * size * 72 * 0.83 / len(names))
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=letters, parse_math=False)
     axes.set_yticks(range(len(names)), names, fontsize=letters, parse_math=False)
@@ -54,9 +52,9 @@ def draw_confusion(scores: TagScores, path: str | Path, *, title: str = "", dots
             colour = "white" if shares[i, k] > 0.12 else INK
             axes.text(k, i, str(counts[i, k]), ha="center", va="center", fontsize=letters * 0.75, color=colour)
     figure.text(
-        0.02, 0.97, _plain(title or f"accuracy {scores.accuracy:.4f}"), fontsize=11, color=INK, parse_math=False
+        0.02, 0.97, plain(title or f"accuracy {scores.accuracy:.4f}"), fontsize=11, color=INK, parse_math=False
     )
-    return _save(figure, path, dots_per_inch)
+    return save_figure(figure, path, dots_per_inch)
 
 
 def draw_learning_curves(
@@ -71,7 +69,7 @@ def draw_learning_curves(
     Raises:
         ImportError: without matplotlib, an extra.
     """
-    figure = _figure(11, 4.6)
+    figure = new_figure(11, 4.6)
     worked = {name: [p for p in points if p.result.scores is not None] for name, points in curves.items()}
     last = {name: points[-1].result.scores.accuracy for name, points in worked.items() if points}
     ranked = sorted(last, key=lambda name: -last[name])  # in the order in which the lines end
@@ -81,7 +79,7 @@ def draw_learning_curves(
             x = [point.num_tokens for point in worked[name]]
             y = [getattr(point.result.scores, share).accuracy for point in worked[name]]
             style = {"color": LINES[i % len(LINES)], "marker": MARKERS[i // len(LINES) % len(MARKERS)]}
-            axes.plot(x, y, markersize=3.5, linewidth=1.2, label=_plain(name), **style)
+            axes.plot(x, y, markersize=3.5, linewidth=1.2, label=plain(name), **style)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.xaxis.set_minor_formatter(lambda value, _: "")
@@ -93,35 +91,10 @@ def draw_learning_curves(
         _bare(axes, bottom=True)
     if ranked:
         axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
-    return _save(figure, path, dots_per_inch)
-
-
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
-    figure = Figure(figsize=(width, height), facecolor="white")
-    FigureCanvasAgg(figure)  # neither a window system nor the global state of pyplot
-    return figure
+    return save_figure(figure, path, dots_per_inch)
 
 
 def _bare(axes: Any, *, bottom: bool) -> None:
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(bottom and side == "bottom")
     axes.tick_params(colors=MUTED, labelcolor=INK, length=0)
-
-
-def _plain(text: str, length: int = 60) -> str:
-    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _save(figure: Any, path: str | Path, dots_per_inch: int) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a tag in a script that the font lacks
-        figure.savefig(path, dpi=dots_per_inch, metadata={"Software": "pplseq"} if path.suffix == ".png" else None)
-    return path

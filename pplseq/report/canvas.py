@@ -1,0 +1,60 @@
+"""What the PNG pictures share: a figure without a window, its colours, words as they are, and the file it ends in."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+from pplseq.report.markup import shortened
+
+INK, MUTED, RULE, FAINT, PAPER = "#1d1c1a", "#6a665e", "#d8d3c7", "#efece4", "#ffffff"
+ACCENT, SECOND, TRAIN, HOT = "#1d5a7a", "#7a5c1d", "#a39d92", "#c85224"
+HEAT = ("#f6f3ec", "#a9c6d4", ACCENT, "#0b2534")
+
+
+def new_figure(width: float, height: float, **options: Any) -> Any:
+    """A matplotlib figure in inches that belongs to neither a window system nor the global state of pyplot.
+
+    Raises:
+        ImportError: without matplotlib, an extra.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError('the picture needs matplotlib: pip install "pplseq[plot]"') from None
+    figure = Figure(figsize=(width, height), facecolor=PAPER, **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def colour_map(colours: tuple[str, ...] = HEAT) -> Any:
+    """A continuous scale of colours."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("scale", list(colours))
+
+
+def plain(text: str, length: int = 60) -> str:
+    """Text of at most `length` printable characters."""
+    return shortened("".join(char if char.isprintable() else "\ufffd" for char in text), length)
+
+
+@contextlib.contextmanager
+def any_script():
+    """Words in scripts that the font lacks are drawn as boxes, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def save_figure(figure: Any, path: str | Path, dots_per_inch: int = 160) -> Path:
+    """Write a figure; its folder is made, its ending says the format, PNG where it has none."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix[1:] or "png"
+    with any_script():
+        figure.savefig(path, dpi=dots_per_inch, format=kind, metadata={"Software": "pplseq"} if kind == "png" else None)
+    return path
