@@ -48,7 +48,7 @@ def info(
     """
     from pplseq.cli.train.config import RunConfig
     from pplseq.cli.train.run import build_corpus, check_divisible, choose_device
-    from pplseq.data.statistics import describe_corpus
+    from pplseq.data.text import describe_corpus
     from pplseq.runs.cost import estimate
 
     if states is not None:
