@@ -11,7 +11,7 @@ REGISTRY = {
     "text_lds": ("text_lds.program", "TextLDS"),
     "iohmm": ("iohmm.program", "IOHMM"),
     "props": ("props.program", "PROPS"),
-    "streaming_hmm": ("props.streaming_hmm", "StreamingHMM"),
+    "streaming_hmm": ("props.program", "StreamingHMM"),
 }
 
 
@@ -53,7 +53,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "model_of_tables": "@pplseq.models.automata.of_iohmm",
         "PROPS": "@pplseq.models.props.program",
         "PROPSLearner": "@pplseq.models.props.learner",
-        "StreamingHMM": "@pplseq.models.props.streaming_hmm",
+        "StreamingHMM": "@pplseq.models.props.program",
         "save_stream": "@pplseq.models.props.storage",
         "load_stream": "@pplseq.models.props.storage",
         "merge_streams": "@pplseq.models.props.storage",

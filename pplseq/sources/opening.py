@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +37,19 @@ class Opened(NamedTuple):
     fingerprint: str
 
 
-class SourceSettings(NamedTuple):
-    """How texts become sources: order of n-grams; rarer words than min_count are unknown; at most max_vocabulary words."""
+@dataclass(frozen=True)
+class StreamOptions:
+    """How texts become sources and lines become words; a stream goes on with those it was begun with.
+
+    Attributes:
+        order: longest n-gram of ngram:TEXT. min_count, max_vocabulary: rarer words are unknown, and at most so many are
+            known, where a text gives the vocabulary. lower: all text is lower-cased.
+        checkpoint: of a run, "best" or "last". decay: of the cache's counts at every word.
+        eos: whether every line ends in the end-of-line word; None: where the vocabulary has one.
+        unknown: a word outside the vocabulary is read as the unknown word ("unk"), left out ("skip"), or its line refused
+            ("error"); None: "unk" where the vocabulary has one, else "error".
+        by_line: every line is a sequence of its own, begun from the start distribution.
+    """
 
     order: int = 5
     min_count: int = 2
@@ -44,6 +57,9 @@ class SourceSettings(NamedTuple):
     lower: bool = False
     checkpoint: str = "best"
     decay: float = 1.0
+    eos: bool | None = None
+    unknown: str | None = None
+    by_line: bool = False
 
 
 def check_spec(spec: str, *, first: bool) -> str:
@@ -88,7 +104,7 @@ def needs_words(spec: str) -> bool:
     return spec in STREAM_KINDS or spec.startswith("hf:")
 
 
-def open_source(spec: str, settings: SourceSettings, vocabulary: Vocabulary | None = None) -> Opened:
+def open_source(spec: str, options: StreamOptions, vocabulary: Vocabulary | None = None) -> Opened:
     """Make a source ready.
 
     Args:
@@ -100,27 +116,46 @@ def open_source(spec: str, settings: SourceSettings, vocabulary: Vocabulary | No
     """
     kind, rest = check_spec(spec, first=vocabulary is None), spec.partition(":")[2]
     if kind in STREAM_KINDS:
-        source = stream_source(kind, len(vocabulary), settings)
-        return Opened(spec, spec, source, vocabulary, f"{kind} {settings.decay}" if kind == "cache" else kind)
+        source = stream_source(kind, len(vocabulary), options)
+        return Opened(spec, spec, source, vocabulary, f"{kind} {options.decay}" if kind == "cache" else kind)
     if kind in TEXT_KINDS:
-        return _of_text(spec, kind, rest, settings, vocabulary)
+        return _of_text(spec, kind, rest, options, vocabulary)
     if kind == "hf":
         from pplseq.sources import HuggingFaceSource
 
         return Opened(spec, rest, HuggingFaceSource.from_pretrained(rest, vocabulary), vocabulary, rest)
-    return _of_folder(spec, settings, vocabulary)
+    return _of_folder(spec, options, vocabulary)
 
 
-def stream_source(kind: str, num_words: int, settings: SourceSettings) -> Any:
+def open_all(
+    specs: Sequence[str], options: StreamOptions | None = None, vocabulary: Vocabulary | None = None
+) -> list[Opened]:
+    """Sources over one vocabulary, the one given or that of the first; every spec is looked at before any is made.
+
+    Raises:
+        ValueError, FileNotFoundError: as :func:`open_source`.
+    """
+    options = options or StreamOptions()
+    for place, spec in enumerate(specs):
+        check_spec(spec, first=place == 0 and vocabulary is None)
+    opened: list[Opened] = []
+    for spec in specs:
+        found = open_source(spec, options, opened[0].vocabulary if opened else vocabulary)
+        same = sum(found.name in (other.name, other.name.rpartition(" #")[0]) for other in opened)
+        opened.append(found._replace(name=f"{found.name} #{same + 1}") if same else found)
+    return opened
+
+
+def stream_source(kind: str, num_words: int, options: StreamOptions) -> Any:
     """A source that learns from the stream alone."""
     from pplseq.sources import OnlineNGram, UniformSource, UnigramCache
 
     if kind == "uniform":
         return UniformSource(num_words)
-    return UnigramCache(num_words, decay=settings.decay) if kind == "cache" else OnlineNGram(num_words)
+    return UnigramCache(num_words, decay=options.decay) if kind == "cache" else OnlineNGram(num_words)
 
 
-def _of_text(spec: str, kind: str, text_name: str, settings: SourceSettings, vocabulary: Vocabulary | None) -> Opened:
+def _of_text(spec: str, kind: str, text_name: str, options: StreamOptions, vocabulary: Vocabulary | None) -> Opened:
     """A Kneser-Ney model, or only the words, of the training part of a corpus, or of a whole file."""
     from pplseq.baselines import KneserNey
     from pplseq.data.coding import CodedLines
@@ -130,17 +165,17 @@ def _of_text(spec: str, kind: str, text_name: str, settings: SourceSettings, voc
     name = Path(text_name).name
     if Path(text_name).is_file():
         if vocabulary is None:
-            lines = CodedLines(read_lines(text_name, lower=settings.lower), text_name)
-            vocabulary = lines.vocabulary(min_count=settings.min_count, max_size=settings.max_vocabulary)
-        text = read_text(text_name, vocabulary, lower=settings.lower)
+            lines = CodedLines(read_lines(text_name, lower=options.lower), text_name)
+            vocabulary = lines.vocabulary(min_count=options.min_count, max_size=options.max_vocabulary)
+        text = read_text(text_name, vocabulary, lower=options.lower)
     else:
-        sizes = {"min_count": settings.min_count, "max_vocabulary": settings.max_vocabulary}
-        text = load_corpus(text_name, vocabulary=vocabulary, lower=settings.lower, **sizes).train
+        sizes = {"min_count": options.min_count, "max_vocabulary": options.max_vocabulary}
+        text = load_corpus(text_name, vocabulary=vocabulary, lower=options.lower, **sizes).train
     if kind == "words":
         return Opened(spec, name, None, text.vocabulary, kind)
     from pplseq.sources import NGramSource
 
-    order = 1 if kind == "unigram" else settings.order
+    order = 1 if kind == "unigram" else options.order
     content = hashlib.sha256(f"{order} {text.vocabulary.fingerprint()} ".encode())
     content.update(text.tokens.tobytes())
     source = NGramSource(KneserNey(order).fit(text))
@@ -149,13 +184,13 @@ def _of_text(spec: str, kind: str, text_name: str, settings: SourceSettings, voc
     )
 
 
-def _of_folder(spec: str, settings: SourceSettings, vocabulary: Vocabulary | None) -> Opened:
+def _of_folder(spec: str, options: StreamOptions, vocabulary: Vocabulary | None) -> Opened:
     """A model of the library, or one of its neural networks."""
     from pplseq.cli.train.run import load_trained
     from pplseq.sources import ModelSource, TorchLanguageModelSource
 
     folder = Path(spec)
-    model, words, _ = load_trained(folder, settings.checkpoint)
+    model, words, _ = load_trained(folder, options.checkpoint)
     if vocabulary is not None:
         check_same_words(spec, words, "the first source", vocabulary)
     if model.name == "text_lds":

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pplseq.cli.streams.options import open_all
-from pplseq.data.vocabulary import Vocabulary
-from pplseq.sources.opening import check_same_words, needs_words
-from pplseq.sources.stream_state import has_state, load_state
+from pplseq.sources.words import Line
+
+
+class StreamError(RuntimeError):
+    """A stream that could not be gone on with; the state saved before is whole."""
 
 
 class ScoredToken(NamedTuple):
@@ -141,55 +142,23 @@ class SourceModel:
         self.source.reset()
 
 
-def open_pair(specs: Sequence[str], options: Mapping[str, Any]) -> tuple[list[StreamModel], list[str], Vocabulary]:
-    """Two models to compare, their names and their words.
-
-    Args:
-        specs: sources, or state folders of `pplseq personalize`. options: of the command.
-
-    Raises:
-        ValueError: different vocabularies, or as where sources are opened.
-    """
-    opened: dict[int, tuple[StreamModel, str, Vocabulary]] = {}
-    vocabulary: Vocabulary | None = None
-    for place in sorted(range(len(specs)), key=lambda i: needs_words(specs[i])):
-        opened[place] = _open_model(specs[place], options, vocabulary)
-        words = opened[place][2]
-        if vocabulary is not None:
-            check_same_words(specs[place], words, specs[1 - place], vocabulary)
-        vocabulary = words
-    models, names = [opened[place][0] for place in (0, 1)], [opened[place][1] for place in (0, 1)]
-    if names[0] == names[1]:
-        names = [f"{name} ({letter})" for name, letter in zip(names, "ab", strict=True)]
-    return models, names, vocabulary
-
-
-def _open_model(
-    spec: str, options: Mapping[str, Any], vocabulary: Vocabulary | None
-) -> tuple[StreamModel, str, Vocabulary]:
-    folder = Path(spec)
-    if not (folder.is_dir() and has_state(folder)):
-        opened = open_all([spec], options, vocabulary)[0]
-        if opened.source is None:
-            raise ValueError(
-                f"{spec} has words only, nothing that predicts them; personalize it first, or give a source"
-            )
-        return SourceModel(opened.source, opened.name), opened.name, opened.vocabulary
-    record, inner = load_state(folder)
-    texts = {**options, **record["options"]}
-    opened = open_all([source["spec"] for source in record["sources"]], texts, Vocabulary.load(inner / "vocab.txt"))
-    for source, saved in zip(opened, record["sources"], strict=True):
-        if source.fingerprint != saved["fingerprint"]:
-            raise ValueError(
-                f"{spec}: its source {source.spec} has changed since the state was learned; put the model or the text back"
-            )
-    words = Vocabulary.load(inner / "vocab.txt")
-    for source in opened:
-        check_same_words(f"the source {source.spec}", source.vocabulary, spec, words)
-    name = f"{personal_name(opened)}, {folder.resolve().name}"
-    return load_personal(inner, [source.source for source in opened]), name, words
-
-
 def personal_name(sources: Sequence[Any]) -> str:
     """What a model with these sources is called."""
     return "PROPS" if sources else "streaming HMM"
+
+
+def score_line(model: StreamModel, line: Line, *, learn: bool, by_line: bool = False) -> list[ScoredToken]:
+    """Every token of a line, in order; `by_line`: the line is a sequence of its own.
+
+    Raises:
+        StreamError: naming the line and the word.
+    """
+    if by_line and line.ids:
+        model.new_line()
+    tokens = []
+    for word, word_id in zip(line.words, line.ids, strict=True):
+        try:
+            tokens.append(model.step(word_id, learn=learn))
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            raise StreamError(f"line {line.answer['line']}, word {len(tokens) + 1} ({word!r}): {error}") from error
+    return tokens

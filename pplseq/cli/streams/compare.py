@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pplseq.cli.streams.options import reading, shown_page, sources
 @reading
 @shown_page
 @click.pass_context
-def compare_streams(ctx: click.Context, a: str, b: str, stream: str, **options: Any) -> None:
+def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
     """Which of two models expected each word of a stream: their log-likelihood ratio, A against B, in nats.
 
     A and B are sources as for `pplseq personalize`, or state folders that it wrote (--state): those bring their own sources
@@ -33,35 +32,18 @@ def compare_streams(ctx: click.Context, a: str, b: str, stream: str, **options: 
     log-probabilities "a" and "b" and, where a model is personal, the "log_odds" of its perturbation states; null is infinite.
     The last line is {"num_tokens", "a", "b", "mean_log_likelihood_ratio"}. --html and --png show the words coloured.
     """
-    from pplseq.cli.streams import runs as stream_runs
-    from pplseq.cli.streams.options import open_encoder, prepare, take_up
-    from pplseq.cli.streams.words import Shown, as_json
-    from pplseq.sources.lines import LineReader, LineWriter
-    from pplseq.sources.personal_model import open_pair
+    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, stream_name
+    from pplseq.sources.comparison import StreamPair, comparison_summary
+    from pplseq.sources.pages import Shown
 
-    for spec in (b, a):
-        take_up(ctx, options, Path(spec) if Path(spec).is_dir() else None)
     prepare(options)
-    models, names, vocabulary = open_pair((a, b), options)
-    encoder = open_encoder(vocabulary, options)
-    shown = Shown(names, options["max_words"] if options["html"] or options["png"] else 0)
-    reader = LineReader(stream)
-    try:
-        writer = LineWriter(options["out"])
-        try:
-            failed = stream_runs.compare_lines(
-                models, reader, encoder, shown, writer.write, learn=options["learn"], by_line=options["by_line"]
-            )
-            stream_runs.check_empty(shown.totals, failed, reader.name)
-            if shown.totals.num_tokens:
-                writer.write(as_json(stream_runs.comparison_summary(shown.totals, names)))
-        finally:
-            writer.close()
-    finally:
-        reader.close()
-    click.echo(stream_runs.totals_text(shown.totals, names), err=True)
-    sys.stdout.flush()
-    title = options["title"] or f"{names[0]} against {names[1]}, on {reader.name}"
-    stream_runs.write_page(shown, names, options["html"], options["png"], title, "pplseq compare-streams")
-    if failed:
-        ctx.exit(1)
+    pair = StreamPair((a, b), **chosen(ctx, options, READING_NAMES))
+    shown = Shown(pair.names, options["max_words"] if options["html"] or options["png"] else 0)
+    failed = pair.follow(
+        options["stream"],
+        options["out"],
+        learn=options["learn"],
+        on_line=lambda found: shown.add(*found),
+        summary=lambda: comparison_summary(shown.totals, pair.names) if shown.totals.num_tokens else None,
+    )
+    finish(ctx, shown, options, f"{pair.names[0]} against {pair.names[1]}, on {stream_name(options['stream'])}", failed)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pplseq.sources.pages import Shown
 
 SOURCES = (
     click.option("--order", default=5, show_default=True, type=click.IntRange(1), help="Longest n-gram of ngram:TEXT."),
@@ -45,6 +49,7 @@ READING = (
         "--by-line", is_flag=True, help="Every line is a sequence of its own, begun from the start distribution."
     ),
 )
+READING_NAMES = ("order", "min_count", "max_vocabulary", "decay", "checkpoint", "lower", "eos", "unknown", "by_line")
 PAGE = (
     click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of coloured words."),
     click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw them (extra plot)."),
@@ -83,57 +88,34 @@ def prepare(options: Mapping[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
 
 
-def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have to be the same when a stream goes on, JSON-able."""
-    from pplseq.sources.opening import SourceSettings
+def chosen(ctx: click.Context, options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The options among these that the user gave on the command line."""
+    given = click.core.ParameterSource.COMMANDLINE
+    return {name: options[name] for name in names if ctx.get_parameter_source(name) is given}
 
-    return {name: options[name] for name in (*SourceSettings._fields, "eos", "unknown", "by_line")}
 
+def finish(
+    ctx: click.Context, shown: Shown, options: Mapping[str, Any], title: str, failed: int, begun: bool = False
+) -> None:
+    """Totals on stderr, the page and the picture; exit code 1 where lines could not be read.
 
-def take_up(ctx: click.Context, options: dict[str, Any], folder: Path | None, *, learning: bool = False) -> None:
-    """Put in the options with which the stream of a state folder was begun, where the user gave none.
-
-    Raises:
-        ValueError: where a stream that is still learned from is to be read in another way than it was begun.
+    Args:
+        shown: what was read. title: where the user gave none. begun: whether the stream had words before.
     """
-    from pplseq.sources.stream_state import START_ANEW, has_state, load_state
+    from pplseq.report.markup import number
 
-    if folder is None or not has_state(folder):
-        return
-    for name, value in load_state(folder)[0]["options"].items():
-        if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
-            options[name] = value
-        elif learning and options[name] != value:
-            raise ValueError(
-                f"--state {folder}: it was begun with {name} = {value!r}, not {options[name]!r}, and would go on to other "
-                f"numbers; leave the option out, or {START_ANEW}"
-            )
-
-
-def open_all(specs: Sequence[str], options: Mapping[str, Any], vocabulary: Any = None) -> list[Any]:
-    """Sources by their specs, over one vocabulary, or that of the first; every spec is looked at before any is made."""
-    from pplseq.sources.opening import check_spec, open_source
-
-    for place, spec in enumerate(specs):
-        check_spec(spec, first=place == 0 and vocabulary is None)
-    settings = source_settings(options)
-    opened: list[Any] = []
-    for spec in specs:
-        found = open_source(spec, settings, opened[0].vocabulary if opened else vocabulary)
-        same = sum(found.name in (other.name, other.name.rpartition(" #")[0]) for other in opened)
-        opened.append(found._replace(name=f"{found.name} #{same + 1}") if same else found)
-    return opened
+    totals = shown.totals
+    if totals.num_tokens == 0 and not begun and not failed:
+        raise ValueError(f"--stream {stream_name(options['stream'])}: it has no words; give a text, a line at a time")
+    parts = [f"{name}: perplexity {number(totals.perplexity(name))}" for name in shown.names if totals.num_tokens]
+    click.echo(f"{totals.num_tokens:,} tokens; {'; '.join(parts)}" if parts else "no further words", err=True)
+    sys.stdout.flush()
+    names = shown.names[:2]
+    shown.write(names, options["html"], options["png"], options["title"] or title, f"pplseq {ctx.info_name}")
+    if failed:
+        ctx.exit(1)
 
 
-def source_settings(options: Mapping[str, Any]) -> Any:
-    """How texts and runs become sources, of the options."""
-    from pplseq.sources.opening import SourceSettings
-
-    return SourceSettings(**{name: options[name] for name in SourceSettings._fields})
-
-
-def open_encoder(vocabulary: Any, options: Mapping[str, Any]) -> Any:
-    """What turns lines into word ids."""
-    from pplseq.cli.streams.words import Encoder
-
-    return Encoder(vocabulary, eos=options["eos"], unknown=options["unknown"], lower=options["lower"])
+def stream_name(stream: str) -> str:
+    """What a stream is called."""
+    return "<stdin>" if stream == "-" else stream

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +91,7 @@ SETTINGS = {
 @reading
 @shown_page
 @click.pass_context
-def personalize(ctx: click.Context, source: str, stream: str, **options: Any) -> None:
+def personalize(ctx: click.Context, source: str, **options: Any) -> None:
     """Adapt SOURCE to a stream of text as it comes: one line in, one line of JSON out (PROPS).
 
     SOURCE and every --source predict the next word from one hidden state each and stay as they are; the perturbation states
@@ -115,59 +113,42 @@ def personalize(ctx: click.Context, source: str, stream: str, **options: Any) ->
     Ctrl-C and SIGTERM save the state behind the last line. Given a file, a stream that was interrupted in any way goes on to
     the same numbers, and with --out to the same file; given stdin, with the next line that comes.
     """
-    from pplseq.cli.streams import runs as stream_runs
-    from pplseq.cli.streams.options import kept_options, open_all, open_encoder, prepare, take_up
-    from pplseq.cli.streams.words import Shown
-    from pplseq.runs.checkpoint import only_one_run
-    from pplseq.sources.personal_model import make_personal, personal_name
+    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, stream_name
+    from pplseq.sources.pages import Shown
+    from pplseq.sources.stream import PersonalStream, ReadLine
 
-    given = {name for name in SETTINGS if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
-    if {"exponent", "step_size"} <= given:
+    settings = {SETTINGS[name]: value for name, value in chosen(ctx, options, SETTINGS).items()}
+    if "averaging" in settings:
+        settings["averaging"] = "recent"
+    if {"exponent", "step_size"} <= settings.keys():
         raise click.UsageError("--exponent lets the weight of a word fall and --step-size keeps it: give one of them")
-    folder = options["state"]
-    if options["no_learn"] and folder is None:
+    learn = not options["no_learn"]
+    if not learn and options["state"] is None:
         raise click.UsageError("--no-learn scores with a state that was learned: give --state FOLDER")
-    settings = {name: options[option] for option, name in SETTINGS.items()}
-    settings["averaging"] = "recent" if options["averaging"] else None
-    take_up(ctx, options, folder, learning=not options["no_learn"])
     prepare(options)
-    opened = open_all([source, *options["further"]], options)
-    with nullcontext() if folder is None else only_one_run(folder):
-        found = stream_runs.PersonalStream(
-            folder,
-            opened,
-            settings,
-            make_personal,
-            options=kept_options(options),
-            given={SETTINGS[option] for option in given},
-            create=not options["no_learn"],
-        )
-        encoder = open_encoder(found.vocabulary, options)
-        names = [personal_name(found.sources), *(one.name for one in found.sources)]
+    with PersonalStream.open(
+        [source, *options["further"]],
+        options["state"],
+        learn=learn,
+        save_every=options["save_every"],
+        **chosen(ctx, options, READING_NAMES),
+        **settings,
+    ) as found:
+        names = found.names
         shown = Shown(names, options["max_words"] if options["html"] or options["png"] else 0)
-        reader = found.reader(stream, rewind=options["rewind"])
-        try:
-            writer = found.writer(options["out"])
-            try:
-                failed = stream_runs.personalize_lines(
-                    found,
-                    reader,
-                    writer,
-                    encoder,
-                    shown,
-                    learn=not options["no_learn"],
-                    save_every=options["save_every"],
-                    by_line=options["by_line"],
-                )
-            finally:
-                writer.close()
-        finally:
-            reader.close()
-    stream_runs.check_empty(shown.totals, failed, reader.name, found.resumed)
-    click.echo(stream_runs.totals_text(shown.totals, names), err=True)
-    sys.stdout.flush()
-    title = options["title"] or f"{reader.name}, read by {names[0]}"
-    compared = names[: 2 if found.sources else 1]
-    stream_runs.write_page(shown, compared, options["html"], options["png"], title, "pplseq personalize")
-    if failed:
-        ctx.exit(1)
+
+        def show(read: ReadLine) -> None:
+            sources = [[token.source_log_probs[k] for token in read.tokens] for k in range(len(names) - 1)]
+            log_probs = [[token.log_prob for token in read.tokens], *sources]
+            shown.add(read.line, log_probs, [token.log_odds for token in read.tokens])
+
+        failed = found.follow(
+            options["stream"],
+            options["out"],
+            rewind=options["rewind"],
+            learn=learn,
+            on_line=show,
+            say=lambda text: click.echo(text, err=True),
+        )
+    title = f"{stream_name(options['stream'])}, read by {names[0]}"
+    finish(ctx, shown, options, title, failed, found.resumed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pplseq.models.props.functions import CallableSource
+from pplseq.models.props.source import CallableSource
 from pplseq.models.props.program import PROPS
 from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import check_probs

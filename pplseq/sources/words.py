@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.answers import answer_lines
-from pplseq.report.personal import StreamTotals, StreamView
 from pplseq.sources.lines import MAX_LINE_BYTES
 
 DIGITS = 6  # behind the point, of what is written
@@ -110,58 +108,3 @@ def rounded(values: Sequence[float]) -> list[float | None]:
 def as_json(answer: dict[str, Any]) -> str:
     """A line of JSON."""
     return json.dumps(answer, ensure_ascii=False, allow_nan=False)
-
-
-class Shown:
-    """The last words of a stream, for its page, and totals over all of it; bounded memory.
-
-    Args:
-        names: of the models whose log-probabilities come.
-        max_words: words kept, in whole lines (the last line is kept even where it is longer).
-    """
-
-    def __init__(self, names: Sequence[str], max_words: int) -> None:
-        self.names, self.max_words, self.totals = list(names), max_words, StreamTotals()
-        self._lines: deque[tuple[int, list[str], list[bool], dict[str, list[float]], list[float] | None]] = deque()
-        self._count = 0
-
-    def add(self, line: Line, log_probs: Sequence[Sequence[float]], log_odds: Sequence[float] | None) -> None:
-        """Take in a line: (T,) log-probabilities of every model, and log-odds where there are some."""
-        if not line.words:
-            return
-        scores = {name: list(values) for name, values in zip(self.names, log_probs, strict=True)}
-        self.totals.add(scores)
-        if self.max_words == 0:
-            return
-        odds = None if log_odds is None else list(log_odds)
-        self._lines.append((line.answer["line"], line.words, line.known, scores, odds))
-        self._count += len(line.words)
-        while self._count > self.max_words and len(self._lines) > 1:
-            self._count -= len(self._lines.popleft()[1])
-
-    def view(self, *names: str) -> StreamView:
-        """What was kept, for the models named (one, or two to compare).
-
-        Raises:
-            ValueError: there was no word.
-        """
-        lines = list(self._lines)
-        starts, words = [], []
-        for line in lines:
-            starts.append(len(words))
-            words += line[1]
-        odds = None if not lines or lines[0][4] is None else [value for line in lines for value in line[4]]
-        totals = StreamTotals(
-            self.totals.num_tokens,
-            {name: self.totals.nats[name] for name in names if name in self.totals.nats},
-            {name: self.totals.probs[name] for name in names if name in self.totals.probs},
-        )
-        return StreamView(
-            words,
-            {name: [value for line in lines for value in line[3][name]] for name in names},
-            odds,
-            line_starts=starts or None,
-            line_numbers=[line[0] for line in lines] or None,
-            known=[known for line in lines for known in line[2]],
-            totals=totals,
-        )

@@ -1,0 +1,379 @@
+"""Resumable personalisation: a model that learns on a stream of text, with the folder it is kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.runs.checkpoint import only_one_run
+from pplseq.runs.signals import Stopped, StopSignals
+from pplseq.sources.lines import LineReader, LineWriter, Place
+from pplseq.sources.opening import Opened, StreamOptions, check_same_words, open_all
+from pplseq.sources.personal_model import ScoredToken, load_personal, make_personal, personal_name, score_line
+from pplseq.sources.stream_state import START_ANEW, check_free, has_state, load_state, save_state
+from pplseq.sources.words import Encoder, Line, as_json, rounded
+
+# of `PROPSLearner`, where nothing else is chosen
+SETTINGS: dict[str, Any] = {
+    "num_perturbations": 2,
+    "exponent": 0.8,
+    "step_size": None,
+    "warm_up": 20,
+    "smoothing": 0.05,
+    "averaging": None,
+    "window": 256,
+    "seed": 0,
+}
+HANDED = ""  # under which the record counts the lines that `PersonalStream.read` was given
+
+
+class ReadLine(NamedTuple):
+    """A line of a stream, and what the model made of its words before it learned from them.
+
+    Attributes:
+        line: number, words and ids. tokens: one for each word that was read, none where the line could not be read.
+    """
+
+    line: Line
+    tokens: list[ScoredToken]
+
+    @property
+    def error(self) -> str | None:
+        """Why the line could not be read."""
+        return self.line.answer.get("error")
+
+    @property
+    def log_prob(self) -> float:
+        """log p(line | stream so far), nats."""
+        return sum(token.log_prob for token in self.tokens)
+
+    def answer(self, names: Sequence[str]) -> dict[str, Any]:
+        """The line as JSON, as `pplseq personalize` writes it; `names` are the sources'."""
+        line, tokens = self.line, self.tokens
+        if self.error is not None:
+            return line.answer
+        columns = {"token_log_probs": [token.log_prob for token in tokens]}
+        for name in ("perturbation", "log_odds", "source_anomaly", "perturbation_anomaly"):
+            columns[name] = [getattr(token, name) for token in tokens]
+        answer = line.answer | {"log_prob": rounded([self.log_prob])[0]}
+        answer |= {name: line.aligned(rounded(values)) for name, values in columns.items()}
+        answer["sources"] = {
+            name: line.aligned(rounded([token.source_log_probs[k] for token in tokens]))
+            for k, name in enumerate(names)
+        }
+        return answer
+
+
+class PersonalStream:
+    """A model that learns on a stream of text as it comes (PROPS), with the folder it is kept in.
+
+    Example::
+
+        with PersonalStream.open(["ngram:general.txt", "cache"], state="runs/mine") as stream:
+            for line in my_lines[stream.num_lines:]:
+                print(stream.read(line).log_prob)
+
+    Opened again with the same sources and folder, it goes on to the numbers it would have given uninterrupted.
+
+    Args:
+        sources: opened ones, the first with the words; one that only brings words is no source of the model. For a source of
+            your own give ``Opened(spec, name, source, vocabulary, fingerprint)``.
+        settings: of the model, those of :data:`SETTINGS`; JSON-able.
+        folder: for its state; None keeps nothing.
+        options: how lines are read.
+        given: names of the settings that the user chose, which have to be those of a state that is there already.
+        create: whether a model is made where the folder holds none.
+        save_every: lines read between two saves of the state.
+
+    Attributes:
+        model: a :class:`~pplseq.sources.personal_model.PersonalModel`. sources, vocabulary, settings, options, folder.
+        resumed: whether it goes on from a state. record: what the state knows of streams and output.
+
+    Raises:
+        ValueError: the folder's state is damaged, or was learned with other settings, sources or words.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Opened],
+        settings: Mapping[str, Any] = SETTINGS,
+        *,
+        folder: str | Path | None = None,
+        options: StreamOptions | None = None,
+        given: Collection[str] = (),
+        create: bool = True,
+        save_every: int = 100,
+    ) -> None:
+        folder = None if folder is None else Path(folder)
+        self.folder, self.vocabulary, self.save_every = folder, sources[0].vocabulary, save_every
+        self.options = options or StreamOptions()
+        self.sources = [source for source in sources if source.source is not None]
+        for source in self.sources:
+            if folder is not None and not hasattr(source.source, "state_dict"):
+                raise ValueError(
+                    f"state {folder}: the source {source.spec} cannot say what it remembers, so the stream could not go on "
+                    "exactly; give no folder for the state"
+                )
+        if folder is not None:
+            check_free(folder)
+        self.resumed = folder is not None and (has_state(folder) or not create)
+        if folder is None or not self.resumed:
+            self.record: dict[str, Any] = {"streams": {}, "out": None, "options": asdict(self.options)}
+            self.settings = dict(settings)
+            self.model = make_personal([source.source for source in self.sources], len(self.vocabulary), self.settings)
+        else:
+            self.record, inner = load_state(folder)
+            self.settings = self.record["settings"]
+            self._check_sources(inner)
+            self._check_settings({name: settings[name] for name in given})
+            self.model = load_personal(inner, [source.source for source in self.sources])
+        self.encoder = Encoder(
+            self.vocabulary, eos=self.options.eos, unknown=self.options.unknown, lower=self.options.lower
+        )
+        self._unsaved, self._held = 0, ExitStack()
+
+    @classmethod
+    def open(
+        cls,
+        sources: str | Sequence[str],
+        state: str | Path | None = None,
+        *,
+        learn: bool = True,
+        save_every: int = 100,
+        **chosen: Any,
+    ) -> PersonalStream:
+        """Begin a stream, or go on with the one whose state the folder holds; the folder is locked until :meth:`close`.
+
+        Args:
+            sources: specs, the first of which brings the words: a folder (a run or a saved model), ngram:TEXT, unigram:TEXT,
+                hf:NAME, words:TEXT (no source at all: a streaming HMM), and behind it also cache, online-ngram, uniform.
+            state: folder for the state; None keeps nothing.
+            learn: False opens a state only to score with it: there has to be one, and it may be read with other options.
+            **chosen: fields of :class:`~pplseq.sources.opening.StreamOptions`, and settings of the model (those of
+                :data:`SETTINGS`). A state that is there already brings its own; another choice is an error.
+
+        Raises:
+            FileNotFoundError, ValueError: a source that is not there, another choice than the state's, a damaged state.
+            TypeError: an unknown option or setting.
+        """
+        folder = None if state is None else Path(state)
+        names = [field.name for field in fields(StreamOptions)]
+        for name in chosen:
+            if name not in names and name not in SETTINGS:
+                raise TypeError(f"{name}: no option or setting of a stream; there are: {', '.join([*names, *SETTINGS])}")
+        options = {name: value for name, value in chosen.items() if name in names}
+        settings = {name: value for name, value in chosen.items() if name in SETTINGS}
+        reading = resumed_options(folder, options, learning=learn)
+        opened = open_all([sources] if isinstance(sources, str) else sources, reading)
+        with ExitStack() as held:
+            if folder is not None:
+                held.enter_context(only_one_run(folder))
+            stream = cls(
+                opened,
+                SETTINGS | settings,
+                folder=folder,
+                options=reading,
+                given=settings,
+                create=learn,
+                save_every=save_every,
+            )
+            stream._held = held.pop_all()
+        return stream
+
+    def _check_settings(self, given: Mapping[str, Any]) -> None:
+        changed = {name: value for name, value in given.items() if self.settings.get(name) != value}
+        if changed:
+            told = ", ".join(f"{name} = {self.settings.get(name)!r}, not {value!r}" for name, value in changed.items())
+            raise ValueError(f"state {self.folder}: it was begun with {told}; leave the option out, or {START_ANEW}")
+
+    def _check_sources(self, inner: Path) -> None:
+        known = Vocabulary.load(inner / "vocab.txt")
+        check_same_words(f"state {self.folder}", known, "the first source", self.vocabulary)
+        saved = self.record["sources"]
+        specs = [source.spec for source in self.sources]
+        if len(saved) != len(specs):
+            raise ValueError(
+                f"state {self.folder}: it was learned with {len(saved)} sources ({', '.join(s['spec'] for s in saved)}), got "
+                f"{len(specs)} ({', '.join(specs)}); give the same ones, or {START_ANEW}"
+            )
+        for before, now in zip(saved, self.sources, strict=True):
+            if before["fingerprint"] != now.fingerprint:
+                raise ValueError(
+                    f"state {self.folder}: the source {now.spec} is not the one it was learned with ({before['spec']}): "
+                    f"model, text or options (order, decay, ...) differ; give that one, or {START_ANEW}"
+                )
+
+    @property
+    def names(self) -> list[str]:
+        """What the model and its sources are called, on pages and in answers."""
+        return [personal_name(self.sources), *(source.name for source in self.sources)]
+
+    # ---------------------------------------------------------------- lines handed over
+    @property
+    def num_lines(self) -> int:
+        """Lines that :meth:`read` was given, those before the state was saved included."""
+        return self.record["streams"].get(HANDED, [0])[0]
+
+    def read(self, line: str | bytes, *, learn: bool = True) -> ReadLine:
+        """Score every word of a line, and learn from each before the next.
+
+        Saves the state first where `save_every` lines were read since the last time, so what is saved is never ahead of what
+        the caller was told.
+
+        Args:
+            line: words between spaces, or JSON {"words": [...]}. learn: False leaves the parameters as they are.
+
+        Raises:
+            StreamError: a source or the model failed; the state saved before is whole.
+        """
+        if self._unsaved >= self.save_every:
+            self.save()
+        number = self.num_lines + 1
+        found = self._read(number, line.encode() if isinstance(line, str) else line, learn)
+        self.record["streams"][HANDED] = list(Place(number))
+        return found
+
+    def _read(self, number: int, raw: bytes | int, learn: bool) -> ReadLine:
+        line = self.encoder.encode(number, raw)
+        tokens = score_line(self.model, line, learn=learn, by_line=self.options.by_line)
+        self._unsaved += 1
+        return ReadLine(line, tokens)
+
+    def save(self) -> None:
+        """Keep the model, the sources' memories and the places in the streams; without a folder nothing."""
+        self._unsaved = 0
+        if self.folder is None:
+            return
+        self.record |= {
+            "settings": self.settings,
+            "sources": [{"spec": source.spec, "fingerprint": source.fingerprint} for source in self.sources],
+        }
+
+        def write(new: Path) -> None:
+            self.vocabulary.save(new / "vocab.txt")
+            self.model.save(new)
+
+        save_state(self.folder, self.record, write)
+
+    def close(self) -> None:
+        """Let other processes have the folder; what was not saved is lost."""
+        self._held.close()
+
+    def __enter__(self) -> PersonalStream:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
+        try:
+            if failed is None and self._unsaved:
+                self.save()
+        finally:
+            self.close()
+
+    # ---------------------------------------------------------------- files
+    def follow(
+        self,
+        path: str = "-",
+        out: str | Path | None = None,
+        *,
+        rewind: bool = False,
+        learn: bool = True,
+        on_line: Callable[[ReadLine], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> int:
+        """Answer and learn line after line of a file, from where this state left it; JSON lines out.
+
+        The state is saved before the first line, every `save_every` lines, at the end, and when a signal (Ctrl-C, SIGTERM) asks
+        to stop. Given a file, a stream that was interrupted in any way goes on to the same numbers and the same output file.
+
+        Args:
+            path: of a text file, or "-" for standard input. out: file of the answers; None is standard output.
+            rewind: read the file from its start, though the state has read some of it.
+            on_line: called after each line was answered. say: told of an interruption.
+
+        Returns:
+            Lines that could not be read.
+
+        Raises:
+            StreamError: a source or the model failed in a line. ValueError: not the file that was read before.
+            KeyboardInterrupt, SystemExit: a signal came; the state is saved.
+        """
+        out = None if out is None else Path(out)
+        name = "-" if path == "-" else str(Path(path).resolve())
+        known = self.record["streams"].get(name)
+        reader = LineReader(path, None if known is None or rewind else Place(*known))
+        with ExitStack() as files:
+            files.callback(reader.close)
+            writer = self._writer(out)
+            files.callback(writer.close)
+            return self._follow(name, reader, writer, learn, on_line, say)
+
+    def _writer(self, out: Path | None) -> LineWriter:
+        """The output, without what was written of lines that will come again."""
+        saved = self.record["out"]
+        name = None if out is None else str(out.resolve())
+        written = saved["num_bytes"] if saved is not None and saved["path"] == name else None
+        self.record["out"] = None if out is None else {"path": name, "num_bytes": written or 0}
+        return LineWriter(out, written)
+
+    def _follow(
+        self,
+        name: str,
+        reader: LineReader,
+        writer: LineWriter,
+        learn: bool,
+        on_line: Callable[[ReadLine], None] | None,
+        say: Callable[[str], None] | None,
+    ) -> int:
+        failed, begun, start = 0, False, reader.place
+
+        def save(place: Place) -> None:
+            writer.sync()
+            self.record["streams"][name] = list(place)
+            if self.record["out"] is not None:
+                self.record["out"]["num_bytes"] = writer.num_bytes
+            self.save()
+
+        with StopSignals() as signals:
+            try:
+                while (raw := reader.read_line(signals)) is not None:
+                    if not begun:  # so that whatever comes after, it is known which output belongs to which stream
+                        save(start)
+                        begun = True
+                    found = self._read(reader.place.num_lines, raw, learn)
+                    failed += found.error is not None
+                    writer.write(as_json(found.answer(self.names[1:])))
+                    if on_line is not None:
+                        on_line(found)
+                    if self._unsaved >= self.save_every:
+                        save(reader.place)
+            except Stopped:
+                pass
+            if self._unsaved:
+                save(reader.place)
+        if signals.received is not None and say is not None:
+            kept = "nothing is kept without a state" if self.folder is None else "saved; the same command goes on from there"
+            say(f"stopped behind line {reader.place.num_lines}; {kept}")
+        signals.reraise()
+        return failed
+
+
+def resumed_options(folder: Path | None, given: Mapping[str, Any], *, learning: bool = True) -> StreamOptions:
+    """The options of a folder's stream with those given, or the given ones where the folder holds none.
+
+    Raises:
+        ValueError: where a stream that is still learned from is to be read in another way than it was begun.
+    """
+    if folder is None or not has_state(folder):
+        return StreamOptions(**given)
+    saved = load_state(folder)[0]["options"]
+    for name, value in given.items():
+        if learning and name in saved and saved[name] != value:
+            raise ValueError(
+                f"state {folder}: it was begun with {name} = {saved[name]!r}, not {value!r}, and would go on to other numbers; "
+                f"leave the option out, or {START_ANEW}"
+            )
+    return StreamOptions(**{**saved, **given})
