@@ -26,5 +26,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "ModelSource": "model",
         "HuggingFaceSource": "huggingface",
         "MixtureSource": "mixture",
+        "PersonalStream": "stream",
+        "StreamError": "personal_model",
+        "StreamOptions": "opening",
+        "StreamPair": "comparison",
     },
 )

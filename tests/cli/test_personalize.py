@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from pplseq.baselines import KneserNey
-from pplseq.cli.streams import runs as stream_runs
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.sources.comparison import comparison_answer
 from pplseq.sources.lines import LineWriter
 from pplseq.sources.personal_model import Overheard
 
@@ -31,9 +31,9 @@ def lines_of(result):
 @pytest.mark.parametrize("by_line", [False, True])
 def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options, personal_lines, by_line):
     from pplseq.models import PROPSLearner
-    from pplseq.sources.opening import SourceSettings, open_source
+    from pplseq.sources.opening import StreamOptions, open_source
 
-    settings = SourceSettings(order=3)
+    settings = StreamOptions(order=3)
     first = open_source(general, settings)
     second = open_source("cache", settings, first.vocabulary)
     vocabulary = first.vocabulary
@@ -277,9 +277,9 @@ def test_overheard_sources_say_what_they_gave():
 
 
 def test_infinite_ratios_are_null():
-    from pplseq.cli.streams.words import Line
+    from pplseq.sources.words import Line
 
     line = Line({"line": 1, "words": ["x"] * 3, "unknown": []}, ["x"] * 3, [0] * 3, [True] * 3)
     never = -math.inf
-    answer = stream_runs.comparison_answer(line, [[never, -1.0, never], [-1.0, never, never]], None)
+    answer = comparison_answer(line, [[never, -1.0, never], [-1.0, never, never]], None)
     assert answer["token_ratios"] == [None, None, 0.0] and answer["a"] == [None, -1.0, None]

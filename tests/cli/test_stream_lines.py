@@ -13,12 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pplseq.cli.streams.words import Encoder, Shown, as_json, rounded
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.runs.checkpoint import CheckpointError, SaveError
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import MAX_LINE_BYTES, LineReader, LineWriter, Place
+from pplseq.sources.pages import Shown
 from pplseq.sources.stream_state import has_state, load_state, save_state
+from pplseq.sources.words import Encoder, as_json, rounded
 
 
 def read_all(reader, count=None):

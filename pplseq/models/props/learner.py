@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pplseq.models.props.source import CallableSource
 from pplseq.models.props.program import PROPS
 from pplseq.models.props.settings import StepInfo
-from pplseq.models.props.source import check_probs
+from pplseq.models.props.source import CallableSource, check_probs
 from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.props.word_statistics import word_id
 from pplseq.models.storage import read_folder, write_folder

@@ -1,0 +1,81 @@
+"""PersonalStream from Python: a stream that is taken up again goes on as if nothing had happened."""
+
+import json
+
+import pytest
+
+from pplseq.runs.checkpoint import CheckpointError
+from pplseq.sources import PersonalStream
+
+GENERAL = [*["the cat sees a dog", "a dog likes the cat here", "the bird finds my fish"] * 20, "a rare word"]
+MINE = ["my cat sees my fish", "the zebra likes my cat", "my fish"] * 10
+
+
+@pytest.fixture
+def general(tmp_path):
+    path = tmp_path / "general.txt"
+    path.write_text("\n".join(GENERAL))
+    return [f"ngram:{path}", "cache"]
+
+
+def read(stream, lines):
+    return [stream.read(line).answer(stream.names[1:]) for line in lines]
+
+
+@pytest.mark.parametrize("stop", [1, 13, 29])
+def test_goes_on_to_the_same_numbers(general, tmp_path, stop):
+    with PersonalStream.open(general, order=3) as stream:
+        whole = read(stream, MINE)
+    assert not stream.resumed and "perturbation" in whole[0]
+    with PersonalStream.open(general, state=tmp_path / "state", order=3) as stream:
+        first = read(stream, MINE[:stop])
+    with PersonalStream.open(general, state=tmp_path / "state") as stream:  # the state brings order=3
+        assert stream.resumed and stream.num_lines == stop and stream.options.order == 3
+        assert first + read(stream, MINE[stop:]) == whole
+
+
+def test_what_is_saved_is_never_ahead_of_what_was_told(general, tmp_path):
+    stream = PersonalStream.open(general, state=tmp_path / "state", save_every=2)
+    told = read(stream, MINE[:5])
+    stream.close()  # as if it had died: lines 1 to 4 are saved, line 5 comes again
+    with PersonalStream.open(general, state=tmp_path / "state") as stream:
+        assert stream.num_lines == 4 and read(stream, MINE[4:5]) == told[4:]
+
+
+def test_read_and_follow_say_the_same(general, tmp_path):
+    path, out = tmp_path / "mine.txt", tmp_path / "out.jsonl"
+    path.write_text("\n".join(MINE))
+    with PersonalStream.open(general) as stream:
+        assert stream.follow(str(path), out) == 0
+    with PersonalStream.open(general) as stream:
+        assert [json.loads(line) for line in out.read_text().splitlines()] == read(stream, MINE)
+
+
+def test_a_line_that_cannot_be_read_is_named(general):
+    with PersonalStream.open(general, unknown="error") as stream:
+        line = stream.read("the unicorn")
+    assert "unicorn" in line.error and line.tokens == [] and line.log_prob == 0
+
+
+def test_other_choices_than_the_state(general, tmp_path):
+    with PersonalStream.open(general, state=tmp_path / "state", seed=3) as stream:
+        stream.read("the cat")
+    with pytest.raises(ValueError, match="seed = 3, not 4"):
+        PersonalStream.open(general, state=tmp_path / "state", seed=4)
+    with pytest.raises(ValueError, match="lower = False, not True"):
+        PersonalStream.open(general, state=tmp_path / "state", lower=True)
+    with pytest.raises(TypeError, match="sede: no option"):
+        PersonalStream.open(general, sede=4)
+    with pytest.raises(CheckpointError, match="no state"):
+        PersonalStream.open(general, state=tmp_path / "other", learn=False)
+
+
+def test_a_failure_leaves_the_state_before(general, tmp_path):
+    with pytest.raises(RuntimeError, match="mine"):
+        with PersonalStream.open(general, state=tmp_path / "state") as stream:
+            stream.read("the cat")
+            stream.save()
+            stream.read("a dog")
+            raise RuntimeError("mine")
+    with PersonalStream.open(general, state=tmp_path / "state") as stream:
+        assert stream.num_lines == 1
