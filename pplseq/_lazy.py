@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
 
 
 def lazy_names(package: str, names: dict[str, str]):
@@ -18,3 +20,55 @@ def lazy_names(package: str, names: dict[str, str]):
         return sorted(names)
 
     return __getattr__, __dir__, sorted(names)
+
+
+class Registry(MutableMapping[str, Any]):
+    """Classes by the names under which they are saved and asked for, each imported when it is asked for.
+
+    Args:
+        what: what the classes are, for messages ("model").
+        package: where the modules of `places` are.
+        places: name -> "module:Class", the module as seen from the package.
+    """
+
+    def __init__(self, what: str, package: str = "", places: Mapping[str, str] | None = None):
+        self.what, self._found = what, {}
+        for name, place in (places or {}).items():
+            self.register(name, f"{package}.{place}" if package else place)
+
+    def register(self, name: str, place: Any) -> Any:
+        """Adds a class, or "module:Class" where it is; the place itself is returned."""
+        self._found[name] = place
+        return place
+
+    def __getitem__(self, name: str) -> Any:
+        place = self._found[name]
+        if isinstance(place, str):
+            module, _, attribute = place.partition(":")
+            place = getattr(importlib.import_module(module), attribute)
+        return place
+
+    def __setitem__(self, name: str, place: Any) -> None:
+        self.register(name, place)
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would import the class
+        return name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def named(self, name: str) -> Any:
+        """The class of a name.
+
+        Raises:
+            ValueError: for an unknown one; lists the known ones.
+        """
+        if name not in self:
+            raise ValueError(f"unknown {self.what} {name!r}; known: {', '.join(self)}")
+        return self[name]

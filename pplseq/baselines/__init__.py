@@ -7,18 +7,22 @@ Every baseline has the same small face, on texts of `pplseq.data`:
     next_word(context) -> (V,)        nats of every word after the words so far
 """
 
-import importlib
+from pplseq._lazy import Registry, lazy_names
+from pplseq.models.taggers import TAGGERS
 
-from pplseq._lazy import lazy_names
+NETWORKS = Registry("network", __name__, {"rnn": "rnn:RNN", "lstm": "lstm:LSTM", "ff": "feed_forward:FeedForward"})
 
-NETWORKS = {"rnn": ("rnn", "RNN"), "lstm": ("lstm", "LSTM"), "ff": ("feed_forward", "FeedForward")}
-
-
-def network_class(name: str):
-    """The class of a neural language model: rnn, lstm or ff."""
-    module, attribute = NETWORKS[name]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-
+for _name, _place in {
+    "most-frequent": "taggers:MostFrequentTagger",
+    "rules": "taggers:RuleTagger",
+    "nltk-ngram": "nltk_taggers:NgramTagger",
+    "nltk-brill": "nltk_taggers:BrillTagger",
+    "nltk-tnt": "nltk_taggers:TnTTagger",
+    "nltk-perceptron": "nltk_taggers:PerceptronTagger",
+    "crfsuite": "crfsuite_tagger:CRFSuiteTagger",
+    "maxent": "maxent_tagger:MaxEntTagger",
+}.items():
+    TAGGERS.register(_name, f"{__name__}.{_place}")
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -29,5 +33,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "FeedForward": "feed_forward",
         "NeuralLanguageModel": "neural",
         "SGDSettings": "sgd",
+        "load": "loading",
+        "load_text_model": "loading",
     },
 )

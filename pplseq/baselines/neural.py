@@ -83,6 +83,7 @@ class NeuralLanguageModel(nn.Module):
 
     name: ClassVar[str]
     questions: ClassVar[str] = "pplseq.baselines.answers"
+    clusters: ClassVar[None] = None  # which a model of states may have
     carry: ClassVar[type] = Carried  # what a checkpoint's belief is read back as
     precision: str = "full"  # of the softmax's products in training: see `SGDSettings`
     sparse_gradients: bool = False  # of the table of input words, where training can use them
@@ -270,7 +271,7 @@ class NeuralLanguageModel(nn.Module):
         """Write config.json, model.safetensors and vocab.txt, whole or not at all."""
         from pplseq.models.storage import save_model
 
-        return save_model(self, folder, vocabulary=self.vocabulary)
+        return save_model(self, folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> NeuralLanguageModel:
@@ -280,17 +281,17 @@ class NeuralLanguageModel(nn.Module):
             FileNotFoundError: no model there.
             ValueError: a model of another kind, or damaged files.
         """
-        from pplseq.baselines import NETWORKS, network_class
+        from pplseq.baselines import NETWORKS
         from pplseq.models.storage import read_folder, whole_folder
 
         path = whole_folder(folder) / "config.json"
         header, tensors = read_folder(folder)
         kind = header.get("model")
-        if kind not in NETWORKS or not issubclass(network_class(kind), cls):
+        if kind not in NETWORKS or not issubclass(NETWORKS[kind], cls):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
             raise ValueError(f"{path}: expected a model of kind {expected!r}, got {kind!r}")
         try:
-            model = network_class(kind)(Vocabulary.load(path.with_name("vocab.txt")), **header["config"])
+            model = NETWORKS[kind](Vocabulary.load(path.with_name("vocab.txt")), **header["config"])
             model.load_state_dict(tensors)
         except (TypeError, KeyError, RuntimeError) as error:
             raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import json
 import tempfile
@@ -21,7 +20,7 @@ class System(NamedTuple):
     """How a tagger is made.
 
     Attributes:
-        tagger: its name in `pplseq.models.taggers.tagger.TAGGERS`. preset: a class method that makes it. options: of either.
+        tagger: its name in `pplseq.models.taggers.TAGGERS`. preset: a class method that makes it. options: of either.
         text: a line for --help.
         untagged: whether it learns from words without tags as well.
     """
@@ -230,10 +229,9 @@ def check_system(name: str) -> System:
 
 
 def _class_of(system: System) -> Any:
-    from pplseq.models.taggers.tagger import TAGGERS
-
-    module, _, name = TAGGERS[system.tagger].partition(":")
-    found = importlib.import_module(module)
-    if not hasattr(found, name):
-        raise ImportError(f"{module} has no {name}")
-    return getattr(found, name)
+    if system.tagger not in TAGGERS:
+        raise ImportError(f"there is no tagger {system.tagger!r}")
+    try:
+        return TAGGERS[system.tagger]
+    except AttributeError as error:
+        raise ImportError(str(error)) from error

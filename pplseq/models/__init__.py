@@ -1,31 +1,21 @@
 """Models: one generative program a file. Names are imported on first use."""
 
-import importlib
+from pplseq._lazy import Registry, lazy_names
 
-from pplseq._lazy import lazy_names
-
-REGISTRY = {
-    "vlhmm": ("vlhmm", "VLHMM"),
-    "hmm": ("hmm.program", "HMM"),
-    "lds": ("lds.program", "LDS"),
-    "text_lds": ("text_lds.program", "TextLDS"),
-    "iohmm": ("iohmm.program", "IOHMM"),
-    "props": ("props.program", "PROPS"),
-    "streaming_hmm": ("props.program", "StreamingHMM"),
-}
-
-
-def model_class(name: str):
-    """The class of a registered model.
-
-    Raises:
-        ValueError: for an unknown name; lists the known ones.
-    """
-    if name not in REGISTRY:
-        raise ValueError(f"unknown model {name!r}; known: {', '.join(REGISTRY)}")
-    module, attribute = REGISTRY[name]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-
+# names in saved folders and of `pplseq train`; a model of your own: MODELS.register("name", Class)
+MODELS = Registry(
+    "model",
+    __name__,
+    {
+        "vlhmm": "vlhmm:VLHMM",
+        "hmm": "hmm.program:HMM",
+        "lds": "lds.program:LDS",
+        "text_lds": "text_lds.program:TextLDS",
+        "iohmm": "iohmm.program:IOHMM",
+        "props": "props.program:PROPS",
+        "streaming_hmm": "props.program:StreamingHMM",
+    },
+)
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -58,7 +48,5 @@ __getattr__, __dir__, __all__ = lazy_names(
         "load_stream": "@pplseq.models.props.storage",
         "merge_streams": "@pplseq.models.props.storage",
         "SequenceModel": "base",
-        "load_model": "storage",
-        "save_model": "storage",
     },
 )

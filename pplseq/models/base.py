@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import pyro
 import torch
@@ -15,6 +15,10 @@ from torch import Tensor
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+
+if TYPE_CHECKING:
+    from pplseq.data.clusters import Clusters
+    from pplseq.data.vocabulary import Vocabulary
 
 
 class SequenceModel(PyroModule):
@@ -28,6 +32,8 @@ class SequenceModel(PyroModule):
     name: ClassVar[str]
     messenger: ClassVar[type] = BlockedEnum  # KalmanCollapse where states are Gaussian
     vectorize: bool = True
+    vocabulary: Vocabulary | None = None  # of a model of words, saved with it
+    clusters: Clusters | None = None  # of its words, where they have blocks
 
     def model(self, x=None, lengths=None, start=None):
         """The generative program."""
@@ -89,8 +95,22 @@ class SequenceModel(PyroModule):
         """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""
         return self.posterior(x, lengths, start).log_prob()
 
-    def save(self, folder, *, vocabulary=None, clusters=None) -> Path:
-        """Writes the model as a folder; see :func:`pplseq.models.storage.save_model`."""
+    def save(self, folder) -> Path:
+        """Writes the model, its vocabulary and clusters as a folder; see :func:`pplseq.models.storage.save_model`."""
         from pplseq.models.storage import save_model
 
-        return save_model(self, folder, vocabulary=vocabulary, clusters=clusters)
+        return save_model(self, folder)
+
+    @classmethod
+    def load(cls, folder, device: str | torch.device = "cpu") -> Self:
+        """Reads what :meth:`save` wrote; called on ``SequenceModel`` itself, a model of any kind.
+
+        Raises:
+            FileNotFoundError: if there is no model in the folder. ValueError: if it is damaged, or of another kind.
+        """
+        from pplseq.models.storage import read_model
+
+        model = read_model(folder, device)
+        if not isinstance(model, cls):
+            raise ValueError(f"{folder}: holds a {type(model).__name__}, not a {cls.__name__}; pplseq.load reads any model")
+        return model

@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 FORMAT, VERSION = "pplseq", 1
 
 
-def save_model(model, folder, *, vocabulary=None, clusters=None) -> Path:
+def save_model(model, folder) -> Path:
     """Writes a model as a folder, whole or not at all: an existing folder stays as it was until the new one is complete.
 
+    Its ``vocabulary`` and ``clusters`` are written beside it where it has them.
+
     Args:
-        model: a :class:`~pplseq.models.base.SequenceModel`.
-        folder: where to. vocabulary, clusters: written beside it where given.
+        model: a :class:`~pplseq.models.base.SequenceModel`, or anything else with name, config and state dict.
+        folder: where to.
 
     Raises:
         OSError: if the disk does not take it; the old folder, if any, is still there.
@@ -28,12 +30,12 @@ def save_model(model, folder, *, vocabulary=None, clusters=None) -> Path:
     from pplseq.data.clustering import write_paths
 
     def more(folder: Path) -> None:
-        if vocabulary is not None:
-            vocabulary.save(folder / "vocab.txt")
-        if clusters is not None:
-            if vocabulary is None:
-                raise ValueError("clusters: they are written by word, so give the vocabulary too")
-            write_paths(folder / "clusters.paths", clusters, vocabulary)
+        if model.vocabulary is not None:
+            model.vocabulary.save(folder / "vocab.txt")
+        if model.clusters is not None:
+            if model.vocabulary is None:
+                raise ValueError("clusters: they are written by word, so set model.vocabulary too")
+            write_paths(folder / "clusters.paths", model.clusters, model.vocabulary)
 
     return write_folder(folder, {"model": model.name, "config": model.config}, model.state_dict(), more)
 
@@ -67,11 +69,10 @@ def write_folder(folder, header: dict, tensors: dict, more: Callable[[Path], Non
     return folder
 
 
-def load_model(folder, device: str | torch.device = "cpu"):
-    """Reads a model folder.
+def read_model(folder, device: str | torch.device = "cpu"):
+    """The model of a folder, in evaluation mode, with its ``vocabulary`` and ``clusters`` (None where there are none).
 
-    Returns:
-        (model, vocabulary or None, clusters or None), the model in evaluation mode.
+    It reads the models of :data:`pplseq.models.MODELS`; :func:`pplseq.load` reads networks, taggers and streams as well.
 
     Raises:
         FileNotFoundError: if there is no model in the folder.
@@ -79,17 +80,15 @@ def load_model(folder, device: str | torch.device = "cpu"):
     """
     from pplseq.data.clustering import read_paths
     from pplseq.data.vocabulary import Vocabulary
-    from pplseq.models import REGISTRY, model_class
+    from pplseq.models import MODELS
 
     folder = whole_folder(folder)
     header, tensors = read_folder(folder)
     path = folder / "config.json"
-    if header.get("model") == "tagger":
-        raise ValueError(f"{folder}: a tagger; use pplseq.models.taggers.tagger.load_tagger, or `pplseq tag run`")
-    if header.get("model") not in REGISTRY:
-        raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(REGISTRY)}")
+    if header.get("model") not in MODELS:
+        raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(MODELS)}")
     try:
-        model = model_class(header["model"]).from_config(header["config"], tensors)
+        model = MODELS[header["model"]].from_config(header["config"], tensors)
         model.load_state_dict(tensors)
     except (TypeError, RuntimeError, KeyError) as error:
         raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error
@@ -101,10 +100,10 @@ def load_model(folder, device: str | torch.device = "cpu"):
             f"{folder / 'vocab.txt'}: {len(vocabulary)} words, but the model has {num_words}; the file is cut short or belongs "
             "to another model"
         )
-    clusters = None
+    model.vocabulary = vocabulary
     if vocabulary is not None and (folder / "clusters.paths").is_file():
-        clusters = read_paths(folder / "clusters.paths", vocabulary)
-    return model, vocabulary, clusters
+        model.clusters = read_paths(folder / "clusters.paths", vocabulary)
+    return model
 
 
 def whole_folder(folder) -> Path:

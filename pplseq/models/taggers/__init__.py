@@ -1,1 +1,16 @@
 """Taggers: generative (from counts, with substates, from a dictionary) and conditional (CRF, MEMM)."""
+
+from pplseq._lazy import Registry
+
+# names in saved folders; `pplseq.baselines` registers its own
+TAGGERS = Registry(
+    "tagger",
+    __name__,
+    {
+        "hmm-tagger": "hmm:HMMTagger",
+        "latent-tagger": "latent:LatentTagger",
+        "crf-tagger": "conditional_crf:CRFTagger",
+        "memm-tagger": "conditional_memm:MEMMTagger",
+        "dictionary-tagger": "dictionary:DictionaryTagger",
+    },
+)

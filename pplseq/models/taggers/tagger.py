@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,27 +13,11 @@ from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.storage import read_folder, write_folder
+from pplseq.models.taggers import TAGGERS
 
 Words = Sequence[str]
 BATCH_CELLS = 1 << 21  # steps x rows x states of one batch
 DECODERS = ("viterbi", "posterior")
-
-# name in a saved folder -> where its class is
-TAGGERS = {
-    "hmm-tagger": "pplseq.models.taggers.hmm:HMMTagger",
-    "latent-tagger": "pplseq.models.taggers.latent:LatentTagger",
-    "crf-tagger": "pplseq.models.taggers.conditional_crf:CRFTagger",
-    "memm-tagger": "pplseq.models.taggers.conditional_memm:MEMMTagger",
-    "dictionary-tagger": "pplseq.models.taggers.dictionary:DictionaryTagger",
-    "most-frequent": "pplseq.baselines.taggers:MostFrequentTagger",
-    "rules": "pplseq.baselines.taggers:RuleTagger",
-    "nltk-ngram": "pplseq.baselines.nltk_taggers:NgramTagger",
-    "nltk-brill": "pplseq.baselines.nltk_taggers:BrillTagger",
-    "nltk-tnt": "pplseq.baselines.nltk_taggers:TnTTagger",
-    "nltk-perceptron": "pplseq.baselines.nltk_taggers:PerceptronTagger",
-    "crfsuite": "pplseq.baselines.crfsuite_tagger:CRFSuiteTagger",
-    "maxent": "pplseq.baselines.maxent_tagger:MaxEntTagger",
-}
 
 
 class Tagger(ABC):
@@ -117,9 +100,8 @@ def load_tagger(folder: str | Path) -> Tagger:
             f"{folder}: holds the model {header.get('tagger', header.get('model'))!r}, no tagger; taggers are made by "
             "`pplseq tag train`"
         )
-    module, _, name = TAGGERS[header["tagger"]].partition(":")
     try:
-        return getattr(importlib.import_module(module), name).from_state(header["config"], tensors)
+        return TAGGERS[header["tagger"]].from_state(header["config"], tensors)
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"{folder}: config.json does not describe a {header['tagger']} ({error!r})") from error
 

@@ -1,0 +1,96 @@
+"""From a folder back to the model in it, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pplseq.baselines import NETWORKS
+from pplseq.models.storage import read_header, read_model, whole_folder
+
+CHECKPOINTS = ("best", "last")
+
+
+def load(
+    folder: str | Path,
+    *,
+    checkpoint: str | None = None,
+    device: str | torch.device = "cpu",
+    sources: Sequence = (),
+) -> Any:
+    """The model of a folder: of any family, a network, a tagger, a stream of PROPS; or of a run's folder.
+
+    Args:
+        folder: what ``model.save`` wrote, or a run's folder.
+        checkpoint: of a run: "best" or "last"; None takes the best, the last where there is no best.
+        device: where a model's parameters go.
+        sources: of a ``PROPSLearner``, made anew, as many as it had.
+
+    Returns:
+        The model, ready to be asked. Its ``vocabulary`` and ``clusters`` are set where they were saved with it, else None.
+
+    Raises:
+        FileNotFoundError: no model there. ValueError: a damaged folder, or one of another version.
+    """
+    folder = model_folder(folder, checkpoint)
+    header = read_header(folder)
+    kind = header.get("kind", header.get("model"))
+    if kind == "tagger":
+        from pplseq.models.taggers.tagger import load_tagger
+
+        return load_tagger(folder)
+    if kind == "props learner":
+        from pplseq.models.props.learner import PROPSLearner
+
+        return PROPSLearner.load(folder, sources)
+    if kind == "props stream":
+        from pplseq.models.props.storage import load_stream
+
+        return load_stream(folder)
+    if kind in NETWORKS:
+        return NETWORKS[kind].load(folder).to(device)
+    return read_model(folder, device)
+
+
+def load_text_model(folder: str | Path, checkpoint: str | None = None, device: str | torch.device = "cpu") -> Any:
+    """:func:`load` for what works with words: a model or network with a vocabulary.
+
+    Raises:
+        FileNotFoundError: no model there. ValueError: a model without a vocabulary, or as :func:`load`.
+    """
+    folder = Path(folder)
+    if (folder / "iohmm.json").is_file():
+        raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
+    model = load(folder, checkpoint=checkpoint, device=device)
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"{folder}: holds a {type(model).__name__}, no model of text")
+    if model.vocabulary is None:
+        raise ValueError(f"{folder} has no vocab.txt, so its word ids have no words; set model.vocabulary and save it again")
+    return model
+
+
+def model_folder(folder: str | Path, checkpoint: str | None = None) -> Path:
+    """The folder of a model itself: of a run's folder its best or last checkpoint, else the folder that was given.
+
+    Raises:
+        FileNotFoundError: no such folder, or a run without that checkpoint. ValueError: no such name of a checkpoint.
+    """
+    folder = whole_folder(folder)
+    if checkpoint not in (None, *CHECKPOINTS):
+        raise ValueError(f"checkpoint must be best, last or None, got {checkpoint!r}")
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such run or model folder")
+    if (folder / "iohmm.json").is_file():
+        return folder / "model"
+    found = [name for name in CHECKPOINTS if whole_folder(folder / name).exists()]
+    if not found and not (folder / "config.toml").exists():
+        return folder
+    if checkpoint is None and found or checkpoint in found:
+        return whole_folder(folder / (checkpoint or found[0]))
+    raise FileNotFoundError(
+        f"{folder / (checkpoint or 'last')}: the run has no {checkpoint or 'last'!r} checkpoint yet; "
+        + ("try --checkpoint last, or train on" if found else "train on")
+    )
