@@ -45,7 +45,10 @@ class Registry(MutableMapping[str, Any]):
         place = self._found[name]
         if isinstance(place, str):
             module, _, attribute = place.partition(":")
-            place = getattr(importlib.import_module(module), attribute)
+            found = importlib.import_module(module)
+            if not hasattr(found, attribute):
+                raise ImportError(f"{module} has no {attribute}")
+            place = getattr(found, attribute)
         return place
 
     def __setitem__(self, name: str, place: Any) -> None:

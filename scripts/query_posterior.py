@@ -10,11 +10,12 @@ import sys
 
 import torch
 
-from pplseq import MISSING, load_model
+from pplseq import MISSING, load
 
 
 def main(folder: str, sentence: str) -> None:
-    model, vocabulary, clusters = load_model(folder)
+    model = load(folder)
+    vocabulary, clusters = model.vocabulary, model.clusters
     words = [*sentence.split(), vocabulary.eos]
     ids = [MISSING if word == "_" else int(vocabulary.encode([word])[0]) for word in words]
     x = torch.tensor([ids])  # (B, T): one row

@@ -7,7 +7,6 @@ The command `pplseq train` does the same with more options; this is what it come
 """
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 import pyro
@@ -16,7 +15,7 @@ import torch
 from pplseq.data.batches import StreamBatches
 from pplseq.data.clustering import brown_clusters
 from pplseq.data.text import load_corpus
-from pplseq.models import VLHMM, load_model
+from pplseq.models import VLHMM
 from pplseq.runs.evaluation import score_text
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.training import train
@@ -50,6 +49,8 @@ def main() -> None:
         reset_id=vocabulary.eos_id,
     )
 
+    model.vocabulary, model.clusters = vocabulary, clusters  # saved with it
+
     # 16 streams of 32 tokens a step; the filtered belief is carried from one segment to the next.
     history = train(
         model,
@@ -57,12 +58,11 @@ def main() -> None:
         evaluate=lambda: score_text(model, corpus.valid, "carried").summary(),
         settings=TrainSettings(max_time=60 * options.minutes),
         folder=options.folder,
-        save=partial(model.save, vocabulary=vocabulary, clusters=clusters),
         on_record=lambda record: print(f"step {record['step']:5d}  {record['kind']:<10}  {record['perplexity']:9.2f}"),
     )
     print(f"stopped by {history.stop_reason} after {history.progress.step} steps")
 
-    best, _, _ = load_model(options.folder / "best")
+    best = VLHMM.load(options.folder / "best")
     for protocol in ("carried", "sentence"):
         score = score_text(best, corpus.test, protocol)
         print(f"test perplexity, {protocol}: {score.perplexity:.2f} over {score.num_tokens:,} tokens")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.checks import nearest
+from pplseq.models.taggers import TAGGERS
 
 TRAINING_FILE = "tagging.json"
 FORMAT, VERSION = "pplseq-tagging", 1
@@ -231,7 +232,4 @@ def check_system(name: str) -> System:
 def _class_of(system: System) -> Any:
     if system.tagger not in TAGGERS:
         raise ImportError(f"there is no tagger {system.tagger!r}")
-    try:
-        return TAGGERS[system.tagger]
-    except AttributeError as error:
-        raise ImportError(str(error)) from error
+    return TAGGERS[system.tagger]

@@ -77,12 +77,14 @@ def evaluate(
     stream_counts = _stream_counts(streams)
     import torch
 
-    from pplseq.cli.train.run import choose_device, load_trained
+    from pplseq.baselines.loading import load_text_model
+    from pplseq.cli.train.run import choose_device
     from pplseq.runs.evaluation import score_text
 
     if threads:
         torch.set_num_threads(threads)
-    trained, vocabulary, _ = load_trained(model, checkpoint)
+    trained = load_text_model(model, checkpoint)
+    vocabulary = trained.vocabulary
     if trained.name == "text_lds":
         raise ValueError("a text_lds has densities of words, not probabilities: use `pplseq lds evaluate`")
     if vocabulary_file is not None:

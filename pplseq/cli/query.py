@@ -93,12 +93,14 @@ def query(
     """
     import torch
 
-    from pplseq.cli.train.run import choose_device, load_trained
+    from pplseq.baselines.loading import load_text_model
+    from pplseq.cli.train.run import choose_device
     from pplseq.models.answers import answer_lines
 
     if threads:
         torch.set_num_threads(threads)
-    trained, vocabulary, _ = load_trained(model, checkpoint)
+    trained = load_text_model(model, checkpoint)
+    vocabulary = trained.vocabulary
     trained.to(choose_device(device))
     function, accepted, whole = QUESTIONS[question]
     chosen = {name: options[name] for name in accepted if options[name] is not None}

@@ -60,12 +60,13 @@ def report(
         split_sentence(sentence)  # before anything is loaded
     import torch
 
-    from pplseq.cli.train.run import choose_device, load_trained
+    from pplseq.baselines.loading import load_text_model
+    from pplseq.cli.train.run import choose_device
     from pplseq.report.page import render_page
 
     if threads:
         torch.set_num_threads(threads)
-    model, vocabulary, _ = load_trained(run, checkpoint)
+    model = load_text_model(run, checkpoint)
     if model.name == "text_lds":
         raise ValueError(
             "a text_lds has no discrete states to report on: use `pplseq lds pairs` and `pplseq lds evaluate`"
@@ -75,7 +76,7 @@ def report(
             f"{model.name!r} has no states to report on: use `pplseq evaluate`, or metrics.jsonl in its folder"
         )
     model.to(choose_device(options["device"]))
-    summary = _summarise(run, model, vocabulary, options)
+    summary = _summarise(run, model, model.vocabulary, options)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(render_page(summary), encoding="utf-8")
     click.echo(page)

@@ -186,11 +186,12 @@ def _of_text(spec: str, kind: str, text_name: str, options: StreamOptions, vocab
 
 def _of_folder(spec: str, options: StreamOptions, vocabulary: Vocabulary | None) -> Opened:
     """A model of the library, or one of its neural networks."""
-    from pplseq.cli.train.run import load_trained
+    from pplseq.baselines.loading import load_text_model
     from pplseq.sources import ModelSource, TorchLanguageModelSource
 
     folder = Path(spec)
-    model, words, _ = load_trained(folder, options.checkpoint)
+    model = load_text_model(folder, options.checkpoint)
+    words = model.vocabulary
     if vocabulary is not None:
         check_same_words(spec, words, "the first source", vocabulary)
     if model.name == "text_lds":

@@ -54,21 +54,21 @@ def column_source(name: str, options):
     """What computes the real-valued features of a name; None where its model was not given."""
     import numpy as np
 
+    from pplseq import load
     from pplseq.data import Vocabulary
     from pplseq.data.word_forms import WordForms
-    from pplseq.models import load_model
     from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns
 
     if name.startswith("lds") and options.lds:
-        model, vocabulary, _ = load_model(options.lds)
+        model = load(options.lds)
         kind = "filtered" if name == "lds-filtered" else "smoothed"
-        return EmbeddingColumns(model, vocabulary, WordForms(digits="NUM"), kind)
+        return EmbeddingColumns(model, model.vocabulary, WordForms(digits="NUM"), kind)
     if name == "word2vec" and options.word2vec:
         vocabulary = Vocabulary.load(Path(options.lds or options.word2vec.parent) / "vocab.txt")
         return TypeColumns(np.load(options.word2vec), vocabulary, WordForms(digits="NUM"))
     if name == "vlhmm" and options.vlhmm:
-        model, vocabulary, _ = load_model(options.vlhmm)
-        return PosteriorColumns(model, vocabulary, LanguageModellingForms(vocabulary))
+        model = load(options.vlhmm)
+        return PosteriorColumns(model, model.vocabulary, LanguageModellingForms(model.vocabulary))
     return None
 
 

@@ -52,7 +52,7 @@ def text_lds(how: str, text: Text, options):
     """
     from lds_starts import random_parameters
 
-    from pplseq.models import load_model
+    from pplseq.models import TextLDS
     from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
     from pplseq.models.text_lds.lag_covariances import LagCovariances
     from pplseq.models.text_lds.realisation import realise
@@ -92,7 +92,7 @@ def text_lds(how: str, text: Text, options):
         "iterations": records[-1]["step"],
         "gain_per_token": [round(record["gain_per_token"], 4) for record in records],
     }
-    return load_model(folder / "best")[0], facts
+    return TextLDS.load(folder / "best"), facts
 
 
 def _embed(model, name: str) -> Embed:

@@ -65,12 +65,13 @@ def evaluate(options, run: Path) -> dict:
     import torch
 
     from pplseq.data.text import load_corpus
-    from pplseq.models import load_model
+    from pplseq.models import VLHMM
     from pplseq.runs.evaluation import score_text
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, vocabulary, _ = load_model(run / "best", device=options.device)
+    model = VLHMM.load(run / "best", device=options.device)
+    vocabulary = model.vocabulary
     corpus = load_corpus(data_folder() / options.corpus, vocabulary=vocabulary)
     figures: dict = {}
     for name in ("valid", "test"):

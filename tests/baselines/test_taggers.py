@@ -1,6 +1,7 @@
 """The taggers of other libraries, and the simplest ones, behind one interface."""
 
 import builtins
+import importlib
 import itertools
 import json
 import math
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.tagger import TAGGERS, load_tagger
+from pplseq.models.taggers import TAGGERS
+from pplseq.models.taggers.tagger import load_tagger
 
 TEXT = """
 the_DET dog_NOUN barks_VERB ._PUNCT
@@ -42,13 +44,10 @@ SYSTEMS = {
 
 
 def new_tagger(name, **options):
-    import importlib
-
     given, package = SYSTEMS[name]
     if package is not None:
         pytest.importorskip(package)
-    module, _, cls = TAGGERS[name].partition(":")
-    return getattr(importlib.import_module(module), cls)(**{**given, **options})
+    return TAGGERS[name](**{**given, **options})
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
@@ -116,8 +115,6 @@ def test_a_missing_package_is_named(name, monkeypatch):
         if module.partition(".")[0] in ("nltk", "pycrfsuite", "sklearn", "scipy"):
             raise ImportError(module)
         return whole(module, *args, **kwargs)
-
-    import importlib
 
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.setattr(importlib, "import_module", lambda module: without(module))

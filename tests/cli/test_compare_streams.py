@@ -76,10 +76,10 @@ def saved(request, tmp_path):
     torch.manual_seed(0)
     if request.param == "vlhmm":
         model = VLHMM(len(VOCABULARY), 8, torch.arange(len(VOCABULARY)) % 2, hidden_size=4, reset_id=0).eval()
-        model.save(tmp_path / "model", vocabulary=VOCABULARY)
+        model.vocabulary = VOCABULARY
     else:
         model = LSTM(VOCABULARY, 5).eval()
-        model.save(tmp_path / "model")
+    model.save(tmp_path / "model")
     return tmp_path / "model", model
 
 

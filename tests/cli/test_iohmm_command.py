@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
-from pplseq.models import load_model
+from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
 
 
@@ -139,7 +139,7 @@ def test_symbols_and_classes(folder, table):
     rows = [(row[0], row[4], ["low", "high"][row[4] == "hot"]) for row in rows_of(2, 4, 15)]
     data = write(folder / "names.csv", rows, "name,feeling,kind")
     pplseq("train", "iohmm", data, "--config", config, "--mealy", "--restarts", 3, "--out", folder / "names")
-    assert load_model(folder / "names" / "model")[0].outputs == "categorical"
+    assert IOHMM.load(folder / "names" / "model").outputs == "categorical"
     found = json.loads(pplseq("evaluate", folder / "names", data).stdout)
     assert found["production"]["accuracy"] == 1 and found["production"]["balanced_accuracy"] == 1
     answer = lines(pplseq("query", folder / "names", "produce", data))[0]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from pplseq.cli import main
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text, load_corpus
-from pplseq.models import HMM, load_model
+from pplseq.models import HMM
 from pplseq.models.text_lds import fit as text_fitting
 from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
 from pplseq.models.text_lds.program import TextLDS
@@ -69,7 +69,8 @@ def test_fit(run, folder):
     gains = [record["gain_per_token"] for record in found]
     assert np.all(np.diff(gains) > -1e-6) and gains[0] > 0.01
     assert found[-1]["held_out_gain_per_token"] > 0.01
-    model, vocabulary, _ = load_model(run / "best")
+    model = TextLDS.load(run / "best")
+    vocabulary = model.vocabulary
     assert type(model) is TextLDS and model.num_states == 6 and vocabulary == texts("train")[0].vocabulary
     # what EM says of its statistics is what the model says of the text, but for pseudo-counts and line ends
     (text,) = texts("train")
@@ -137,7 +138,7 @@ def test_from_counts_in_python(folder, run):
     counts = LagCounts.load(folder / "train")
     settings = dict(pseudo_counts=20.0, num_iterations=6, restricted_iterations=30)
     model = TextLDS.from_counts(counts, 6, held_out=LagCounts.load(folder / "valid"), **settings)
-    best = load_model(run / "best")[0]
+    best = TextLDS.load(run / "best")
     for name, value in best.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     small = fit_text_lds(counts, FitSettings(6, dtype="float32", **settings))
@@ -238,7 +239,8 @@ def test_embed(run, tmp_path):
     # the line's end is a word too, and its vector is written on demand
     with_end = json.loads(pplseq("lds", "embed", run, source, "--eos").stdout.splitlines()[0])
     assert with_end["words"] == [*words[0], "<eos>"] and with_end["embeddings"][0] == lines[0]["embeddings"][0]
-    model, vocabulary, _ = load_model(run / "best")
+    model = TextLDS.load(run / "best")
+    vocabulary = model.vocabulary
     ids = [vocabulary.encode([*line, "<eos>"]) for line in words]
     np.testing.assert_allclose(model.embed_tokens(ids)[2][:-1], vectors[starts[2] : starts[3]], atol=1e-5)
     filtered = json.loads(pplseq("lds", "embed", run, source, "--kind", "filtered", "--plain").stdout.splitlines()[0])
@@ -249,7 +251,7 @@ def test_embed(run, tmp_path):
 def test_embed_types(run, tmp_path):
     pplseq("lds", "embed", run, "--types", "--out", tmp_path / "types.npz")
     with np.load(tmp_path / "types.npz") as arrays:
-        assert arrays["words"].tolist() == list(load_model(run / "best")[1])
+        assert arrays["words"].tolist() == list(TextLDS.load(run / "best").vocabulary)
         np.testing.assert_allclose(np.linalg.norm(arrays["embeddings"], axis=1), 1, atol=1e-5)
 
 
@@ -262,7 +264,9 @@ def test_embed_errors(run, tmp_path):
     assert "no such run" in message(tmp_path / "no", "-")
     assert "nonsense" in message(run, "-", input="nonsense words\n")  # a vocabulary without <unk> names the word
     assert "empty" in message(run, "-", input="\n")
-    HMM(2, 5).save(tmp_path / "hmm", vocabulary=Text.from_lines([["a", "b", "c", "d"]]).vocabulary)
+    hmm = HMM(2, 5)
+    hmm.vocabulary = Text.from_lines([["a", "b", "c", "d"]]).vocabulary
+    hmm.save(tmp_path / "hmm")
     assert "holds a hmm" in message(tmp_path / "hmm", "-", input="a\n")
 
 
@@ -272,7 +276,7 @@ def test_pairs(run):
     assert len(table) == 6 and all(" -> " in line for line in table)
     found = [json.loads(line) for line in pplseq("lds", "pairs", run, "--json", "--num-pairs", 3).stdout.splitlines()]
     assert len(found) == 3 and found[0]["value"] >= found[1]["value"]
-    assert all(len(pair["right"]) == 6 and set(pair["right"]) <= set(load_model(run / "best")[1]) for pair in found)
+    assert all(len(pair["right"]) == 6 and set(pair["right"]) <= set(TextLDS.load(run / "best").vocabulary) for pair in found)
 
 
 def test_evaluate(run, tmp_path):
@@ -280,7 +284,7 @@ def test_evaluate(run, tmp_path):
     assert found["perplexity"] < found["unigram_perplexity"] and 0 < found["mixture_weight"] <= 1
     assert found["gain_per_token"] > 0.01 and 0 < found["filter_decay"] < 1
     assert abs(found["gain_per_token"] - found["steady_gain_per_token"]) > 1e-9
-    assert float(load_model(run / "best")[0].mixture_weight) == 0.5  # nothing was written
+    assert float(TextLDS.load(run / "best").mixture_weight) == 0.5  # nothing was written
     assert "use `pplseq lds evaluate`" in pplseq("evaluate", run, "builtin:generated", code=2).stderr
     assert "give --tune-on" in pplseq("lds", "evaluate", run, "builtin:generated", "--save-weight", code=2).stderr
 
@@ -290,14 +294,15 @@ def test_the_tuned_weight_is_kept(folder, tmp_path):
     pplseq("lds", "fit", folder / "train", *FIT, "--iterations", 1, "--dtype", "float32", "--out", run)
     options = ["--tune-on", "builtin:generated", "--save-weight", "--checkpoint", "last"]
     found = json.loads(pplseq("lds", "evaluate", run, "builtin:generated", *options).stdout)
-    assert float(load_model(run / "last")[0].mixture_weight) == pytest.approx(found["mixture_weight"])
+    assert float(TextLDS.load(run / "last").mixture_weight) == pytest.approx(found["mixture_weight"])
     pplseq("lds", "fit", "--resume", run, "--iterations", 2, "--threads", 2)  # the checkpoint is still whole
 
 
 @pytest.mark.parametrize("form", ["predictor", "filtered"])
 def test_export_rnn(run, tmp_path, form):
     pplseq("lds", "export-rnn", run, "--form", form, "--out", tmp_path / "rnn.npz")
-    model, vocabulary, _ = load_model(run / "best")
+    model = TextLDS.load(run / "best")
+    vocabulary = model.vocabulary
     with np.load(tmp_path / "rnn.npz") as arrays:
         assert arrays["words"].tolist() == list(vocabulary)
         for name, value in model.rnn_weights(form).items():
@@ -306,7 +311,7 @@ def test_export_rnn(run, tmp_path, form):
 
 
 def test_queries(run):
-    word = load_model(run / "best")[1].words[3]
+    word = TextLDS.load(run / "best").vocabulary.words[3]
     (answer,) = [
         json.loads(line) for line in pplseq("query", run, "score", input=f"{word} {word}\n").stdout.splitlines()
     ]

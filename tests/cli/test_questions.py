@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pplseq.cli import main
 from pplseq.data.text import read_text
-from pplseq.models import load_model
+from pplseq.models import VLHMM
 
 EXAMPLE = "the cat sees a dog here"
 
@@ -46,8 +46,8 @@ def run(text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(run):
-    model, vocabulary, _ = load_model(run / "best")
-    return model, vocabulary
+    model = VLHMM.load(run / "best")
+    return model, model.vocabulary
 
 
 def log_prob(trained, words):
@@ -267,9 +267,10 @@ def test_infill_without_a_gap(run):
 
 def test_a_vocabulary_without_an_unknown_word(run, tmp_path):
     from pplseq.data.vocabulary import Vocabulary
-    from pplseq.models import VLHMM
 
-    VLHMM(4, 4, hidden_size=4).save(tmp_path / "model", vocabulary=Vocabulary(("<eos>", "a", "b", "c")))
+    model = VLHMM(4, 4, hidden_size=4)
+    model.vocabulary = Vocabulary(("<eos>", "a", "b", "c"))
+    model.save(tmp_path / "model")
     answers = ask(tmp_path / "model", "score", input="a b\na zebra\n", code=1)
     assert "log_prob" in answers[0] and "'zebra' is not in the vocabulary" in answers[1]["error"]
 

@@ -153,7 +153,9 @@ def test_unknown_words_where_the_vocabulary_has_none_for_them(tmp_path):
     from pplseq.data.vocabulary import Vocabulary
     from pplseq.models import VLHMM
 
-    VLHMM(4, 4, hidden_size=4, reset_id=0).save(tmp_path / "model", vocabulary=Vocabulary(("<eos>", "a", "b", "c")))
+    model = VLHMM(4, 4, hidden_size=4, reset_id=0)
+    model.vocabulary = Vocabulary(("<eos>", "a", "b", "c"))
+    model.save(tmp_path / "model")
     assert (
         "'zebra' is not in the vocabulary" in pplseq("report", tmp_path / "model", "--sentence", "zebra", code=2).stderr
     )

@@ -11,7 +11,7 @@ from pplseq.baselines import tagging_systems as tag_systems
 from pplseq.baselines.tagging_systems import SYSTEMS, System, load_tagger
 from pplseq.cli import main
 from pplseq.data import TaggedSentence, read_tagged, write_tagged
-from pplseq.models.taggers.tagger import TAGGERS
+from pplseq.models.taggers import TAGGERS
 
 TRAIN = [
     TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),

@@ -8,10 +8,11 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from support.gaussian_models import GAUSSIAN_MODELS
 
+from pplseq import models
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO, no_guide
 from pplseq.infer.programs.states import check_vectorizable, infer_states
-from pplseq.models import HMM, IOHMM, PROPS, REGISTRY, VLHMM, StreamingHMM, load_model
+from pplseq.models import HMM, IOHMM, PROPS, VLHMM, SequenceModel, StreamingHMM
 
 close = torch.testing.assert_close
 BLOCKS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -79,7 +80,7 @@ def some(options, rows=slice(None), steps=slice(None)):
 
 
 def test_every_registered_model_is_in_the_list():
-    assert {make().name for make in (*MODELS.values(), *GAUSSIAN_MODELS.values())} == set(REGISTRY)
+    assert {make().name for make in (*MODELS.values(), *GAUSSIAN_MODELS.values())} == set(models.MODELS)
 
 
 def test_it_samples(model):
@@ -130,7 +131,7 @@ def test_it_decodes(model):
 def test_it_saves_and_loads(model, tmp_path):
     x, inputs = observations(model), given(model)
     json.dumps(model.config)
-    loaded, *_ = load_model(model.save(tmp_path / "model"))
+    loaded = SequenceModel.load(model.save(tmp_path / "model"))
     assert type(loaded) is type(model) and loaded.config == model.config
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name].to(value), value), name

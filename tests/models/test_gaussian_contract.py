@@ -11,7 +11,7 @@ from support.gaussian_models import GAUSSIAN_MODELS
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.elbo import no_guide
 from pplseq.infer.programs.states import check_vectorizable
-from pplseq.models import load_model
+from pplseq.models import SequenceModel
 
 close = torch.testing.assert_close
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -79,7 +79,7 @@ def test_it_tells_its_states(model):
 def test_it_saves_and_loads(model, tmp_path):
     x = observations(model)
     json.dumps(model.config)
-    loaded, *_ = load_model(model.save(tmp_path / "model"))
+    loaded = SequenceModel.load(model.save(tmp_path / "model"))
     assert type(loaded) is type(model) and loaded.config == model.config
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name].to(value), value), name

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pplseq import load
 from pplseq.data import Vocabulary
 from pplseq.data.clustering import uniform_clusters
-from pplseq.models import VLHMM, load_model, model_class, save_model
+from pplseq.models import HMM, MODELS, VLHMM, SequenceModel
 
 X = torch.tensor([[0, 3, 2], [4, 4, -1]])
 
@@ -46,9 +47,9 @@ def test_there_and_back(tmp_path, options):
     model = make(**options)
     saved = model.save(tmp_path / "model")
     assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
-    loaded, vocabulary, clusters = load_model(saved)
+    loaded = load(saved)
     assert type(loaded) is VLHMM and loaded.config == model.config and not loaded.training
-    assert vocabulary is None and clusters is None
+    assert loaded.vocabulary is None and loaded.clusters is None
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     assert torch.equal(loaded.log_prob(X), model.log_prob(X))
@@ -59,12 +60,14 @@ def test_there_and_back(tmp_path, options):
 def test_vocabulary_and_clusters(tmp_path):
     vocabulary = Vocabulary(["a", "b", "c", "d", "e"], unknown=None, eos="e")
     clusters = uniform_clusters(5, 3, seed=0)
-    folder = make().save(tmp_path / "model", vocabulary=vocabulary, clusters=clusters)
-    _, words, found = load_model(folder)
-    assert words.words == vocabulary.words
-    assert list(found.block_of_word) == list(clusters.block_of_word)
-    with pytest.raises(ValueError, match="give the vocabulary too"):
-        make().save(tmp_path / "other", clusters=clusters)
+    model = make()
+    model.vocabulary, model.clusters = vocabulary, clusters
+    found = load(load(model.save(tmp_path / "model")).save(tmp_path / "again"))  # it keeps them when it is saved again
+    assert found.vocabulary.words == vocabulary.words
+    assert list(found.clusters.block_of_word) == list(clusters.block_of_word)
+    model.vocabulary = None
+    with pytest.raises(ValueError, match="set model.vocabulary too"):
+        model.save(tmp_path / "other")
     assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".*"))
 
 
@@ -72,7 +75,7 @@ def test_saving_again_replaces_the_folder(folder):
     (folder / "of another run").write_text("")
     make(seed=1).save(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert torch.equal(load_model(folder)[0].log_prob(X), make(seed=1).log_prob(X))
+    assert torch.equal(load(folder).log_prob(X), make(seed=1).log_prob(X))
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
@@ -85,28 +88,30 @@ def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
     monkeypatch.setattr(storage, "save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         make(seed=1).save(folder)
-    assert torch.equal(load_model(folder)[0].log_prob(X), make().log_prob(X))
+    assert torch.equal(load(folder).log_prob(X), make().log_prob(X))
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_interrupted_between_the_two_renames(folder):
     os.replace(folder, folder.with_name(".model.old"))
-    assert torch.equal(load_model(folder)[0].log_prob(X), make().log_prob(X))
+    assert torch.equal(load(folder).log_prob(X), make().log_prob(X))
 
 
 def test_parameters_on_another_device_or_type_are_written_as_they_are(tmp_path):
     model = make().double()
-    folder = save_model(model, tmp_path / "model")
+    folder = model.save(tmp_path / "model")
     assert load_file(str(folder / "model.safetensors"))["word_score.weight"].dtype == torch.float64
 
 
 # ------------------------------------------------------------------------------------------------ wrong folders
 def test_missing(tmp_path, folder):
     with pytest.raises(FileNotFoundError, match="no model at .*nowhere"):
-        load_model(tmp_path / "nowhere")
+        SequenceModel.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere: no such run or model folder"):
+        load(tmp_path / "nowhere")
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="model.safetensors: missing; the folder is incomplete"):
-        load_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
@@ -114,7 +119,7 @@ def test_truncated_parameters(folder, keep):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ValueError, match="not a whole safetensors file .*truncated or of another format"):
-        load_model(folder)
+        load(folder)
 
 
 def test_a_pickle_is_never_read(folder):
@@ -125,62 +130,62 @@ def test_a_pickle_is_never_read(folder):
     for content in (pickle.dumps(Trap()),):
         (folder / "model.safetensors").write_bytes(content)
         with pytest.raises(ValueError, match="not a whole safetensors file"):
-            load_model(folder)
+            load(folder)
     torch.save(make().state_dict(), folder / "model.safetensors")
     with pytest.raises(ValueError, match="not a whole safetensors file"):
-        load_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "\x00\x01", '{"format": "pplseq"'])
 def test_a_damaged_config(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(ValueError, match="not readable as JSON"):
-        load_model(folder)
+        load(folder)
 
 
 def test_a_config_that_is_no_text(folder):
     (folder / "config.json").write_bytes(b"\xff\xfe\x00{")
     with pytest.raises(ValueError, match="not readable as JSON"):
-        load_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("content", [[], {}, {"architectures": ["GPT2LMHeadModel"]}, {"format": "other"}])
 def test_a_foreign_config(folder, content):
     (folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="was not written by pplseq"):
-        load_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("version", [0, 2, None, "1"])
 def test_another_version(folder, version):
     rewrite(folder, version=version)
     with pytest.raises(ValueError, match="this pplseq reads version 1"):
-        load_model(folder)
+        load(folder)
 
 
 def test_an_unknown_model(folder):
     rewrite(folder, model="transformer")
     with pytest.raises(ValueError, match="unknown model 'transformer'; known: .*vlhmm"):
-        load_model(folder)
+        load(folder)
     with pytest.raises(ValueError, match="unknown model 'transformer'; known: .*vlhmm"):
-        model_class("transformer")
+        MODELS.named("transformer")
 
 
 def test_parameters_of_another_model(folder, tmp_path):
     other = make(hidden_size=6).save(tmp_path / "other")
     os.replace(other / "model.safetensors", folder / "model.safetensors")
     with pytest.raises(ValueError, match="does not fit config.json in .*weight"):
-        load_model(folder)
+        load(folder)
 
 
 def test_a_parameter_too_few_or_too_many(folder):
     tensors = load_file(str(folder / "model.safetensors"))
     save_file({k: v for k, v in tensors.items() if k != "word_score.bias"}, str(folder / "model.safetensors"))
     with pytest.raises(ValueError, match="does not fit config.json in word_score.bias"):
-        load_model(folder)
+        load(folder)
     save_file({**tensors, "extra": torch.zeros(1)}, str(folder / "model.safetensors"))
     with pytest.raises(ValueError, match="does not fit config.json in extra"):
-        load_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,7 @@ def test_a_parameter_too_few_or_too_many(folder):
 def test_a_config_that_does_not_describe_the_parameters(folder, change):
     rewrite(folder, config={**header(folder)["config"], **change})
     with pytest.raises(ValueError, match="its config does not describe these parameters"):
-        load_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("missing", ["shapes", "config", "model"])
@@ -199,10 +204,16 @@ def test_a_config_without_a_part(folder, missing):
     del content[missing]
     (folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError):
-        load_model(folder)
+        load(folder)
 
 
 def test_a_value_that_no_model_takes(folder):
     rewrite(folder, config={**header(folder)["config"], "state_dropout": 1.5})
     with pytest.raises(ValueError, match="state_dropout must be in"):
-        load_model(folder)
+        load(folder)
+
+
+def test_a_class_reads_its_own_models_only(folder):
+    assert isinstance(VLHMM.load(folder), VLHMM)
+    with pytest.raises(ValueError, match="holds a VLHMM, not a HMM; pplseq.load reads any model"):
+        HMM.load(folder)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pplseq.data import Vocabulary
-from pplseq.models import VLHMM, save_model
+from pplseq.models import VLHMM
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXT = """\
@@ -53,7 +53,8 @@ def test_rows_of_a_table_are_added_to_a_file(script, tmp_path, monkeypatch, caps
     vocabulary = Vocabulary.build([["the", "dog", "barks", "see", "N", "<unk>"]])
     blocks = torch.arange(len(vocabulary)) % 2
     model = VLHMM(len(vocabulary), 6, blocks, hidden_size=8, reset_id=vocabulary.eos_id)
-    save_model(model, tmp_path / "vlhmm", vocabulary=vocabulary)
+    model.vocabulary = vocabulary
+    model.save(tmp_path / "vlhmm")
     np.save(tmp_path / "vectors.npy", np.random.default_rng(0).normal(size=(len(vocabulary), 3)))
     vocabulary.save(tmp_path / "vocab.txt")
     given = ["--vlhmm", str(tmp_path / "vlhmm"), "--word2vec", str(tmp_path / "vectors.npy")]

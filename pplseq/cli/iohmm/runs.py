@@ -16,7 +16,7 @@ import torch
 from pplseq.checks import nearest
 from pplseq.cli.iohmm.commands import RECORD
 from pplseq.data.tables import SequenceTable, read_table
-from pplseq.models import IOHMM, load_model
+from pplseq.models import IOHMM
 
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 Say = Callable[[str], None]
@@ -83,7 +83,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
     if not isinstance(record, dict) or record.get("format") != "pplseq-iohmm" or record.get("version") != 1:
         raise ValueError(f"{path}: not written by this version of pplseq; train again")
-    model = load_model(folder / "model")[0]
+    model = IOHMM.load(folder / "model")
     if why := _unfit(record, model):
         raise ValueError(f"{path}: {why}; the file was changed or damaged, train again")
     return Run(record, model, folder)

@@ -14,7 +14,7 @@ import click
 import numpy as np
 import torch
 
-from pplseq.cli.train import run as runs
+from pplseq.baselines.loading import load_text_model
 from pplseq.data.text import Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.runs.checkpoint import only_one_run, recover_folder
@@ -115,10 +115,10 @@ def load(folder: Path, checkpoint: str, threads: int | None = None) -> tuple[Any
     """(model, vocabulary) of a run; ValueError where it holds another kind of model."""
     if threads:
         torch.set_num_threads(threads)
-    model, vocabulary, _ = runs.load_trained(folder, checkpoint)
+    model = load_text_model(folder, checkpoint)
     if model.name != "text_lds":
         raise ValueError(f"{folder} holds a {model.name}, and `pplseq lds` is about text_lds models (`pplseq lds fit`)")
-    return model, vocabulary
+    return model, model.vocabulary
 
 
 def save_again(folder: Path, checkpoint: str, model: Any, vocabulary: Vocabulary) -> None:
@@ -130,7 +130,7 @@ def save_again(folder: Path, checkpoint: str, model: Any, vocabulary: Vocabulary
     training = load_training(path) if (path / "training.json").exists() else None
 
     def write(new: Path) -> None:
-        model.save(new, vocabulary=vocabulary)
+        model.save(new)
         if training is not None:
             save_training(new, *training)
 

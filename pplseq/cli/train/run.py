@@ -1,4 +1,4 @@
-"""From settings to what `train` needs: corpus, blocks, model, batches. And from a run's folder back to its model."""
+"""From settings to what `train` needs: corpus, blocks, model, batches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pplseq.baselines import NETWORKS, network_class
+from pplseq.baselines import NETWORKS
 from pplseq.checks import nearest
 from pplseq.cli.train.config import RunConfig, read_config
 from pplseq.data import clustering
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Corpus, Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.runs.checkpoint import recover_folder
 from pplseq.runs.evaluation import score_text
 
 if TYPE_CHECKING:
@@ -140,10 +139,10 @@ def make_clusters(
 def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.Clusters | None) -> torch.nn.Module:
     """A fresh model; the caller has set the seed."""
     from pplseq.distributions.blocks import share_states
-    from pplseq.models import VLHMM, model_class
+    from pplseq.models import HMM, VLHMM
 
     if config.model in NETWORKS:
-        kind = network_class(config.model)
+        kind = NETWORKS[config.model]
         options = {"lstm": {"num_layers": config.layers}, "ff": {"order": config.order}}.get(config.model, {})
         if config.model != "rnn":
             options["dropout"] = config.dropout
@@ -152,7 +151,7 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
         # EM needs a little smoothing: a word that no state of a held-out sentence emits would be impossible.
         smooth = {name: config.concentration for name in ("initial", "transition", "emission")}
         priors = smooth if config.method == "em" else None
-        return model_class("hmm")(config.num_states, num_words=len(vocabulary), priors=priors)
+        return HMM(config.num_states, num_words=len(vocabulary), priors=priors)
     states_per_block = None
     if clusters is not None and config.block_sizes == "frequency":
         counts = np.bincount(clusters.block_of_word, weights=clusters.counts, minlength=clusters.num_blocks)
@@ -207,37 +206,3 @@ def saved_config(run: Path) -> RunConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{run} is not a run of `pplseq train`: it has no config.toml")
     return RunConfig(**read_config(path))
-
-
-def load_trained(folder: Path, checkpoint: str = "best") -> tuple[Any, Vocabulary, Any]:
-    """(model, vocabulary, clusters) of a run's folder (its `best` or `last` checkpoint) or of a model's own folder.
-
-    The model may be one of the neural baselines.
-
-    Raises:
-        FileNotFoundError, ValueError: no model there, or one without a vocabulary.
-    """
-    from pplseq.models.storage import load_model, read_header
-
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such run or model folder")
-    if (folder / "iohmm.json").is_file():
-        raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
-    if (folder / "config.toml").exists() or (folder / checkpoint).exists():
-        folder = folder / checkpoint
-        recover_folder(folder)
-        if not folder.exists():
-            raise FileNotFoundError(
-                f"{folder}: the run has no {checkpoint!r} checkpoint yet; try --checkpoint last, or train on"
-            )
-    if read_header(folder).get("model") in NETWORKS:
-        from pplseq.baselines import NeuralLanguageModel
-
-        network = NeuralLanguageModel.load(folder)
-        return network, network.vocabulary, None
-    model, vocabulary, clusters = load_model(folder)
-    if vocabulary is None:
-        raise ValueError(
-            f"{folder} has no vocab.txt, so its word ids have no words; save the model with its vocabulary"
-        )
-    return model, vocabulary, clusters

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,8 @@ def _train_in(config: RunConfig, folder: Path, resume: bool, corpus: Corpus, dev
     pyro.set_rng_seed(config.seed)
     model = run.build_model(config, corpus.vocabulary, clusters).to(device)
     network = config.model in NETWORKS
-    # a network has its vocabulary with it
-    save = model.save if network else partial(model.save, vocabulary=corpus.vocabulary, clusters=clusters)
+    if not network:  # which has its vocabulary with it
+        model.vocabulary, model.clusters = corpus.vocabulary, clusters
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     click.echo(
         f"{config.model}: {config.hidden if network else config.num_states:,} {'units' if network else 'states'}, "
@@ -63,7 +62,7 @@ def _train_in(config: RunConfig, folder: Path, resume: bool, corpus: Corpus, dev
         f"{device}; {corpus.name}: {corpus.train.num_tokens:,} training tokens",
         err=True,
     )
-    history = _fit(config, model, corpus, save, folder, resume)
+    history = _fit(config, model, corpus, folder, resume)
     best = history.progress.best
     summary = {
         "run": str(folder),
@@ -81,7 +80,7 @@ def _train_in(config: RunConfig, folder: Path, resume: bool, corpus: Corpus, dev
     click.echo(json.dumps(summary))
 
 
-def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path, resume: bool) -> History:
+def _fit(config: RunConfig, model: Any, corpus: Corpus, folder: Path, resume: bool) -> History:
     by_em = config.model == "hmm" and config.method == "em"
     if by_em:
         batches = run.build_em_batches(corpus.train, model_device(model))
@@ -101,7 +100,7 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, save: Any, folder: Path,
     try:
         evaluate = run.validation(config, model, corpus.valid)
         common = dict(
-            evaluate=evaluate, settings=settings, folder=folder, save=save, resume=resume, on_record=on_record
+            evaluate=evaluate, settings=settings, folder=folder, resume=resume, on_record=on_record
         )
         if by_em:
             from pplseq.runs.em_training import train_em

@@ -284,6 +284,7 @@ class _Fit:
         )
         smoothed = self.counts.counts + UNSEEN
         model.set_unigram(smoothed / smoothed.sum(), self.cov.shrinkage)
+        model.vocabulary = self.counts.vocabulary
         return model
 
     # ---------------------------------------------------------------- checkpoints
@@ -318,7 +319,7 @@ class _Fit:
             self.best_saved = True
 
     def _write_model(self, folder: Path, state: tuple | TextLDS) -> None:
-        self._model(state).save(folder, vocabulary=self.counts.vocabulary)
+        self._model(state).save(folder)
 
     def load(self) -> None:
         if self.folder is None:
@@ -337,10 +338,8 @@ class _Fit:
         self.step = self.resumed_at = state["step"]
         self.seconds_before, self.remarks, self.gain = state["seconds"], state["remarks"], state["gain"]
         self.fit.best, self.fit.best_step = state["best"], state["best_step"]
-        from pplseq.models import load_model
-
         checkpoint.recover_folder(self.folder / "best")
-        self.best_state = load_model(self.folder / "best")[0]
+        self.best_state = TextLDS.load(self.folder / "best")
 
     def _fingerprint(self) -> str:
         """Of what must not change between two parts of a run."""

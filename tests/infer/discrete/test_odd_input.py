@@ -7,7 +7,7 @@ import torch
 from pplseq import MISSING
 from pplseq.distributions import Belief, CategoricalEmission, DenseTransition
 from pplseq.infer import BlockedEnum, build_chain, markov
-from pplseq.models import VLHMM, load_model
+from pplseq.models import VLHMM
 
 
 def uniform(*shape):
@@ -95,8 +95,9 @@ def test_a_vocabulary_cut_short(model, tmp_path):
     from pplseq.data.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.build([["a", "b", "c", "d", "<unk>"]])
-    model.save(tmp_path / "m", vocabulary=vocabulary)
+    model.vocabulary = vocabulary
+    model.save(tmp_path / "m")
     path = tmp_path / "m" / "vocab.txt"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(ValueError, match="vocab.txt"):
-        load_model(tmp_path / "m")
+        VLHMM.load(tmp_path / "m")

@@ -6,7 +6,7 @@ import torch
 
 from pplseq.data.tomita import all_strings, tomita
 from pplseq.distributions.state import MISSING
-from pplseq.models import IOHMM, load_model
+from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.automata.em import SeedBlock, draw_tables, expected_counts, fit_tables
 from pplseq.models.automata.learner import AutomatonLearner
@@ -68,7 +68,7 @@ def test_model_of_learnt_tables_labels_as_the_automaton(tmp_path):
     assert extract_automaton(model).equals(found.automaton)
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
     model.save(tmp_path / "model")
-    assert extract_automaton(load_model(tmp_path / "model")[0]).equals(found.automaton)
+    assert extract_automaton(IOHMM.load(tmp_path / "model")).equals(found.automaton)
 
 
 @pytest.mark.parametrize(

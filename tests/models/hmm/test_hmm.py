@@ -17,7 +17,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO, no_guide
-from pplseq.models import HMM, Priors, load_model
+from pplseq.models import HMM, Priors
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -368,7 +368,7 @@ def test_em_recovers_the_generated_language(options):
 def test_save_and_load(kind, dtype, tmp_path):
     model = MODELS[kind](dtype=dtype, priors=Priors(transition=2.0, sticky=1.0))
     model.save(tmp_path / "model")
-    loaded, _, _ = load_model(tmp_path / "model")
+    loaded = HMM.load(tmp_path / "model")
     assert loaded.config == model.config
     for name, value in model.state_dict().items():
         close(loaded.state_dict()[name], value, rtol=0, atol=0)

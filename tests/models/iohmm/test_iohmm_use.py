@@ -8,7 +8,7 @@ from support.iohmm_truth import Truth
 from torch import nn
 
 from pplseq.infer.oracles.discrete import generic_log_prob
-from pplseq.models import IOHMM, load_model
+from pplseq.models import IOHMM
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, TableNetwork
 
 close = torch.testing.assert_close
@@ -91,7 +91,7 @@ def test_modules_of_ones_own(tmp_path):
     assert all(bool(g.any()) for g in gradients(model, before))
     model.save(tmp_path / "model")
     with pytest.raises(ValueError, match="initial, transition, emission networks of its user's"):
-        load_model(tmp_path / "model")
+        IOHMM.load(tmp_path / "model")
     other = own(seed=1).load_weights(tmp_path / "model")
     close(other.log_joint(x, inputs=inputs), before)
     with pytest.raises(ValueError, match="built in another way"):
@@ -115,7 +115,7 @@ def test_modules_of_ones_own(tmp_path):
 
 def test_saved_in_every_option(model, tmp_path):
     x, inputs = data(model)
-    loaded, *_ = load_model(model.save(tmp_path / "model"))
+    loaded = IOHMM.load(model.save(tmp_path / "model"))
     assert loaded.config == model.config and loaded.feedback == model.feedback
     close(loaded.log_prob(x, inputs=inputs), model.log_prob(x, inputs=inputs), rtol=0, atol=0)
 

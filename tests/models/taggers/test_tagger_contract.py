@@ -1,6 +1,5 @@
 """What every tagger keeps: one list of taggers, one set of tests."""
 
-import importlib
 import itertools
 import json
 import random
@@ -9,16 +8,16 @@ import numpy as np
 import pytest
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.tagger import TAGGERS, GenerativeTagger, ProbabilisticTagger, load_tagger
+from pplseq.models.taggers import TAGGERS
+from pplseq.models.taggers.tagger import GenerativeTagger, ProbabilisticTagger, load_tagger
 
 
 def _tagger(name, preset=None, **options):
     """Makes a tagger of the table; skips where its package is not installed."""
 
     def make():
-        module, _, attribute = TAGGERS[name].partition(":")
         try:
-            cls = getattr(importlib.import_module(module), attribute)
+            cls = TAGGERS[name]
             return (cls if preset is None else getattr(cls, preset))(**options)
         except ImportError as error:
             if "pplseq[" not in str(error):

@@ -9,7 +9,6 @@ from support.text_lds_truth import NUM_STATES, NUM_WORDS, log_gain, make, rebase
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.programs.elbo import no_guide
-from pplseq.models import load_model
 from pplseq.models.text_lds.embeddings import TokenEmbedder
 from pplseq.models.text_lds.next_word import best_weight, score_next_words, token_probs, tune_mixture_weight, word_probs
 from pplseq.models.text_lds.program import TextLDS
@@ -194,8 +193,9 @@ def test_there_and_back(tmp_path):
     model = make(measure="whitened", initial="steady")
     model.mixture_weight.fill_(0.3)
     vocabulary = Vocabulary(tuple("abcdefg"))
-    loaded, words, _ = load_model(model.save(tmp_path / "model", vocabulary=vocabulary))
-    assert type(loaded) is TextLDS and loaded.config == model.config and words == vocabulary
+    model.vocabulary = vocabulary
+    loaded = TextLDS.load(model.save(tmp_path / "model"))
+    assert type(loaded) is TextLDS and loaded.config == model.config and loaded.vocabulary == vocabulary
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     assert torch.equal(loaded.log_prob(X, LENGTHS), model.eval().log_prob(X, LENGTHS))
