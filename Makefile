@@ -30,6 +30,7 @@ test-slow: $(VENV)/.test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/typecheck.py
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache
