@@ -51,14 +51,14 @@ truth.noise.set(torch.full((3, 1, 1), NOISE**2).double())
 # %% Data: sequences of different lengths, a tenth of the outputs lost.
 lengths = [options.steps - n % 5 for n in range(options.sequences)]
 inputs = [torch.randn(length, 2).double() for length in lengths]
-outputs, modes = truth.sample(inputs, seed=1)
+outputs, modes = truth.sample(inputs=inputs, seed=1)
 complete = [x.clone() for x in outputs]
 for x in outputs:
     x[torch.rand(len(x)) < 0.1] = torch.nan
 
 # %% Fit: all restarts as one batch, the likeliest kept. The states come in any order; put them into that of the truth.
 model = IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=1, mealy=True)
-model.fit(outputs, inputs, restarts=options.restarts, seed=0)
+model.fit(outputs, inputs=inputs, num_restarts=options.restarts, seed=0)
 print(model.history.restarts.summary())
 slopes = model.emission_network.weight.detach().squeeze(-1)
 order = list(min(itertools.permutations(range(3)), key=lambda p: float((slopes[list(p)] - S).square().sum())))
@@ -83,9 +83,9 @@ assert (found - true).abs().mean() < 0.05, "moves are not recovered"
 # %% States: filtered (what is known at the time), smoothed (what is known in the end), the best path.
 known = torch.cat(modes)
 answers = {
-    "filter": torch.cat(model.filter(outputs, inputs)).argmax(-1),
-    "smooth": torch.cat(model.smooth(outputs, inputs)).argmax(-1),
-    "decode": torch.cat(model.decode(outputs, inputs)),
+    "filter": torch.cat(model.filter(outputs, inputs=inputs)).argmax(-1),
+    "smooth": torch.cat(model.smooth(outputs, inputs=inputs)).argmax(-1),
+    "decode": torch.cat(model.decode(outputs, inputs=inputs)),
 }
 for name, states in answers.items():
     accuracy = float((place[states] == known).double().mean())
@@ -94,17 +94,20 @@ for name, states in answers.items():
 
 # %% Outputs: production knows the inputs only (open loop), prediction also all past outputs (closed loop).
 x = torch.cat(complete)
-for name, expected in (("production", model.production(inputs)), ("prediction", model.prediction(outputs, inputs))):
+for name, expected in (
+    ("production", model.production(inputs)),
+    ("prediction", model.predictive(outputs, inputs=inputs)),
+):
     error = float((torch.cat(expected.outputs) - x).square().mean().sqrt())
     print(f"{name}: root mean squared error {error:.3f}; deviation of the outputs {float(x.std()):.3f}")
     assert error < x.std()
 
 # %% Forecast: what the plan for the next five minutes will draw.
 plan = torch.tensor([[0.0, 2.0]] * 5).double()  # a mild evening, and everybody comes home
-ahead = model.forecast([outputs[0]], [inputs[0]], plan)
+ahead = model.forecast([outputs[0]], inputs=[inputs[0]], future_inputs=plan)
 for minute, (mean, variance) in enumerate(zip(ahead.outputs[0], ahead.covariances[0], strict=True), 1):
     print(f"in {minute} minutes: {float(mean):.2f} +- {float(variance.sqrt()):.2f}")
-best = truth.forecast([outputs[0]], [inputs[0]], plan)  # by who knows the system
+best = truth.forecast([outputs[0]], inputs=[inputs[0]], future_inputs=plan)  # by who knows the system
 assert (ahead.outputs[0] - best.outputs[0]).abs().max() < 0.2, "the forecast is off"
 
 # %% Effect curves: panels and lines in the order of MODES.

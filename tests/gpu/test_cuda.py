@@ -87,7 +87,7 @@ def test_input_output_hmm(options):
     torch.manual_seed(0)
     model = IOHMM(3, **options)
     inputs = torch.randint(3, (5, 11)) if "num_symbols" in options else torch.randn(5, 11, 2).double()
-    x = model.sample(inputs)[0]
+    x = model.sample(inputs=inputs)[0]
     results = []
     for device in ("cpu", "cuda"):
         model, x, inputs, lengths = (value.to(device) for value in (model, x, inputs, LENGTHS))
@@ -95,9 +95,18 @@ def test_input_output_hmm(options):
         loss = model.log_joint(x, lengths, inputs=inputs)
         loss.backward()
         gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-        answers = [loss.detach(), model.smooth(x, inputs, lengths), model.prediction(x, inputs, lengths).outputs]
-        answers += [model.decode(x, inputs, lengths), model.filter(x, inputs, lengths)]
-        assert model.sample(inputs)[0].device.type == device
-        assert model.forecast(x, inputs, inputs[:, :2], lengths, num_samples=2).outputs.device.type == device
+        answers = [
+            loss.detach(),
+            model.smooth(x, lengths, inputs=inputs),
+            model.predictive(x, lengths, inputs=inputs).outputs,
+        ]
+        answers += [model.decode(x, lengths, inputs=inputs), model.filter(x, lengths, inputs=inputs)]
+        assert model.sample(inputs=inputs)[0].device.type == device
+        assert (
+            model.forecast(
+                x, inputs=inputs, future_inputs=inputs[:, :2], lengths=lengths, num_samples=2
+            ).outputs.device.type
+            == device
+        )
         results.append(([answer.cpu() for answer in answers], gradients))
     torch.testing.assert_close(results[1], results[0])

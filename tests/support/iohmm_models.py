@@ -65,7 +65,7 @@ def data(model, rows=3, steps=5, missing=False, partly=False):
     """Outputs and inputs; some targets missing, or parts of them."""
     inputs = inputs_of(model, rows, steps)
     if model.outputs == "states":  # possible ones
-        x = model.sample(inputs, seed=0)[0]
+        x = model.sample(inputs=inputs, seed=0)[0]
     elif model.discrete:
         x = torch.randint(model.num_outputs, (rows, steps))
     elif model.outputs == "bernoulli":

@@ -73,12 +73,12 @@ def evaluate(folder: Path, data: str, threads: int) -> dict[str, Any]:
         raise ValueError(
             f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with"
         )
-    log_likelihood = float(run.model.score(x, inputs))
+    log_likelihood = float(run.model.score(x, inputs=inputs))
     result = {
         "run": str(folder), "data": data, "sequences": len(table.ids), "targets": int(seen.sum()),
         "log_likelihood": log_likelihood, "nats_per_target": -log_likelihood / int(seen.sum()),
     }  # fmt: skip
-    found = {"prediction": run.model.prediction(x, inputs)}
+    found = {"prediction": run.model.predictive(x, inputs=inputs)}
     if inputs is not None:
         found["production"] = run.model.production(inputs)
     for name, answer in found.items():
@@ -234,23 +234,27 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
         one, given = [x[n]], None if inputs is None else [inputs[n]]
         answer: dict[str, Any] = {"id": name}
         if question in ("filter", "smooth"):
-            answer["states"] = getattr(model, question)(one, given)[0].tolist()
+            answer["states"] = getattr(model, question)(one, inputs=given)[0].tolist()
         elif question == "decode":
-            answer["path"] = model.decode(one, given)[0].tolist()
+            answer["path"] = model.decode(one, inputs=given)[0].tolist()
         elif question == "sample":
-            paths = model.sample_states(one, given, num_samples=options["num_samples"], seed=options["seed"] + n)
+            paths = model.sample_states(one, options["num_samples"], inputs=given, seed=options["seed"] + n)
             answer["paths"] = [torch.as_tensor(path).reshape(-1).tolist() for path in paths]
         elif question == "score":
-            answer["log_prob"] = float(model.score(one, given))
+            answer["log_prob"] = float(model.score(one, inputs=given))
         elif question == "classify":
             answer["output"] = _outputs(columns, model.classify(given)[0])
         else:
             if question == "forecast":
                 if name not in future:
                     raise ValueError(f"{options['future']}: it has no rows of sequence {name!r}")
-                found = model.forecast(one, given, future[name])
+                found = (
+                    model.forecast(one, future[name])
+                    if inputs is None
+                    else model.forecast(one, inputs=given, future_inputs=future[name])
+                )
             else:
-                found = model.prediction(one, given) if question == "predict" else model.production(given)
+                found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
             answer["outputs"] = [_outputs(columns, row) for row in found.outputs[0]]
             if found.covariances is not None:
                 answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]

@@ -288,7 +288,7 @@ def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dic
             with warnings.catch_warnings():
                 warnings.simplefilter("always", RuntimeWarning)
                 warnings.showwarning = lambda message, *place, size=size: say(f"{size} states: warning: {message}")
-                model.fit(x, inputs, restarts=restarts, **fit)
+                model.fit(x, inputs=inputs, num_restarts=restarts, **fit)
             report = model.history.restarts
             score = float(report.scores[report.chosen])
             tried.append(

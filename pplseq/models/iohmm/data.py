@@ -35,7 +35,7 @@ class IOData:
         """Raises unless x holds outputs of the model's family, or marks of missing ones."""
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"x must be a tensor, got {type(x).__name__}; lists go to fit, score, prediction and the like"
+                f"x must be a tensor, got {type(x).__name__}; lists go to fit, score, predictive and the like"
             )
         if self.discrete:
             if x.is_floating_point() or x.dtype == torch.bool or x.dim() != 2:
@@ -202,7 +202,7 @@ class IOData:
         return "vectors", size + self.num_outputs + 1
 
     # ---------------------------------------------------------------- the public door
-    def as_batch(self, x, inputs=None, lengths=None, states=None, *, partly: bool = False) -> Batch:
+    def as_batch(self, x, lengths=None, states=None, *, inputs=None, partly: bool = False) -> Batch:
         """Data as checked tensors of the model's type and device, in a :class:`~pplseq.infer.fit.em.Batch`.
 
         Args:

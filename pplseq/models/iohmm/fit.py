@@ -11,6 +11,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.gradients import fit_variationally, sample_parameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
@@ -40,12 +41,12 @@ class IOHMMFitting:
     def fit(
         self,
         x,
-        inputs=None,
-        *,
         lengths=None,
+        *,
+        inputs=None,
         states=None,
         method: str = "em",
-        restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1,
+        num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1,
         select: str = "likelihood",
         validation=None,
         warm_start: bool = False,
@@ -56,13 +57,13 @@ class IOHMMFitting:
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
         Args:
-            x, inputs, lengths: the data; targets may be missing anywhere, or given at the last step only.
+            x, lengths, inputs: the data; targets may be missing anywhere, or given at the last step only.
             states: observed states like x, negative where unknown.
             method: "em" (exact for tables, generalised linear models and Gaussians, a few gradient steps an iteration for
                 networks with layers; with priors: maximum a posteriori), "gem" (gradient steps for all), "sgd" (Adam, on
                 mini-batches of ``batch_size`` sequences), or, with priors, "svi" (``history.guide``) and "nuts"
                 (``history.samples``).
-            restarts: how many random starts; or :class:`RestartBlock` (or mappings of its arguments), one a block of starts
+            num_restarts: how many random starts; or :class:`RestartBlock` (or mappings of its arguments), one a block of starts
                 with settings of its own. All are fitted as one batch.
             select: which one the model keeps: "likelihood", "validation", "bic" or "smallest_consistent"; see
                 :func:`~pplseq.models.iohmm.restarts.choice.choose_restart`. To choose among sizes see :meth:`fit_sizes`.
@@ -93,12 +94,12 @@ class IOHMMFitting:
         if select == "validation" and validation is None:
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         _check_options(method, options)
-        blocks = as_blocks(restarts)
-        num_restarts = sum(block.num_restarts for block in blocks)
-        if num_restarts > 1 and (warm_start or method in ("svi", "nuts")):
+        blocks = as_blocks(num_restarts)
+        total = sum(block.num_restarts for block in blocks)
+        if total > 1 and (warm_start or method in ("svi", "nuts")):
             why = "a warm start has one starting point" if warm_start else f"method {method!r} has one start"
-            raise ValueError(f"restarts: {why}, got {num_restarts}")
-        batch = self._with_steps(self.as_batch(x, inputs, lengths, states, partly=True))
+            raise ValueError(f"num_restarts: {why}, got {total}")
+        batch = self._with_steps(self.as_batch(x, lengths, states, inputs=inputs, partly=True))
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
@@ -112,12 +113,12 @@ class IOHMMFitting:
         return self
 
     @classmethod
-    def fit_sizes(cls, sizes: Sequence[int], x, inputs=None, *, model: Mapping, select: str = "bic", **fit):
+    def fit_sizes(cls, sizes: Sequence[int], x, lengths=None, *, model: Mapping, select: str = "bic", **fit):
         """Models of several sizes, of which the best is kept: by BIC, validation data, or the smallest that is consistent.
 
         Args:
             sizes: numbers of states; for "smallest_consistent" they are tried in this order until one is consistent.
-            x, inputs: the data. model: options of the model beside ``num_states``. select, **fit: see :meth:`fit`.
+            x, lengths: the data. model: options of the model beside ``num_states``. select, **fit: see :meth:`fit`.
 
         Returns:
             The fitted model; its ``history.sizes`` holds (size, score) of every size tried.
@@ -133,7 +134,7 @@ class IOHMMFitting:
             raise ValueError("sizes must hold at least one number of states, got none")
         best, tried = None, []
         for size in sizes:
-            candidate = cls(size, **model).fit(x, inputs, select=select, **fit)
+            candidate = cls(size, **model).fit(x, lengths, select=select, **fit)
             report = candidate.history.restarts
             tried.append((size, float(report.scores[report.chosen])))
             if best is None or tried[-1][1] > best[0]:
@@ -159,7 +160,8 @@ class IOHMMFitting:
             return None
         if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
             raise TypeError("validation must be (x, inputs) or (x, inputs, lengths)")
-        return self._with_steps(self.as_batch(*validation, partly=True))
+        x, inputs, *lengths = validation
+        return self._with_steps(self.as_batch(x, *lengths, inputs=inputs, partly=True))
 
     def _problem(self, batch: Batch, networks: dict) -> RestartProblem:
         x, known = self.observed(batch.x)
@@ -343,19 +345,18 @@ def _check_options(method: str, options: Mapping) -> None:
             raise ValueError(f"{name} must be at least {least}, got {options[name]}")
 
 
-def as_blocks(restarts) -> list[RestartBlock]:
+def as_blocks(num_restarts) -> list[RestartBlock]:
     """Blocks of restarts from a number, a block, or a list of blocks or of mappings of their arguments."""
-    if isinstance(restarts, bool) or not isinstance(restarts, (int, RestartBlock, list, tuple)):
-        raise TypeError(f"restarts must be a number, a RestartBlock or a list of them, got {type(restarts).__name__}")
-    if isinstance(restarts, int):
-        if restarts < 1:
-            raise ValueError(f"restarts must be positive, got {restarts}")
-        return [RestartBlock(restarts)]
-    if isinstance(restarts, RestartBlock):
-        return [restarts]
-    blocks = [RestartBlock(**block) if isinstance(block, Mapping) else block for block in restarts]
+    if isinstance(num_restarts, bool) or not isinstance(num_restarts, (int, RestartBlock, list, tuple)):
+        came = type(num_restarts).__name__
+        raise TypeError(f"num_restarts must be a number, a RestartBlock or a list of them, got {came}")
+    if isinstance(num_restarts, int):
+        return [RestartBlock(checks.count("num_restarts", num_restarts))]
+    if isinstance(num_restarts, RestartBlock):
+        return [num_restarts]
+    blocks = [RestartBlock(**block) if isinstance(block, Mapping) else block for block in num_restarts]
     if not blocks or not all(isinstance(block, RestartBlock) for block in blocks):
-        raise TypeError("restarts must list RestartBlock's, or mappings of their arguments")
+        raise TypeError("num_restarts must list RestartBlock's, or mappings of their arguments")
     return blocks
 
 

@@ -77,7 +77,7 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
 
         model = IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=1)
         model.fit(outputs, inputs, method="em")
-        model.prediction(outputs, inputs).outputs
+        model.predictive(outputs, inputs).outputs
 
     Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, sections 2 and 3.
     """

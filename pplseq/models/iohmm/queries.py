@@ -10,9 +10,11 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission
 from pplseq.distributions.dense import CategoricalEmission, Emission
 from pplseq.distributions.state import Belief
+from pplseq.models.iohmm.data import Inputs
 
 
 class Outputs(NamedTuple):
@@ -44,7 +46,7 @@ class IOHMMQueries:
 
         Source: Bengio and Frasconi (1995), equations 2 to 4.
         """
-        batch = self.as_batch(None, inputs, lengths)
+        batch = self.as_batch(None, lengths, inputs=inputs)
         if self.feedback:
             result = self._simulate(batch.inputs, None, None, num_samples)
         else:
@@ -52,13 +54,13 @@ class IOHMMQueries:
         return self._shaped(result, batch, inputs)
 
     @torch.no_grad()
-    def prediction(self, x, inputs=None, lengths=None) -> Outputs:
+    def predictive(self, x, lengths=None, *, inputs=None) -> Outputs:
         """Closed loop: what is expected of each output given the inputs so far and all past outputs, E[x_t | x_<t, u_1..u_t].
 
         Args:
-            x, inputs, lengths: the data; where outputs are missing, predictions run on inputs alone.
+            x, lengths, inputs: the data; where outputs are missing, predictions run on inputs alone.
         """
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         states = self._chain(batch).predicted_states().exp()
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
 
@@ -72,7 +74,7 @@ class IOHMMQueries:
         Args:
             inputs: the inputs. lengths: (B,).
         """
-        batch = self.as_batch(None, inputs, lengths)
+        batch = self.as_batch(None, lengths, inputs=inputs)
         rows, steps = batch.x.shape[:2]
         last = torch.full((rows,), steps) if batch.lengths is None else batch.lengths
         empty = last == 0
@@ -92,125 +94,179 @@ class IOHMMQueries:
         return result
 
     @torch.no_grad()
-    def forecast(self, x, inputs, future_inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Outputs:
+        """What is expected behind each row's last step, E[x_{T+1} | x_1..x_T, u_1..u_{T+1}]; exact with feedback, too.
+
+        Args:
+            x, lengths, inputs: the past; rows may be empty.
+            next_inputs: of the step to come: vectors (B, U) or symbols (B,), or one (U,) or () for all sequences, or a
+                mapping from parts to such; None where the model takes no inputs.
+
+        Returns:
+            Tensors without an axis of steps: (B, Z) states, (B, V or D) outputs, (B, D, D) covariances.
+        """
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
+        rows, steps = batch.x.shape[:2]
+        here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
+        known = self.check_inputs(batch.inputs, (rows, steps), batch.lengths)
+        coming = self._future(next_inputs, rows, 1, one_step=True)
+        for part, value in self.check_inputs(coming, (rows, 1), None).items():
+            known[part] = torch.cat([known[part], value], 1).index_put(here, value[:, 0])
+        seen = torch.cat([batch.x, self.missing(rows, 1)], 1).index_put(here, self.missing(1, 1)[0, 0])
+        wide = batch._replace(x=seen, lengths=here[1] + 1, inputs=known)
+        states = self._chain(wide).predicted_states().exp()
+        found = self._expected(states, wide.x, wide.inputs, wide.lengths)
+        return Outputs(*(None if value is None else value[here] for value in found))
+
+    @torch.no_grad()
+    def forecast(
+        self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, num_samples: int = 500
+    ) -> Outputs:
         """Outputs after the last one given, for inputs that are to come: E[x_{T+k} | x_1..x_T, u_1..u_{T+k}], k = 1..K.
 
         Args:
-            x, inputs, lengths: the past.
+            x, lengths, inputs: the past.
+            num_steps: K; may be left out where ``future_inputs`` tell.
             future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
-                mapping from parts to such; an integer K where the model takes no inputs.
+                mapping from parts to such; None where the model takes no inputs.
             num_samples: as for :meth:`production`.
 
         Returns:
             Tensors, one row for each sequence: they all end K steps after it.
         """
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         rows = len(batch.x)
         belief = self._chain(batch).filtered()
-        if isinstance(future_inputs, int):
-            if future_inputs < 1:
-                raise ValueError(f"future_inputs: expected 1 or more steps, got {future_inputs}")
-            future_inputs = self.reference.new_zeros(rows, future_inputs, 0)
-        try:
-            future = self.as_batch(None, self._for_all(future_inputs, rows))
-            if len(future.x) != rows:
-                raise ValueError(f"must have one row for each of the {rows} sequences, got {len(future.x)}")
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"future_inputs: {error}") from None
+        inputs = self._future(future_inputs, rows, num_steps)
         if self.feedback:
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
-            return self._simulate(future.inputs, belief, previous, num_samples)
-        chain = self.posterior(future.x, start=belief, inputs=future.inputs)
-        return self._expected(chain.filtered_states().exp(), future.x, future.inputs)
+            return self._simulate(inputs, belief, previous, num_samples)
+        any_inputs = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        unseen = self.missing(*any_inputs.shape[:2])
+        chain = self.posterior(unseen, start=belief, inputs=inputs)
+        return self._expected(chain.filtered_states().exp(), unseen, inputs)
 
-    def _for_all(self, inputs, rows: int, part: str | None = None):
-        """Future inputs of all sequences where one row was given for all."""
+    def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False) -> Inputs:
+        """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""
+        name = "next_inputs" if one_step else "future_inputs"
+        if num_steps is not None:
+            checks.count("num_steps", num_steps)
+        try:
+            if inputs is None and num_steps is not None:
+                return self.check_inputs(None, (rows, num_steps), None)
+            batch = self.as_batch(None, inputs=self._for_all(inputs, rows, one_step))
+            if len(batch.x) != rows:
+                raise ValueError(f"must have one row for each of the {rows} sequences, got {len(batch.x)}")
+            if num_steps is not None and batch.x.shape[1] != num_steps:
+                raise ValueError(f"must be of num_steps = {num_steps} steps, got {batch.x.shape[1]}")
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{name}: {error}") from None
+        return batch.inputs
+
+    def _for_all(self, inputs, rows: int, one_step: bool, part: str | None = None):
+        """Inputs to come of all sequences where one row was given for all; with an axis of steps where they are of one step."""
         if isinstance(inputs, Mapping):
-            return {part: self._for_all(value, rows, part) for part, value in inputs.items()}
+            return {part: self._for_all(value, rows, one_step, part) for part, value in inputs.items()}
+        if inputs is None:
+            return None
         sources = [source for name, source in self.sources.items() if source is not None and part in (None, name)]
         inputs = torch.as_tensor(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs)
-        plain = (
-            ("vectors", 1) in sources and inputs.dim() < 3 and inputs.shape[-1] != 1
-        )  # numbers, where there is one input
-        one_row = 1 if plain or any(kind == "symbols" for kind, _ in sources) else 2
+        symbols, numbers = any(kind == "symbols" for kind, _ in sources), ("vectors", 1) in sources
+        if one_step:
+            if numbers and inputs.dim() < 2:  # of each row, or of all
+                inputs = inputs.reshape(-1, 1) if inputs.numel() > 1 else inputs.reshape(1)
+            inputs = inputs.unsqueeze(-1 if symbols else -2)
+        # plain numbers, where there is one input; (K, 1) are vectors of one sequence
+        plain = numbers and (inputs.dim() == 1 or inputs.dim() == 2 and inputs.shape[-1] != 1)
+        one_row = 1 if plain or symbols else 2
         return inputs.expand(rows, *inputs.shape) if inputs.dim() == one_row else inputs
 
     # ---------------------------------------------------------------- states and samples
-    def filter(self, x, inputs=None, lengths=None):
+    def filter(self, x, lengths=None, *, inputs=None):
         """(B, T, Z) p(z_t | x_1..x_t, u_1..u_t)."""
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         return self._give(self._chain(batch).filtered_states().exp(), batch, x, inputs)
 
-    def smooth(self, x, inputs=None, lengths=None):
+    def smooth(self, x, lengths=None, *, inputs=None):
         """(B, T, Z) p(z_t | x_1..x_T, u_1..u_T)."""
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         return self._give(self._chain(batch).marginals().probs, batch, x, inputs)
 
     @torch.no_grad()
-    def reconstruct(self, x, inputs=None, lengths=None) -> Outputs:
+    def reconstruct(self, x, lengths=None, *, inputs=None) -> Outputs:
         """What is expected of each output given all others too, E[eta(z_t, u_t) | x, u_1..u_T]: where a target is missing, its
         exact expectation.
 
         Args:
-            x, inputs, lengths: the data.
+            x, lengths, inputs: the data.
         """
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         states = self._chain(batch).marginals().probs
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
 
-    def sample_states(self, x, inputs=None, lengths=None, *, num_samples: int = 1, seed=None) -> Tensor:
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, inputs=None, seed=None) -> Tensor:
         """(S, B, T) exact posterior paths of states, -1 at padded steps; lists are padded.
 
         Args:
-            x, inputs, lengths: the data. num_samples: S. seed: makes the draw repeatable.
+            x, lengths, inputs: the data. num_samples: S. seed: makes the draw repeatable.
         """
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             return self._chain(batch).sample(num_samples).transpose(1, 2)
 
-    def decode(self, x, inputs=None, lengths=None):
+    def decode(self, x, lengths=None, *, inputs=None):
         """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         return self.give(self._chain(batch).viterbi()[0].movedim(0, 1), self._like(x, inputs))
 
-    def score(self, x, inputs=None, lengths=None, *, states=None, per_token: bool = False) -> float:
+    def score(self, x, lengths=None, *, inputs=None, states=None, per_token: bool = False) -> float:
         """log p(x | inputs), nats, summed over sequences; or the mean over steps.
 
         Args:
-            x, inputs, lengths: the data. states: observed states, or None. per_token: divide by the number of steps.
+            x, lengths, inputs: the data. states: observed states, or None. per_token: divide by the number of steps.
         """
-        batch = self.as_batch(x, inputs, lengths, states, partly=True)
+        batch = self.as_batch(x, lengths, states, inputs=inputs, partly=True)
         total = float(self._chain(batch).log_prob().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total
 
-    def aic(self, x, inputs=None, lengths=None) -> float:
+    def aic(self, x, lengths=None, *, inputs=None) -> float:
         """Akaike's information criterion, -2 log p(x | inputs) + 2 parameters: lower is better."""
-        return -2 * self.score(x, inputs, lengths) + 2 * self.num_free_parameters
+        return -2 * self.score(x, lengths, inputs=inputs) + 2 * self.num_free_parameters
 
-    def bic(self, x, inputs=None, lengths=None) -> float:
+    def bic(self, x, lengths=None, *, inputs=None) -> float:
         """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
-        batch = self.as_batch(x, inputs, lengths, partly=True)
+        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
         seen = self.observed(batch.x)[1]
         if batch.lengths is not None:
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-        return -2 * self.score(x, inputs, lengths) + self.num_free_parameters * float(np.log(max(1, int(seen.sum()))))
+        return -2 * self.score(x, lengths, inputs=inputs) + self.num_free_parameters * float(
+            np.log(max(1, int(seen.sum())))
+        )
 
     @torch.no_grad()
-    def sample(self, inputs=None, lengths=None, *, num_sequences: int = 1, num_steps: int | None = None, seed=None):
-        """Outputs drawn from the model for given inputs.
+    def sample(
+        self,
+        num_steps: int | None = None,
+        num_sequences: int = 1,
+        *,
+        inputs=None,
+        lengths=None,
+        seed: int | None = None,
+    ):
+        """Outputs drawn from the model, for given inputs.
 
         Args:
+            num_steps, num_sequences: how much to draw where the model takes no inputs.
             inputs, lengths: the inputs, and with them how many sequences and steps.
-            num_sequences, num_steps: that number where the model takes no inputs.
             seed: makes the draw repeatable; None draws from torch's generator.
 
         Returns:
             x (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
         """
-        batch = None if inputs is None else self.as_batch(None, inputs, lengths)
+        batch = None if inputs is None else self.as_batch(None, lengths, inputs=inputs)
         given = dict(num_sequences=num_sequences, num_steps=num_steps) if batch is None else dict(inputs=batch.inputs)
         with torch.random.fork_rng(enabled=seed is not None), self._at_point(), poutine.block():
             if seed is not None:

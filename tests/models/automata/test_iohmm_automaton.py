@@ -124,7 +124,7 @@ def test_em_over_prefixes_equals_em_on_padded_strings():
     expected, _ = fit_tables(tree, tables, 4)
     model = model_of_tables(tables.seeds(0))
     inputs, lengths, x = padded(grammar.strings, [int(label) for label in grammar.labels])
-    model.fit(x, inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
+    model.fit(x, inputs=inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
     for network, table in zip(
         (model.initial_network, model.transition_network, model.emission_network), expected, strict=True
     ):

@@ -54,13 +54,13 @@ def test_posteriors_are_the_papers(model):
             close(filtered[t, row], (alpha / alpha.sum()).detach())
         if length > 1:
             close(pairs[: length - 1, row], truth.transitions().detach())
-    close(model.smooth(x, inputs, LENGTHS).movedim(0, 1), chain.marginals().probs)
-    assert torch.equal(model.decode(x, inputs, LENGTHS).T, chain.viterbi()[0])
+    close(model.smooth(x, LENGTHS, inputs=inputs).movedim(0, 1), chain.marginals().probs)
+    assert torch.equal(model.decode(x, LENGTHS, inputs=inputs).T, chain.viterbi()[0])
 
 
 def test_open_and_closed_loop(model):
     x, inputs = data(model, missing=True, partly=True)
-    closed = model.prediction(x, inputs, LENGTHS)
+    closed = model.predictive(x, LENGTHS, inputs=inputs)
     for row, length in enumerate(LENGTHS.tolist()):
         truth = Truth(model, x, inputs, row, length)
         for got, expected in zip(closed[:2], truth.closed_loop(), strict=True):
@@ -81,7 +81,7 @@ def test_missing_targets_are_reconstructed():
     """Against the likelihood of every word in their place."""
     model = make("symbols, mealy")
     x, inputs = data(model, missing=True)
-    got = model.reconstruct(x, inputs, LENGTHS).outputs
+    got = model.reconstruct(x, LENGTHS, inputs=inputs).outputs
     for row, step in ((0, 1), (0, 4), (2, 0)):
         scores = []
         for word in range(2):
@@ -89,16 +89,16 @@ def test_missing_targets_are_reconstructed():
             filled[row, step] = word
             scores.append(model.log_prob(filled, LENGTHS, inputs=inputs)[row])
         close(got[row, step], torch.stack(scores).softmax(0))
-    paths = model.sample_states(x, inputs, LENGTHS, num_samples=4000, seed=0)
+    paths = model.sample_states(x, 4000, LENGTHS, inputs=inputs, seed=0)
     shares = nn.functional.one_hot(paths.clamp_min(0), 3).double().mean(0)
-    close(shares[0], model.smooth(x, inputs, LENGTHS)[0], rtol=0, atol=0.03)
+    close(shares[0], model.smooth(x, LENGTHS, inputs=inputs)[0], rtol=0, atol=0.03)
     assert paths.shape == (4000, 3, 5) and (paths[:, 1, 1:] == -1).all()
 
 
 def test_gaussian_predictions_have_the_mixtures_covariance():
     model = make("full covariances")
     x, inputs = data(model)
-    got = model.prediction(x, inputs)
+    got = model.predictive(x, inputs=inputs)
     weights, means = got.states[1, 2], model.emission_network.logits.detach()
     second = sum(w * (c + torch.outer(m, m)) for w, m, c in zip(weights, means, model.noise.covariances(), strict=True))
     close(got.covariances[1, 2], second - torch.outer(got.outputs[1, 2], got.outputs[1, 2]))
@@ -112,15 +112,35 @@ def test_forecasts_are_predictions_where_nothing_is_seen(model):
     )
     hidden = x.clone()
     hidden[:, 5:] = model.missing(3, 3)
-    got = model.forecast(x[:, :5], past, future)
+    got = model.forecast(x[:, :5], inputs=past, future_inputs=future)
     if not model.feedback:
-        close(got.outputs, model.prediction(hidden, inputs).outputs[:, 5:])
+        close(got.outputs, model.predictive(hidden, inputs=inputs).outputs[:, 5:])
     assert got.outputs.shape[:2] == (3, 3) and (got.covariances is None) == (model.noise is None)
-    ragged = model.forecast(x[:, :5], past, future, LENGTHS)
-    close(model.forecast(x[:, :5], past, future, LENGTHS.new_full((3,), 5)).states[:, 0], got.states[:, 0])
+    ahead = dict(inputs=past, future_inputs=future)
+    ragged = model.forecast(x[:, :5], 3, LENGTHS, **ahead)
+    close(model.forecast(x[:, :5], lengths=LENGTHS.new_full((3,), 5), **ahead).states[:, 0], got.states[:, 0])
     shorter = {part: v[1:2, :1] for part, v in past.items()} if isinstance(past, dict) else past[1:2, :1]
     later = {part: v[1:2] for part, v in future.items()} if isinstance(future, dict) else future[1:2]
-    close(model.forecast(x[1:2, :1], shorter, later).states[0, 0], ragged.states[1, 0])
+    close(model.forecast(x[1:2, :1], inputs=shorter, future_inputs=later).states[0, 0], ragged.states[1, 0])
+
+
+def test_the_next_output(model):
+    """As prediction over one more step, which nobody has seen; of rows of any length, empty ones as well."""
+    x, inputs = data(model, steps=6)
+    lengths = torch.tensor([5, 0, 2])
+    parts = inputs if isinstance(inputs, dict) else {"": inputs}
+    later = {part: value[torch.arange(3), lengths] for part, value in parts.items()}
+    hidden = x.clone()
+    hidden[torch.arange(3), lengths] = model.missing(1, 1)[0, 0]
+    expected = model.predictive(hidden, lengths + 1, inputs=inputs)
+    past = {part: value[:, :5] for part, value in parts.items()}
+    if not isinstance(inputs, dict):
+        past, later = past[""], later[""]
+    got = model.predict_next(x[:, :5], lengths, inputs=past, next_inputs=later)
+    for value, whole in zip(got, expected, strict=True):
+        assert (value is None) == (whole is None)
+        if value is not None:
+            close(value, whole[torch.arange(3), lengths])
 
 
 def test_feedback_is_summed_out_by_sampling():
@@ -130,14 +150,14 @@ def test_feedback_is_summed_out_by_sampling():
     expected = torch.zeros(2, 3).double()
     for first in range(3):
         x = torch.tensor([[first, 0], [first, 0]])
-        closed = model.prediction(x, inputs).outputs
+        closed = model.predictive(x, inputs=inputs).outputs
         expected += closed[:, :1, first] * closed[:, 1]
     torch.manual_seed(0)
     close(model.production(inputs, num_samples=4000).outputs[:, 1], expected, rtol=0, atol=0.02)
     # and of the step behind one that is given, exactly
     x = torch.tensor([[1], [2]])
-    together = model.prediction(torch.cat([x, x], 1), inputs).outputs[:, 1]
-    close(model.forecast(x, inputs[:, :1], inputs[:, 1:], num_samples=3).outputs[:, 0], together)
+    together = model.predictive(torch.cat([x, x], 1), inputs=inputs).outputs[:, 1]
+    close(model.forecast(x, inputs=inputs[:, :1], future_inputs=inputs[:, 1:], num_samples=3).outputs[:, 0], together)
 
 
 def test_feedback_of_vectors_has_the_whole_variance():
@@ -145,7 +165,7 @@ def test_feedback_of_vectors_has_the_whole_variance():
     inputs = torch.randn(1, 3, 1).double()
     torch.manual_seed(0)
     got = model.production(inputs, num_samples=3000)
-    drawn = torch.cat([model.sample(inputs.repeat(3000, 1, 1), seed=1)[0]])
+    drawn = torch.cat([model.sample(inputs=inputs.repeat(3000, 1, 1), seed=1)[0]])
     close(got.outputs[0], drawn.mean(0), rtol=0, atol=0.1)
     close(got.covariances[0, 2], torch.cov(drawn[:, 2].T), rtol=0.1, atol=0.1)
 
@@ -153,12 +173,12 @@ def test_feedback_of_vectors_has_the_whole_variance():
 def test_samples_have_the_models_distribution():
     model = make("symbols, mealy")
     inputs = torch.tensor([[0, 2, 1]]).expand(20_000, 3)
-    x, states = model.sample(inputs, seed=3)
+    x, states = model.sample(inputs=inputs, seed=3)
     expected = model.production(inputs[:1])
     close(torch.nn.functional.one_hot(x, 2).double().mean(0), expected.outputs[0], rtol=0, atol=0.015)
     close(torch.nn.functional.one_hot(states, 3).double().mean(0), expected.states[0], rtol=0, atol=0.015)
-    assert torch.equal(model.sample(inputs, seed=3)[0], x)
-    x, states = model.sample([[0, 1, 1], [2]], seed=0)
+    assert torch.equal(model.sample(inputs=inputs, seed=3)[0], x)
+    x, states = model.sample(inputs=[[0, 1, 1], [2]], seed=0)
     assert [len(row) for row in x] == [3, 1] == [len(row) for row in states]
 
 
@@ -172,14 +192,16 @@ def test_lists_are_padded(model):
     ragged = {part: cut(value) for part, value in inputs.items()} if isinstance(inputs, dict) else cut(inputs)
     if model.sources["transition"] == ("vectors", 0):
         ragged = [row[:length] for row, length in zip(inputs, LENGTHS, strict=True)]
-    assert model.score(lists, ragged) == pytest.approx(float(model.log_prob(x, LENGTHS, inputs=inputs).sum()))
+    assert model.score(lists, inputs=ragged) == pytest.approx(float(model.log_prob(x, LENGTHS, inputs=inputs).sum()))
     for name in ("filter", "smooth", "decode"):
-        whole = getattr(model, name)(x, inputs, LENGTHS)
-        for got, expected, length in zip(getattr(model, name)(lists, ragged), whole, LENGTHS.tolist(), strict=True):
+        whole = getattr(model, name)(x, LENGTHS, inputs=inputs)
+        for got, expected, length in zip(
+            getattr(model, name)(lists, inputs=ragged), whole, LENGTHS.tolist(), strict=True
+        ):
             close(got, expected[:length])
-    got = model.prediction(lists, ragged).outputs
-    close(got[2], model.prediction(x, inputs, LENGTHS).outputs[2, :3])
-    assert model.bic(lists, ragged) == pytest.approx(model.bic(x, inputs, LENGTHS))
+    got = model.predictive(lists, inputs=ragged).outputs
+    close(got[2], model.predictive(x, LENGTHS, inputs=inputs).outputs[2, :3])
+    assert model.bic(lists, inputs=ragged) == pytest.approx(model.bic(x, LENGTHS, inputs=inputs))
 
 
 def test_an_hmm_is_one_without_inputs():
@@ -192,4 +214,4 @@ def test_an_hmm_is_one_without_inputs():
     assert model.num_free_parameters == hmm.num_free_parameters
     assert model.sample(num_sequences=2, num_steps=4)[0].shape == (2, 4)
     assert model.score(x) == pytest.approx(hmm.score(x))
-    close(model.forecast(x, None, 2).outputs[:, 0], hmm.posterior(x).next().word_log_probs.exp())
+    close(model.forecast(x, 2).outputs[:, 0], hmm.posterior(x).next().word_log_probs.exp())

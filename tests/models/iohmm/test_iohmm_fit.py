@@ -78,16 +78,16 @@ def test_what_restarts_learn_is_what_the_model_says(kind):
     x, u = data(outputs, inputs)
     torch.manual_seed(0)
     model = IOHMM(3, **options)
-    before = model.score(x, u)
-    model.fit(x, u, warm_start=True, max_iterations=3, tolerance=0.0)
+    before = model.score(x, inputs=u)
+    model.fit(x, inputs=u, warm_start=True, max_iterations=3, tolerance=0.0)
     history = model.history
     assert_close(history.log_likelihoods[0], before, rtol=1e-9, atol=1e-9)
-    assert_close(history.log_likelihoods[-1], model.score(x, u), rtol=1e-9, atol=1e-9)
+    assert_close(history.log_likelihoods[-1], model.score(x, inputs=u), rtol=1e-9, atol=1e-9)
     assert history.log_likelihoods == sorted(history.log_likelihoods) and len(history.log_likelihoods) == 4
-    model.fit(x, u, restarts=5, seed=1, max_iterations=4, tolerance=0.0)
+    model.fit(x, inputs=u, num_restarts=5, seed=1, max_iterations=4, tolerance=0.0)
     report = model.history.restarts
     assert len(report) == 5 and report.chosen in report.kept
-    assert_close(float(report.log_likelihoods[report.chosen]), model.score(x, u), rtol=1e-9, atol=1e-9)
+    assert_close(float(report.log_likelihoods[report.chosen]), model.score(x, inputs=u), rtol=1e-9, atol=1e-9)
     assert bool((report.log_likelihoods[report.kept] <= report.log_likelihoods[report.chosen]).all())
 
 
@@ -109,15 +109,15 @@ def test_vectors_that_lack_some_dimensions(kind, covariance):
     options = options | ({} if covariance is None else dict(covariance=covariance))
     torch.manual_seed(0)
     model = IOHMM(2, **options)
-    before = model.score(x, u)
-    model.fit(x, u, warm_start=True, max_iterations=4, tolerance=0.0)
+    before = model.score(x, inputs=u)
+    model.fit(x, inputs=u, warm_start=True, max_iterations=4, tolerance=0.0)
     found = model.history.log_likelihoods
-    assert_close([found[0], found[-1]], [before, model.score(x, u)], rtol=1e-8, atol=1e-8)
+    assert_close([found[0], found[-1]], [before, model.score(x, inputs=u)], rtol=1e-8, atol=1e-8)
     assert found == sorted(found) and len(found) == 5
     if covariance is None or "layers" in kind:  # separable bits have no maximum
         return
-    model.fit(x, u, restarts=3, seed=0, max_iterations=200, tolerance=1e-11)
-    batch = model.as_batch(x, u, partly=True)
+    model.fit(x, inputs=u, num_restarts=3, seed=0, max_iterations=200, tolerance=1e-11)
+    batch = model.as_batch(x, inputs=u, partly=True)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     for gradient in torch.autograd.grad(objective, [*model.emission_network.parameters(), *model.noise.parameters()]):
         assert float(gradient.abs().max()) < 0.05  # where EM stops the likelihood is flat
@@ -128,11 +128,11 @@ def test_observed_states_and_final_targets():
     u = torch.randint(2, (30, 6), generator=generator)
     parity = u.cumsum(1) % 2
     model = IOHMM(2, num_symbols=2, num_outputs=2, initial="transition")
-    model.fit(parity[:, -1], u, restarts=30, seed=0, max_iterations=200)  # one target a sequence
+    model.fit(parity[:, -1], inputs=u, num_restarts=30, seed=0, max_iterations=200)  # one target a sequence
     assert bool((model.classify(u).argmax(-1) == parity[:, -1]).all())
     states = torch.where(torch.rand(30, 6, generator=generator) < 0.5, parity, -1)
-    model.fit(parity[:, -1], u, states=states, seed=0, max_iterations=50)
-    assert bool((model.decode(parity, u) == parity).all())  # states have their names now
+    model.fit(parity[:, -1], inputs=u, states=states, seed=0, max_iterations=50)
+    assert bool((model.decode(parity, inputs=u) == parity).all())  # states have their names now
 
 
 def test_softmax_and_least_squares_recover_a_system():
@@ -143,18 +143,18 @@ def test_softmax_and_least_squares_recover_a_system():
         truth.emission_network.weight.copy_(torch.tensor([[[2.0], [1.0]], [[-1.0], [-3.0]]]))
         truth.noise.set(torch.tensor([[[0.04]], [[0.25]]], dtype=torch.float64))
     u = torch.randn(40, 50, 1, dtype=torch.float64)
-    x, states = truth.sample(u, seed=1)
+    x, states = truth.sample(inputs=u, seed=1)
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True)
-    model.fit(x, u, restarts=10, seed=0)
+    model.fit(x, inputs=u, num_restarts=10, seed=0)
     assert model.history.converged
-    assert model.score(x, u) > truth.score(x, u)
+    assert model.score(x, inputs=u) > truth.score(x, inputs=u)
     order = model.emission_network.weight[:, 1, 0].argsort(descending=True)
     assert_close(model.emission_network.weight[order], truth.emission_network.weight, rtol=0.05, atol=0.05)
     assert_close(model.noise.covariances()[order], truth.noise.covariances(), rtol=0.1, atol=0.01)
     value = torch.linspace(-2, 2, 9, dtype=torch.float64).unsqueeze(-1)
     found, expected = (m.transition_network(value).softmax(-1) for m in (model, truth))
     assert_close(found[:, order][:, :, order], expected, rtol=0, atol=0.08)
-    assert float((order[states] == model.decode(x, u)).double().mean()) > 0.97
+    assert float((order[states] == model.decode(x, inputs=u)).double().mean()) > 0.97
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_with_priors_em_climbs_the_posterior(options, family):
     outputs["vectors"] = dict(outputs="gaussian", num_outputs=2)
     model = IOHMM(2, **options, **outputs[family], priors=True)
     exact = not options.get("hidden") and family != "vectors"
-    model.fit(x, u, seed=0, max_iterations=400 if exact else 20, tolerance=1e-12 if exact else 0.0)
+    model.fit(x, inputs=u, seed=0, max_iterations=400 if exact else 20, tolerance=1e-12 if exact else 0.0)
     history = model.history
     assert history.log_posteriors == sorted(history.log_posteriors)
-    batch = model.as_batch(x, u)
+    batch = model.as_batch(x, inputs=u)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     assert_close(float(objective.detach()), history.log_posteriors[-1], rtol=1e-9, atol=1e-9)
     if exact:
@@ -182,22 +182,22 @@ def test_with_priors_em_climbs_the_posterior(options, family):
 def test_gradients_learn_too(method):
     x, u = data("words", "vectors")
     model = IOHMM(2, num_inputs=U, num_outputs=4, hidden=(4,))
-    before = model.score(x, u)
+    before = model.score(x, inputs=u)
     options = dict(max_iterations=15) if method == "gem" else dict(batch_size=5, num_steps=60)
-    model.fit(x, u, method=method, restarts=3, seed=0, **options)
-    assert model.score(x, u) > before + 5
+    model.fit(x, inputs=u, method=method, num_restarts=3, seed=0, **options)
+    assert model.score(x, inputs=u) > before + 5
     assert model.history.method == method
-    assert_close(model.history.log_likelihoods[-1], model.score(x, u), rtol=1e-9, atol=1e-9)
+    assert_close(model.history.log_likelihoods[-1], model.score(x, inputs=u), rtol=1e-9, atol=1e-9)
 
 
 def test_a_module_of_ones_own():
     x, u = data("words", "vectors")
     net = nn.Sequential(nn.Linear(U, 5), nn.Tanh(), nn.Linear(5, 4))
     model = IOHMM(2, num_inputs=U, num_outputs=4, transition=net)
-    before = model.score(x, u)
-    model.fit(x, u, restarts=4, seed=0, max_iterations=10)
-    assert model.score(x, u) > before
-    assert_close(model.history.log_likelihoods[-1], model.score(x, u), rtol=1e-9, atol=1e-9)
+    before = model.score(x, inputs=u)
+    model.fit(x, inputs=u, num_restarts=4, seed=0, max_iterations=10)
+    assert model.score(x, inputs=u) > before
+    assert_close(model.history.log_likelihoods[-1], model.score(x, inputs=u), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["svi", "nuts"])
@@ -205,7 +205,7 @@ def test_distributions_over_weights(method):
     x, u = data("words", "symbols")
     model = IOHMM(2, num_symbols=L, num_outputs=4, priors=True)
     options = dict(num_steps=40) if method == "svi" else dict(num_samples=4, warmup_steps=4, max_tree_depth=2)
-    model.fit(x, u, method=method, seed=0, **options)
+    model.fit(x, inputs=u, method=method, seed=0, **options)
     assert model.history.method == method
     if method == "nuts":
         assert model.history.samples["transition_network.logits"].shape == (4, L, 2, 2)
@@ -224,7 +224,7 @@ def test_blocks_of_settings_and_the_smallest_consistent():
         RestartBlock(20, concentration=0.5, fixed_start=True),
         dict(num_restarts=10, prior=1.5, prior_iterations=20),
     ]
-    model.fit(x, u, restarts=blocks, select="smallest_consistent", seed=0, max_iterations=200)
+    model.fit(x, inputs=u, num_restarts=blocks, select="smallest_consistent", seed=0, max_iterations=200)
     report = model.history.restarts
     assert report.block.tolist() == [0] * 20 + [1] * 10
     assert float(report.scores[report.chosen]) == 1 and "30 restarts" in report.summary()
@@ -244,15 +244,17 @@ def test_validation_and_sizes():
     x, u = parity_data()
     held_out = parity_data(rows=30, seed=7)
     options = dict(num_symbols=2, num_outputs=2, initial="transition")
-    fit = dict(restarts=20, seed=0, max_iterations=100)
-    model = IOHMM(2, **options).fit(x, u, select="validation", validation=held_out, **fit)
+    fit = dict(num_restarts=20, seed=0, max_iterations=100)
+    model = IOHMM(2, **options).fit(x, inputs=u, select="validation", validation=held_out, **fit)
     report = model.history.restarts
-    assert_close(float(report.scores[report.chosen]), model.score(*held_out), rtol=1e-8, atol=1e-8)
+    assert_close(
+        float(report.scores[report.chosen]), model.score(held_out[0], inputs=held_out[1]), rtol=1e-8, atol=1e-8
+    )
     assert float(report.scores[report.kept].max()) == float(report.scores[report.chosen])
-    small = IOHMM.fit_sizes([1, 2, 3], x, u, model=options, select="smallest_consistent", **fit)
+    small = IOHMM.fit_sizes([1, 2, 3], x, inputs=u, model=options, select="smallest_consistent", **fit)
     assert small.num_states == 2 and [size for size, _ in small.history.sizes] == [1, 2]
-    best = IOHMM.fit_sizes([1, 2], x, u, model=options, select="bic", **fit)
-    assert_close(max(score for _, score in best.history.sizes), -best.bic(x, u) / 2, rtol=1e-6, atol=1e-6)
+    best = IOHMM.fit_sizes([1, 2], x, inputs=u, model=options, select="bic", **fit)
+    assert_close(max(score for _, score in best.history.sizes), -best.bic(x, inputs=u) / 2, rtol=1e-6, atol=1e-6)
 
 
 def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
@@ -271,7 +273,7 @@ def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
     with pytest.warns(
         RuntimeWarning, match="1 of 3 restarts collapsed and were dropped; restart 1: its log-likelihood is NaN"
     ):
-        model.fit(x, u, restarts=3, seed=0, max_iterations=5)
+        model.fit(x, inputs=u, num_restarts=3, seed=0, max_iterations=5)
     assert 1 in model.history.restarts.dropped and model.history.restarts.chosen != 1
     monkeypatch.setattr(
         fitting,
@@ -279,7 +281,7 @@ def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
         lambda p, b: {k: {n: v * torch.nan for n, v in w.items()} for k, w in draw(p, b).items()},
     )
     with pytest.raises(ArithmeticError, match="all 2 restarts collapsed"):
-        model.fit(x, u, restarts=2)
+        model.fit(x, inputs=u, num_restarts=2)
 
 
 def test_groups_of_restarts_that_fit_into_memory(monkeypatch):
@@ -287,21 +289,21 @@ def test_groups_of_restarts_that_fit_into_memory(monkeypatch):
     model = IOHMM(2, num_inputs=U, num_outputs=4)
     blocks = [RestartBlock(3), RestartBlock(4, concentration=0.3)]
     monkeypatch.setattr("pplseq.models.iohmm.fit.CELLS", 1000)
-    model.fit(x, u, restarts=blocks, seed=0, max_iterations=5, tolerance=0.0)
+    model.fit(x, inputs=u, num_restarts=blocks, seed=0, max_iterations=5, tolerance=0.0)
     report = model.history.restarts
     assert len(report) == 7 and report.trace.shape == (6, 7) and report.block.tolist() == [0] * 3 + [1] * 4
-    assert_close(float(report.log_likelihoods[report.chosen]), model.score(x, u), rtol=1e-9, atol=1e-9)
+    assert_close(float(report.log_likelihoods[report.chosen]), model.score(x, inputs=u), rtol=1e-9, atol=1e-9)
 
 
 def test_repeatable_and_the_generator_left_alone():
     x, u = data("words", "symbols")
     model = IOHMM(2, num_symbols=L, num_outputs=4)
     torch.manual_seed(5)
-    first = model.fit(x, u, restarts=4, seed=3, max_iterations=3).score(x, u)
+    first = model.fit(x, inputs=u, num_restarts=4, seed=3, max_iterations=3).score(x, inputs=u)
     after = torch.rand(1)
     torch.manual_seed(5)
     assert_close(torch.rand(1), after)
-    assert model.fit(x, u, restarts=4, seed=3, max_iterations=3).score(x, u) == first
+    assert model.fit(x, inputs=u, num_restarts=4, seed=3, max_iterations=3).score(x, inputs=u) == first
 
 
 @pytest.mark.parametrize(
@@ -310,10 +312,10 @@ def test_repeatable_and_the_generator_left_alone():
         (dict(method="newton"), ValueError, "method must be one of em, gem"),
         (dict(select="best"), ValueError, "select must be one of likelihood"),
         (dict(select="validation"), ValueError, "validation: select='validation' needs"),
-        (dict(restarts=0), ValueError, "restarts must be positive"),
-        (dict(restarts="many"), TypeError, "restarts must be a number"),
-        (dict(restarts=[3]), TypeError, "restarts must list"),
-        (dict(restarts=2, warm_start=True), ValueError, "a warm start has one"),
+        (dict(num_restarts=0), ValueError, "num_restarts must be at least 1"),
+        (dict(num_restarts="many"), TypeError, "num_restarts must be a number"),
+        (dict(num_restarts=[3]), TypeError, "num_restarts must list"),
+        (dict(num_restarts=2, warm_start=True), ValueError, "a warm start has one"),
         (dict(method="svi"), ValueError, "needs priors"),
         (dict(batch_size=3), ValueError, "batch_size: mini-batches are for"),
         (dict(learning_rate=0.1), TypeError, "method 'em' has no option 'learning_rate'; it takes max_iterations"),
@@ -324,15 +326,15 @@ def test_repeatable_and_the_generator_left_alone():
 def test_bad_options(options, error, match):
     x, u = data("words", "symbols")
     with pytest.raises(error, match=match):
-        IOHMM(2, num_symbols=L, num_outputs=4).fit(x, u, **options)
+        IOHMM(2, num_symbols=L, num_outputs=4).fit(x, inputs=u, **options)
 
 
 def test_data_that_no_start_can_explain():
     model = IOHMM(2, num_symbols=1, outputs="states", graph="left_right")
     with pytest.raises(ValueError, match="x: sequence 1 has probability zero under every start"):
-        model.fit(torch.tensor([[0, 0, 1], [0, 1, 0]]), torch.zeros(2, 3, dtype=torch.long), restarts=3)
+        model.fit(torch.tensor([[0, 0, 1], [0, 1, 0]]), inputs=torch.zeros(2, 3, dtype=torch.long), num_restarts=3)
     with pytest.raises(ValueError, match="x must hold at least one target"):
-        IOHMM(2, num_symbols=1, num_outputs=2).fit(torch.full((2, 3), -1), torch.zeros(2, 3, dtype=torch.long))
+        IOHMM(2, num_symbols=1, num_outputs=2).fit(torch.full((2, 3), -1), inputs=torch.zeros(2, 3, dtype=torch.long))
 
 
 def test_no_inputs_are_like_one_constant_symbol():
@@ -340,13 +342,18 @@ def test_no_inputs_are_like_one_constant_symbol():
     x = [(torch.arange(n) // 5 % 2 * 3.0 + 0.5 * torch.randn(n)).double().unsqueeze(-1) for n in (30, 17, 1)]
     symbols = [torch.zeros(len(row), dtype=torch.long) for row in x]
     fitted = [
-        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(x, inputs, restarts=5, seed=0, tolerance=1e-10)
+        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(
+            x, inputs=inputs, num_restarts=5, seed=0, tolerance=1e-10
+        )
         for size, inputs in ((dict(num_inputs=0), None), (dict(num_symbols=1), symbols))
     ]
-    assert fitted[0].score(x) == pytest.approx(fitted[1].score(x, symbols), rel=1e-5)
-    with pytest.raises(ValueError, match="future_inputs: expected 1 or more steps"):
-        fitted[0].forecast(x, None, -1)
-    ahead = [fitted[0].forecast(x, None, 3), fitted[1].forecast(x, symbols, torch.zeros(3, dtype=torch.long))]
+    assert fitted[0].score(x) == pytest.approx(fitted[1].score(x, inputs=symbols), rel=1e-5)
+    with pytest.raises(ValueError, match="num_steps must be at least 1"):
+        fitted[0].forecast(x, -1)
+    ahead = [
+        fitted[0].forecast(x, 3),
+        fitted[1].forecast(x, inputs=symbols, future_inputs=torch.zeros(3, dtype=torch.long)),
+    ]
     torch.testing.assert_close(ahead[0].outputs, ahead[1].outputs, rtol=1e-2, atol=1e-2)
 
 
@@ -364,13 +371,15 @@ def test_outputs_in_large_units_are_fitted_as_well():
     x = [torch.where(row > 0, 2 * row + 1, -row - 3) + 0.1 * torch.randn_like(row) for row in u]
     fitted = [
         IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True, covariance_floor=1e-4 * scale**2).fit(
-            [scale * row for row in x], u, restarts=6, seed=0
+            [scale * row for row in x], inputs=u, num_restarts=6, seed=0
         )
         for scale in (1.0, 1e-4)
     ]
-    scores = [model.score([scale * row for row in x], u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)]
+    scores = [
+        model.score([scale * row for row in x], inputs=u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)
+    ]
     assert scores[1] == pytest.approx(scores[0] - 180 * torch.tensor(1e-4).log().item(), abs=0.1)
     starts = fitted[1].history.restarts.log_likelihoods
     assert float((starts > starts.max() - 1).double().mean()) >= 0.5
-    fitted[1].initialize(fitted[1].as_batch([1e-4 * row for row in x], u))
+    fitted[1].initialize(fitted[1].as_batch([1e-4 * row for row in x], inputs=u))
     assert float(fitted[1].emission_network.weight.detach().abs().max()) < 1e-2

@@ -80,10 +80,10 @@ def test_likelihood_and_gradients_are_those_of_all_paths(case):
 @given(cases())
 def test_a_prefix_is_filtered_as_in_the_whole(case):
     model, x, inputs, _ = case
-    whole = model.filter(x, inputs)
+    whole = model.filter(x, inputs=inputs)
     for length in range(1, x.shape[1] + 1):
-        close(model.filter(x[:, :length], inputs[:, :length]), whole[:, :length])
-        ends = model.smooth(x[:, :length], inputs[:, :length])[:, -1]
+        close(model.filter(x[:, :length], inputs=inputs[:, :length]), whole[:, :length])
+        ends = model.smooth(x[:, :length], inputs=inputs[:, :length])[:, -1]
         close(ends, whole[:, length - 1])
 
 
@@ -94,7 +94,7 @@ def test_the_closed_loop_gives_the_likelihood(case):
     model, x, inputs, lengths = case
     if model.outputs != "categorical":
         return
-    predicted = model.prediction(x, inputs, lengths).outputs
+    predicted = model.predictive(x, lengths, inputs=inputs).outputs
     each = predicted.gather(-1, x.clamp_min(0).unsqueeze(-1)).squeeze(-1).log()
     used = (x >= 0) & (torch.arange(x.shape[1]) < lengths.unsqueeze(-1))
     close(torch.where(used, each, 0.0).sum(-1), model.log_prob(x, lengths, inputs=inputs))
@@ -116,4 +116,4 @@ def test_names_of_states_do_not_matter(case, random):
             for dim in dims:
                 value.copy_(value.index_select(dim, order))
     close(other.log_prob(x, lengths, inputs=inputs), model.log_prob(x, lengths, inputs=inputs))
-    close(other.smooth(x, inputs, lengths), model.smooth(x, inputs, lengths)[..., order])
+    close(other.smooth(x, lengths, inputs=inputs), model.smooth(x, lengths, inputs=inputs)[..., order])

@@ -148,7 +148,7 @@ def test_certain_outcomes_have_gradients():
         transition=[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]], emission=[[[1.0], [0.0]], [[0.5], [0.25]]]
     )
     u = torch.tensor([[0, 1, 1, 0, 1]])
-    x, _ = model.sample(u, seed=0)
+    x, _ = model.sample(inputs=u, seed=0)
     got = model.log_joint(x, inputs=u)
     close(generic_log_prob(model, x, inputs=u), got)
     close(Truth(model, x, u, 0, 5).likelihood().log(), got)
@@ -168,30 +168,34 @@ def test_the_empty_string_is_answered_from_z_0():
 def test_targets_at_last_steps_only():
     model = make("symbols, moore")
     inputs = [[0, 1, 2], [1], [2, 2]]
-    batch = model.as_batch([1, 0, 1], inputs)
+    batch = model.as_batch([1, 0, 1], inputs=inputs)
     assert batch.x.tolist() == [[-1, -1, 1], [0, -1, -1], [-1, 1, -1]] and batch.lengths.tolist() == [3, 1, 2]
     probs = model.classify(inputs)
-    assert model.score([1, 0, 1], inputs) == pytest.approx(
+    assert model.score([1, 0, 1], inputs=inputs) == pytest.approx(
         float(probs[torch.arange(3), torch.tensor([1, 0, 1])].log().sum())
     )
     bits = make("bits")
-    batch = bits.as_batch(torch.tensor([[1.0, 0.0]]), torch.zeros(1, 3, 2))
+    batch = bits.as_batch(torch.tensor([[1.0, 0.0]]), inputs=torch.zeros(1, 3, 2))
     assert batch.x[0, -1].tolist() == [1, 0] and batch.x[0, :2].isnan().all()
     with pytest.raises(ValueError, match="sequence 1 is empty, so that no step can bear its target"):
-        model.as_batch(torch.tensor([0, 1]), torch.zeros(2, 3).long(), torch.tensor([3, 0]))
+        model.as_batch(torch.tensor([0, 1]), torch.tensor([3, 0]), inputs=torch.zeros(2, 3).long())
     with pytest.raises(ValueError, match=r"one target a sequence must have shape \(3,\)"):
-        model.as_batch([1, 0], inputs)
+        model.as_batch([1, 0], inputs=inputs)
 
 
 def test_single_inputs_and_outputs_may_be_plain_numbers():
     model = make("spherical")
     x, u = data(model)
-    expected = model.score(x, u, LENGTHS)
-    assert model.score(x.squeeze(-1).numpy(), u.squeeze(-1).numpy(), LENGTHS.tolist()) == expected
+    expected = model.score(x, LENGTHS, inputs=u)
+    assert model.score(x.squeeze(-1).numpy(), LENGTHS.tolist(), inputs=u.squeeze(-1).numpy()) == expected
     flat = [[row[:n, 0].tolist() for row, n in zip(value, LENGTHS, strict=True)] for value in (x, u)]
-    assert model.score(*flat) == pytest.approx(expected)
-    got = model.forecast(*flat, [0.5, 0.2])
-    close(got.outputs, model.forecast(x, u, torch.tensor([[0.5], [0.2]]), LENGTHS).outputs)
+    assert model.score(flat[0], inputs=flat[1]) == pytest.approx(expected)
+    close(
+        model.predict_next(flat[0], inputs=flat[1], next_inputs=0.5).outputs,
+        model.forecast(flat[0], 1, inputs=flat[1], future_inputs=[0.5]).outputs[:, 0],
+    )
+    got = model.forecast(flat[0], inputs=flat[1], future_inputs=[0.5, 0.2])
+    close(got.outputs, model.forecast(x, inputs=u, future_inputs=torch.tensor([[0.5], [0.2]]), lengths=LENGTHS).outputs)
 
 
 def test_observed_and_partly_observed_states():
@@ -208,9 +212,9 @@ def test_observed_and_partly_observed_states():
         original, seen = truth.density, truth.__dict__.get("seen", {})
         truth.density = lambda t, original=original, seen=seen: seen.get(t, None) if t in seen else original(t)
         close(got[row], truth.likelihood().log().detach())
-    everything = model.as_batch(x, inputs, LENGTHS, states)
+    everything = model.as_batch(x, LENGTHS, states, inputs=inputs)
     close(model.posterior(everything.x, everything.lengths, **everything.known).log_prob(), got)
-    assert model.score(x, inputs, LENGTHS, states=states) == pytest.approx(float(got.sum()))
+    assert model.score(x, LENGTHS, inputs=inputs, states=states) == pytest.approx(float(got.sum()))
     # the same as targets that are states
     model = make("states")
     x, inputs = data(model)
@@ -304,7 +308,11 @@ def test_bad_data():
         (lambda: model.log_prob(x, inputs=u[..., :1]), ValueError, "U. with U = 2"),
         (lambda: model.log_prob(x, inputs={"end": u}), ValueError, "unknown part 'end'"),
         (lambda: model.log_prob(x / 0, inputs=u), ValueError, "outside its family: gaussian outputs are finite"),
-        (lambda: model.as_batch(torch.where(torch.tensor([True, False]), x, torch.nan), u), ValueError, "partly NaN"),
+        (
+            lambda: model.as_batch(torch.where(torch.tensor([True, False]), x, torch.nan), inputs=u),
+            ValueError,
+            "partly NaN",
+        ),
         (lambda: model.log_prob(x.long(), inputs=u), TypeError, "x must be a floating-point tensor"),
         (lambda: bits.log_prob(x, inputs=u), ValueError, "bernoulli outputs are 0 and 1"),
         (lambda: symbols.log_prob(ids + 1, inputs=v), ValueError, "categorical outputs are 0..1"),
@@ -312,21 +320,31 @@ def test_bad_data():
         (lambda: symbols.log_prob(ids, inputs=v.double()), TypeError, "inputs must hold integers"),
         (lambda: symbols.log_prob(ids, inputs=v.tolist()), TypeError, "inputs must be a tensor"),
         (
-            lambda: symbols.score(ids.tolist(), [[0, 1], [0], [1]]),
+            lambda: symbols.score(ids.tolist(), inputs=[[0, 1], [0], [1]]),
             ValueError,
             "x: sequence 0 has 5 steps, but that of",
         ),
-        (lambda: symbols.score(ids.tolist(), [[0, 1]]), ValueError, "x: 3 sequences, but inputs holds 1"),
+        (lambda: symbols.score(ids.tolist(), inputs=[[0, 1]]), ValueError, "x: 3 sequences, but inputs holds 1"),
         (
-            lambda: symbols.score(ids.tolist(), v.tolist(), LENGTHS),
+            lambda: symbols.score(ids.tolist(), LENGTHS, inputs=v.tolist()),
             ValueError,
             "sequences in a list have their own lengths",
         ),
-        (lambda: symbols.score(ids.double(), v), TypeError, "x must be an integer tensor"),
-        (lambda: symbols.score([0, 1, 1], None), ValueError, "inputs say how long rows are"),
+        (lambda: symbols.score(ids.double(), inputs=v), TypeError, "x must be an integer tensor"),
+        (lambda: symbols.score([0, 1, 1]), ValueError, "inputs say how long rows are"),
         (lambda: symbols.log_prob(ids, states=ids + 5, inputs=v), ValueError, "states must have shape"),
         (lambda: symbols.sample(), ValueError, "this model needs inputs|num_steps"),
-        (lambda: symbols.forecast(ids, v, v[:2]), ValueError, "future_inputs: must have one row for each of the 3"),
+        (
+            lambda: symbols.forecast(ids, inputs=v, future_inputs=v[:2]),
+            ValueError,
+            "future_inputs: must have one row for each of the 3",
+        ),
+        (
+            lambda: symbols.forecast(ids, 2, inputs=v, future_inputs=v),
+            ValueError,
+            "future_inputs: must be of num_steps = 2 steps, got 5",
+        ),
+        (lambda: symbols.predict_next(ids, inputs=v), ValueError, "next_inputs: inputs: this model needs inputs"),
         (lambda: symbols.set_parameters(nothing=torch.zeros(1)), ValueError, "nothing must be one of"),
     ):
         with pytest.raises(error, match=message):
