@@ -137,6 +137,22 @@ def start(start: Any, num_rows: int, num_states: int) -> None:
         raise ValueError(f"start: state {top} is not in 0..{num_states - 1}; the belief comes from another model")
 
 
+def gaussian_start(start: Any, num_rows: int, num_states: int) -> None:
+    """Raises unless start is None or a ``GaussianBelief`` of as many rows over h = num_states dimensions."""
+    if start is None:
+        return
+    if not hasattr(start, "covariance"):
+        raise TypeError(
+            f"start must be a GaussianBelief (what chain.filtered() returns) or None, got {type(start).__name__}"
+        )
+    h = num_states
+    if start.mean.shape != (num_rows, h) or start.covariance.shape not in ((h, h), (num_rows, h, h)):
+        raise ValueError(
+            f"start must have a mean (B, h) = {(num_rows, h)} and a covariance (h, h) or (B, h, h), got "
+            f"{tuple(start.mean.shape)} and {tuple(start.covariance.shape)}"
+        )
+
+
 def states(states: Any, x: Tensor, num_states: int) -> None:
     """Raises unless states is None or (B, T) state ids below Z, negative where unknown."""
     import torch

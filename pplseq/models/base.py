@@ -12,9 +12,11 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pplseq.distributions.state import Belief
+from pplseq import checks
+from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.models.given import Given
 
 if TYPE_CHECKING:
     from pplseq.data.clusters import Clusters
@@ -30,6 +32,8 @@ class SequenceModel(PyroModule):
     """
 
     name: ClassVar[str]
+    num_states: int
+    num_words: int | None
     messenger: ClassVar[type] = BlockedEnum  # KalmanCollapse where states are Gaussian
     vectorize: bool = True
     vocabulary: Vocabulary | None = None  # of a model of words, saved with it
@@ -38,6 +42,49 @@ class SequenceModel(PyroModule):
     def model(self, x=None, lengths=None, start=None):
         """The generative program."""
         raise NotImplementedError
+
+    # ---------------------------------------------------------------- what a program is given
+    def check_observations(self, x: Tensor) -> None:
+        """Raises unless x holds observations of the model's kind, or marks of missing ones; here: words."""
+        checks.words(x, self.num_words)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x with something harmless where it is missing, and where it is not: (B, T), or (B, T, n) of vectors seen in part."""
+        return x.clamp_min(0), x != MISSING
+
+    def check_start(self, start, num_rows: int) -> None:
+        """Raises unless start is None or a belief over the model's states."""
+        checks.start(start, num_rows, self.num_states)
+
+    def given(
+        self,
+        x: Tensor | None,
+        lengths: Tensor | None = None,
+        start=None,
+        *,
+        states: Tensor | None = None,
+        num_sequences: int | None = None,
+        num_steps: int | None = None,
+        num_total: int | None = None,
+    ) -> Given:
+        """What the program was called with, checked: see :class:`~pplseq.models.given.Given`.
+
+        Raises:
+            TypeError, ValueError: for what the model cannot take; says what it takes.
+        """
+        if x is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many steps to generate when x is None")
+            shape = checks.count("num_sequences", num_sequences or 1), checks.count("num_steps", num_steps)
+            values = observed = None
+        else:
+            self.check_observations(x)
+            checks.lengths(lengths, x)
+            checks.states(states, x, self.num_states)
+            shape = x.shape[0], x.shape[1]
+            values, observed = self.observed(x)
+        self.check_start(start, shape[0])
+        return Given(shape, x, values, observed, lengths=lengths, states=states, num_total=num_total)
 
     @property
     def config(self) -> dict:

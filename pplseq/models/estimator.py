@@ -46,9 +46,6 @@ class Estimator(Front):
             raise ValueError(f"states must be integers below {self.num_states} (negative: unknown), got {states.max()}")
         return batch._replace(states=states.long().to(batch.x.device))
 
-    def check_observations(self, x: Tensor) -> None:
-        self.emissions.check(x)
-
     # ---------------------------------------------------------------- fit
     def fit(
         self,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import pyro
 import torch
-from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import SequenceModel
+from pplseq.models.given import Sizes
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 INITIALIZATIONS = ("normal", "xavier")
@@ -226,48 +227,43 @@ class VLHMM(SequenceModel):
         return out if self._config["temperature"] == 1 else out / self._config["temperature"]
 
     # ---------------------------------------------------------------- the program
-    def model(self, x=None, lengths=None, start: Belief | None = None, *, states=None, num_sequences=1, num_steps=None):
+    def model(
+        self,
+        x: Tensor | None = None,
+        lengths: Tensor | None = None,
+        start: Belief | None = None,
+        *,
+        states: Tensor | None = None,
+        **sizes: Unpack[Sizes],
+    ):
         """The generative program.
 
         Args:
-            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate (num_sequences, num_steps).
+            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             states: (B, T) observed states, negative where unknown.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
-        if x is None:
-            if num_steps is None:
-                raise ValueError("num_steps: say how many words to generate when x is None")
-            shape, device = (num_sequences, num_steps), self.block_of_word.device
-        else:
-            checks.words(x, self.num_words)
-            checks.lengths(lengths, x)
-            checks.start(start, len(x), self.num_states)
-            checks.states(states, x, self.num_states)
-            shape, device = x.shape, x.device
-            observed = x >= 0
-            all_observed = bool(observed.all())
-            words = x if all_observed else x.clamp_min(0)
+        given = self.given(x, lengths, start, states=states, **sizes)
         transition, emission = self.specs()
-        resets = self.reset_id is not None
-        before = _word_before(start, shape[0], device) if resets else None  # MISSING-free: a start needs no reset
-        if x is not None and resets:
-            previous = torch.cat([before.unsqueeze(1), x[:, :-1]], 1)
-        z = start
-        with pyro.plate("sequences", shape[0], dim=-1):
-            for t in markov(range(shape[1])):
-                if resets and x is not None:
-                    before = previous[:, t]
-                with poutine.mask(mask=True if lengths is None else t < lengths):
-                    given = None if states is None else states[:, t]
-                    z = pyro.sample(f"z_{t}", transition(z, inputs=before), obs=given)
-                    if x is None:
-                        before = word = pyro.sample(f"x_{t}", emission(z))
-                        before = word if resets else None
-                        continue
-                    with poutine.mask(mask=True if all_observed else observed[:, t]):
-                        pyro.sample(f"x_{t}", emission(z), obs=words[:, t])
+        given.first = self._word_before(start, given.shape[0])
+        z, word = start, None
+        with given.plate:
+            for t in markov(given.steps):
+                with given.valid(t):
+                    z = pyro.sample(f"z_{t}", transition(z, inputs=given.before(t, word)), obs=given.state(t))
+                    with given.seen(t):
+                        word = pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
+
+    def _word_before(self, start: Belief | None, num_rows: int) -> Tensor | None:
+        """(B,) the word before the first one, an id that never resets where there is none; None without resets."""
+        if self.reset_id is None:
+            return None
+        if start is None or start.last_observation is None:
+            return torch.full((num_rows,), MISSING - 1, device=self.block_of_word.device)
+        return start.last_observation
 
     @property
     def cells_per_token(self) -> int:
@@ -284,13 +280,6 @@ class VLHMM(SequenceModel):
         if "block_of_word" not in tensors:
             raise ValueError("model.safetensors: no block_of_word in it, so this is not a vlhmm; was it saved by pplseq?")
         return cls(blocks=tensors["block_of_word"], **config)
-
-
-def _word_before(start: Belief | None, num_rows: int, device) -> Tensor:
-    """(B,) the word before the first one; an id that never resets where there is none."""
-    if start is None or start.last_observation is None:
-        return torch.full((num_rows,), MISSING - 1, device=device)
-    return start.last_observation
 
 
 def _whole(name: str, values) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import numpy as np
 import pyro
@@ -19,6 +20,7 @@ from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import SequenceModel
 from pplseq.models.estimator import Estimator
+from pplseq.models.given import Sizes
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
     CategoricalTable,
@@ -204,49 +206,39 @@ class HMM(Estimator, SequenceModel):
         start: Belief | None = None,
         *,
         states: Tensor | None = None,
-        num_total: int | None = None,
-        num_sequences: int = 1,
-        num_steps: int | None = None,
+        **sizes: Unpack[Sizes],
     ):
         """The generative program.
 
         Args:
             x: (B, T) words, ``MISSING`` (-1) for a missing one, or (B, T, D) vectors, NaN for a missing one; None to
-                generate (num_sequences, num_steps).
+                generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             states: (B, T) observed states, negative where unknown.
-            num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
-        all_observed = True
-        if x is None:
-            if num_steps is None:
-                raise ValueError("num_steps: say how many steps to generate when x is None")
-            shape = (num_sequences, num_steps)
-        else:
-            self.emissions.check(x)
-            checks.lengths(lengths, x)
-            shape = x.shape[:2]
-            values, observed = self.emissions.observed(x)
-            all_observed = bool(observed.all())
+        given = self.given(x, lengths, start, states=states, **sizes)
         transition, emission = self.specs()
         z = start
-        subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
-        with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
-            for t in markov(range(shape[1])):
-                with poutine.mask(mask=True if lengths is None else t < lengths):
-                    z = pyro.sample(f"z_{t}", transition(z), obs=None if states is None else states[:, t])
-                    if x is None:
-                        pyro.sample(f"x_{t}", emission(z))
-                        continue
-                    with poutine.mask(mask=True if all_observed else observed[:, t]):
-                        pyro.sample(f"x_{t}", emission(z), obs=values[:, t])
+        with given.plate:
+            for t in markov(given.steps):
+                with given.valid(t):
+                    z = pyro.sample(f"z_{t}", transition(z), obs=given.state(t))
+                    with given.seen(t):
+                        pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
 
     def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
         """The chain of observations at the point estimate; arguments as for :meth:`model`."""
         with self._at_point():
             return super().posterior(x, lengths, start, **options)
+
+    def check_observations(self, x: Tensor) -> None:
+        self.emissions.check(x)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.emissions.observed(x)
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""

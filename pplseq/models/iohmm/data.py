@@ -12,6 +12,7 @@ from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
+from pplseq.models.given import Given
 
 PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None
@@ -31,7 +32,7 @@ class IOData:
         """Whether outputs are integers."""
         return self.outputs in ("categorical", "states")
 
-    def check_outputs(self, x: Tensor) -> None:
+    def check_observations(self, x: Tensor) -> None:
         """Raises unless x holds outputs of the model's family, or marks of missing ones."""
         if not isinstance(x, Tensor):
             raise TypeError(
@@ -239,7 +240,7 @@ class IOData:
         checks.lengths(lengths, x)
         if lengths is not None and bool((lengths == x.shape[1]).all()):
             lengths = None
-        self.check_outputs(x)
+        self.check_observations(x)
         if not partly and self.partly_missing(x):
             row, step = (x.isnan().any(-1) & ~x.isnan().all(-1)).nonzero()[0].tolist()
             raise ValueError(
@@ -301,6 +302,31 @@ class IOData:
         if not isinstance(like, (list, tuple)):
             return value
         return [row[: len(sequence)] for row, sequence in zip(value, like, strict=True)]
+
+
+class Sight:
+    """What the networks of each part see at a step: its inputs, joined by the output before it where that is fed back.
+
+    Attributes:
+        first: (B[, U]) what the start distribution sees, or None.
+        feeding: whether outputs are fed back as they are generated, so that steps come one after the other.
+    """
+
+    def __init__(self, model: IOData, given: Given, inputs: Inputs, previous: Tensor | None):
+        self._model, self.feeding = model, given.generates and bool(model.feedback)
+        values = model.missing(*given.shape) if given.generates else given.x
+        self._parts = model.network_inputs(values, inputs, given.lengths, previous)
+        self.first = self._parts["initial"]
+        if self.feeding:
+            self._parts = self._parts | model.check_inputs(inputs, given.shape, given.lengths)
+            self._previous = model.outputs_before(values, previous)[:, 0]
+
+    def __call__(self, part: str, t, before: Tensor | None) -> Tensor | None:
+        """(B[, U]); before: what the program has drawn last, which counts only where it generates."""
+        value = None if self._parts[part] is None else self._parts[part][:, t]
+        if self.feeding and part in self._model.feedback:
+            return self._model.join(part, value, self._previous if before is None else before)
+        return value
 
 
 def _on(inputs: Inputs, device) -> Inputs:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import pyro
 import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import SequenceModel
+from pplseq.models.given import Sizes
 from pplseq.models.hmm.emissions import COVARIANCES, like
 from pplseq.models.hmm.program import DTYPES
-from pplseq.models.iohmm.data import PARTS, Inputs, IOData
+from pplseq.models.iohmm.data import PARTS, Inputs, IOData, Sight
 from pplseq.models.iohmm.fit import IOHMMFitting
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
 from pplseq.models.iohmm.options import (
@@ -247,65 +248,36 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         inputs: Inputs = None,
         states: Tensor | None = None,
         previous: Tensor | None = None,
-        num_total: int | None = None,
-        num_sequences: int | None = None,
-        num_steps: int | None = None,
+        **sizes: Unpack[Sizes],
     ):
         """The generative program.
 
         Args:
             x: (B, T) integers, ``MISSING`` (-1) where there is no target, or (B, T, D) vectors, NaN in dimensions that
-                have none; None to generate.
+                have none; None to generate as many as the inputs or sizes say.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             inputs: (B, T, U), (B, T), or a mapping from parts to such.
             states: (B, T) observed states, negative where unknown.
             previous: (B[, D]) the outputs before the first step, where they are fed back and known.
-            num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
-            num_sequences, num_steps: how many to generate where neither x nor inputs say.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
-        if x is None:
-            rows = (num_sequences or 1, num_steps) if num_steps else None
-            given = self.check_inputs(inputs, rows if inputs is None else None, lengths)
-            shape = rows if not given else tuple(next(iter(given.values())).shape[:2])
-            if shape is None:
-                raise ValueError("num_steps: say how many steps to generate when neither x nor inputs do")
-            values = self.missing(*shape)
-        else:
-            self.check_outputs(x)
-            checks.lengths(lengths, x)
-            checks.states(states, x, self.num_states)
-            values, shape = x, tuple(x.shape[:2])
-            x, seen = self.observed(x)
-            all_seen = bool(seen.all())
-        checks.start(start, shape[0], self.num_states)
-        # outputs are fed back as they come where they are generated
-        feeding = x is None and bool(self.feedback)
-        seen_by = self.network_inputs(values, inputs, lengths, previous)
-        partly = x is not None and self.partly_missing(values)
-        transition, emission = self.specs(seen_by["initial"], partly=partly)
-        z = start
+        if x is None and inputs is not None:  # they say how much is generated
+            rows = next(iter(self.check_inputs(inputs, None, lengths).values())).shape
+            sizes = sizes | {"num_sequences": rows[0], "num_steps": rows[1]}
+        given = self.given(x, lengths, start, states=states, **sizes)
+        see = Sight(self, given, inputs, previous)
+        transition, emission = self.specs(see.first, partly=x is not None and self.partly_missing(x))
+        z, before = start, None
         if start is None and self.initial == "transition":
-            z = Belief(None, transition.initial_log_prob().expand(shape[0], self.num_states))
-        if feeding:
-            parts, before = self.check_inputs(inputs, shape, lengths), self.outputs_before(values, previous)[:, 0]
-
-        def at(part, t):
-            if feeding and part in self.feedback:
-                return self.join(part, parts[part][:, t], before)
-            return None if seen_by[part] is None else seen_by[part][:, t]
-
-        subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
-        with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
-            for t in markov(range(shape[1]), vectorize=not feeding):
-                u, v = at("transition", t), at("emission", t)
-                with poutine.mask(mask=True if lengths is None else t < lengths):
-                    z = pyro.sample(f"z_{t}", transition(z, inputs=u), obs=None if states is None else states[:, t])
-                    if x is None:
-                        before = pyro.sample(f"x_{t}", emission(z, inputs=v))
-                        continue
-                    with poutine.mask(mask=True if all_seen else seen[:, t]):
-                        pyro.sample(f"x_{t}", emission(z, inputs=v), obs=x[:, t])
+            z = Belief(None, transition.initial_log_prob().expand(given.shape[0], self.num_states))
+        with given.plate:
+            for t in markov(given.steps, vectorize=not see.feeding):
+                with given.valid(t):
+                    u, v = see("transition", t, before), see("emission", t, before)
+                    z = pyro.sample(f"z_{t}", transition(z, inputs=u), obs=given.state(t))
+                    with given.seen(t):
+                        before = pyro.sample(f"x_{t}", emission(z, inputs=v), obs=given.value(t))
         return x
 
     def posterior(

@@ -83,18 +83,7 @@ class LDSFitting(Front):
         return inputs
 
     def check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
-        if start is None:
-            return
-        if not isinstance(start, GaussianBelief):
-            raise TypeError(
-                f"start must be a GaussianBelief (what chain.filtered() returns) or None, got {type(start).__name__}"
-            )
-        h = self.num_states
-        if start.mean.shape != (num_rows, h) or start.covariance.shape not in ((h, h), (num_rows, h, h)):
-            raise ValueError(
-                f"start must have a mean (B, h) = {(num_rows, h)} and a covariance (h, h) or (B, h, h), got "
-                f"{tuple(start.mean.shape)} and {tuple(start.covariance.shape)}"
-            )
+        checks.gaussian_start(start, num_rows, self.num_states)
 
     @staticmethod
     def _matrices(name: str, value: Tensor | None, size, shape) -> Tensor | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
+from typing import Unpack
 
 import pyro
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 
-from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.partly_observed import PartlyObserved
@@ -18,6 +17,7 @@ from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 from pplseq.kernels.riccati import stationary_covariance
 from pplseq.models.base import SequenceModel
+from pplseq.models.given import Given, Sizes
 from pplseq.models.hmm.program import DTYPES
 from pplseq.models.lds.fit import LDSFitting
 from pplseq.models.lds.queries import LDSQueries
@@ -268,69 +268,60 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
         *,
         transitions: Tensor | None = None,
         emissions: Tensor | None = None,
-        num_total: int | None = None,
-        num_sequences: int = 1,
-        num_steps: int | None = None,
+        **sizes: Unpack[Sizes],
     ):
         """The generative program.
 
         Args:
-            x: (B, T, n) observations, NaN where missing (whole vectors or some of their coordinates); None to generate
-                (num_sequences, num_steps).
+            x: (B, T, n) observations, NaN where missing (whole vectors or some of their coordinates); None to generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             inputs: (B, T, U).
             transitions: (B, T, h, h) or (T, h, h) matrices of the moves into each step, in the place of ``transition``;
                 the first is used after ``start`` only.
             emissions: (B, T, n, h) or (T, n, h) matrices in the place of ``emission``: a design that changes in time.
-            num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
-        if x is None:
-            if num_steps is None:
-                raise ValueError("num_steps: say how many steps to generate when x is None")
-            shape = (num_sequences, num_steps)
-        else:
-            self.check_observations(x)
-            checks.lengths(lengths, x)
-            shape = x.shape[:2]
-            observed = ~x.isnan()
-            seen = observed.any(-1)
-            partly = bool((seen & ~observed.all(-1)).any())
-            all_seen = bool(seen.all())
-            values = x if all_seen and not partly else x.nan_to_num(0.0)
-        self.check_start(start, shape[0])
-        inputs = self.check_inputs(inputs, shape, lengths)
-        transitions = self._matrices("transitions", transitions, (self.num_states, self.num_states), shape)
-        emissions = self._matrices("emissions", emissions, (self.num_features, self.num_states), shape)
-        transition, offset, weights = self._coefficients("transition")
-        emission, emission_offset, emission_weights = self._coefficients("emission")
-        state_noise, noise = self.state_noise, self._emission_noise
-        if start is None:
-            initial = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
+        given = self.given(x, lengths, start, **sizes)
+        given.inputs = self.check_inputs(inputs, given.shape, lengths)
+        transition, emission = self.specs(given, start, transitions, emissions)
         z = start
-        subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
-        with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
-            for t in markov(range(shape[1])):
-                with poutine.mask(mask=True if lengths is None else t < lengths):
-                    if z is None:
-                        state = LinearGaussian(None, transition, initial.covariance, initial.mean)
-                    else:
-                        matrix = transition if transitions is None else transitions[:, t]
-                        driven = None if weights is None else (weights, inputs[:, t])
-                        state = LinearGaussian(z, matrix, state_noise, offset, driven)
-                    z = pyro.sample(f"z_{t}", state)
-                    matrix = emission if emissions is None else emissions[:, t]
-                    driven = None if emission_weights is None else (emission_weights, inputs[:, t])
-                    if x is None:
-                        pyro.sample(f"x_{t}", LinearGaussian(z, matrix, noise, emission_offset, driven))
-                        continue
-                    if partly:
-                        seeing = PartlyObserved(z, matrix, noise, emission_offset, driven, observed=observed[:, t])
-                    else:
-                        seeing = LinearGaussian(z, matrix, noise, emission_offset, driven)
-                    with poutine.mask(mask=True if all_seen else seen[:, t]):
-                        pyro.sample(f"x_{t}", seeing, obs=values[:, t])
+        with given.plate:
+            for t in markov(given.steps):
+                with given.valid(t):
+                    z = pyro.sample(f"z_{t}", transition(z, t))
+                    with given.seen(t):
+                        pyro.sample(f"x_{t}", emission(z, t), obs=given.value(t))
         return x
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        observed = ~x.isnan()
+        return x.nan_to_num(0.0), observed
+
+    def specs(self, given: Given, start: GaussianBelief | None, transitions: Tensor | None, emissions: Tensor | None):
+        """Functions of (state, step): the distributions of the next state, and of what is observed of a state."""
+        moves = self._matrices("transitions", transitions, (self.num_states, self.num_states), given.shape)
+        designs = self._matrices("emissions", emissions, (self.num_features, self.num_states), given.shape)
+        matrix, offset, weights = self._coefficients("transition")
+        loadings, emission_offset, emission_weights = self._coefficients("emission")
+        state_noise, noise = self.state_noise, self._emission_noise
+        first = None
+        if start is None:
+            first = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
+
+        def transition(z, t) -> LinearGaussian:
+            if z is None:
+                return LinearGaussian(None, matrix, first.covariance, first.mean)
+            driven = None if weights is None else (weights, given.input(t))
+            return LinearGaussian(z, matrix if moves is None else moves[:, t], state_noise, offset, driven)
+
+        def emission(z, t) -> LinearGaussian | PartlyObserved:
+            driven = None if emission_weights is None else (emission_weights, given.input(t))
+            about = (z, loadings if designs is None else designs[:, t], noise, emission_offset, driven)
+            observed = given.coordinates(t)
+            return LinearGaussian(*about) if observed is None else PartlyObserved(*about, observed=observed)
+
+        return transition, emission
 
     def _coefficients(self, kind: str) -> list[Tensor | None]:
         """Matrix, offset and weights of inputs, as they stand: without their gradients where none are wanted."""

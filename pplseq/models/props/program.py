@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import Unpack
 
 import numpy as np
 import pyro
@@ -10,13 +11,13 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import SequenceModel
+from pplseq.models.given import Given, Sizes
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like
 from pplseq.models.hmm.program import DTYPES
 
@@ -173,22 +174,31 @@ class PROPS(SequenceModel):
         return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
 
     # ---------------------------------------------------------------- the program
-    def _source_log_probs(self, given: Tensor | None, shape: tuple[int, ...], generate: bool) -> Tensor | None:
+    def check_observations(self, x: Tensor) -> None:
+        self.emissions.check(x)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.emissions.observed(x)
+
+    def _source_log_probs(self, value: Tensor | None, given: Given) -> Tensor | None:
+        shape = given.shape
         if self.num_sources == 0:
-            if given is not None and 0 not in given.shape:
-                raise ValueError(f"source_log_probs: this model has no source, got shape {tuple(given.shape)}")
+            if value is not None and 0 not in value.shape:
+                raise ValueError(f"source_log_probs: this model has no source, got shape {tuple(value.shape)}")
             return None
         expected = f"(B, T, K_s) = {(*shape, self.num_sources)} of the observed tokens"
         if self.num_words is not None:
             expected += f", or (B, T, K_s, V) = {(*shape, self.num_sources, self.num_words)} of all words"
-        if not isinstance(given, Tensor):
-            raise TypeError(f"source_log_probs must be a tensor {expected}, got {type(given).__name__}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"source_log_probs must be a tensor {expected}, got {type(value).__name__}")
         sizes = [(*shape, self.num_sources, self.num_words)]
-        if not generate:
+        if not given.generates:
             sizes.append((*shape, self.num_sources))
-        if tuple(given.shape) not in sizes:
-            raise ValueError(f"source_log_probs must have shape {expected}, got {tuple(given.shape)}")
-        return given
+        if tuple(value.shape) not in sizes:
+            raise ValueError(f"source_log_probs must have shape {expected}, got {tuple(value.shape)}")
+        if value.dim() == 3 and given.missing is not None:  # anything may stand where nothing was seen
+            return value.masked_fill(given.missing.unsqueeze(-1), 0.0)
+        return value
 
     def model(
         self,
@@ -198,51 +208,30 @@ class PROPS(SequenceModel):
         *,
         source_log_probs: Tensor | None = None,
         states: Tensor | None = None,
-        num_total: int | None = None,
-        num_sequences: int = 1,
-        num_steps: int | None = None,
+        **sizes: Unpack[Sizes],
     ):
         """The generative program.
 
         Args:
             x: (B, T) words, ``MISSING`` (-1) for a missing one, or (B, T, D) vectors, NaN for a missing one; None to
-                generate (num_sequences, num_steps).
+                generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             source_log_probs: (B, T, K_s) log f^k(x_t | past) of what was observed, not read where x is missing; or
                 (B, T, K_s, V) of all words, which generating and filling gaps need.
             states: (B, T) observed states, sources first, negative where unknown.
-            num_total: sequences that the B given ones stand for (a mini-batch's log-likelihood is scaled up), or None.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
-        all_observed = True
-        if x is None:
-            if num_steps is None:
-                raise ValueError("num_steps: say how many steps to generate when x is None")
-            shape = (num_sequences, num_steps)
-        else:
-            self.emissions.check(x)
-            checks.lengths(lengths, x)
-            checks.states(states, x, self.num_states)
-            shape = tuple(x.shape[:2])
-            values, observed = self.emissions.observed(x)
-            all_observed = bool(observed.all())
-        checks.start(start, shape[0], self.num_states)
-        sources = self._source_log_probs(source_log_probs, shape, x is None)
-        transition, emission = self.specs(sources is not None and sources.dim() == 4)
-        if sources is not None and sources.dim() == 3 and not all_observed:
-            sources = torch.where(observed.unsqueeze(-1), sources, 0.0)  # anything may stand where nothing was seen
+        given = self.given(x, lengths, start, states=states, **sizes)
+        given.inputs = self._source_log_probs(source_log_probs, given)
+        transition, emission = self.specs(given.inputs is not None and given.inputs.dim() == 4)
         z = start
-        subsample = {} if num_total in (None, shape[0]) else {"subsample": torch.arange(shape[0])}
-        with pyro.plate("sequences", num_total or shape[0], **subsample, dim=-1):
-            for t in markov(range(shape[1])):
-                f = None if sources is None else sources[:, t]
-                with poutine.mask(mask=True if lengths is None else t < lengths):
-                    z = pyro.sample(f"z_{t}", transition(z), obs=None if states is None else states[:, t])
-                    if x is None:
-                        pyro.sample(f"x_{t}", emission(z, inputs=f))
-                        continue
-                    with poutine.mask(mask=True if all_observed else observed[:, t]):
-                        pyro.sample(f"x_{t}", emission(z, inputs=f), obs=values[:, t])
+        with given.plate:
+            for t in markov(given.steps):
+                with given.valid(t):
+                    z = pyro.sample(f"z_{t}", transition(z), obs=given.state(t))
+                    with given.seen(t):
+                        pyro.sample(f"x_{t}", emission(z, inputs=given.input(t)), obs=given.value(t))
         return x
 
     def specs(self, tables: bool = False):

@@ -6,12 +6,11 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pyro
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 
 from pplseq import checks
@@ -29,6 +28,7 @@ from pplseq.kernels.riccati import (
     symmetrize,
 )
 from pplseq.models.base import SequenceModel
+from pplseq.models.given import Sizes
 from pplseq.models.text_lds.text_embeddings import TextEmbeddings, check_share
 
 if TYPE_CHECKING:
@@ -262,44 +262,38 @@ class TextLDS(TextEmbeddings, SequenceModel):
 
     # ---------------------------------------------------------------- the program
     def model(
-        self, x=None, lengths=None, start: GaussianBelief | None = None, *, initial=None, num_sequences=1, num_steps=None
-    ):  # fmt: skip
+        self,
+        x: Tensor | None = None,
+        lengths: Tensor | None = None,
+        start: GaussianBelief | None = None,
+        *,
+        initial: str | None = None,
+        **sizes: Unpack[Sizes],
+    ):
         """The generative program.
 
         Args:
-            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate (num_sequences, num_steps) words,
-                as whitened vectors (V,): the model's words are Gaussian.
+            x: (B, T) word ids, ``MISSING`` (-1) for a missing word; None to generate words as whitened vectors (V,): the
+                model's words are Gaussian.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             initial: another prior of the first state than the model's own.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
-        if x is None:
-            if num_steps is None:
-                raise ValueError("num_steps: say how many words to generate when x is None")
-            shape = num_sequences, num_steps
-        else:
-            checks.words(x, self.num_words)
-            checks.lengths(lengths, x)
-            shape, observed = x.shape, x >= 0
-            all_observed = bool(observed.all())
-            words = x if all_observed else x.clamp_min(0)
-        if start is not None and not isinstance(start, GaussianBelief):
-            raise TypeError(
-                f"start must be a GaussianBelief (what chain.filtered() returns) or None, got {type(start).__name__}"
-            )
+        given = self.given(x, lengths, start, **sizes)
         transition, noise, emission = self.transition, self.state_noise, self.word_emission()
-        prior = self._start_covariance(initial or self.initial) if start is None else None
+        first = self._start_covariance(initial or self.initial) if start is None else None
         z = start
-        with pyro.plate("sequences", shape[0], dim=-1):
-            for t in markov(range(shape[1])):
-                with poutine.mask(mask=True if lengths is None else t < lengths):
-                    z = pyro.sample(f"z_{t}", LinearGaussian(z, transition, prior if z is None else noise))
-                    if x is None:
-                        pyro.sample(f"x_{t}", emission(z))
-                        continue
-                    with poutine.mask(mask=True if all_observed else observed[:, t]):
-                        pyro.sample(f"x_{t}", emission(z), obs=words[:, t])
+        with given.plate:
+            for t in markov(given.steps):
+                with given.valid(t):
+                    z = pyro.sample(f"z_{t}", LinearGaussian(z, transition, first if z is None else noise))
+                    with given.seen(t):
+                        pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
+
+    def check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
+        checks.gaussian_start(start, num_rows, self.num_states)
 
     # ---------------------------------------------------------------- use
     def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
