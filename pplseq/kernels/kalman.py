@@ -14,10 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part."""
-    return torch.add(matrix, matrix.mT).mul_(0.5)
+from pplseq.kernels.matrix_equations import symmetric
 
 
 class Updated(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pplseq.kernels.matrix_equations import solve_lyapunov
+from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.text_lds.lag_covariances import LagCovariances
 from pplseq.models.text_lds.realisation import MARGIN, realise
-from pplseq.models.text_lds.steady_state import TextParameters, gram, largest_reduction
+from pplseq.models.text_lds.steady_state import TextParameters, gram, largest_reduction, on_arrays
 from pplseq.models.text_lds.subspace import Identification
 
 STARTS = ("paper", "line_search", "restricted", "random")
@@ -29,7 +29,7 @@ def random_parameters(cov: LagCovariances, like: TextParameters, seed: int = 0) 
     transition *= min(1.0, 0.98 / np.abs(np.linalg.eigvals(transition)).max())
     emission = cov.project(rng.normal(size=(cov.size, size)).astype(cov.dtype))
     emission *= emission.dtype.type(np.linalg.norm(like.emission) / np.linalg.norm(emission))
-    stationary = solve_lyapunov(transition, np.eye(size))
+    stationary = on_arrays(stationary_covariance, transition, np.eye(size))
     parameters = TextParameters(transition, emission, np.eye(size), stationary)
     largest = largest_reduction(gram(emission, emission), stationary)
     return parameters.scaled(min(1.0, np.sqrt(MARGIN / largest)))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pplseq.infer.gaussian.convergence import DOUBLE, Convergence, size_of
 from pplseq.kernels import kalman
+from pplseq.kernels.matrix_equations import symmetric
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
@@ -82,7 +83,7 @@ class CovariancePath:
     def __init__(self, given: PathInput):
         self.given = given
         self.device = given.start.device
-        self._predicted: list[Tensor] = [*kalman.symmetric(given.start)]
+        self._predicted: list[Tensor] = [*symmetric(given.start)]
         self._sizes: list[Tensor] = [*size_of(given.start)]  # of predicted nodes
         self._next: dict[int, int] = {}  # filtered node -> predicted node
         self._parts: list[kalman.Updated | kalman.UpdatedByNumbers] = []
@@ -192,7 +193,7 @@ class CovariancePath:
         matrix, noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
         moved = matrix @ torch.stack([self._filtered[n] for n in nodes])
         self._moved.update(zip(nodes, moved, strict=True))
-        later = kalman.symmetric(moved @ matrix.mT) + noise
+        later = symmetric(moved @ matrix.mT) + noise
         sizes = size_of(later)
         tries = given.tol > 0 and not given.changes and not given.by_row
         for i, (node, parent) in enumerate(zip(nodes, parents, strict=True)):
@@ -319,7 +320,7 @@ class CovariancePath:
     def information(self) -> Tensor:
         """(N, h, h) Lam W, what the node's observation says beyond the past."""
         if self.given.loadings is None:
-            return kalman.symmetric(self._what_observed @ self.carry)
+            return symmetric(self._what_observed @ self.carry)
         white = self.whitener @ self._what_observed
         return white.mT @ white
 

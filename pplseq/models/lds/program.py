@@ -15,7 +15,7 @@ from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.riccati import stationary_covariance
+from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.base import SequenceModel
 from pplseq.models.given import Given, Sizes
 from pplseq.models.hmm.program import DTYPES

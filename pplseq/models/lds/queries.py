@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels.riccati import symmetrize
+from pplseq.kernels.matrix_equations import symmetric
 
 
 class StateMoments(NamedTuple):
@@ -92,7 +92,7 @@ class LDSQueries:
         means, covariances = [], []
         for step in range(num_steps):
             mean = mean @ transition.T + self._shift("transition", future, step)
-            covariance = symmetrize(transition @ covariance @ transition.T + noise)
+            covariance = symmetric(transition @ covariance @ transition.T + noise)
             means.append(mean)
             covariances.append(covariance)
         means, covariances = torch.stack(means, 1), torch.stack(covariances, 1)

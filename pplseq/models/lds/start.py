@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.kernels.riccati import symmetrize
+from pplseq.kernels.matrix_equations import symmetric
 
 STARTS = ("subspace", "pca", "random")
 MAX_WINDOWS = 20_000  # no more are needed to see the covariances of past and future
@@ -115,7 +115,7 @@ def _regress(regressors: Tensor, target: Tensor) -> Tensor:
 
 
 def _covariance(rows: Tensor) -> Tensor:
-    return symmetrize(rows.T @ rows / max(1, len(rows)))
+    return symmetric(rows.T @ rows / max(1, len(rows)))
 
 
 def _windows(valid: Tensor, width: int) -> Tensor | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pplseq.distributions.partly_observed import masked_precisions
 from pplseq.infer.fit.em import floor_eigenvalues
-from pplseq.kernels.riccati import stationary_covariance, symmetrize
+from pplseq.kernels.matrix_equations import stationary_covariance, symmetric
 
 STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics
 HALVINGS = 30
@@ -84,7 +84,7 @@ def transition_statistics(means, smoothed, lag_one, valid, weights, extras) -> R
     moment[:size, :size] += before
     cross[:, :size] += joint - matrix @ before
     scatter += after - matrix @ joint.T - joint @ matrix.T + matrix @ before @ matrix.T
-    return Regression(moves.sum().to(means), moment, cross, symmetrize(scatter))
+    return Regression(moves.sum().to(means), moment, cross, symmetric(scatter))
 
 
 def emission_statistics(means, smoothed, x, observed, valid, weights, extras, noise) -> Regression:
@@ -121,7 +121,7 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
         left = full - gains @ full
         scatter += errors.T @ errors + (gains @ matrix @ spread @ matrix.T @ gains.mT).sum(0)
         scatter += torch.einsum("p,pij->ij", counts, left)
-    return Regression(seen.sum().to(means), moment, cross, symmetrize(scatter))
+    return Regression(seen.sum().to(means), moment, cross, symmetric(scatter))
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def regression_mode(
 def residual_scatter(statistics: Regression, step: Tensor) -> Tensor:
     """(n, n) sum of E[(y - W r)(y - W r)'] after W was moved by ``step`` (n, k)."""
     moved = step @ statistics.cross.T
-    return symmetrize(statistics.scatter - moved - moved.T + step @ statistics.moment @ step.T)
+    return symmetric(statistics.scatter - moved - moved.T + step @ statistics.moment @ step.T)
 
 
 def floored_covariance(covariance: Tensor, floor: float, diagonal: bool) -> tuple[Tensor, bool]:
@@ -177,7 +177,7 @@ def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
     """The smallest X of matrix X = right for a positive semi-definite matrix (k, k), which is scaled first."""
     scale = matrix.diagonal().sqrt()
     scale = scale.where(scale > 0, 1.0)
-    inverse = torch.linalg.pinv(symmetrize(matrix / scale / scale.unsqueeze(-1)), hermitian=True)
+    inverse = torch.linalg.pinv(symmetric(matrix / scale / scale.unsqueeze(-1)), hermitian=True)
     return (inverse @ (right / scale.unsqueeze(-1))) / scale.unsqueeze(-1)
 
 
@@ -240,12 +240,12 @@ def stationary_mode(
             total = float(statistics.count + prior.count)
 
             def towards(gradient, noise=noise, total=total):
-                target = noise + 2 / total * noise @ symmetrize(gradient) @ noise
+                target = noise + 2 / total * noise @ symmetric(gradient) @ noise
                 nonlocal floored
                 target, floored = floored_covariance(target, floor, diagonal)
                 return target - noise
 
-            noise = ascend(noise, towards, lambda s, weights=weights: (weights, symmetrize(s)))
+            noise = ascend(noise, towards, lambda s, weights=weights: (weights, symmetric(s)))
     return weights, noise, floored
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from pplseq.kernels.matrix_equations import SteinEquation, clip_eigenvalues, symmetric
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances, LagCovariances
-from pplseq.models.text_lds.steady_state import SteadyState, TextParameters, gram, largest_reduction
+from pplseq.models.text_lds.steady_state import SteadyState, TextParameters, gram, largest_reduction, on_arrays
 
 MAX_CORRECTIONS = 200  # fixed point of the horizon's closure; a few in practice
 LARGEST_REDUCTION = 1 - 1e-6  # of C'C M after an M-step, to keep D positive definite
@@ -69,15 +70,16 @@ def _filtered_statistics(steady: SteadyState, grams: np.ndarray, cov) -> _SmallS
     for k in range(1, r + 1):
         earlier[k] = earlier[k - 1] @ h_t + grams[k].T @ gain
     # X = A X H' + Z_r' K' + H^{2r+1} X' (K C A)'
-    constant = earlier[r].T @ gain
-    carry = np.linalg.matrix_power(h_t, 2 * r + 1).T
-    back = (gain.T @ c_gram @ a).T
-    stein = SteinEquation(a, h_t)
+    constant, carry, back = map(
+        torch.from_numpy, (earlier[r].T @ gain, np.linalg.matrix_power(h_t, 2 * r + 1).T, (gain.T @ c_gram @ a).T)
+    )
+    stein = SteinEquation(torch.from_numpy(a), torch.from_numpy(h_t))
     closure = stein.solve(constant)
     for _ in range(MAX_CORRECTIONS):
         before, closure = closure, stein.solve(constant + carry @ closure.T @ back)
-        if np.linalg.norm(closure - before) <= 1e-14 * np.linalg.norm(closure):
+        if float((closure - before).norm()) <= 1e-14 * float(closure.norm()):
             break
+    closure = closure.numpy()
     unknown = c_gram @ a @ closure
     for k in range(r + 1, -1, -1):
         later[k] += unknown
@@ -186,7 +188,8 @@ def asos_statistics(
         cross = j @ cross + p @ small.moments[k]
     cross_one = cross  # (xs, x)_1
     cross_zero = j @ cross_one + p @ small.moments[0]
-    smoothed = symmetric(SteinEquation(j, j.T).solve(j @ cross_one @ p.T + p @ cross_zero.T))
+    constant = j @ cross_one @ p.T + p @ cross_zero.T
+    smoothed = symmetric(on_arrays(lambda matrix, right: SteinEquation(matrix, matrix.T).solve(right), j, constant))
     smoothed_one = smoothed @ j.T + cross_one @ p.T
     return AsosStatistics(
         state=symmetric(smoothed + steady.smoothed),
@@ -222,8 +225,8 @@ def maximize(
     state = statistics.state
     inverse = symmetric(np.linalg.inv(state))
     raw = statistics.lag_one @ inverse
-    transition = clip_eigenvalues(raw, radius)
-    if transition is not raw:
+    transition = on_arrays(lambda matrix: clip_eigenvalues(matrix, radius), raw)
+    if (transition != raw).any():
         remarks.append(f"eigenvalues of A were clipped to modulus {radius}")
     reduction = state
     coordinates = np.eye(len(state))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.gaussian.chain import GaussianChain
-from pplseq.kernels.riccati import covariance_path, filtered_covariance, predicted_covariance
+from pplseq.kernels.matrix_equations import covariance_path, filtered_covariance, predicted_covariance
 
 KINDS = ("smoothed", "filtered")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels.riccati import filtered_covariance, predicted_covariance
+from pplseq.kernels.matrix_equations import filtered_covariance, predicted_covariance
 
 
 class HeadDifference(NamedTuple):

@@ -20,12 +20,12 @@ from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs, precision_factor
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.riccati import (
+from pplseq.kernels.matrix_equations import (
     filtered_covariance,
     predicted_covariance,
     smoothed_covariance,
     stationary_coordinates,
-    symmetrize,
+    symmetric,
 )
 from pplseq.models.base import SequenceModel
 from pplseq.models.given import Sizes
@@ -213,7 +213,7 @@ class TextLDS(TextEmbeddings, SequenceModel):
             given[name] = value
         fresh = {name: given.get(name, getattr(self, name).double()) for name in ("transition", "state_noise", "probs")}
         check_probs(fresh["probs"])
-        basis, inner, noise = stationary_coordinates(fresh["transition"], symmetrize(fresh["state_noise"]))
+        basis, inner, noise = stationary_coordinates(fresh["transition"], symmetric(fresh["state_noise"]))
         reduction = given.get("reduction", self.reduction.double())
         matrix = given.get("emission", self.emission.double())
         unit = fresh["probs"].sqrt()
@@ -238,9 +238,9 @@ class TextLDS(TextEmbeddings, SequenceModel):
         filtered = filtered_covariance(predicted, dynamics[2])
         prior = self.stationary_covariance.double()
         if second_moment is None:
-            second_moment = symmetrize(prior - smoothed_covariance(dynamics[0], predicted, filtered))
+            second_moment = symmetric(prior - smoothed_covariance(dynamics[0], predicted, filtered))
         if filtered_moment is None:
-            filtered_moment = symmetrize(prior - filtered)
+            filtered_moment = symmetric(prior - filtered)
         self.second_moment.copy_(second_moment)
         self.filtered_moment.copy_(filtered_moment)
 

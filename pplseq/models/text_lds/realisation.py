@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pplseq.kernels.matrix_equations import solve_lyapunov, symmetric
+from pplseq.kernels.matrix_equations import stationary_covariance, symmetric
 from pplseq.models.text_lds.asos import asos_likelihood
 from pplseq.models.text_lds.asos_em import AsosFit, fit_asos
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances, LagCovariances
-from pplseq.models.text_lds.steady_state import SteadyState, TextParameters, gram, largest_reduction
+from pplseq.models.text_lds.steady_state import SteadyState, TextParameters, gram, largest_reduction, on_arrays
 from pplseq.models.text_lds.subspace import Identification, tall_qr
 
 MARGIN = 0.98  # of the largest eigenvalue of C Sigma_inf C' that a start may have; at 1 D would be singular
@@ -108,7 +108,7 @@ def realise(
 def _unit_noise(identification: Identification) -> tuple[TextParameters, float]:
     """A, C with Q = I and M = Sigma_inf, unscaled; and the largest eigenvalue of C'C Sigma_inf."""
     h = identification.num_states
-    stationary = solve_lyapunov(identification.transition, np.eye(h))
+    stationary = on_arrays(stationary_covariance, identification.transition, np.eye(h))
     parameters = TextParameters(identification.transition, identification.emission, np.eye(h), stationary)
     largest = largest_reduction(gram(identification.emission, identification.emission), stationary)
     return parameters, largest
@@ -163,7 +163,7 @@ def _consistent(identification: Identification, cov, horizon) -> Realisation:
         )
         return fallback._replace(report=Feasibility(False, float(values[0]), largest, 0, reason))
     noise = symmetric((vectors * values.clip(1e-8 * values[-1])) @ vectors.T)
-    state = solve_lyapunov(a, noise)
+    state = on_arrays(stationary_covariance, a, noise)
     largest = largest_reduction(emission_gram, state)
     parameters = TextParameters(a, emission, noise, state)
     target = min(largest, MARGIN)

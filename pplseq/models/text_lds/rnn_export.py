@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pplseq.kernels.riccati import filtered_covariance, predicted_covariance
+from pplseq.kernels.matrix_equations import filtered_covariance, predicted_covariance
 
 FORMS = ("predictor", "filtered")
 COORDINATES = ("words", "whitened")

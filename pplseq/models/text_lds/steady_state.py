@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from pplseq.kernels.matrix_equations import check_stable, solve_dare, solve_lyapunov, symmetric
+from pplseq.kernels.matrix_equations import check_stable, predicted_covariance, stationary_covariance, symmetric
+
+
+def on_arrays(function: Callable[..., Tensor], *matrices: np.ndarray) -> np.ndarray:
+    """A function of tensors, such as the solution of a matrix equation, at arrays."""
+    return function(*(torch.from_numpy(np.ascontiguousarray(matrix)) for matrix in matrices)).numpy()
 
 
 def gram(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -131,7 +139,7 @@ class SteadyState:
         )
         if not np.isfinite(self.gram).all():
             raise ValueError("emission: expected finite numbers, got NaN or infinite ones")
-        check_stable("transition", a)
+        check_stable("transition", torch.from_numpy(a))
         self.largest_reduction = largest_reduction(self.gram, m)
         if not self.largest_reduction < 1.0:
             raise ValueError(
@@ -141,7 +149,7 @@ class SteadyState:
         identity = np.eye(len(a))
         self.precision_factor = np.linalg.inv(identity - self.gram @ m)
         self.information = symmetric(self.precision_factor @ self.gram)
-        self.predicted = solve_dare(a, self.information, self.state_noise)
+        self.predicted = on_arrays(predicted_covariance, a, self.state_noise, self.information)
         self.filtered = symmetric(np.linalg.solve(identity + self.predicted @ self.information, self.predicted))
         self.filter_matrix = a - self.filtered @ (self.information @ a)
         self.gain_factor = self.precision_factor.T @ self.filtered
@@ -159,9 +167,8 @@ class SteadyState:
 
     @cached_property
     def smoothed(self) -> np.ndarray:
-        return solve_lyapunov(
-            self.smoother, symmetric(self.filtered - self.smoother @ self.predicted @ self.smoother.T)
-        )
+        rest = symmetric(self.filtered - self.smoother @ self.predicted @ self.smoother.T)
+        return on_arrays(stationary_covariance, self.smoother, rest)
 
     @cached_property
     def smoothed_lag_one(self) -> np.ndarray:
@@ -169,7 +176,7 @@ class SteadyState:
 
     @cached_property
     def stationary(self) -> np.ndarray:
-        return solve_lyapunov(self.transition, self.state_noise)
+        return on_arrays(stationary_covariance, self.transition, self.state_noise)
 
     def gain(self) -> np.ndarray:
         """K (h, V)."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from pplseq.kernels.matrix_equations import clip_eigenvalues
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances, LagCovariances
-from pplseq.models.text_lds.steady_state import gram
+from pplseq.models.text_lds.steady_state import gram, on_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +189,7 @@ def subspace_identification(
     cross = sum(gram(reachability[j], reachability[j + 1]) for j in range(blocks - 1))
     square = sum(gram(reachability[j], reachability[j]) for j in range(1, blocks))
     raw = np.linalg.solve(square, cross.T).T
-    transition = clip_eigenvalues(raw, radius)
+    transition = on_arrays(lambda matrix: clip_eigenvalues(matrix, radius), raw)
     powers = [np.eye(h)]
     for _ in range(blocks - 1):
         powers.append(powers[-1] @ transition)

@@ -99,7 +99,7 @@ def test_impossible_models_are_refused(case):
         SteadyState(parameters.scaled(np.sqrt(2.0)))
     h = parameters.num_states
     unstable = TextParameters(np.eye(h), parameters.emission, np.eye(h), parameters.reduction)
-    with pytest.raises(ValueError, match="transition: expected a stable matrix"):
+    with pytest.raises(ValueError, match="transition: its spectral radius is 1, but only a stable matrix"):
         SteadyState(unstable)
     with pytest.raises(ValueError, match="state_noise: expected a positive definite matrix"):
         TextParameters(parameters.transition, parameters.emission, -np.eye(h), parameters.reduction).rebased()

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from support.lag_texts import complement, covariances, dense_noise, hmm_tables, hmm_text, random_parameters
 
-from pplseq.kernels.matrix_equations import solve_lyapunov
+from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.text_lds.asos import asos_likelihood
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances
 from pplseq.models.text_lds.realisation import METHODS, SCALES, realise
-from pplseq.models.text_lds.steady_state import SteadyState
+from pplseq.models.text_lds.steady_state import SteadyState, on_arrays
 from pplseq.models.text_lds.subspace import BlockHankel, randomized_svd, subspace_identification, tall_qr
 
 V = 40
@@ -33,7 +33,7 @@ def small():
 def system_covariances(parameters, unit, num_lags=7):
     """Psi_k of a model with independent noises: C A^k Sigma C'."""
     c, a = parameters.emission, parameters.transition
-    stationary = solve_lyapunov(a, parameters.state_noise)
+    stationary = on_arrays(stationary_covariance, a, parameters.state_noise)
     matrices = [np.eye(len(unit)) - np.outer(unit, unit)]
     for k in range(1, num_lags + 1):
         matrices.append(c @ np.linalg.matrix_power(a, k) @ stationary @ c.T)
@@ -98,7 +98,7 @@ def test_exact_covariances_give_the_system_back():
         np.testing.assert_allclose(product, system.dense(lag), atol=1e-9)
     assert found.gap > 1e6 and found.radius == pytest.approx(0.9)
     # the consistent realisation has the same covariances, D included
-    stationary = solve_lyapunov(truth.transition, truth.state_noise)
+    stationary = on_arrays(stationary_covariance, truth.transition, truth.state_noise)
     total = np.eye(12) - np.outer(np.sqrt(probs), np.sqrt(probs))
     realised = realise(found, system, "consistent")
     assert realised.report.feasible and np.allclose(realised.parameters.state_noise, np.eye(3))
