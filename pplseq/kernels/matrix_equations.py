@@ -6,6 +6,7 @@ differentiable, and in the information form: the observations enter as Lam = C'D
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -142,7 +143,10 @@ def predicted_covariance(transition: Tensor, noise: Tensor, information: Tensor)
         step = symmetric(power.T @ total @ inside)
         gathered = symmetric(gathered + power @ outside)
         total, power = total + step, power @ inside
-        if float(step.detach().norm()) <= torch.finfo(noise.dtype).eps * float(total.detach().norm()):
+        size = float(total.detach().norm())
+        if not math.isfinite(size):
+            break
+        if float(step.detach().norm()) <= torch.finfo(noise.dtype).eps * size:
             return symmetric(total)
     smallest = [float(torch.linalg.eigvalsh(m.detach())[0]) for m in (information, noise) if bool(torch.isfinite(m).all())]
     raise ValueError(
