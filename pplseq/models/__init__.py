@@ -35,7 +35,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "CRFTagger": "@pplseq.models.taggers.conditional_crf",
         "MEMMTagger": "@pplseq.models.taggers.conditional_memm",
         "FitSettings": "@pplseq.models.text_lds.fit",
-        "fit_text_lds": "@pplseq.models.text_lds.fit",
         "Priors": "@pplseq.models.hmm.priors",
         "IOHMM": "@pplseq.models.iohmm.program",
         "WeightPriors": "@pplseq.models.iohmm.networks",

@@ -41,26 +41,26 @@ def one_sequence(text):
 def linear_filter(text, options):
     """Weights of an LDS's steady filter as a linear network (`rnn_weights`), and what it took."""
     from pplseq.data.lag_counts import LagCounts
-    from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
+    from pplseq.models.text_lds.program import TextLDS
 
-    settings = FitSettings(
+    counts = LagCounts.from_text(one_sequence(text), options.max_lag)
+    model = TextLDS.from_counts(
+        counts,
         options.units,
         pseudo_counts=options.pseudo_counts,
         num_iterations=options.iterations,
         restricted_iterations=options.restricted_iterations,
         seed=options.seed,
     )
-    counts = LagCounts.from_text(one_sequence(text), options.max_lag)
-    fit = fit_text_lds(counts, settings)
     facts = {
         "pseudo_counts": options.pseudo_counts,
         "restricted_iterations": options.restricted_iterations,
         "iterations": options.iterations,
         "form": options.form,
         "scale": options.scale,
-        "gain_per_token": fit.records[-1]["gain_per_token"],
+        "gain_per_token": model.history.records[-1]["gain_per_token"],
     }
-    return fit.model.rnn_weights(options.form), facts
+    return model.rnn_weights(options.form), facts
 
 
 def train(start: str, corpus, options) -> dict:

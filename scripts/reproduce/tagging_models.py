@@ -53,14 +53,12 @@ def text_lds(how: str, text: Text, options):
     from lds_starts import random_parameters
 
     from pplseq.models import TextLDS
-    from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
     from pplseq.models.text_lds.lag_covariances import LagCovariances
     from pplseq.models.text_lds.realisation import realise
     from pplseq.models.text_lds.subspace import subspace_identification
 
     only_start = how in ("ssid", "restricted")
-    settings = FitSettings(
-        options.states,
+    settings = dict(
         pseudo_counts=options.pseudo_counts,
         num_iterations=0 if only_start else options.iterations,
         start="restricted" if how in ("em", "restricted") else "paper",
@@ -69,7 +67,7 @@ def text_lds(how: str, text: Text, options):
         dtype=options.dtype,
         num_threads=options.threads,
     )
-    key = f"{text.vocabulary.fingerprint()[:8]}_{options.states}_{options.pseudo_counts:g}_{settings.num_iterations}"
+    key = f"{text.vocabulary.fingerprint()[:8]}_{options.states}_{options.pseudo_counts:g}_{settings['num_iterations']}"
     folder = options.cache / f"lds_{how}_{key}{options.run_label}"
     metrics, last = folder / "metrics.jsonl", folder / "last"
     counts, counting_seconds = lag_counts(text, options.cache, options.max_lag)
@@ -81,8 +79,8 @@ def text_lds(how: str, text: Text, options):
         found = subspace_identification(cov, options.states, blocks=options.blocks, seed=options.seed)
         initial = random_parameters(cov, realise(found, cov, "paper").parameters, options.seed)
         del cov, found
-    fit_text_lds(
-        counts, settings, folder=folder, resume=last.is_dir(), initial=initial,
+    TextLDS.from_counts(
+        counts, options.states, folder=folder, resume=last.is_dir(), initial=initial, **settings,
         on_record=lambda record: print(how, record, flush=True),
     )  # fmt: skip
     records = read_metrics(metrics)

@@ -15,7 +15,6 @@ from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text, load_corpus
 from pplseq.models import HMM
 from pplseq.models.text_lds import fit as text_fitting
-from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.runs.metrics_log import read_metrics
 
@@ -141,9 +140,9 @@ def test_from_counts_in_python(folder, run):
     best = TextLDS.load(run / "best")
     for name, value in best.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    small = fit_text_lds(counts, FitSettings(6, dtype="float32", **settings))
-    assert small.model.emission.dtype == torch.float32
-    assert small.records[-1]["gain_per_token"] == pytest.approx(records(run)[-1]["gain_per_token"], rel=1e-3)
+    small = TextLDS.from_counts(counts, 6, dtype="float32", **settings)
+    assert small.emission.dtype == torch.float32
+    assert small.history.records[-1]["gain_per_token"] == pytest.approx(records(run)[-1]["gain_per_token"], rel=1e-3)
 
 
 def test_fit_errors(folder, tmp_path, run):

@@ -63,7 +63,7 @@ def resume_fit(folder: Path, changes: dict[str, Any], on_record: Callable) -> di
 
 
 def _fit(folder, counts, held_out, settings, sources, on_record, *, resume: bool) -> dict[str, Any]:
-    from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
+    from pplseq.models.text_lds.program import TextLDS
 
     names = {
         "states": "num_states",
@@ -71,19 +71,21 @@ def _fit(folder, counts, held_out, settings, sources, on_record, *, resume: bool
         "state_noise": "update_state_noise",
         "threads": "num_threads",
     }
-    chosen = FitSettings(**{names.get(name, name): value for name, value in settings.items()})
+    chosen = {names.get(name, name): value for name, value in settings.items()}
+    model = TextLDS(counts.num_words, chosen.pop("num_states"))
     with only_one_run(folder):
         text = json.dumps({"sources": sources, "settings": settings}, indent=1) + "\n"
         (folder / ".fit.json.new").write_text(text, encoding="utf-8")
         os.replace(folder / ".fit.json.new", folder / "fit.json")
         try:
-            result = fit_text_lds(counts, chosen, held_out=held_out, folder=folder, resume=resume, on_record=on_record)
+            model.fit(counts, held_out=held_out, folder=folder, resume=resume, on_record=on_record, **chosen)
         except (KeyboardInterrupt, SystemExit):
             if (folder / "last").exists():
                 click.echo(f"\nstopped and saved; continue with: pplseq lds fit --resume {folder}", err=True)
             else:
                 click.echo("\nstopped before the first parameters; nothing was saved", err=True)
             raise
+    result = model.history
     last = result.records[-1]
     return {
         "run": str(folder),

@@ -18,6 +18,7 @@ from pplseq.infer.fit.em import Batch, FitHistory, Statistics, expectation_maxim
 from pplseq.infer.fit.gradients import maximize_by_gradient, maximize_by_lbfgs
 from pplseq.models.front import Front
 from pplseq.models.lds import statistics as lds_em
+from pplseq.models.lds.parameters import stationary_mean
 from pplseq.models.lds.start import guess_parameters
 
 FITTERS = {"em": expectation_maximization, "sgd": maximize_by_gradient, "lbfgs": maximize_by_lbfgs}
@@ -316,7 +317,7 @@ class LDSFitting(Front):
         spread = statistics["first_second"] - count * torch.outer(mean, mean)
 
         def first_mean(weights):
-            return lds_em.stationary_mean(weights[:, :h], weights[:, h] if offset else None)
+            return stationary_mean(weights[:, :h], weights[:, h] if offset else None)
 
         return lds_em.stationary_mode(*arguments, mean, spread, count, first_mean, **options)
 

@@ -15,13 +15,13 @@ from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.base import SequenceModel
 from pplseq.models.given import Given, Sizes
 from pplseq.models.hmm.program import DTYPES
 from pplseq.models.lds.fit import LDSFitting
+from pplseq.models.lds.parameters import check_stable, covariance_of, scale_of, stationary_belief
 from pplseq.models.lds.queries import LDSQueries
-from pplseq.models.lds.statistics import RegressionPrior, stationary_mean
+from pplseq.models.lds.statistics import RegressionPrior
 
 NOISE = ("full", "diagonal")
 PLACES = ("both", "transition", "emission", "none")
@@ -149,8 +149,7 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
     @property
     def state_noise(self) -> Tensor:
         """(h, h) covariance of a move."""
-        scale = self.state_scale
-        return torch.diag(scale.square()) if scale.dim() == 1 else _square(scale.tril())
+        return covariance_of(self.state_scale)
 
     @property
     def emission_noise(self) -> Tensor:
@@ -164,16 +163,14 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
         scale = self.emission_scale
         if scale.dim() == 1:
             return (2 * scale).exp()
-        return _square(scale.tril(-1) + torch.diag(scale.diagonal().exp()))
+        return covariance_of(scale.tril(-1) + torch.diag(scale.diagonal().exp()))
 
     @property
     def initial_belief(self) -> GaussianBelief:
         """Mean (h,) and covariance (h, h) of z_1, before x_1 is seen."""
         if self.initial == "learned":
-            return GaussianBelief(self.initial_mean, _square(self.initial_scale.tril()))
-        transition = self.transition
-        covariance = stationary_covariance(transition, self.state_noise)  # raises where the transition is unstable
-        return GaussianBelief(stationary_mean(transition, self.transition_offset), covariance)
+            return GaussianBelief(self.initial_mean, covariance_of(self.initial_scale))
+        return stationary_belief(self.transition, self.transition_offset, self.state_noise)
 
     @property
     def num_free_parameters(self) -> int:
@@ -222,7 +219,7 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
                     raise ValueError(f"{name}: this model has none, its start is stationary")
                 scales[attribute] = self._scale(name, value, target)
         if self.initial == "stationary" and "transition" in checked:
-            stationary_covariance(checked["transition"].double(), torch.eye(self.num_states, dtype=torch.float64))
+            check_stable("transition", checked["transition"])
         for name, value in (checked | scales).items():
             getattr(self, name).copy_(value)
         return self
@@ -237,26 +234,12 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
 
     def _scale(self, name: str, value, target: Tensor) -> Tensor:
         """What ``target`` must hold for this covariance."""
-        value, size = torch.as_tensor(value).to(self.reference), len(target)
+        value, size, exact = torch.as_tensor(value).to(self.reference), len(target), name == "emission_noise"
         value = self._finite(name, torch.diag(value) if value.dim() == 1 else value, (size, size))
-        if not torch.allclose(value, value.T, rtol=1e-4, atol=1e-8):
-            raise ValueError(f"{name} must be symmetric")
-        if target.dim() == 1 and bool((value - torch.diag(value.diagonal())).any()):
-            raise ValueError(f"{name} must be diagonal in this model; make it with {name}='full'")
-        values, vectors = torch.linalg.eigh((value + value.T) / 2)
-        smallest, tolerance = float(values[0]), 10 * torch.finfo(value.dtype).eps * float(values[-1].abs())
-        if smallest < -tolerance or (name == "emission_noise" and smallest <= tolerance):
-            kind = "definite" if name == "emission_noise" else "semi-definite"
-            raise ValueError(f"{name} must be positive {kind}, but its smallest eigenvalue is {smallest:.3g}")
-        if target.dim() == 1:
-            variances = value.diagonal().clamp_min(0)
-            return variances.log() / 2 if name == "emission_noise" else variances.sqrt()
-        # a triangular factor of what may be singular, where Cholesky fails: R' of the root's QR
-        factor = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).T)[1].T
-        factor = factor * torch.where(factor.diagonal() < 0, -1.0, 1.0)
-        if name == "emission_noise":
-            factor = factor.tril(-1) + torch.diag(factor.diagonal().log())
-        return factor
+        scale = scale_of(name, value, diagonal=target.dim() == 1, definite=exact)
+        if not exact:
+            return scale
+        return scale.log() if scale.dim() == 1 else scale.tril(-1) + torch.diag(scale.diagonal().log())
 
     # ---------------------------------------------------------------- the program
     def model(
@@ -336,10 +319,6 @@ class LDS(LDSFitting, LDSQueries, SequenceModel):
     def log_prob(self, x, lengths=None, start=None, inputs=None, **options) -> Tensor:
         """(B,) log p(x) of each row, nats; arguments as for :meth:`model`."""
         return self.posterior(x, lengths, start, inputs, **options).log_prob()
-
-
-def _square(factor: Tensor) -> Tensor:
-    return factor @ factor.mT
 
 
 def _prior(name: str, prior) -> RegressionPrior:

@@ -253,10 +253,3 @@ def _log_density(count: Tensor, covariance: Tensor, scatter: Tensor) -> Tensor:
     """log N(0, covariance) of so many vectors with this scatter, without its constant."""
     factor = torch.linalg.cholesky(covariance)
     return -count * factor.diagonal().log().sum() - torch.cholesky_solve(scatter, factor).trace() / 2
-
-
-def stationary_mean(transition: Tensor, offset: Tensor | None) -> Tensor:
-    """(h,) m = A m + offset."""
-    if offset is None:
-        return transition.new_zeros(len(transition))
-    return torch.linalg.solve(torch.eye(len(transition)).to(transition) - transition, offset)

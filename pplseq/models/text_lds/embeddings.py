@@ -10,8 +10,7 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +18,9 @@ from torch import Tensor
 
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.kernels.matrix_equations import covariance_path, filtered_covariance, predicted_covariance
+
+if TYPE_CHECKING:
+    from pplseq.models.text_lds.program import TextLDS
 
 KINDS = ("smoothed", "filtered")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -42,7 +44,7 @@ class TokenEmbedder:
     Cost: 3 h^2 multiplications a token (1 h^2 when filtered).
     """
 
-    def __init__(self, model: Any, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
+    def __init__(self, model: TextLDS, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
         if dtype not in DTYPES:
@@ -233,6 +235,40 @@ class TokenEmbedder:
         return self._finish(self._table).cpu().numpy()
 
 
+def embed_tokens(
+    model: TextLDS, x: Any, lengths=None, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"
+) -> np.ndarray | list[np.ndarray]:
+    """Embeddings of tokens in their sentences.
+
+    Args:
+        x: a :class:`~pplseq.data.text.Text`, a list of id sequences, or padded ids (B, T) with lengths (B,).
+        kind, normalize, dtype: of :class:`TokenEmbedder`.
+
+    Returns:
+        (N, h) array of all tokens in their order, for a Text; else a list of (T_i, h).
+    """
+    tokens, line_starts = as_lines(x, lengths)
+    result = TokenEmbedder(model, kind=kind, normalize=normalize, dtype=dtype).embed(tokens, line_starts)
+    return result if hasattr(x, "line_starts") else np.split(result, line_starts[1:-1])
+
+
+def text_moments(model: TextLDS, x: Any, lengths=None) -> list[Tensor]:
+    """(h, h) mean of x x' over the smoothed, and over the filtered means of a text, as for :func:`embed_tokens`."""
+    moments = []
+    for kind in ("smoothed", "filtered"):
+        means = TokenEmbedder(model, kind=kind, normalize=False, dtype="float64").embed(*as_lines(x, lengths))
+        if len(means) < model.num_states:
+            raise ValueError(f"x must hold at least {model.num_states} words (num_states), got {len(means)}")
+        moments.append(torch.from_numpy(means.T @ means / len(means)))
+    return moments
+
+
+def evidence_factor(probs: Tensor, shrinkage: Tensor, share: float) -> Tensor:
+    """(V,) (n + kappa) / (n + r kappa): what a share r of the pseudo-counts makes of each word's evidence."""
+    # probs are (n + kappa) / (T + kappa V), and kappa / (T + kappa V) is (1 - shrinkage) / V
+    return probs / (probs - (1 - share) * (1 - shrinkage) / len(probs))
+
+
 def unit_rows(x: Tensor) -> Tensor:
     """Rows divided by their norms; a zero row stays zero."""
     return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
@@ -264,11 +300,3 @@ def _packed(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
     steps = np.repeat(np.arange(lengths[0]), counts)
     rows = np.concatenate([np.arange(count) for count in counts])
     return starts[rows] + steps, counts
-
-
-def head_steps(transition: Tensor, noise: Tensor, information: Tensor, start: Tensor, tol: float, most: int) -> int:
-    """Steps until the predicted covariance is within `tol` (relative) of its steady value; at most `most`."""
-    steady = predicted_covariance(transition, noise, information)
-    path = covariance_path(transition, noise, information, start)
-    distances = (float((p - steady).norm() / steady.norm()) for p, _ in islice(path, most))
-    return next((t for t, distance in enumerate(distances) if distance <= tol), most)

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from pplseq.data.lag_counts import LagCounts
+from pplseq.data.text import Corpus, Text
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.text_lds.asos import asos_likelihood, asos_statistics, maximize
+from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
-from pplseq.models.text_lds.program import TextLDS
 from pplseq.models.text_lds.realisation import Realisation, realise
 from pplseq.models.text_lds.steady_state import SteadyState, TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
@@ -30,6 +32,9 @@ from pplseq.runs import checkpoint
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import NonFiniteLoss
 from pplseq.runs.signals import Stopped, StopSignals
+
+if TYPE_CHECKING:
+    from pplseq.models.text_lds.program import TextLDS
 
 STARTS = ("restricted", "line_search", "paper", "consistent")
 UNSEEN = 0.5  # added to the counts of the unigram, whose words must all be possible
@@ -90,22 +95,52 @@ class FitSettings:
 
 @dataclass
 class TextFit:
-    """A fit.
+    """The course of a fit.
 
-    model: the best (held-out where there was held-out text, else the last) parameters. records: one a parameter set: step,
-    gain_per_token (training text, nats over words without context), held_out_gain_per_token, seconds, remarks. best, best_step.
-    stop_reason: "iterations", "patience", "max_time" or
-    "fell": the training gain fell, so that more iterations would do harm (too few pseudo-counts, too many states).
+    records: one a parameter set: step, gain_per_token (training text, nats over words without context),
+    held_out_gain_per_token, seconds, remarks. best, best_step: the best gain, of held-out text where there was some, and its
+    iteration. stop_reason: "iterations", "patience", "max_time" or "fell": the training gain fell, so that more iterations
+    would do harm (too few pseudo-counts, too many states).
     """
 
-    model: TextLDS | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     best: float = -math.inf
     best_step: int = 0
     stop_reason: str = ""
 
 
+class Build(Protocol):
+    """Makes a model of parameters, mu (V,) and second moments (h, h): :meth:`TextLDS.from_parameters`."""
+
+    def __call__(self, parameters: TextParameters, probs: Any, *, moments: Any, dtype: Any, forms: Any) -> TextLDS: ...
+
+
+def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int) -> LagCounts:
+    """Lag counts of a text.
+
+    Args:
+        x: :class:`~pplseq.data.lag_counts.LagCounts`, a :class:`~pplseq.data.text.Text`, the training text of a
+            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths.
+
+    Raises:
+        ValueError: for words outside of the vocabulary, missing ones too: pairs need words.
+    """
+    if isinstance(x, Corpus):
+        x = x.train
+    if not isinstance(x, (LagCounts, Text)):
+        tokens, line_starts = as_lines(x, lengths)
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < num_words:
+            raise ValueError(f"x must hold word ids 0..{num_words - 1}, got {tokens.min()}..{tokens.max()}")
+        names = Vocabulary(tuple(map(str, range(num_words))), unknown=None)
+        x = Text(tokens.astype(np.int32), line_starts, np.array([0, len(line_starts) - 1]), names, "x")
+    counts = x if isinstance(x, LagCounts) else LagCounts.from_text(x, max_lag)
+    if counts.num_words != num_words:
+        raise ValueError(f"x has a vocabulary of {counts.num_words} words, but the model has num_words={num_words}")
+    return counts
+
+
 def fit_text_lds(
+    build: Build,
     counts: LagCounts,
     settings: FitSettings,
     *,
@@ -114,10 +149,11 @@ def fit_text_lds(
     resume: bool = False,
     initial: TextParameters | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
-) -> TextFit:
-    """Fit a :class:`~pplseq.models.text_lds.program.TextLDS` to counts.
+) -> tuple[TextLDS, TextFit]:
+    """The best parameters (by held-out text where there is some, else the last), as a model, and how the fit went.
 
     Args:
+        build: what makes models of parameters.
         counts: of the training text.
         settings: see :class:`FitSettings`.
         held_out: counts of other text, of the same vocabulary, whose likelihood decides which parameters are best.
@@ -137,7 +173,7 @@ def fit_text_lds(
             f"held_out: its vocabulary ({held_out.num_words} words) is not that of the training counts ({counts.num_words} "
             "words); count it with the training text's vocabulary"
         )
-    run = _Fit(counts, settings, held_out, None if folder is None else Path(folder), on_record or (lambda record: None))
+    run = _Fit(build, counts, settings, held_out, None if folder is None else Path(folder), on_record or (lambda record: None))
     if resume:
         run.load()
     elif run.folder is not None and (run.folder / "last").exists():
@@ -155,8 +191,8 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
 
 
 class _Fit:
-    def __init__(self, counts, settings, held_out, folder, on_record) -> None:
-        self.counts, self.settings, self.folder, self.on_record = counts, settings, folder, on_record
+    def __init__(self, build, counts, settings, held_out, folder, on_record) -> None:
+        self.build, self.counts, self.settings, self.folder, self.on_record = build, counts, settings, folder, on_record
         self.cov = LagCovariances.from_counts(
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
         )
@@ -174,7 +210,7 @@ class _Fit:
         self.signals = StopSignals()
 
     # ---------------------------------------------------------------- the loop
-    def run(self, initial: TextParameters | None) -> TextFit:
+    def run(self, initial: TextParameters | None) -> tuple[TextLDS, TextFit]:
         self.started = self.saved_at = time.monotonic()
         self.log = None if self.folder is None else MetricsLog(self.folder / "metrics.jsonl", self.resumed_at)
         if self.log is not None:
@@ -191,8 +227,7 @@ class _Fit:
             if self.log is not None:
                 self.log.close()
         self.signals.reraise()
-        self.fit.model = self._model(self.best_state)
-        return self.fit
+        return self._model(self.best_state), self.fit
 
     def _identify(self) -> TextParameters:
         parameters, realisation = initial_parameters(self.cov, self.settings)
@@ -272,16 +307,11 @@ class _Fit:
         return self.seconds_before + time.monotonic() - self.started
 
     def _model(self, state: tuple | TextLDS) -> TextLDS:
-        if isinstance(state, TextLDS):
+        if not isinstance(state, tuple):
             return state  # as it was read from the folder
         parameters, moments = state
-        model = TextLDS.from_parameters(
-            parameters,
-            self.cov.probs,
-            moments=moments,
-            dtype=getattr(torch, self.settings.dtype),
-            forms=self.counts.forms,
-        )
+        dtype = getattr(torch, self.settings.dtype)
+        model = self.build(parameters, self.cov.probs, moments=moments, dtype=dtype, forms=self.counts.forms)
         smoothed = self.counts.counts + UNSEEN
         model.set_unigram(smoothed / smoothed.sum(), self.cov.shrinkage)
         model.vocabulary = self.counts.vocabulary

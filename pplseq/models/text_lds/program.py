@@ -5,6 +5,8 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -14,30 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.word_forms import WordForms
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
-from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs, precision_factor
+from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.matrix_equations import (
-    filtered_covariance,
-    predicted_covariance,
-    smoothed_covariance,
-    stationary_coordinates,
-    symmetric,
-)
 from pplseq.models.base import SequenceModel
 from pplseq.models.given import Sizes
-from pplseq.models.text_lds.text_embeddings import TextEmbeddings, check_share
+from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
+from pplseq.models.text_lds.fit import FitSettings, TextFit, as_counts, fit_text_lds
+from pplseq.models.text_lds.parameters import expected_moments, free_parameters, start_covariance, word_forms
 
 if TYPE_CHECKING:
+    from pplseq.data.word_forms import WordForms
     from pplseq.models.text_lds.head_difference import HeadDifference
 
 INITIAL = ("stationary", "steady")
 
 
-class TextLDS(TextEmbeddings, SequenceModel):
+class TextLDS(SequenceModel):
     """A chain of h-dimensional Gaussian states, each of which emits a word as a whitened one-hot vector.
 
         z_1 ~ N(0, P),  z_t ~ N(A z_{t-1}, Q),  w_t ~ N(C z_t, D),  w_t = diag(mu)^-1/2 (e_{x_t} - mu)
@@ -77,7 +74,7 @@ class TextLDS(TextEmbeddings, SequenceModel):
         probs: Tensor | None = None,
         initial: str = "stationary",
         measure: str = "iid",
-        forms: WordForms | dict | None = None,
+        forms: WordForms | Mapping[str, Any] | None = None,
         embedding_share: float = 1.0,
         dtype: torch.dtype | None = None,
     ):
@@ -100,8 +97,9 @@ class TextLDS(TextEmbeddings, SequenceModel):
             raise ValueError(f"probs must be (V,) = ({num_words},), got {tuple(probs.shape)}")
         check_probs(probs)
         self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
-        self.forms = WordForms(**forms) if isinstance(forms, dict) else forms or WordForms()
-        self.embedding_share = check_share(embedding_share)
+        self.forms = word_forms(forms)
+        self.embedding_share = checks.share("embedding_share", embedding_share, "(0, 1]")
+        self.history: TextFit | None = None  # of the last fit
         self._cached: tuple | None = None
         identity = torch.eye(num_states, dtype=dtype)
         # a state that half remembers, and words that say a little about it
@@ -157,9 +155,8 @@ class TextLDS(TextEmbeddings, SequenceModel):
     def _start_covariance(self, initial: str) -> Tensor:
         if initial not in INITIAL:
             raise ValueError(f"initial must be one of {', '.join(INITIAL)}; got {initial!r}")
-        if initial == "stationary":
-            return self.stationary_covariance
-        return predicted_covariance(self.transition, self.state_noise, self.word_emission().information)
+        information = self.word_emission().information
+        return start_covariance(initial, self.transition, self.state_noise, information, self.stationary_covariance)
 
     def word_emission(self, dtype: torch.dtype | None = None) -> WordEmission:
         """p(w | z) with the current parameters; at test it is made once for given parameters."""
@@ -211,22 +208,15 @@ class TextLDS(TextEmbeddings, SequenceModel):
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite, but holds NaN or infinity")
             given[name] = value
-        fresh = {name: given.get(name, getattr(self, name).double()) for name in ("transition", "state_noise", "probs")}
-        check_probs(fresh["probs"])
-        basis, inner, noise = stationary_coordinates(fresh["transition"], symmetric(fresh["state_noise"]))
-        reduction = given.get("reduction", self.reduction.double())
-        matrix = given.get("emission", self.emission.double())
-        unit = fresh["probs"].sqrt()
-        matrix = matrix - torch.outer(unit, unit @ matrix)
-        factor = precision_factor(matrix.T @ matrix, reduction)
-        self.basis.copy_(basis)
-        self.transition_weight.copy_(inner)
-        self.noise_weight.copy_(noise)
-        self.emission.copy_(matrix)
-        self.precision_factor.copy_(factor)
+        names = ("transition", "state_noise", "emission", "reduction", "probs")
+        now = {name: given[name] if name in given else getattr(self, name).double() for name in names}
+        check_probs(now["probs"])
+        free = free_parameters(*(now[name] for name in names))
+        for name, value in free._asdict().items():
+            getattr(self, name).copy_(value)
         if "probs" in given:
-            self.probs.copy_(fresh["probs"])
-            self.set_unigram(fresh["probs"])
+            self.probs.copy_(now["probs"])
+            self.set_unigram(now["probs"])
         self.set_moments(given.get("second_moment"), given.get("filtered_moment"))
         return self
 
@@ -234,15 +224,9 @@ class TextLDS(TextEmbeddings, SequenceModel):
     def set_moments(self, second_moment: Tensor | None = None, filtered_moment: Tensor | None = None) -> None:
         """Sets what whitens embeddings; None: the value the model expects, P minus the posterior covariance."""
         dynamics = self.transition.double(), self.state_noise.double(), self.word_emission(torch.float64).information
-        predicted = predicted_covariance(*dynamics)
-        filtered = filtered_covariance(predicted, dynamics[2])
-        prior = self.stationary_covariance.double()
-        if second_moment is None:
-            second_moment = symmetric(prior - smoothed_covariance(dynamics[0], predicted, filtered))
-        if filtered_moment is None:
-            filtered_moment = symmetric(prior - filtered)
-        self.second_moment.copy_(second_moment)
-        self.filtered_moment.copy_(filtered_moment)
+        expected = expected_moments(*dynamics, self.stationary_covariance.double())
+        self.second_moment.copy_(expected[0] if second_moment is None else second_moment)
+        self.filtered_moment.copy_(expected[1] if filtered_moment is None else filtered_moment)
 
     @torch.no_grad()
     def set_unigram(self, unigram, shrinkage: float = 1.0) -> None:
@@ -294,6 +278,29 @@ class TextLDS(TextEmbeddings, SequenceModel):
 
     def check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
         checks.gaussian_start(start, num_rows, self.num_states)
+
+    # ---------------------------------------------------------------- embeddings
+    def evidence_factor(self) -> Tensor:
+        """(V,) (n + kappa) / (n + r kappa): what ``embedding_share`` r makes of each word's evidence in embeddings."""
+        return evidence_factor(self.probs.double(), self.shrinkage.double(), self.embedding_share)
+
+    def set_embedding_share(self, share: float, x, lengths=None) -> TextLDS:
+        """Sets ``embedding_share`` and, by :meth:`estimate_moments` of a text x, what whitens the new embeddings."""
+        self.embedding_share = checks.share("embedding_share", share, "(0, 1]")
+        self.estimate_moments(x, lengths)
+        return self
+
+    def estimate_moments(self, x, lengths=None) -> None:
+        """Sets what whitens embeddings from a text's own posterior means: after gradient training, or for other text."""
+        self.set_moments(*text_moments(self, x, lengths))
+
+    def embed_tokens(self, x, lengths=None, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
+        """Embeddings of tokens in their sentences; see :func:`pplseq.models.text_lds.embeddings.embed_tokens`."""
+        return embed_tokens(self, x, lengths, kind=kind, normalize=normalize, dtype=dtype)
+
+    def type_embeddings(self, *, kind: str = "smoothed", normalize: bool = True) -> np.ndarray:
+        """(V, h) embeddings of word types: the filter's response to the word alone, in the coordinates of the tokens."""
+        return TokenEmbedder(self, kind=kind, normalize=normalize).types()
 
     # ---------------------------------------------------------------- use
     def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
@@ -350,16 +357,44 @@ class TextLDS(TextEmbeddings, SequenceModel):
             second_moment=moments[0], filtered_moment=moments[1],
         ).eval()  # fmt: skip
 
-    @classmethod
-    def from_counts(cls, counts: Any, num_states: int, *, held_out: Any = None, folder=None, **settings) -> TextLDS:
-        """Fits a model to the lag counts of a text.
+    # ---------------------------------------------------------------- fit
+    def fit(
+        self, x, lengths=None, *, held_out=None, folder=None, resume: bool = False, seed: int | None = None,
+        initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, **settings,
+    ) -> TextLDS:  # fmt: skip
+        """Fits the parameters to a text, of which only counts of word pairs matter; ``history`` says how it went.
 
         Args:
-            counts: a :class:`~pplseq.data.lag_counts.LagCounts`. held_out: of other text, to choose the iteration by.
-            num_states: h.
-            folder: see :func:`~pplseq.models.text_lds.fit.fit_text_lds`, which also gives the course of the fit.
-            **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, num_iterations, start, ...
-        """
-        from pplseq.models.text_lds.fit import FitSettings, fit_text_lds
+            x: the :class:`~pplseq.data.lag_counts.LagCounts` of a text, a :class:`~pplseq.data.text.Text`, a
+                :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with ``lengths``.
+            held_out: other text, like x, whose likelihood decides which parameters are best.
+            folder: gets metrics.jsonl and the model folders last/ and best/; an interrupted fit goes on with ``resume``.
+            seed: of the randomised decomposition; None is 0.
+            initial: :class:`~pplseq.models.text_lds.steady_state.TextParameters` to start EM from, instead of identifying
+                some. on_record: called with every record.
+            **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, num_iterations, start, ...;
+                the model takes their dtype.
 
-        return fit_text_lds(counts, FitSettings(num_states, **settings), held_out=held_out, folder=folder).model
+        Returns:
+            The model itself.
+
+        Raises:
+            ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_text_lds`.
+        """
+        chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
+        counts, other = (
+            None if text is None else as_counts(text, own, num_words=self.num_words, max_lag=2 * chosen.blocks - 1)
+            for text, own in ((x, lengths), (held_out, None))
+        )
+        build = functools.partial(type(self).from_parameters, initial=self.initial, measure=self.measure)
+        model, self.history = fit_text_lds(
+            build, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
+        )
+        self.to(model.emission.dtype).load_state_dict(model.state_dict())
+        self.forms, self.embedding_share = model.forms, model.embedding_share
+        return self.eval()
+
+    @classmethod
+    def from_counts(cls, counts: Any, num_states: int, **options) -> TextLDS:
+        """A model of num_states states, fitted to the counts of a text; options of :meth:`fit`."""
+        return cls(counts.num_words, num_states).fit(counts, **options)

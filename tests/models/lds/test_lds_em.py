@@ -9,6 +9,7 @@ from support.dense_lds import dense, textbook_em, values
 
 from pplseq.distributions.partly_observed import masked_precisions
 from pplseq.models.lds import statistics as lds_em
+from pplseq.models.lds.parameters import stationary_mean
 from pplseq.models.lds.program import LDS
 from pplseq.models.lds.statistics import Regression, RegressionPrior
 
@@ -209,7 +210,7 @@ def test_without_first_states_the_stationary_mode_is_the_plain_one():
     plain = lds_em.regression_mode(weights, torch.eye(2, dtype=F64), statistics, **PLAIN)
     got = lds_em.stationary_mode(
         weights, torch.eye(2, dtype=F64), statistics, torch.zeros(2, dtype=F64), torch.zeros(2, 2, dtype=F64),
-        torch.tensor(0.0, dtype=F64), lambda w: lds_em.stationary_mean(w[:, :2], w[:, 2]), **PLAIN,
+        torch.tensor(0.0, dtype=F64), lambda w: stationary_mean(w[:, :2], w[:, 2]), **PLAIN,
     )  # fmt: skip
     close(got[0], plain[0])
     close(got[1], plain[1])

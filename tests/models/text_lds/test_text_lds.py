@@ -4,8 +4,10 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from support.lag_texts import hmm_tables, hmm_text
 from support.text_lds_truth import NUM_STATES, NUM_WORDS, log_gain, make, rebased, smoothed
 
+from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.programs.elbo import no_guide
@@ -286,7 +288,7 @@ def test_embeddings_that_keep_a_share_of_the_pseudo_counts(kind, gap):
     white = white @ TokenEmbedder(model, kind=kind, dtype="float64")._basis.numpy().T
     np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
     assert TextLDS.from_config(model.config, model.state_dict()).embedding_share == share
-    with pytest.raises(ValueError, match="embedding_share must be in"):
+    with pytest.raises(ValueError, match="embedding_share must lie in"):
         model.set_embedding_share(0.0, sentences.tolist())
 
 
@@ -443,3 +445,26 @@ def test_singular_pairs():
     assert len(singular_pairs(model, 1, 9, most_frequent=3)[0].right) == 3
     with pytest.raises(ValueError, match="ranking must be one of"):
         singular_pairs(model, ranking="random")
+
+
+def test_fit_takes_counts_texts_and_ids():
+    pytest.importorskip("scipy")
+    ids = hmm_text(*hmm_tables(num_states=3, num_words=12), 3000)
+    text = Text(ids.astype(np.int32), np.arange(0, 3001, 30), np.array([0, 100]), Vocabulary(tuple("abcdefghijkl")))
+    settings = dict(pseudo_counts=5.0, num_iterations=2, restricted_iterations=5)
+    fits = [
+        TextLDS(12, 2).fit(x, lengths, held_out=x, **settings)
+        for x, lengths in (
+            (LagCounts.from_text(text, 7), None), (text, None), (list(ids.reshape(100, 30)), None),
+            (ids.reshape(100, 30), np.full(100, 30)),
+        )
+    ]  # fmt: skip
+    for model in fits:
+        assert [record["step"] for record in model.history.records] == [0, 1, 2]
+        assert model.history.best == fits[0].history.best and not model.training
+        for name, value in model.state_dict().items():
+            assert value.equal(fits[0].state_dict()[name]), name
+    with pytest.raises(ValueError, match="num_words=11"):
+        TextLDS(11, 2).fit(text, **settings)
+    with pytest.raises(ValueError, match="word ids 0..10, got 0..11"):
+        TextLDS(11, 2).fit([ids], **settings)
