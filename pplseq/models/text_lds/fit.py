@@ -115,12 +115,12 @@ class Build(Protocol):
     def __call__(self, parameters: TextParameters, probs: Any, *, moments: Any, dtype: Any, forms: Any) -> TextLDS: ...
 
 
-def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int) -> LagCounts:
+def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name: str = "x") -> LagCounts:
     """Lag counts of a text.
 
     Args:
         x: :class:`~pplseq.data.lag_counts.LagCounts`, a :class:`~pplseq.data.text.Text`, the training text of a
-            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths.
+            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths. name: of the argument.
 
     Raises:
         ValueError: for words outside of the vocabulary, missing ones too: pairs need words.
@@ -130,12 +130,12 @@ def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int) -> L
     if not isinstance(x, (LagCounts, Text)):
         tokens, line_starts = as_lines(x, lengths)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < num_words:
-            raise ValueError(f"x must hold word ids 0..{num_words - 1}, got {tokens.min()}..{tokens.max()}")
+            raise ValueError(f"{name} must hold word ids 0..{num_words - 1}, got {tokens.min()}..{tokens.max()}")
         names = Vocabulary(tuple(map(str, range(num_words))), unknown=None)
-        x = Text(tokens.astype(np.int32), line_starts, np.array([0, len(line_starts) - 1]), names, "x")
+        x = Text(tokens.astype(np.int32), line_starts, np.array([0, len(line_starts) - 1]), names, name)
     counts = x if isinstance(x, LagCounts) else LagCounts.from_text(x, max_lag)
     if counts.num_words != num_words:
-        raise ValueError(f"x has a vocabulary of {counts.num_words} words, but the model has num_words={num_words}")
+        raise ValueError(f"{name}: its vocabulary ({counts.num_words} words) is not that of the model, num_words={num_words}")
     return counts
 
 

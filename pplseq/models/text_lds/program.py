@@ -382,9 +382,10 @@ class TextLDS(SequenceModel):
             ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_text_lds`.
         """
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
+        max_lag = 2 * chosen.blocks - 1
         counts, other = (
-            None if text is None else as_counts(text, own, num_words=self.num_words, max_lag=2 * chosen.blocks - 1)
-            for text, own in ((x, lengths), (held_out, None))
+            text if text is None else as_counts(text, own, num_words=self.num_words, max_lag=max_lag, name=name)
+            for name, text, own in (("x", x, lengths), ("held_out", held_out, None))
         )
         build = functools.partial(type(self).from_parameters, initial=self.initial, measure=self.measure)
         model, self.history = fit_text_lds(
