@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -109,18 +109,13 @@ class TextFit:
     stop_reason: str = ""
 
 
-class Build(Protocol):
-    """Makes a model of parameters, mu (V,) and second moments (h, h): :meth:`TextLDS.from_parameters`."""
-
-    def __call__(self, parameters: TextParameters, probs: Any, *, moments: Any, dtype: Any, forms: Any) -> TextLDS: ...
-
-
 def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name: str = "x") -> LagCounts:
     """Lag counts of a text.
 
     Args:
         x: :class:`~pplseq.data.lag_counts.LagCounts`, a :class:`~pplseq.data.text.Text`, the training text of a
-            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths. name: of the argument.
+            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths.
+        name: of the argument, for messages.
 
     Raises:
         ValueError: for words outside of the vocabulary, missing ones too: pairs need words.
@@ -140,7 +135,7 @@ def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name
 
 
 def fit_text_lds(
-    build: Build,
+    like: TextLDS,
     counts: LagCounts,
     settings: FitSettings,
     *,
@@ -153,7 +148,7 @@ def fit_text_lds(
     """The best parameters (by held-out text where there is some, else the last), as a model, and how the fit went.
 
     Args:
-        build: what makes models of parameters.
+        like: a model of the same kind, whose parameters do not matter.
         counts: of the training text.
         settings: see :class:`FitSettings`.
         held_out: counts of other text, of the same vocabulary, whose likelihood decides which parameters are best.
@@ -173,7 +168,7 @@ def fit_text_lds(
             f"held_out: its vocabulary ({held_out.num_words} words) is not that of the training counts ({counts.num_words} "
             "words); count it with the training text's vocabulary"
         )
-    run = _Fit(build, counts, settings, held_out, None if folder is None else Path(folder), on_record or (lambda record: None))
+    run = _Fit(like, counts, settings, held_out, None if folder is None else Path(folder), on_record or (lambda record: None))
     if resume:
         run.load()
     elif run.folder is not None and (run.folder / "last").exists():
@@ -191,8 +186,8 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
 
 
 class _Fit:
-    def __init__(self, build, counts, settings, held_out, folder, on_record) -> None:
-        self.build, self.counts, self.settings, self.folder, self.on_record = build, counts, settings, folder, on_record
+    def __init__(self, like: TextLDS, counts, settings, held_out, folder, on_record) -> None:
+        self.like, self.counts, self.settings, self.folder, self.on_record = like, counts, settings, folder, on_record
         self.cov = LagCovariances.from_counts(
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
         )
@@ -310,8 +305,10 @@ class _Fit:
         if not isinstance(state, tuple):
             return state  # as it was read from the folder
         parameters, moments = state
-        dtype = getattr(torch, self.settings.dtype)
-        model = self.build(parameters, self.cov.probs, moments=moments, dtype=dtype, forms=self.counts.forms)
+        model = self.like.from_parameters(
+            parameters, self.cov.probs, moments=moments, dtype=getattr(torch, self.settings.dtype),
+            forms=self.counts.forms, initial=self.like.initial, measure=self.like.measure,
+        )  # fmt: skip
         smoothed = self.counts.counts + UNSEEN
         model.set_unigram(smoothed / smoothed.sum(), self.cov.shrinkage)
         model.vocabulary = self.counts.vocabulary
@@ -369,7 +366,7 @@ class _Fit:
         self.seconds_before, self.remarks, self.gain = state["seconds"], state["remarks"], state["gain"]
         self.fit.best, self.fit.best_step = state["best"], state["best_step"]
         checkpoint.recover_folder(self.folder / "best")
-        self.best_state = TextLDS.load(self.folder / "best")
+        self.best_state = self.like.load(self.folder / "best")
 
     def _fingerprint(self) -> str:
         """Of what must not change between two parts of a run."""

@@ -5,7 +5,6 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
@@ -387,9 +386,8 @@ class TextLDS(SequenceModel):
             text if text is None else as_counts(text, own, num_words=self.num_words, max_lag=max_lag, name=name)
             for name, text, own in (("x", x, lengths), ("held_out", held_out, None))
         )
-        build = functools.partial(type(self).from_parameters, initial=self.initial, measure=self.measure)
         model, self.history = fit_text_lds(
-            build, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
+            self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
         )
         self.to(model.emission.dtype).load_state_dict(model.state_dict())
         self.forms, self.embedding_share = model.forms, model.embedding_share
