@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pplseq.baselines import NETWORKS
-from pplseq.models.storage import read_header, read_model, whole_folder
+from pplseq.folder import whole_folder
+from pplseq.models.storage import MODEL, read_model
 
 CHECKPOINTS = ("best", "last")
 
@@ -36,8 +37,7 @@ def load(
         FileNotFoundError: no model there. ValueError: a damaged folder, or one of another version.
     """
     folder = model_folder(folder, checkpoint)
-    header = read_header(folder)
-    kind = header.get("kind", header.get("model"))
+    kind = MODEL.read_header(folder).get("model")
     if kind == "tagger":
         from pplseq.models.taggers.tagger import load_tagger
 
@@ -89,7 +89,7 @@ def model_folder(folder: str | Path, checkpoint: str | None = None) -> Path:
     if not found and not (folder / "config.toml").exists():
         return folder
     if checkpoint is None and found or checkpoint in found:
-        return whole_folder(folder / (checkpoint or found[0]))
+        return folder / (checkpoint or found[0])
     raise FileNotFoundError(
         f"{folder / (checkpoint or 'last')}: the run has no {checkpoint or 'last'!r} checkpoint yet; "
         + ("try --checkpoint last, or train on" if found else "train on")

@@ -21,6 +21,7 @@ from torch.nn import functional
 from pplseq.baselines.sgd import SGDSettings, SGDTraining
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.folder import FolderError
 
 State = tuple[Tensor, ...]
 
@@ -282,19 +283,19 @@ class NeuralLanguageModel(nn.Module):
             ValueError: a model of another kind, or damaged files.
         """
         from pplseq.baselines import NETWORKS
-        from pplseq.models.storage import read_folder, whole_folder
+        from pplseq.models.storage import MODEL, check_finite, read_words
 
-        path = whole_folder(folder) / "config.json"
-        header, tensors = read_folder(folder)
+        header, tensors, _, words = MODEL.read(folder, more=read_words)
         kind = header.get("model")
         if kind not in NETWORKS or not issubclass(NETWORKS[kind], cls):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
-            raise ValueError(f"{path}: expected a model of kind {expected!r}, got {kind!r}")
+            raise ValueError(f"{folder}: expected a model of kind {expected!r}, got {kind!r}")
+        check_finite(tensors, folder)
         try:
-            model = NETWORKS[kind](Vocabulary.load(path.with_name("vocab.txt")), **header["config"])
+            model = NETWORKS[kind](words.vocabulary, **header["config"])
             model.load_state_dict(tensors)
-        except (TypeError, KeyError, RuntimeError) as error:
-            raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error
+        except (AttributeError, TypeError, KeyError, RuntimeError) as error:
+            raise FolderError(f"{folder}: config.json does not describe these parameters ({error})") from error
         return model.eval()
 
     def _check(self, text: Text, name: str) -> None:

@@ -220,26 +220,22 @@ class SGDTraining:
         if name == "best" or self.valid is None:
             self.model.save(self.folder / "best")
         if name == "last":
-            checkpoint.replace_folder(self.folder / name, self._write)
+            self._write(self.folder / name)
 
     def _write(self, folder: Path) -> None:
         tensors = {f"weights.{name}": weight for name, weight in _weights(self.model).items()} | self.best
         tensors |= {f"state.{i}": part.detach() for i, part in enumerate(self.state)}
         if self.previous is not None:
             tensors["previous"] = self.previous
-        tensors["random.cpu"] = torch.get_rng_state()  # of dropout
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoint.save_training(
-            folder,
-            tensors,
-            {"progress": asdict(self.progress), "settings": asdict(self.settings), "text": self.text},
-        )
+        tensors |= checkpoint.random_states(self.device)  # of dropout
+        state = {"progress": asdict(self.progress), "settings": asdict(self.settings), "text": self.text}
+        checkpoint.TRAINING.write(folder, {"state": state}, tensors=tensors)
 
     def _load(self) -> None:
         if self.folder is None:
             raise ValueError("resume: there is no folder to resume from; give folder")
-        tensors, state = checkpoint.load_training(self.folder / "last")
+        header, tensors, *_ = checkpoint.TRAINING.read(self.folder / "last")
+        state = header["state"]
         if (then := state["settings"] | {"epochs": 0}) != (now := asdict(self.settings) | {"epochs": 0}):
             changed = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key])
             raise ValueError(f"settings: {changed}; resume with those of the run in {self.folder}")
@@ -249,10 +245,7 @@ class SGDTraining:
                 f"in {self.folder} learns from; resume with that one"
             )
         checkpoint.restore_weights(self.model, tensors)
-        if "random.cpu" in tensors:
-            torch.set_rng_state(tensors["random.cpu"])
-        if "random.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        checkpoint.restore_random_states(tensors, self.device)
         self.best = {name: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("best.")}
         self.state = tuple(
             tensors[f"state.{i}"].to(self.device) for i in range(sum(n.startswith("state.") for n in tensors))

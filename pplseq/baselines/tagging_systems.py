@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 from pplseq.checks import nearest
 from pplseq.models.taggers import TAGGERS
 
-TRAINING_FILE = "tagging.json"
-FORMAT, VERSION = "pplseq-tagging", 1
-
 
 class System(NamedTuple):
     """How a tagger is made.
@@ -132,11 +129,13 @@ def check_out(folder: Path) -> None:
         raise ValueError(f"--out: expected the name of a new folder, got {folder}")
     check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()):
+        from pplseq.models.storage import MODEL
+
         try:
-            header = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            header = MODEL.read_header(folder)
         except (OSError, ValueError):
-            header = None
-        if not isinstance(header, dict) or header.get("model") != "tagger":
+            header = {}
+        if header.get("model") != "tagger":
             raise ValueError(
                 f"--out: {folder} is not empty and holds no tagger, and would be replaced; name a new folder"
             )
@@ -154,21 +153,9 @@ def check_writable(*paths: Path | None) -> None:
 def save_tagger(
     tagger: Any, folder: Path, *, system: str, column: str | int | None, file_format: str, ambiguous: frozenset[str]
 ) -> None:
-    """Save a tagger, and beside it what `pplseq tag` needs to know of its training."""
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "system": system,
-        "column": column,
-        "file_format": file_format,
-        "ambiguous_words": sorted(ambiguous),
-    }
-    text = json.dumps(header, ensure_ascii=False) + "\n"
-
-    def more(new: Path) -> None:
-        (new / TRAINING_FILE).write_text(text, encoding="utf-8")
-
-    tagger.save(folder, more)
+    """Save a tagger, and with it what `pplseq tag` needs to know of its training."""
+    training = {"system": system, "column": column, "file_format": file_format, "ambiguous_words": sorted(ambiguous)}
+    tagger.save(folder, training)
 
 
 def load_tagger(folder: Path) -> SavedTagger:
@@ -179,33 +166,15 @@ def load_tagger(folder: Path) -> SavedTagger:
         ValueError: a damaged folder, or one of something else.
         ImportError: the system, or a package that it needs, is not there.
     """
-    from pplseq.models.storage import whole_folder
+    from pplseq.models.storage import MODEL
     from pplseq.models.taggers import tagger as taggers
 
     tagger = taggers.load_tagger(folder)
-    path = whole_folder(folder) / TRAINING_FILE
-    if not path.is_file():
+    training = MODEL.read_header(folder)["training"]
+    if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this file was not written by `pplseq tag train`')
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; train the tagger again"
-        )
-    words = header.get("ambiguous_words")
-    if not isinstance(words, list | None):
-        raise ValueError(f"{path}: expected a list of ambiguous_words, got {words!r}; the file is damaged")
-    return SavedTagger(
-        tagger,
-        str(header.get("system")),
-        header.get("column"),
-        header.get("file_format"),
-        None if words is None else frozenset(words),
-    )
+    words = frozenset(training["ambiguous_words"])
+    return SavedTagger(tagger, training["system"], training["column"], training["file_format"], words)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:

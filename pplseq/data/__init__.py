@@ -16,6 +16,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "StreamBatches": "batches",
         "LagCounts": "lag_counts",
         "count_lags": "lag_streaming",
+        "load_counts": "lag_files",
+        "save_counts": "lag_files",
         "WordForms": "word_forms",
         "generated_language": "builtin",
         "python_reference_text": "builtin",

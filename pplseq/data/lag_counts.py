@@ -6,7 +6,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -212,33 +211,6 @@ class LagCounts:
         counts = np.zeros(len(new), dtype=np.int64)
         np.add.at(counts, ids, self.counts)
         return replace(self, vocabulary=new, counts=counts, lags=tuple(_renumber(m, ids, len(new)) for m in self.lags))
-
-    def save(self, folder: str | Path, *, settings: dict | None = None) -> Path:
-        """Write the counts as a folder, whole or not at all: counts.json, counts.npz and vocab.txt, nothing pickled.
-
-        Args:
-            folder: where to; counts that are there are replaced.
-            settings: JSON-able, written beside the counts: by them, work that is done is recognised.
-
-        Raises:
-            ValueError: the folder holds something else.
-            OSError: the disk does not take it; what was there before is still there.
-        """
-        from pplseq.data.lag_files import save_counts
-
-        return save_counts(self, folder, settings)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> LagCounts:
-        """Read what `save` wrote.
-
-        Raises:
-            FileNotFoundError: no counts there.
-            ValueError: a file that is cut short, damaged, of another program or of another version; names it.
-        """
-        from pplseq.data.lag_files import load_counts
-
-        return load_counts(folder)
 
 
 def check_settings(max_lag: int, unit: str) -> None:

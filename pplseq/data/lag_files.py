@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pplseq.data.lag_counting import csr_counts
+from pplseq.data.lag_counts import LagCounts, Part
 from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.data.word_forms import WordForms
+from pplseq.folder import FolderError, FolderKind, whole_folder
 
-if TYPE_CHECKING:
-    from pplseq.data.lag_counts import LagCounts
+COUNTS = FolderKind(
+    "pplseq-lag-counts", 2, header="counts.json", arrays="counts.npz", what="lag counts", again="count again"
+)
 
-FORMAT, VERSION = "pplseq-lag-counts", 1
 
+def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None = None) -> Path:
+    """Write counts as a folder, whole or not at all: counts.json, counts.npz and vocab.txt, nothing pickled.
 
-def save_counts(counts: LagCounts, folder: str | Path, settings: dict | None = None) -> Path:
-    """`LagCounts.save`: the folder is written beside its place, then swapped in."""
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and ((folder / "counts.json").exists() or not any(folder.iterdir()))):
-        raise ValueError(f"{folder}: there is something else than lag counts, which is not replaced; choose another folder")
+    Args:
+        counts: what is written.
+        folder: where to; counts that are there are replaced.
+        settings: JSON-able, written beside the counts: by them, work that is done is recognised.
+
+    Raises:
+        ValueError: the folder holds something else.
+        SaveError: the disk does not take it; what was there before is still there.
+    """
     vocabulary = counts.vocabulary
     header = {
-        "format": FORMAT,
-        "version": VERSION,
         "num_words": counts.num_words,
         "num_tokens": counts.num_tokens,
         "max_lag": counts.max_lag,
@@ -50,102 +52,32 @@ def save_counts(counts: LagCounts, folder: str | Path, settings: dict | None = N
         # Counts above 2^32 are rare; the file is a third smaller without room for them.
         narrow = matrix.data.astype(np.uint32) if matrix.nnz and matrix.data.max() < 2**32 else matrix.data
         arrays |= {f"values_{lag}": narrow, f"columns_{lag}": matrix.indices, f"indptr_{lag}": matrix.indptr}
-    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
-        with open(new / "counts.npz", "wb") as file:
-            np.savez(file, **arrays)
-            _flush(file)
-        vocabulary.save(new / "vocab.txt")
-        with open(new / "counts.json", "w", encoding="utf-8") as file:
-            file.write(json.dumps(header, indent=1) + "\n")
-            _flush(file)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(folder, old)
-        os.replace(new, folder)
-    except OSError as error:
-        shutil.rmtree(new, ignore_errors=True)
-        _put_back(folder)
-        raise OSError(
-            f"could not save the counts at {folder}: {error}; nothing there was changed. Free space or choose another "
-            "folder, and count again"
-        ) from error
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        _put_back(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    return folder
+    return COUNTS.write(folder, header, arrays=arrays, more=lambda new: vocabulary.save(new / "vocab.txt"))
 
 
 def load_counts(folder: str | Path) -> LagCounts:
-    """`LagCounts.load`."""
-    from pplseq.data.lag_counts import LagCounts, Part
-
-    folder = Path(folder)
-    header = read_header(folder)
-    names = "num_words num_tokens max_lag num_pairs unit lower digits unknown eos vocabulary parts".split()
-    missing = [name for name in names if name not in header]
-    if missing:
-        raise ValueError(f"{folder / 'counts.json'}: no entry {missing[0]!r}; the file is damaged, count again")
-    path = folder / "counts.npz"
-    try:
-        # numpy leaves a file open that it opened itself and could not read
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            counts = file["counts"]
-            lags = [
-                csr_counts(*(file[f"{name}_{lag}"] for name in ("values", "columns", "indptr")), header["num_words"])
-                for lag in range(1, header["max_lag"] + 1)
-            ]
-        for matrix in lags:
-            matrix.check_format(full_check=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: missing; the folder is incomplete, count again") from None
-    except (ImportError, MemoryError):
-        raise
-    except Exception as error:  # a damaged file makes zipfile and numpy raise nearly anything
-        raise ValueError(f"{path}: cut short, damaged or not the arrays of lag counts ({error}); count again") from error
-    vocabulary = Vocabulary.load(folder / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
-    if vocabulary.fingerprint() != header["vocabulary"]:
-        raise ValueError(f"{folder / 'vocab.txt'}: not the vocabulary that was counted; it was cut short or changed")
-    forms = WordForms(header["lower"], header["digits"])
-    try:
-        result = LagCounts(
-            vocabulary, counts, tuple(lags), header["unit"], tuple(Part(**part) for part in header["parts"]), forms
-        )
-        sums = (result.num_tokens, result.num_pairs.tolist())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{folder / 'counts.json'}: does not describe these counts ({error})") from error
-    if sums != (header["num_tokens"], header["num_pairs"]):
-        raise ValueError(f"{path}: its sums are not those in counts.json; the two files are of different counts")
-    return result
-
-
-def read_header(folder: str | Path) -> dict:
-    """counts.json of a folder of counts, its format and version checked.
+    """Read what :func:`save_counts` wrote.
 
     Raises:
-        FileNotFoundError, ValueError: as `LagCounts.load`.
+        FileNotFoundError: no counts there, or a file of them is missing.
+        FolderError: a file that is cut short, damaged, of another program or of another version; names it.
     """
-    folder = Path(folder)
-    _put_back(folder)
-    path = folder / "counts.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no lag counts at {folder}: expected a folder that `pplseq count` wrote")
+
+    def read_vocab(place: Path, header: dict) -> Vocabulary:
+        return Vocabulary.load(place / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
+
+    header, _, arrays, vocabulary = COUNTS.read(folder, more=read_vocab)
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged, count again") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder does not hold lag counts')
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; count again"
-        )
-    return header
+        lags = [
+            csr_counts(*(arrays[f"{name}_{lag}"] for name in ("values", "columns", "indptr")), header["num_words"])
+            for lag in range(1, header["max_lag"] + 1)
+        ]
+        for matrix in lags:
+            matrix.check_format(full_check=True)  # a folder from a stranger must not make scipy read beyond its arrays
+        forms, parts = WordForms(header["lower"], header["digits"]), tuple(Part(**part) for part in header["parts"])
+        return LagCounts(vocabulary, arrays["counts"], tuple(lags), header["unit"], parts, forms)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FolderError(f"{folder}: counts.json does not describe these counts ({error!r}); count again") from error
 
 
 def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], settings: dict) -> bool:
@@ -154,16 +86,16 @@ def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], s
     Args:
         folder: may not exist.
         source: as `streams.TextStream` takes it.
-        shard: (i, n). settings: what `save` was given.
+        shard: (i, n). settings: what `save_counts` was given.
 
     Raises:
         ValueError: it holds other counts, or ones of a stream that cannot be compared before it is read.
     """
     folder = Path(folder)
-    _put_back(folder)
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    place = whole_folder(folder)
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return False
-    header = read_header(folder)
+    header = COUNTS.read_header(folder)
     stream = TextStream(source)
     advice = "choose another folder, or replace them with --force"
     if stream.fingerprint is None:
@@ -190,19 +122,6 @@ def read_vocabulary(path: str | Path) -> tuple[Vocabulary, WordForms | None]:
     path = Path(path)
     if not path.is_dir():
         return Vocabulary.load(path), None
-    header = read_header(path)
-    vocabulary = Vocabulary.load(path / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
+    header = COUNTS.read_header(path)
+    vocabulary = Vocabulary.load(whole_folder(path) / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
     return vocabulary, WordForms(header["lower"], header["digits"])
-
-
-def _put_back(folder: Path) -> None:
-    """Undo a replacement that was cut off between its two renames."""
-    old = folder.with_name(f".{folder.name}.old")
-    if old.exists() and not folder.exists():
-        os.replace(old, folder)
-
-
-def _flush(file) -> None:
-    """Onto the disk: else a power cut after the rename can leave an empty file behind a new name."""
-    file.flush()
-    os.fsync(file.fileno())

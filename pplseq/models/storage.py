@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-FORMAT, VERSION = "pplseq", 1
+from pplseq.folder import FolderError, FolderKind
+
+MODEL = FolderKind(
+    "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again"
+)
 
 
 def save_model(model, folder) -> Path:
@@ -25,7 +24,7 @@ def save_model(model, folder) -> Path:
         folder: where to.
 
     Raises:
-        OSError: if the disk does not take it; the old folder, if any, is still there.
+        ValueError: the folder holds something else. SaveError: the disk does not take it; the old folder is still there.
     """
     from pplseq.data.clustering import write_paths
 
@@ -33,40 +32,32 @@ def save_model(model, folder) -> Path:
         if model.vocabulary is not None:
             model.vocabulary.save(folder / "vocab.txt")
         if model.clusters is not None:
-            if model.vocabulary is None:
-                raise ValueError("clusters: they are written by word, so set model.vocabulary too")
             write_paths(folder / "clusters.paths", model.clusters, model.vocabulary)
 
-    return write_folder(folder, {"model": model.name, "config": model.config}, model.state_dict(), more)
+    if model.clusters is not None and model.vocabulary is None:
+        raise ValueError("clusters: they are written by word, so set model.vocabulary too")
+    header = {"model": model.name, "config": model.config}
+    return MODEL.write(folder, header, tensors=model.state_dict(), more=more)
 
 
-def write_folder(folder, header: dict, tensors: dict, more: Callable[[Path], None] | None = None) -> Path:
-    """Writes config.json (a header) and model.safetensors, and what `more(folder)` writes beside them: all or nothing."""
-    folder = Path(folder)
-    tensors = {name: value.detach().contiguous().cpu().clone() for name, value in tensors.items()}
-    shapes = {name: list(value.shape) for name, value in tensors.items()}
-    header = {"format": FORMAT, "version": VERSION, **header, "shapes": shapes}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir()
-        (new / "config.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
-        try:
-            save_file(tensors, str(new / "model.safetensors"))
-        except SafetensorError as error:  # a full disk, say
-            raise OSError(f"{folder} could not be written ({error}); make room, or choose another folder") from error
-        if more is not None:
-            more(new)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(folder, old)
-    os.replace(new, folder)
-    shutil.rmtree(old, ignore_errors=True)
-    return folder
+class Words(NamedTuple):
+    """What a model's folder says of words: vocabulary and clusters, None where it does not."""
+
+    vocabulary: Any
+    clusters: Any
+
+
+def read_words(folder: Path, header: dict[str, Any]) -> Words:
+    """The words of a model's folder, for `MODEL.read`."""
+    from pplseq.data.clustering import read_paths
+    from pplseq.data.vocabulary import Vocabulary
+
+    vocabulary = clusters = None
+    if (folder / "vocab.txt").is_file():
+        vocabulary = Vocabulary.load(folder / "vocab.txt")
+        if (folder / "clusters.paths").is_file():
+            clusters = read_paths(folder / "clusters.paths", vocabulary)
+    return Words(vocabulary, clusters)
 
 
 def read_model(folder, device: str | torch.device = "cpu"):
@@ -76,92 +67,33 @@ def read_model(folder, device: str | torch.device = "cpu"):
 
     Raises:
         FileNotFoundError: if there is no model in the folder.
-        ValueError: if it is truncated, of another format or version, or of other shapes than it says.
+        FolderError: if it is damaged, of another format or version, or its weights are not finite.
     """
-    from pplseq.data.clustering import read_paths
-    from pplseq.data.vocabulary import Vocabulary
     from pplseq.models import MODELS
 
-    folder = whole_folder(folder)
-    header, tensors = read_folder(folder)
-    path = folder / "config.json"
+    header, tensors, _, words = MODEL.read(folder, more=read_words)
     if header.get("model") not in MODELS:
-        raise ValueError(f"{path}: unknown model {header.get('model')!r}; known: {', '.join(MODELS)}")
+        raise FolderError(f"{folder}: unknown model {header.get('model')!r}; known: {', '.join(MODELS)}")
+    check_finite(tensors, folder)
     try:
         model = MODELS[header["model"]].from_config(header["config"], tensors)
         model.load_state_dict(tensors)
     except (TypeError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{path}: its config does not describe these parameters ({error})") from error
-    model = model.to(device).eval()
-    vocabulary = Vocabulary.load(folder / "vocab.txt") if (folder / "vocab.txt").is_file() else None
+        why = " ".join(str(error).split())  # torch takes several lines
+        raise FolderError(f"{folder}: config.json does not describe these parameters ({why})") from error
+    vocabulary, clusters = words
     num_words = getattr(model, "num_words", None)
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):
-        raise ValueError(
-            f"{folder / 'vocab.txt'}: {len(vocabulary)} words, but the model has {num_words}; the file is cut short or belongs "
-            "to another model"
-        )
-    model.vocabulary = vocabulary
-    if vocabulary is not None and (folder / "clusters.paths").is_file():
-        model.clusters = read_paths(folder / "clusters.paths", vocabulary)
-    return model
+        raise FolderError(f"{folder}: vocab.txt has {len(vocabulary)} words, but the model has {num_words}")
+    model.vocabulary, model.clusters = vocabulary, clusters
+    return model.to(device).eval()
 
 
-def whole_folder(folder) -> Path:
-    """The folder itself, or the copy of it that an interrupted save left."""
-    folder = Path(folder)
-    old = folder.with_name(f".{folder.name}.old")  # interrupted between the two renames of a save
-    return old if not folder.exists() and old.exists() else folder
-
-
-def read_folder(folder) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The header and the tensors of a folder that :func:`write_folder` wrote.
-
-    Raises:
-        FileNotFoundError: if there is none. ValueError: if it is truncated, of another format or version, or of other shapes
-            than it says.
-    """
-    folder = whole_folder(folder)
-    header = read_header(folder)
-    tensors = read_tensors(folder / "model.safetensors")
-    shapes = {name: list(value.shape) for name, value in tensors.items()}
-    promised = header.get("shapes")
-    promised = promised if isinstance(promised, dict) else {}
-    if shapes != promised:
-        wrong = sorted(n for n in {*shapes, *promised} if shapes.get(n) != promised.get(n))
-        raise ValueError(
-            f"{folder}: model.safetensors does not fit config.json in {', '.join(wrong[:5])}; the two files come from "
-            "different models"
-        )
-    return header, tensors
-
-
-def read_header(folder) -> dict:
-    """What a model's folder says of itself; raises as :func:`read_folder`."""
-    folder = whole_folder(folder)
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no model at {folder}: expected a folder with config.json and model.safetensors")
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f'{path}: expected "format": "{FORMAT}"; this folder was not written by pplseq')
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"{path}: format version {header.get('version')}, but this pplseq reads version {VERSION}; use the pplseq that "
-            "wrote it, or train again"
-        )
-    return header
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file; ValueError if it is truncated or something else."""
-    try:
-        return load_file(str(path))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: missing; the folder is incomplete") from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path}: not a whole safetensors file ({error}); it is truncated or of another format"
-        ) from None
+def check_finite(tensors: dict[str, torch.Tensor], folder) -> None:
+    """Raises FolderError for weights that are no numbers: every answer would be wrong without a word."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise FolderError(
+                f"{folder}: {name} holds values that are not finite; the model was spoilt before it was saved, use an earlier "
+                "checkpoint"
+            )

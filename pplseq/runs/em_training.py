@@ -11,6 +11,7 @@ from typing import Any
 
 import pyro
 
+from pplseq.folder import replace_folder, whole_folder
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.runs import checkpoint
 from pplseq.runs.metrics_log import MetricsLog
@@ -44,12 +45,12 @@ def train_em(
 
     Raises:
         NonFiniteLoss: naming the iteration; no checkpoint holds the bad weights.
-        checkpoint.SaveError, checkpoint.CheckpointError: as for `train`.
+        SaveError, FolderError: as for `train`.
     """
     run = _EMRun(model, evaluate, settings, Path(folder), save or model.save, tolerance, on_record)
     if resume:
         run.load()
-    elif (Path(folder) / "last").exists():
+    elif whole_folder(Path(folder) / "last").exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
     return run.run(batches)
 
@@ -134,18 +135,16 @@ class _EMRun:
 
     def save(self, name: str) -> None:
         self.progress.seconds = self.clock()
-
-        def write(folder: Path) -> None:
-            self.save_model(folder)
-            if name == "last":
-                tensors = {f"weights.{key}": value for key, value in checkpoint.named_weights(self.model).items()}
-                state = {"progress": asdict(self.progress), "before": self.before}
-                checkpoint.save_training(folder, tensors, state)
-
-        checkpoint.replace_folder(self.folder / name, write)
+        if name == "last":
+            tensors = {f"weights.{key}": value for key, value in checkpoint.named_weights(self.model).items()}
+            state = {"progress": asdict(self.progress), "before": self.before}
+            checkpoint.TRAINING.write(self.folder / name, {"state": state}, tensors=tensors, more=self.save_model)
+        else:
+            replace_folder(self.folder / name, self.save_model)
 
     def load(self) -> None:
-        tensors, state = checkpoint.load_training(self.folder / "last")
+        header, tensors, *_ = checkpoint.TRAINING.read(self.folder / "last")
+        state = header["state"]
         checkpoint.restore_weights(self.model, tensors)
         self.progress, self.before = Progress(**state["progress"]), state["before"]
         self.resumed_at = self.progress.step

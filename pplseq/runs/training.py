@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pplseq.distributions.state import Belief
+from pplseq.folder import replace_folder, whole_folder
 from pplseq.runs import checkpoint
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings
@@ -61,13 +62,13 @@ def train(
 
     Raises:
         NonFiniteLoss: naming the step; no checkpoint holds the bad weights.
-        checkpoint.SaveError: a save failed; the previous checkpoint is whole.
-        checkpoint.CheckpointError: `folder/last` cannot be resumed from.
+        SaveError: a save failed; the previous checkpoint is whole.
+        FileNotFoundError, FolderError: `folder/last` cannot be resumed from.
     """
     loop = _Loop(model, batches, evaluate, settings, Path(folder), save or model.save, guide, elbo, on_step, on_record)
     if resume:
         loop.load()
-    elif (Path(folder) / "last").exists():
+    elif whole_folder(Path(folder) / "last").exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
     return loop.run()
 
@@ -269,21 +270,17 @@ class _Loop:
         """`best` is a model folder; `last` is one too, with what it takes to continue."""
         self._read()
         self.progress.seconds = self._clock()
-
-        def write(folder: Path) -> None:
-            self.save_model(folder)
-            if name == "last":
-                checkpoint.save_training(folder, *self._state())
-
-        checkpoint.replace_folder(self.folder / name, write)
+        if name == "last":
+            tensors, state = self._state()
+            checkpoint.TRAINING.write(self.folder / name, {"state": state}, tensors=tensors, more=self.save_model)
+        else:
+            replace_folder(self.folder / name, self.save_model)
         self.saved_at = time.monotonic()
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, groups = checkpoint.flatten_optimizer(self.optimizer)
         tensors |= {f"weights.{name}": tensor for name, tensor in checkpoint.named_weights(self.elbo).items()}
-        tensors["random.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors |= checkpoint.random_states(self.device)
         if self.belief is not None:
             tensors |= {f"belief.{name}": value for name, value in self.belief._asdict().items() if value is not None}
         plateau = None if self.plateau is None else self.plateau.state_dict()
@@ -291,7 +288,8 @@ class _Loop:
 
     def load(self) -> None:
         """Take everything back from `last`."""
-        tensors, state = checkpoint.load_training(self.folder / "last")
+        header, tensors, *_ = checkpoint.TRAINING.read(self.folder / "last")
+        state = header["state"]
         checkpoint.restore_weights(self.elbo, tensors)
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer_groups"])
         if self.plateau is not None and state["plateau"] is not None:
@@ -301,9 +299,7 @@ class _Loop:
         if belief:
             kind = getattr(self.model, "carry", Belief)
             self.belief = kind(**{**dict.fromkeys(kind._fields), **belief})
-        torch.set_rng_state(tensors["random.cpu"])
-        if self.device.type == "cuda" and "random.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        checkpoint.restore_random_states(tensors, self.device)
         self.resumed_at = self.progress.step
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from record import data_folder, peak_gigabytes, record, seconds
 
 from pplseq.data.lag_counts import LagCounts
+from pplseq.data.lag_files import load_counts
 from pplseq.models.text_lds.asos import asos_statistics, maximize
 from pplseq.models.text_lds.asos_em import fit_asos
 from pplseq.models.text_lds.horizon import count_pairs, horizon_check
@@ -133,7 +134,7 @@ def large_case(folder: Path, num_states: int, num_iterations: int, threads: int)
         source = data_folder() / "gutenberg" / "gutenberg.train.txt.xz"
         command = ["count", str(source), "--max-lag", str(MAX_LAG), "--max-vocabulary", "200000", "--out", str(folder)]
         subprocess.run([sys.executable, "-m", "pplseq.cli", *command, "--digits", "NUM"], check=True)
-    counts = LagCounts.load(folder)
+    counts = load_counts(folder)
     results = {"num_words": counts.num_words, "num_tokens": counts.num_tokens, "num_states": num_states}
     results["threads"] = threads
     clock = time.perf_counter()

@@ -37,11 +37,12 @@ def covariances(options):
 
     from pplseq.data import load_corpus
     from pplseq.data.lag_counts import LagCounts
+    from pplseq.data.lag_files import load_counts
     from pplseq.models.text_lds.lag_covariances import LagCovariances
 
     held_out = None
     if options.counts:
-        counts = LagCounts.load(options.counts)
+        counts = load_counts(options.counts)
     else:
         corpus = load_corpus(data_folder() / options.corpus)
         counts = LagCounts.from_text(corpus.train, options.max_lag)

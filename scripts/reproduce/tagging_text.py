@@ -13,6 +13,7 @@ from treebank_words import alternate_quotes, treebank_sentences
 
 from pplseq.data import Text, Vocabulary, read_columns, read_conllu, read_text
 from pplseq.data.lag_counts import LagCounts
+from pplseq.data.lag_files import load_counts, save_counts
 from pplseq.data.sources import read_lines
 from pplseq.data.word_forms import WordForms
 
@@ -85,10 +86,10 @@ def lag_counts(text: Text, folder: Path, max_lag: int) -> tuple[LagCounts, float
     """Counts of the text, made once, and the seconds they took (0: read)."""
     path = folder / f"counts_{text.vocabulary.fingerprint()[:8]}_{max_lag}"
     if path.is_dir():
-        return LagCounts.load(path), 0.0
+        return load_counts(path), 0.0
     started = time.perf_counter()
     counts = LagCounts.from_text(text, max_lag)
-    counts.save(path)
+    save_counts(counts, path)
     return counts, round(time.perf_counter() - started, 1)
 
 

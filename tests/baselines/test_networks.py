@@ -201,7 +201,7 @@ def test_folders(tmp_path, text):
         FeedForward.load(tmp_path / "lstm")
     whole = (tmp_path / "lstm" / "model.safetensors").read_bytes()
     (tmp_path / "lstm" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="truncated"):
+    with pytest.raises(ValueError, match="cut short"):
         NeuralLanguageModel.load(tmp_path / "lstm")
     with pytest.raises(FileNotFoundError, match="no model at"):
         NeuralLanguageModel.load(tmp_path / "nothing")

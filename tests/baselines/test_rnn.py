@@ -1,12 +1,12 @@
 """The recurrent baseline: against a slow twin in numpy, resumed to the bit, steered by its schedule, started linearly."""
 
-import json
 import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from support.stored import rewrite
 
 from pplseq.baselines import RNN, SGDSettings
 from pplseq.baselines.neural import NeuralLanguageModel
@@ -199,8 +199,7 @@ def test_save_and_load(texts, model, tmp_path):
     loaded = RNN.load(tmp_path / "rnn")
     np.testing.assert_allclose(loaded.log_prob(texts[1]), model.log_prob(texts[1]), rtol=1e-6)
     assert not [path for path in (tmp_path / "rnn").iterdir() if path.suffix in (".pkl", ".pt", ".bin")]
-    header = json.loads((tmp_path / "rnn" / "config.json").read_text())
-    (tmp_path / "rnn" / "config.json").write_text(json.dumps({**header, "model": "lstm"}))
+    rewrite(tmp_path / "rnn", model="lstm")
     with pytest.raises(ValueError, match="expected a model of kind 'rnn', got 'lstm'"):
         RNN.load(tmp_path / "rnn")
     with pytest.raises(FileNotFoundError, match="no model at"):

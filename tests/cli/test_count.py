@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pplseq.cli import main
-from pplseq.data import LagCounts, Text, WordForms, count_lags, read_text
+from pplseq.data import LagCounts, Text, WordForms, count_lags, load_counts, read_text
 
 LINES = [f"a b{i % 3} c 19{i % 4} d{i % 7} b{i % 2}" for i in range(40)]
 
@@ -34,7 +34,7 @@ def text(tmp_path):
 def test_counts_are_those_of_the_library(text, tmp_path):
     out = tmp_path / "new" / "counts"
     printed = json.loads(pplseq("count", text, "--max-lag", 3, "--out", out).stdout)
-    counts = LagCounts.load(out)
+    counts = load_counts(out)
     assert counts == LagCounts.from_text(read_text(text), 3)
     assert printed["num_tokens"] == counts.num_tokens and printed["num_pairs"] == counts.num_pairs.tolist()
     assert printed["num_entries"] == [matrix.nnz for matrix in counts.lags] and printed["counts"] == str(out)
@@ -44,9 +44,9 @@ def test_options_reach_the_counts(text, tmp_path):
     out, options = tmp_path / "counts", ["--lower", "--digits", "NUM", "--no-eos", "--unit", "article"]
     pplseq("count", text, "--max-lag", 2, "--out", out, *options, "--max-vocabulary", 4)
     forms = WordForms(lower=True, digits="NUM")
-    assert LagCounts.load(out) == count_lags(text, 2, forms=forms, eos=False, unit="article", max_vocabulary=4)
+    assert load_counts(out) == count_lags(text, 2, forms=forms, eos=False, unit="article", max_vocabulary=4)
     pplseq("count", text, "--max-lag", 2, "--out", out, "--min-count", 20, "--force")
-    assert LagCounts.load(out) == count_lags(text, 2, min_count=20)
+    assert load_counts(out) == count_lags(text, 2, min_count=20)
 
 
 def test_the_vocabulary_of_other_counts_brings_its_word_forms(text, tmp_path):
@@ -54,14 +54,14 @@ def test_the_vocabulary_of_other_counts_brings_its_word_forms(text, tmp_path):
     more = tmp_path / "more.txt"
     more.write_text("a 77 b1 unseen\n")
     pplseq("count", more, "--max-lag", 2, "--out", tmp_path / "two", "--vocabulary", tmp_path / "one")
-    one, two = LagCounts.load(tmp_path / "one"), LagCounts.load(tmp_path / "two")
+    one, two = load_counts(tmp_path / "one"), load_counts(tmp_path / "two")
     assert two.vocabulary == one.vocabulary and two.forms == one.forms == WordForms(digits="NUM")
     pplseq("count-merge", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "both")
-    assert LagCounts.load(tmp_path / "both").num_tokens == one.num_tokens + two.num_tokens
+    assert load_counts(tmp_path / "both").num_tokens == one.num_tokens + two.num_tokens
     # a plain file of words gives the same ids, and keeps the digits
     words = tmp_path / "one" / "vocab.txt"
     pplseq("count", more, "--max-lag", 2, "--out", tmp_path / "three", "--vocabulary", words)
-    assert LagCounts.load(tmp_path / "three") == count_lags(more, 2, vocabulary=one.vocabulary)
+    assert load_counts(tmp_path / "three") == count_lags(more, 2, vocabulary=one.vocabulary)
     result = pplseq("count", more, "--max-lag", 2, "--out", tmp_path / "four", "--vocabulary", words, "--eos", code=2)
     assert "--vocabulary and --eos or --no-eos exclude each other" in result.stderr
 
@@ -70,7 +70,7 @@ def test_standard_input(text, tmp_path):
     for content in (text.read_text(), gzip.compress(b"")):
         if isinstance(content, str):
             pplseq("count", "-", "--max-lag", 3, "--out", tmp_path / "counts", input=content)
-            assert LagCounts.load(tmp_path / "counts") == count_lags(text, 3)
+            assert load_counts(tmp_path / "counts") == count_lags(text, 3)
         else:
             result = pplseq("count", "-", "--max-lag", 3, "--out", tmp_path / "other", input=content, code=2)
             assert "<stdin>: byte" in result.stderr
@@ -84,7 +84,7 @@ def test_shards_and_their_sum(text, tmp_path):
         printed = json.loads(pplseq("count", text, "--max-lag", 3, "--out", part, "--shard", f"{i}/3").stdout)
         assert printed["shards"] == [f"{i}/3"]
     pplseq("count-merge", *reversed(parts), "--out", tmp_path / "all")
-    assert LagCounts.load(tmp_path / "all") == count_lags(text, 3)
+    assert load_counts(tmp_path / "all") == count_lags(text, 3)
 
     result = pplseq("count-merge", parts[0], "--out", tmp_path / "some", code=2)
     assert "2 shards are missing: shard 2/3 of text.txt, shard 3/3 of text.txt" in result.stderr
@@ -93,14 +93,14 @@ def test_shards_and_their_sum(text, tmp_path):
     assert printed["missing"] == ["shard 2/3 of text.txt"]
     # what is missing is remembered, and can come later
     pplseq("count-merge", tmp_path / "some", parts[1], "--out", tmp_path / "late")
-    assert LagCounts.load(tmp_path / "late") == LagCounts.load(tmp_path / "all")
+    assert load_counts(tmp_path / "late") == load_counts(tmp_path / "all")
 
     result = pplseq("count-merge", *parts, parts[1], "--out", tmp_path / "twice", code=2)
     assert "shard 2/3 of text.txt is counted twice" in result.stderr
     result = pplseq("count-merge", *parts, "--out", tmp_path / "all", code=2)
     assert "all exists" in result.stderr
     pplseq("count-merge", *parts, "--out", tmp_path / "all", "--force", "--max-vocabulary", 4)
-    assert LagCounts.load(tmp_path / "all") == count_lags(text, 3).cut(4)
+    assert load_counts(tmp_path / "all") == count_lags(text, 3).cut(4)
 
 
 def test_parts_that_do_not_fit(text, tmp_path):
@@ -112,7 +112,7 @@ def test_parts_that_do_not_fit(text, tmp_path):
     assert "different vocabularies" in result.stderr and not (tmp_path / "sum").exists()
     (tmp_path / "one" / "counts.npz").write_bytes(b"PK")
     result = pplseq("count-merge", tmp_path / "one", "--out", tmp_path / "sum", code=2)
-    assert "one/counts.npz: cut short" in result.stderr
+    assert "one/counts.npz: cut short or changed" in result.stderr
 
 
 def test_finished_work_is_recognised(text, tmp_path):
@@ -134,7 +134,7 @@ def test_finished_work_is_recognised(text, tmp_path):
     text.write_text(text.read_text() + "a c\n")
     assert "counts of another text or shard" in pplseq(*arguments, code=2).stderr
     pplseq(*arguments, "--force")
-    assert LagCounts.load(tmp_path / "counts") == count_lags(text, 3, shard=(1, 2))
+    assert load_counts(tmp_path / "counts") == count_lags(text, 3, shard=(1, 2))
 
 
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "2", "a/b", "1/-2", "1/0"])
@@ -172,7 +172,7 @@ def test_a_full_disk(text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", fail)
     result = pplseq("count", text, "--max-lag", 2, "--out", tmp_path / "counts", code=1)
-    assert "could not save the counts" in result.stderr and "No space left" in result.stderr
+    assert "could not save" in result.stderr and "No space left" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
@@ -193,7 +193,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
 def test_counts_of_a_text_in_memory_meet_those_of_a_file(text, tmp_path):
     """The same lines under two names have different origins, and add up."""
     pplseq("count", text, "--max-lag", 2, "--out", tmp_path / "counts")
-    counts = LagCounts.load(tmp_path / "counts")
+    counts = load_counts(tmp_path / "counts")
     memory = LagCounts.from_text(Text.from_lines([line.split() for line in LINES], counts.vocabulary), 2)
     assert memory == counts
     assert LagCounts.merge(memory, counts).num_tokens == 2 * counts.num_tokens

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from pplseq.cli import main
 from pplseq.data.lag_counts import LagCounts
+from pplseq.data.lag_files import load_counts, save_counts
 from pplseq.data.text import Text, load_corpus
 from pplseq.models import HMM
 from pplseq.models.text_lds import fit as text_fitting
@@ -37,8 +38,8 @@ def folder(tmp_path_factory):
     """Counts of the training and validation text."""
     folder = tmp_path_factory.mktemp("lds")
     corpus = load_corpus("builtin:generated")
-    LagCounts.from_text(corpus.train, 7).save(folder / "train")
-    LagCounts.from_text(corpus.valid, 7).save(folder / "valid")
+    save_counts(LagCounts.from_text(corpus.train, 7), folder / "train")
+    save_counts(LagCounts.from_text(corpus.valid, 7), folder / "valid")
     return folder
 
 
@@ -125,7 +126,7 @@ def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
     # held-out text that is the training text backwards: learning forward text does it no good
     (text,) = texts("train")
     reverse = Text(text.tokens[::-1].copy(), text.line_starts, text.article_starts, text.vocabulary)
-    LagCounts.from_text(reverse, 7).save(tmp_path / "reverse")
+    save_counts(LagCounts.from_text(reverse, 7), tmp_path / "reverse")
     options = ["--held-out", tmp_path / "reverse", "--patience", 1, "--iterations", 50, "--start", "line_search"]
     summary = json.loads(pplseq("lds", "fit", folder / "train", *FIT, *options, "--out", tmp_path / "b").stdout)
     assert summary["stop_reason"] in ("patience", "iterations")
@@ -134,9 +135,9 @@ def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
 
 
 def test_from_counts_in_python(folder, run):
-    counts = LagCounts.load(folder / "train")
+    counts = load_counts(folder / "train")
     settings = dict(pseudo_counts=20.0, num_iterations=6, restricted_iterations=30)
-    model = TextLDS.from_counts(counts, 6, held_out=LagCounts.load(folder / "valid"), **settings)
+    model = TextLDS.from_counts(counts, 6, held_out=load_counts(folder / "valid"), **settings)
     best = TextLDS.load(run / "best")
     for name, value in best.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
@@ -158,7 +159,7 @@ def test_fit_errors(folder, tmp_path, run):
     assert "no run of `pplseq lds fit` there" in message("--resume", folder / "train")
     (text,) = texts("test")
     other = Text.from_lines([["a", "b", "a"], ["b", "a"]] * 5)
-    LagCounts.from_text(other, 2).save(tmp_path / "other")
+    save_counts(LagCounts.from_text(other, 2), tmp_path / "other")
     assert "its vocabulary (" in message(
         folder / "train", "--held-out", tmp_path / "other", "--out", tmp_path / "x", *FIT
     )
@@ -188,7 +189,7 @@ def test_a_fit_without_a_checkpoint_does_not_block_its_folder(folder, tmp_path, 
 
 def test_missing_shards_are_told(folder, tmp_path):
     (text,) = texts("train")
-    LagCounts.from_text(text, 7, shard=(1, 2)).save(tmp_path / "half")
+    save_counts(LagCounts.from_text(text, 7, shard=(1, 2)), tmp_path / "half")
     fit = ["--states", 2, "--iterations", 0, "--out"]
     assert (
         "Note: COUNTS: not the whole text was counted: without shard 2/2 of"
@@ -205,10 +206,10 @@ def test_train_says_where_to_go(tmp_path):
 
 
 def test_counts_that_changed_do_not_resume(folder, tmp_path):
-    counts = LagCounts.load(folder / "valid")
-    counts.save(tmp_path / "counts")
+    counts = load_counts(folder / "valid")
+    save_counts(counts, tmp_path / "counts")
     pplseq("lds", "fit", tmp_path / "counts", *FIT, "--iterations", 1, "--out", tmp_path / "run")
-    LagCounts.load(folder / "train").save(tmp_path / "counts")
+    save_counts(load_counts(folder / "train"), tmp_path / "counts")
     assert "no longer those of the run" in pplseq("lds", "fit", "--resume", tmp_path / "run", code=2).stderr
 
 

@@ -91,7 +91,7 @@ def test_no_run(tmp_path, text):
 def test_a_damaged_model(copy):
     path = copy / "best" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
-    assert "not a whole safetensors file" in pplseq("report", copy, code=2).stderr
+    assert "model.safetensors: cut short" in pplseq("report", copy, code=2).stderr
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "binary", "cut short"])

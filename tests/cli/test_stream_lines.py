@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.runs.checkpoint import CheckpointError, SaveError
+from pplseq.folder import FolderError, SaveError
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import MAX_LINE_BYTES, LineReader, LineWriter, Place
 from pplseq.sources.pages import Shown
@@ -190,7 +190,7 @@ def test_a_save_that_fails_leaves_the_old_state(state):
     def fail(new):
         raise OSError("disk full")
 
-    with pytest.raises(SaveError, match="the previous checkpoint there is whole"):
+    with pytest.raises(SaveError, match="the previous one there is whole"):
         save_state(state, {"x": 2}, fail)
     assert load_state(state)[0]["x"] == 0.1
 
@@ -215,18 +215,18 @@ def test_damaged_states(state, name, damage):
             if name == "numbers"
             else data.replace(b"0.1", b"0.2")
         )
-    with pytest.raises(CheckpointError, match=name):
+    with pytest.raises((FolderError, FileNotFoundError), match=name):
         load_state(state)
 
 
 def test_states_of_others(state, tmp_path):
-    with pytest.raises(CheckpointError, match="no state of `pplseq personalize`"):
+    with pytest.raises(FileNotFoundError, match="no state of `pplseq personalize`"):
         load_state(tmp_path / "nowhere")
     path = state / "saved" / "stream.json"
     header = json.loads(path.read_text())
-    for change, message in (({"format": "x"}, "another program"), ({"version": 9}, "version 9")):
+    for change, message in (({"format": "x"}, "was not written by pplseq"), ({"version": 9}, "version 9")):
         path.write_text(json.dumps(header | change))
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(FolderError, match=message):
             load_state(state)
 
 

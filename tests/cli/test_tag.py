@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 from support import toy_tagger
+from support.stored import rewrite
 from support.toy_tagger import ToyTagger
 
 from pplseq.baselines import tagging_systems as tag_systems
@@ -335,19 +336,18 @@ def test_folders_that_hold_no_tagger(model, files):
         return pplseq("tag", "eval", folder, files / "test.conllu", code=2).stderr
 
     assert "no " in error(files / "nowhere")
+    rewrite(model, training=None)  # as one saved from Python
+    (found,) = lines_of(pplseq("tag", "eval", model, files / "test.conllu", "--json"))
+    assert found["unknown"]["num"] == 1 and "ambiguous" not in found
+    rewrite(model, model="hmm")
+    assert "no tagger" in error(model)
     for content, message in (
         ("{", "not readable as JSON"),
         ("[]", "was not written by"),
-        ('{"format": "pplseq-tagging", "version": 9}', "format version 9"),
+        ('{"format": "pplseq", "version": 9}', "format version 9"),
     ):
-        (model / "tagging.json").write_text(content)
+        (model / "config.json").write_text(content)
         assert message in error(model)
-    (model / "tagging.json").unlink()  # as one saved from Python
-    (found,) = lines_of(pplseq("tag", "eval", model, files / "test.conllu", "--json"))
-    assert found["unknown"]["num"] == 1 and "ambiguous" not in found
-    header = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**header, "model": "hmm"}))
-    assert "no tagger" in error(model)
 
 
 # ---- compare

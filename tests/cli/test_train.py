@@ -312,7 +312,7 @@ def test_resume_from_a_bad_checkpoint(text, finished, tmp_path, damage):
     else:
         (run / "last" / "training.json").write_text('{"format": "another"}')
     result = pplseq("train", "--resume", run, "--epochs", "2", code=2)
-    assert {"truncated": "is cut short", "foreign": "written by another program"}[damage] in result.stderr
+    assert {"truncated": "cut short", "foreign": "was not written by pplseq"}[damage] in result.stderr
 
 
 def test_max_time(text, tmp_path):

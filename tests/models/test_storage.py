@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from support.stored import rewrite, rewrite_tensors
 
 from pplseq import load
 from pplseq.data import Vocabulary
@@ -29,10 +30,6 @@ def folder(tmp_path):
 
 def header(folder):
     return json.loads((folder / "config.json").read_text())
-
-
-def rewrite(folder, **changes):
-    (folder / "config.json").write_text(json.dumps({**header(folder), **changes}))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +77,12 @@ def test_saving_again_replaces_the_folder(folder):
 
 
 def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
-    from pplseq.models import storage
+    import safetensors.torch
 
     def full_disk(*args):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(storage, "save_file", full_disk)
+    monkeypatch.setattr(safetensors.torch, "save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         make(seed=1).save(folder)
     assert torch.equal(load(folder).log_prob(X), make().log_prob(X))
@@ -118,7 +115,7 @@ def test_missing(tmp_path, folder):
 def test_truncated_parameters(folder, keep):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="not a whole safetensors file .*truncated or of another format"):
+    with pytest.raises(ValueError, match="model.safetensors: cut short or changed"):
         load(folder)
 
 
@@ -129,9 +126,11 @@ def test_a_pickle_is_never_read(folder):
 
     for content in (pickle.dumps(Trap()),):
         (folder / "model.safetensors").write_bytes(content)
+        rewrite(folder)
         with pytest.raises(ValueError, match="not a whole safetensors file"):
             load(folder)
     torch.save(make().state_dict(), folder / "model.safetensors")
+    rewrite(folder)
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         load(folder)
 
@@ -156,10 +155,10 @@ def test_a_foreign_config(folder, content):
         load(folder)
 
 
-@pytest.mark.parametrize("version", [0, 2, None, "1"])
+@pytest.mark.parametrize("version", [0, 1, 3, None, "2"])
 def test_another_version(folder, version):
     rewrite(folder, version=version)
-    with pytest.raises(ValueError, match="this pplseq reads version 1"):
+    with pytest.raises(ValueError, match="this pplseq reads version 2"):
         load(folder)
 
 
@@ -174,17 +173,23 @@ def test_an_unknown_model(folder):
 def test_parameters_of_another_model(folder, tmp_path):
     other = make(hidden_size=6).save(tmp_path / "other")
     os.replace(other / "model.safetensors", folder / "model.safetensors")
-    with pytest.raises(ValueError, match="does not fit config.json in .*weight"):
+    with pytest.raises(ValueError, match="model.safetensors: cut short or changed"):
         load(folder)
 
 
 def test_a_parameter_too_few_or_too_many(folder):
-    tensors = load_file(str(folder / "model.safetensors"))
-    save_file({k: v for k, v in tensors.items() if k != "word_score.bias"}, str(folder / "model.safetensors"))
-    with pytest.raises(ValueError, match="does not fit config.json in word_score.bias"):
+    rewrite_tensors(folder, lambda tensors: {**tensors, "extra": torch.zeros(1)})
+    with pytest.raises(ValueError, match="config.json does not describe these parameters .*extra"):
         load(folder)
-    save_file({**tensors, "extra": torch.zeros(1)}, str(folder / "model.safetensors"))
-    with pytest.raises(ValueError, match="does not fit config.json in extra"):
+    rewrite_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if k not in ("extra", "word_score.bias")})
+    with pytest.raises(ValueError, match="config.json does not describe these parameters .*word_score.bias"):
+        load(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(folder, bad):
+    rewrite_tensors(folder, lambda tensors: {**tensors, "word_score.bias": tensors["word_score.bias"] * bad})
+    with pytest.raises(ValueError, match="word_score.bias holds values that are not finite; .*use an earlier checkpoint"):
         load(folder)
 
 
@@ -194,22 +199,20 @@ def test_a_parameter_too_few_or_too_many(folder):
 )
 def test_a_config_that_does_not_describe_the_parameters(folder, change):
     rewrite(folder, config={**header(folder)["config"], **change})
-    with pytest.raises(ValueError, match="its config does not describe these parameters"):
+    with pytest.raises(ValueError, match="config.json does not describe these parameters"):
         load(folder)
 
 
-@pytest.mark.parametrize("missing", ["shapes", "config", "model"])
+@pytest.mark.parametrize("missing", ["config", "model"])
 def test_a_config_without_a_part(folder, missing):
-    content = header(folder)
-    del content[missing]
-    (folder / "config.json").write_text(json.dumps(content))
+    rewrite(folder, without=(missing,))
     with pytest.raises(ValueError):
         load(folder)
 
 
 def test_a_value_that_no_model_takes(folder):
     rewrite(folder, config={**header(folder)["config"], "state_dropout": 1.5})
-    with pytest.raises(ValueError, match="state_dropout must be in"):
+    with pytest.raises(ValueError, match="state_dropout must"):
         load(folder)
 
 

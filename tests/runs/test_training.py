@@ -17,7 +17,8 @@ from torch import nn
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
 from pplseq.distributions.state import Belief
-from pplseq.runs.checkpoint import CheckpointError, SaveError, load_training
+from pplseq.folder import FolderError, SaveError
+from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.metrics_log import read_metrics
 from pplseq.runs.settings import NonFiniteLoss, TrainSettings
 from pplseq.runs.training import train
@@ -105,6 +106,11 @@ def numbers(path):
 
 def same_weights(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def load_training(folder):
+    header, tensors, *_ = TRAINING.read(folder)
+    return tensors, header["state"]
 
 
 class StopAt:
@@ -271,7 +277,7 @@ def test_full_disk_keeps_the_previous_checkpoint(text, tmp_path):
             if FullDisk.calls > 2:
                 raise OSError(28, "No space left on device")
 
-    with pytest.raises(SaveError, match="the previous checkpoint there is whole"):
+    with pytest.raises(SaveError, match="the previous one there is whole"):
         run(text, tmp_path, save=FullDisk())
     assert load_training(tmp_path / "last")[1]["progress"]["step"] == 0
 
@@ -320,7 +326,7 @@ def test_resume_with_another_model(text, tmp_path):
     run(text, tmp_path)
     model = SmallHMM(len(text.vocabulary), num_states=4)
     resume = partial(train, model, StreamBatches(text, 4, 5), evaluate=None, settings=SETTINGS, elbo=Trace_ELBO())
-    with pytest.raises(CheckpointError, match="another model: .* has shape"):
+    with pytest.raises(FolderError, match="another model: .* has shape"):
         resume(folder=tmp_path, resume=True)
 
 

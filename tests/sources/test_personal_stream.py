@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from pplseq.runs.checkpoint import CheckpointError
 from pplseq.sources import PersonalStream
 
 GENERAL = [*["the cat sees a dog", "a dog likes the cat here", "the bird finds my fish"] * 20, "a rare word"]
@@ -66,7 +65,7 @@ def test_other_choices_than_the_state(general, tmp_path):
         PersonalStream.open(general, state=tmp_path / "state", lower=True)
     with pytest.raises(TypeError, match="sede: no option"):
         PersonalStream.open(general, sede=4)
-    with pytest.raises(CheckpointError, match="no state"):
+    with pytest.raises(FileNotFoundError, match="no state"):
         PersonalStream.open(general, state=tmp_path / "other", learn=False)
 
 

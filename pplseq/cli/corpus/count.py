@@ -68,7 +68,7 @@ def count(
     SOURCE is a text (.gz, .xz), a folder with a *train* file, builtin:..., hf:... or - for standard input. Prints a JSON
     line.
     """
-    from pplseq.data.lag_files import is_counted, read_header, read_vocabulary
+    from pplseq.data.lag_files import COUNTS, is_counted, read_vocabulary, save_counts
     from pplseq.data.lag_streaming import count_lags
     from pplseq.data.word_forms import WordForms
 
@@ -99,7 +99,7 @@ def count(
     }
     if not force and is_counted(out, source, shard or (1, 1), settings):
         click.echo(f"{out}: counted already; --force counts again", err=True)
-        click.echo(json.dumps(summary(out, read_header(out), skipped=True)))
+        click.echo(json.dumps(summary(out, COUNTS.read_header(out), skipped=True)))
         return
     began = time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -117,9 +117,9 @@ def count(
             progress=bar.show,
             folder=out.parent,
         )
-    counts.save(out, settings=settings)
+    save_counts(counts, out, settings=settings)
     seconds = time.monotonic() - began
-    click.echo(json.dumps(summary(out, read_header(out), seconds=round(seconds, 3))))
+    click.echo(json.dumps(summary(out, COUNTS.read_header(out), seconds=round(seconds, 3))))
 
 
 def summary(out: Path, header: dict, **more: object) -> dict:

@@ -23,10 +23,10 @@ def count_merge(
     """
     from pplseq.cli.corpus.count import summary
     from pplseq.data.lag_counts import LagCounts, Part, check_disjoint, missing_shards
-    from pplseq.data.lag_files import read_header
+    from pplseq.data.lag_files import COUNTS, load_counts, save_counts
 
     # What is wrong with the set is told before the numbers are read.
-    found = [Part(**part) for folder in parts for part in read_header(folder)["parts"]]
+    found = [Part(**part) for folder in parts for part in COUNTS.read_header(folder)["parts"]]
     check_disjoint(found)
     missing = missing_shards(found)
     if missing and not allow_missing:
@@ -36,12 +36,12 @@ def count_merge(
         )
     if out.exists() and not force:
         raise click.UsageError(f"{out} exists; choose another folder, or replace it with --force")
-    merged = LagCounts.load(parts[0])
+    merged = load_counts(parts[0])
     for folder in parts[1:]:  # one after the other: two sets in memory at a time
-        merged = LagCounts.merge(merged, LagCounts.load(folder))
+        merged = LagCounts.merge(merged, load_counts(folder))
     if not missing:
         merged.check_learnable()
     if max_vocabulary is not None:
         merged = merged.cut(max_vocabulary)
-    merged.save(out)
-    click.echo(json.dumps(summary(out, read_header(out), missing=[str(part) for part in missing])))
+    save_counts(merged, out)
+    click.echo(json.dumps(summary(out, COUNTS.read_header(out), missing=[str(part) for part in missing])))

@@ -17,7 +17,8 @@ import torch
 from pplseq.baselines.loading import load_text_model
 from pplseq.data.text import Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.runs.checkpoint import only_one_run, recover_folder
+from pplseq.folder import whole_folder
+from pplseq.runs.checkpoint import TRAINING, only_one_run
 
 BEGUN = {".lock", "fit.json", "metrics.jsonl"}  # what a run leaves that ended before its first checkpoint
 SUFFIXES = (".npz", ".tsv", ".jsonl")
@@ -31,7 +32,7 @@ def start_fit(counts_folder: Path, out: Path, settings: dict[str, Any], on_recor
     held_out = settings.pop("held_out")
     found = {path.name for path in out.iterdir()} if out.exists() else set()
     if not found <= BEGUN or "metrics.jsonl" in found and "fit.json" not in found:
-        if (out / "last").exists():
+        if whole_folder(out / "last").exists():
             raise ValueError(f"--out {out} already holds a run; continue it with --resume {out}, or give a new folder")
         raise ValueError(
             f"--out {out} is not empty and holds no run; give a new folder, so that nothing is overwritten"
@@ -51,8 +52,7 @@ def resume_fit(folder: Path, changes: dict[str, Any], on_record: Callable) -> di
         sources, settings = saved["sources"], saved["settings"]
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}); fit again from the counts") from None
-    recover_folder(folder / "last")
-    if not (folder / "last").exists():
+    if not whole_folder(folder / "last").exists():
         raise ValueError(
             f"--resume {folder}: this run ended before its first checkpoint; start it again with `pplseq lds fit COUNTS "
             f"--out {folder}`, its COUNTS being {sources['counts']}"
@@ -99,10 +99,10 @@ def _fit(folder, counts, held_out, settings, sources, on_record, *, resume: bool
 
 
 def _counts(folder: Path, flag: str) -> Any:
-    from pplseq.data.lag_counts import LagCounts
+    from pplseq.data.lag_files import load_counts
 
     try:
-        counts = LagCounts.load(folder)
+        counts = load_counts(folder)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{flag}: {error}") from None
     if counts.missing:
@@ -127,16 +127,11 @@ def save_again(folder: Path, checkpoint: str, model: Any, vocabulary: Vocabulary
     """Write a model back where `load` found it, beside what else is there."""
     inner = folder / checkpoint
     path = inner if inner.exists() else folder
-    from pplseq.runs.checkpoint import load_training, replace_folder, save_training
-
-    training = load_training(path) if (path / "training.json").exists() else None
-
-    def write(new: Path) -> None:
-        model.save(new)
-        if training is not None:
-            save_training(new, *training)
-
-    replace_folder(path, write)
+    if not TRAINING.is_at(path):
+        model.save(path)
+        return
+    header, tensors, *_ = TRAINING.read(path)
+    TRAINING.write(path, header, tensors=tensors, more=model.save)
 
 
 def read(model: Any, vocabulary: Vocabulary, source: str, split: str | None) -> Text:

@@ -18,7 +18,8 @@ from pplseq.cli.train import run
 from pplseq.cli.train.config import RunConfig
 from pplseq.cli.train.progress import TensorBoard, TrainingBar
 from pplseq.data.text import Corpus
-from pplseq.runs.checkpoint import only_one_run, recover_folder
+from pplseq.folder import whole_folder
+from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.settings import History, TrainSettings
 from pplseq.runs.training import model_device, train
 
@@ -125,14 +126,14 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, folder: Path, resume: bo
 
 def _prepare_folder(config: RunConfig, folder: Path, resume: bool) -> None:
     """Refuse a folder that would lose a run, and drop clusters that other settings left behind."""
-    recover_folder(folder / "last")
+    begun = whole_folder(folder / "last").exists()
     if resume:
-        if not (folder / "last").exists():
+        if not begun:
             raise FileNotFoundError(
                 f"{folder} holds no run to resume: it has no last/ checkpoint; start one with --out {folder}"
             )
         return
-    if (folder / "last").exists():
+    if begun:
         raise ValueError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
     if (
         folder.is_dir()

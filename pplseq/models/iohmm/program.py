@@ -185,9 +185,9 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
 
     def load_weights(self, folder) -> IOHMM:
         """Reads the parameters of a folder that a model built the same way saved; for networks of your own."""
-        from pplseq.models.storage import read_folder
+        from pplseq.models.storage import MODEL
 
-        header, tensors = read_folder(folder)
+        header, tensors, *_ = MODEL.read(folder)
         if header.get("model") != self.name or header.get("config") != self.config:
             raise ValueError(
                 f"{folder}: holds a model built in another way; build this one with its options: {header.get('config')}"

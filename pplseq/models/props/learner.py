@@ -16,7 +16,7 @@ from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import CallableSource, check_probs
 from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.props.word_statistics import word_id
-from pplseq.models.storage import read_folder, write_folder
+from pplseq.models.storage import MODEL
 
 KIND = "props learner"
 
@@ -239,7 +239,7 @@ class PROPSLearner:
                 )
             sources.append(_take_arrays(state, f"source.{k}", arrays))
         header |= {"unknown_id": self.unknown_id, "sources": sources, "learner_words": self.num_words}
-        return write_folder(folder, {"kind": KIND, **header}, as_tensors(arrays))
+        return MODEL.write(folder, {"model": KIND, **header}, tensors=as_tensors(arrays))
 
     @classmethod
     def load(cls, folder, sources: Sequence = ()) -> PROPSLearner:
@@ -251,7 +251,7 @@ class PROPSLearner:
         Raises:
             FileNotFoundError: if there is none. ValueError: if it is damaged, or for other sources.
         """
-        header, tensors = read_folder(folder)
+        header, tensors, *_ = MODEL.read(folder)
         check_kind(header, KIND, folder)
         arrays = {name: value.numpy() for name, value in tensors.items()}
         state = unpack_checked(header, arrays, folder)

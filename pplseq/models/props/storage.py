@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pplseq.folder import FolderError
 from pplseq.models.props.gaussian_statistics import GaussianStatistics
 from pplseq.models.props.online_em import StreamState
 from pplseq.models.props.settings import OnlineEM
 from pplseq.models.props.word_statistics import ColdWords, WordStatistics
-from pplseq.models.storage import read_folder, write_folder
+from pplseq.models.storage import MODEL
 
 KIND = "props stream"
 FLAGS = ("num_steps", "fresh", "detached", "total_weight")
@@ -28,7 +29,7 @@ def save_stream(state: StreamState, folder) -> Path:
     order (except for the few whose posterior is not settled, in the order in which they came).
     """
     header, arrays = pack_stream(state)
-    return write_folder(folder, {"kind": KIND, **header}, as_tensors(arrays))
+    return MODEL.write(folder, {"model": KIND, **header}, tensors=as_tensors(arrays))
 
 
 def load_stream(folder) -> StreamState:
@@ -37,15 +38,15 @@ def load_stream(folder) -> StreamState:
     Raises:
         FileNotFoundError: if there is none. ValueError: if it is damaged or something else.
     """
-    header, tensors = read_folder(folder)
+    header, tensors, *_ = MODEL.read(folder)
     check_kind(header, KIND, folder)
     return unpack_checked(header, {name: value.numpy() for name, value in tensors.items()}, folder)
 
 
 def check_kind(header: dict, kind: str, folder) -> None:
     """Raises ValueError unless the folder holds what is looked for."""
-    if header.get("kind") != kind:
-        raise ValueError(f"{folder}: holds {header.get('kind') or header.get('model')!r}, expected {kind!r}")
+    if header.get("model") != kind:
+        raise FolderError(f"{folder}: holds {header.get('model')!r}, expected {kind!r}")
 
 
 def as_tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -58,7 +59,7 @@ def unpack_checked(header: dict, arrays: dict[str, np.ndarray], folder) -> Strea
     try:
         return unpack_stream(header, arrays)
     except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise ValueError(f"{folder}: its parts do not fit together ({error!r}); the file is damaged") from error
+        raise FolderError(f"{folder}: its parts do not fit together ({error!r}); the file is damaged") from error
 
 
 def pack_stream(state: StreamState) -> tuple[dict, dict[str, np.ndarray]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.storage import read_folder, write_folder
+from pplseq.models.storage import MODEL
 from pplseq.models.taggers import TAGGERS
 
 Words = Sequence[str]
@@ -65,11 +65,16 @@ class Tagger(ABC):
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> Tagger:
         """The tagger that :meth:`state` describes."""
 
-    def save(self, folder: str | Path, more: Callable[[Path], None] | None = None) -> Path:
-        """Writes config.json and model.safetensors, and what `more(folder)` writes beside them, whole or not at all."""
+    def save(self, folder: str | Path, training: dict[str, Any] | None = None) -> Path:
+        """Writes config.json and model.safetensors, whole or not at all.
+
+        Args:
+            training: JSON-able notes on how it was trained, kept in config.json.
+        """
         self.check_fitted()
         config, tensors = self.state()
-        return write_folder(folder, {"model": "tagger", "tagger": self.name, "config": config}, tensors, more)
+        header = {"model": "tagger", "tagger": self.name, "config": config, "training": training}
+        return MODEL.write(folder, header, tensors=tensors)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tagger:
@@ -94,7 +99,7 @@ def load_tagger(folder: str | Path) -> Tagger:
     Raises:
         FileNotFoundError: there is none. ValueError: the folder is damaged, of another version, or no tagger's.
     """
-    header, tensors = read_folder(folder)
+    header, tensors, *_ = MODEL.read(folder)
     if header.get("model") != "tagger" or str(header.get("tagger")) not in TAGGERS:
         raise ValueError(
             f"{folder}: holds the model {header.get('tagger', header.get('model'))!r}, no tagger; taggers are made by "

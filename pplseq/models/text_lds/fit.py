@@ -22,13 +22,14 @@ import torch
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.folder import replace_folder, whole_folder
 from pplseq.models.text_lds.asos import asos_likelihood, asos_statistics, maximize
 from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
 from pplseq.models.text_lds.realisation import Realisation, realise
 from pplseq.models.text_lds.steady_state import SteadyState, TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
-from pplseq.runs import checkpoint
+from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import NonFiniteLoss
 from pplseq.runs.signals import Stopped, StopSignals
@@ -161,7 +162,7 @@ def fit_text_lds(
         ValueError: for counts that do not fit (another vocabulary, too few lags, a word that never occurs and no
             pseudo-counts), or a folder that holds a run already.
         NonFiniteLoss: naming the iteration; the checkpoint is from before it.
-        checkpoint.SaveError, checkpoint.CheckpointError: the folder cannot be written, or not be read.
+        SaveError, FolderError: the folder cannot be written, or not be read.
     """
     if held_out is not None and held_out.vocabulary.words != counts.vocabulary.words:
         raise ValueError(
@@ -171,7 +172,7 @@ def fit_text_lds(
     run = _Fit(like, counts, settings, held_out, None if folder is None else Path(folder), on_record or (lambda record: None))
     if resume:
         run.load()
-    elif run.folder is not None and (run.folder / "last").exists():
+    elif run.folder is not None and whole_folder(run.folder / "last").exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
     return run.run(initial)
 
@@ -321,28 +322,28 @@ class _Fit:
             return
         self._save_best()
 
-        def write(new: Path) -> None:
-            self._write_model(new, self.state)
-            tensors = {name: torch.from_numpy(np.array(getattr(self.parameters, name))) for name in ARRAYS}
-            if self.gram is not None:
-                tensors["emission_gram"] = torch.from_numpy(np.array(self.gram))
-            state = {
-                "step": self.step,
-                "best": self.fit.best,
-                "best_step": self.fit.best_step,
-                "seconds": self._clock(),
-                "settings": asdict(self.settings),
-                "fingerprint": self._fingerprint(),
-                "remarks": self.remarks,
-                "gain": self.gain_before,
-            }
-            checkpoint.save_training(new, tensors, state)
+        tensors = {name: torch.from_numpy(np.array(getattr(self.parameters, name))) for name in ARRAYS}
+        if self.gram is not None:
+            tensors["emission_gram"] = torch.from_numpy(np.array(self.gram))
+        state = {
+            "step": self.step,
+            "best": self.fit.best,
+            "best_step": self.fit.best_step,
+            "seconds": self._clock(),
+            "settings": asdict(self.settings),
+            "fingerprint": self._fingerprint(),
+            "remarks": self.remarks,
+            "gain": self.gain_before,
+        }
 
-        checkpoint.replace_folder(self.folder / "last", write)
+        def write_model(new: Path) -> None:
+            self._write_model(new, self.state)
+
+        TRAINING.write(self.folder / "last", {"state": state}, tensors=tensors, more=write_model)
 
     def _save_best(self) -> None:
         if self.folder is not None and not self.best_saved:
-            checkpoint.replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_state))
+            replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_state))
             self.best_saved = True
 
     def _write_model(self, folder: Path, state: tuple | TextLDS) -> None:
@@ -351,7 +352,8 @@ class _Fit:
     def load(self) -> None:
         if self.folder is None:
             raise ValueError("resume: give the folder of the run")
-        tensors, state = checkpoint.load_training(self.folder / "last")
+        header, tensors, *_ = TRAINING.read(self.folder / "last")
+        state = header["state"]
         if state.get("fingerprint") != self._fingerprint():
             raise ValueError(
                 f"{self.folder}: the counts are no longer those of the run (vocabulary, numbers or pseudo-counts); restore "
@@ -365,7 +367,6 @@ class _Fit:
         self.step = self.resumed_at = state["step"]
         self.seconds_before, self.remarks, self.gain = state["seconds"], state["remarks"], state["gain"]
         self.fit.best, self.fit.best_step = state["best"], state["best_step"]
-        checkpoint.recover_folder(self.folder / "best")
         self.best_state = self.like.load(self.folder / "best")
 
     def _fingerprint(self) -> str:

@@ -5,6 +5,7 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
+from support.stored import rewrite
 from support.tagged_toy import tagged_sentences
 
 from pplseq.data.columns import TaggedSentence
@@ -134,6 +135,6 @@ def test_a_folder_whose_parts_do_not_fit(tmp_path, damage):
         config["tags"] = config["tags"][:-1]
     else:
         config["settings"]["order"] = 1
-    path.write_text(json.dumps(header))
+    rewrite(path.parent, config=config)
     with pytest.raises(ValueError, match="config.json"):
         load_tagger(path.parent)

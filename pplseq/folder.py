@@ -1,0 +1,387 @@
+"""Folders that are whole or absent: how everything that is kept on disk is written and read.
+
+A folder is written beside its final place, flushed to the disk and then swapped in, so a crash, a signal or a full disk
+leaves the one before as it was. A header, in JSON, says what the folder holds (`format`, `version`) and has the size and the
+SHA-256 of every other file, and of itself: a flipped bit, a file cut short or one of another model is named, not computed
+with. Tensors are in safetensors, arrays in npz without objects: a folder from a stranger can be wrong, but cannot run code.
+
+Who reads never changes anything on the disk. Who writes holds a lock beside the folder (`.NAME.lock`, with the number of
+the process), and first finishes what an interrupted writer left.
+
+This file is on the ground: it knows no other part of the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+T = TypeVar("T")
+Fill = Callable[[Path], object]
+TRIES = 100  # of a reader whose folder is replaced again and again
+
+
+class FolderError(ValueError):
+    """A stored folder that cannot be used: damaged, cut short, of another program, of another version or of another model."""
+
+
+class SaveError(OSError):
+    """A folder that could not be written (full disk, no permission); the one before is untouched."""
+
+
+class Stored(NamedTuple):
+    """What was read.
+
+    Attributes:
+        header: without `format`, `version` and checksums. tensors: name -> tensor on the CPU. arrays: name -> numpy array.
+        more: what the reader's own function returned.
+    """
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+    arrays: dict[str, np.ndarray]
+    more: Any
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What one kind of stored thing looks like.
+
+    Args:
+        format: by which the folder is recognised.
+        version: of the format; other versions are not read.
+        header: name of the JSON file.
+        what: is stored, for messages: "model".
+        again: what to do if it cannot be read: "train again".
+        tensors, arrays: names of the safetensors file and of the npz file; None where the kind has none.
+    """
+
+    format: str
+    version: int
+    header: str
+    what: str
+    again: str
+    tensors: str | None = None
+    arrays: str | None = None
+
+    def write(
+        self,
+        folder: str | Path,
+        header: Mapping[str, Any],
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        more: Fill | None = None,
+    ) -> Path:
+        """Write a folder, whole or not at all.
+
+        Args:
+            folder: an existing one of this kind is replaced. header: JSON-able; floats survive bit for bit.
+            tensors: on any device. arrays: numpy arrays without objects.
+            more: writes further files into the folder it is given; they get checksums, too.
+
+        Raises:
+            ValueError: the folder holds something else, which is not replaced.
+            SaveError: the disk did not take it; what was there before is whole.
+        """
+        folder = Path(folder)
+        if folder.exists() and not (folder.is_dir() and ((folder / self.header).exists() or not any(folder.iterdir()))):
+            raise ValueError(
+                f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
+            )
+
+        def fill(new: Path) -> None:
+            if more is not None:
+                more(new)
+            if self.tensors is not None:
+                _save_tensors(new / self.tensors, tensors or {})
+            if self.arrays is not None:
+                import numpy as np
+
+                with open(new / self.arrays, "wb") as file:
+                    np.savez(file, **(arrays or {}))  # pyright: ignore[reportArgumentType]
+            seal(new / self.header, {"format": self.format, "version": self.version, **header})
+
+        replace_folder(folder, fill)
+        return folder
+
+    def read(self, folder: str | Path, more: Callable[[Path, dict[str, Any]], Any] | None = None) -> Stored:
+        """Read a folder, after every file was compared with its checksum; a writer may be at work.
+
+        Args:
+            more: reads further files, from the folder and the header that it is given.
+
+        Raises:
+            FileNotFoundError: there is none, or a file of it is missing.
+            FolderError: naming the file, and what is wrong with it.
+        """
+
+        def attempt(place: Path) -> Stored:
+            header = self._checked(place)
+            self._compare(place, header["files"])
+            tensors = {} if self.tensors is None else _load_tensors(place / self.tensors)
+            arrays = {} if self.arrays is None else self._load_arrays(place / self.arrays)
+            return Stored(_own(header), tensors, arrays, None if more is None else more(place, header))
+
+        return self._while_unchanged(folder, attempt)
+
+    def read_header(self, folder: str | Path) -> dict[str, Any]:
+        """The header alone, format and version checked; raises as :meth:`read`."""
+        return self._while_unchanged(folder, lambda place: _own(self._checked(place)))
+
+    def is_at(self, folder: str | Path) -> bool:
+        """Whether there is a folder with this kind's header, sound or not."""
+        return (whole_folder(folder) / self.header).is_file()
+
+    def _while_unchanged(self, folder: str | Path, attempt: Callable[[Path], T]) -> T:
+        """Reading counts only if nobody replaced the folder meanwhile: the header, with its checksums, is still the same."""
+        for tries in range(TRIES):
+            place = whole_folder(folder)
+            before = _bytes(place / self.header)
+            last = tries == TRIES - 1
+            try:
+                result = attempt(place)
+            except (OSError, ValueError):
+                if last or _bytes(whole_folder(folder) / self.header) == before:
+                    raise
+            else:
+                if last or _bytes(whole_folder(folder) / self.header) == before:
+                    return result
+        raise AssertionError
+
+    def _checked(self, place: Path) -> dict[str, Any]:
+        path = place / self.header
+        if not path.is_file():
+            why = f"it has no {self.header}" if place.exists() else "there is no such folder"
+            raise FileNotFoundError(f"no {self.what} at {place}: {why}; check the path")
+        try:
+            header = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, {self.again}") from None
+        if not isinstance(header, dict) or header.get("format") != self.format:
+            raise FolderError(
+                f'{path}: expected "format": "{self.format}"; this folder was not written by pplseq, or holds no {self.what}; '
+                "check the path"
+            )
+        if header.get("version") != self.version:
+            raise FolderError(
+                f"{path}: format version {header.get('version')}, but this pplseq reads version {self.version}; use the pplseq "
+                f"that wrote it, or {self.again}"
+            )
+        if header.pop("sha256", None) != _digest(header) or not isinstance(header.get("files"), dict):
+            raise FolderError(f"{path}: damaged: its checksum is not that of its content; {self.again}")
+        return header
+
+    def _compare(self, place: Path, files: Mapping[str, Any]) -> None:
+        for name, (size, sha256) in files.items():
+            path = place / name
+            if not path.is_file():
+                raise FileNotFoundError(f"{path}: missing; the folder is incomplete, {self.again}")
+            if path.stat().st_size != size:
+                raise FolderError(
+                    f"{path}: cut short or changed: expected {size:,} bytes, found {path.stat().st_size:,}; {self.again}"
+                )
+            if _sha256(path) != sha256:
+                raise FolderError(f"{path}: damaged: its checksum is not the one in {self.header}; {self.again}")
+
+    def _load_arrays(self, path: Path) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        try:
+            # numpy leaves a file open that it opened itself and could not read
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+                return dict(file)
+        except (FileNotFoundError, ImportError, MemoryError):
+            raise
+        except Exception as error:  # zipfile and numpy raise nearly anything
+            raise FolderError(f"{path}: not the arrays of {self.what} ({error}); {self.again}") from error
+
+
+def seal(path: Path, header: Mapping[str, Any]) -> None:
+    """Write a header beside files that are complete: with their sizes and checksums, and its own."""
+    folder = path.parent
+    files = {
+        file.relative_to(folder).as_posix(): [file.stat().st_size, _sha256(file)]
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file != path
+    }
+    content = json.loads(json.dumps({**header, "files": files}))  # as it will be read: lists for tuples, text for keys
+    text = json.dumps({**content, "sha256": _digest(content)}, ensure_ascii=False, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def replace_folder(folder: str | Path, fill: Fill) -> None:
+    """Write a folder beside `folder`, then swap it in.
+
+    Args:
+        folder: where it has to end up; an existing one is replaced.
+        fill: fills the (new, empty) folder it is given.
+
+    Raises:
+        SaveError: writing failed; `folder` is then what it was before.
+    """
+    place = Path(folder).resolve()  # a link is not replaced but followed
+    new, old = _beside(place, "new"), _beside(place, "old")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with locked(_beside(place, "lock")):
+            try:
+                _put_back(place)
+                shutil.rmtree(new, ignore_errors=True)
+                new.mkdir()
+                fill(new)
+                _flush(new)
+                if place.exists():
+                    os.rename(place, old)
+                os.rename(new, place)
+                _flush_one(place.parent)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                _put_back(place)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        cause = error.__cause__ if isinstance(error, SaveError) and error.__cause__ else error  # of a folder within
+        kept = "the previous one there is whole" if place.exists() else "nothing was left behind there"
+        raise SaveError(
+            f"could not save {folder}: {cause}; {kept}. Free space (or choose another folder) and go on from there"
+        ) from cause
+
+
+def whole_folder(folder: str | Path) -> Path:
+    """The folder itself, or what a replacement that was cut off between its two renames left of it; changes nothing."""
+    folder = Path(folder)
+    old = _beside(folder.resolve() if folder.is_symlink() else folder, "old")
+    return old if old.is_dir() and not folder.exists() else folder
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: str | None = None) -> Iterator[None]:
+    """Hold a lock file while the block runs. Where its process dies the lock goes with it; the file left does no harm.
+
+    Args:
+        path: of the file, which gets the number of the process.
+        busy: message of the ValueError if another process holds it, `{pid}` being its number; None waits.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    while True:
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+        except BlockingIOError:
+            with file:
+                file.seek(0)
+                raise ValueError((busy or "").format(pid=file.read().strip() or "unknown")) from None
+        except OSError:  # a file system without locks
+            pass
+        # another process may have removed the file between opening and locking it
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            break
+        file.close()
+    with file:
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a small file whole or not at all, replacing one that is there."""
+    path = Path(path)
+    new = _beside(path, "new")
+    with open(new, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _own(header: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in header.items() if name not in ("format", "version", "files")}
+
+
+def _put_back(folder: Path) -> None:
+    """Finish a replacement that was cut off: only for who holds the lock."""
+    old = _beside(folder, "old")
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        os.rename(old, folder)
+
+
+def _beside(folder: Path, kind: str) -> Path:
+    return folder.with_name(f".{folder.name}.{kind}")
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # as the user's umask has it; safetensors gives a file to its owner alone
+    try:
+        # copies: safetensors refuses tensors that share memory
+        save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, path)
+    except SafetensorError as error:  # a full disk has no exception of its own there
+        raise OSError(str(error)) from error
+    path.chmod(mode)
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise FolderError(f"{path}: not a whole safetensors file ({error}); it was cut short or is of another format") from None
+
+
+def _flush(folder: Path) -> None:
+    """Onto the disk: without it a power cut after the rename can leave empty files behind a new name."""
+    for path in (*folder.rglob("*"), folder):
+        _flush_one(path)
+
+
+def _flush_one(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
