@@ -22,6 +22,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "IOHMM": "@pplseq.models.iohmm.program",
         "LDS": "@pplseq.models.lds.program",
         "TextLDS": "@pplseq.models.text_lds.program",
+        "AutomatonLearner": "@pplseq.models.automata.learner",
         "load": "@pplseq.baselines.loading",
         "load_corpus": "data.text",
         "Vocabulary": "data.vocabulary",

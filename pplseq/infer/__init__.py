@@ -27,7 +27,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "expectation_maximization": "@pplseq.infer.fit.em",
         "StepSize": "@pplseq.infer.fit.em",
         "FitHistory": "@pplseq.infer.fit.em",
-        "RestartBlock": "@pplseq.models.iohmm.restarts.history",
         "OnlineEM": "@pplseq.models.props.settings",
         "StreamState": "@pplseq.models.props.online_em",
         "StepInfo": "@pplseq.models.props.settings",
@@ -61,10 +60,5 @@ __getattr__, __dir__, __all__ = lazy_names(
         "CRFSettings": "@pplseq.models.taggers.weights",
         "EmbeddingColumns": "@pplseq.models.taggers.columns",
         "PosteriorColumns": "@pplseq.models.taggers.columns",
-        "Automaton": "@pplseq.models.automata.automaton",
-        "distinct_automata": "@pplseq.models.automata.automaton",
-        "harden": "@pplseq.models.automata.automaton",
-        "AutomatonLearner": "@pplseq.models.automata.learner",
-        "LearnedAutomaton": "@pplseq.models.automata.learner",
     },
 )

@@ -59,8 +59,9 @@ def learn_automata(length: int, options) -> dict:
     import numpy as np
     import torch
 
+    from pplseq.models import RestartBlock
     from pplseq.models.automata.automaton import Automaton, distinct_automata
-    from pplseq.models.automata.em import SeedBlock, draw_tables, fit_tables
+    from pplseq.models.automata.em import draw_tables, fit_tables
     from pplseq.models.automata.learner import hardened
     from pplseq.models.automata.prefix_tree import PrefixTree
     from pplseq.models.automata.repair import num_right, repair
@@ -76,14 +77,14 @@ def learn_automata(length: int, options) -> dict:
         consistent = num_right(tree, tables) == len(tree.end)
         row = {"share": float(consistent.double().mean())}
         if consistent.any():
-            automaton = distinct_automata(hardened(tables.seeds(consistent), tree.symbols))[0].automaton
+            automaton = distinct_automata(hardened(tables.restarts(consistent), tree.symbols))[0].automaton
             right = [automaton.accepts(string) == label for string, label in zip(*test, strict=True)]
             row |= {"accuracy": sum(right) / NUM_TEST, "exact": automaton.equals(language)}
         return row
 
     found = {}
     for kind, concentration in KINDS.items():
-        blocks = (SeedBlock(options.seeds, concentration, fixed_start=True),)
+        blocks = (RestartBlock(options.seeds, concentration, fixed_start=True),)
         first = draw_tables(blocks, NUM_STATES, 2, 2, np.random.default_rng([length, len(found)]))
         if kind == "latch":
             first = latched(first)

@@ -88,7 +88,8 @@ def paper_part(grammar, options) -> dict:
     import torch
 
     from pplseq.data.tomita import random_strings
-    from pplseq.models.automata.em import SeedBlock, SymbolTables, draw_tables, fit_tables
+    from pplseq.models import RestartBlock
+    from pplseq.models.automata.em import SymbolTables, draw_tables, fit_tables
     from pplseq.models.automata.prefix_tree import PrefixTree
 
     started = time.perf_counter()
@@ -105,11 +106,11 @@ def paper_part(grammar, options) -> dict:
         first = []
         for draw in range(options.draws):
             generator = np.random.default_rng([draw_seed(grammar.number, options.first_draw + draw, 1), size])
-            first.append(draw_tables((SeedBlock(options.trials),), size, 2, 2, generator))
+            first.append(draw_tables((RestartBlock(options.trials),), size, 2, 2, generator))
         joined = SymbolTables(*(torch.cat(tables, -1) for tables in zip(*first, strict=True)))
         joined, _ = fit_tables(training, joined, options.iterations)
         for draw, (tree, wanted) in enumerate(validation):
-            tables = joined.seeds(slice(draw * options.trials, (draw + 1) * options.trials))
+            tables = joined.restarts(slice(draw * options.trials, (draw + 1) * options.trials))
             converged = (accepted(training, tables) == labels.unsqueeze(-1)).all(0)
             right = (accepted(tree, tables) == wanted.unsqueeze(-1)).double().mean(0)
             score = float(right[converged].mean()) if converged.any() else -1.0
@@ -148,7 +149,7 @@ def score_run(grammar, sizes: list[tuple]) -> dict:
     if converged.any():
         strings = all_strings(MAX_LENGTH)
         truth = torch.tensor([grammar.accepts(string) for string in strings])
-        kept = tables.seeds(converged.nonzero().squeeze(-1))
+        kept = tables.restarts(converged.nonzero().squeeze(-1))
         predicted = accepted(PrefixTree.grow(strings, symbols="01"), kept)
         accuracy = (predicted == truth.unsqueeze(-1)).double().mean(0)
         language = Automaton.from_regex(grammar.regex, "01")
@@ -179,7 +180,7 @@ def recipe_part(grammar, options, *, repair: bool) -> dict:
     from pplseq.models.automata.learner import RECIPE, AutomatonLearner
 
     language = Automaton.from_regex(grammar.regex, "01")
-    blocks = [replace(block, num_seeds=options.seeds // len(RECIPE)) for block in RECIPE]
+    blocks = [replace(block, num_restarts=options.seeds // len(RECIPE)) for block in RECIPE]
     seconds, processor, sizes, languages, right_seeds = [], [], [], [], []
     exact: dict[int, list[bool]] = {number: [] for number in VALIDATION}
     further: dict[int, list[bool]] = {number: [] for number in VALIDATION}

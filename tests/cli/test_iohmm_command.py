@@ -207,7 +207,7 @@ def test_interrupted(folder, table, strings, monkeypatch):
     assert json.loads((folder / "cut" / "iohmm.json").read_text())["summary"]["states"] == 1
     pplseq("train", "iohmm", strings, "--restarts", 7, "--out", folder / "cut2", code=130)
     summary = json.loads((folder / "cut2" / "iohmm.json").read_text())["summary"]
-    assert not summary["consistent"] and [size["num_seeds"] for size in summary["sizes"]] == [7]
+    assert not summary["consistent"] and [size["num_restarts"] for size in summary["sizes"]] == [7]
     assert lines(pplseq("query", folder / "cut2", "classify", text="0\n"))[0]["string"] == "0"
     result = pplseq("train", "iohmm", strings, "--states", 3, "--restarts", 1, "--out", folder / "cut3", code=130)
     assert "nothing was saved" in result.stderr and not (folder / "cut3").exists()

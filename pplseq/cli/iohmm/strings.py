@@ -12,8 +12,7 @@ import torch
 
 from pplseq.cli.iohmm.runs import Say, new_folder, sizes_of, write_run
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
-from pplseq.models import model_of_tables
-from pplseq.models.automata.em import SeedBlock
+from pplseq.models import RestartBlock, model_of_tables
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
 
 
@@ -40,7 +39,7 @@ def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> d
     )
     say(f"{len(read.strings):,} strings over {' '.join(read.symbols)}, {sum(read.labels):,} of them accepted")
     began = time.monotonic()
-    tell = lambda size: say(f"{size.num_states} states: {size.num_consistent} of {size.num_seeds} restarts consistent")  # noqa: E731
+    tell = lambda size: say(f"{size.num_states} states: {size.num_consistent} of {size.num_restarts} restarts consistent")  # noqa: E731
     try:
         found = learner.fit(read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell)
     except KeyboardInterrupt:
@@ -53,11 +52,11 @@ def train_strings(data: str, out: Path, settings: dict[str, Any], say: Say) -> d
     return _write_strings(data, out, settings, say, read, found, began)
 
 
-def _blocks(restarts: int) -> list[SeedBlock]:
+def _blocks(restarts: int) -> list[RestartBlock]:
     """The recipe's kinds of restarts, as many of each as can be, so that together they are that many."""
     each, more = divmod(restarts, len(RECIPE))
     sizes = [each + (place < more) for place in range(len(RECIPE))]
-    return [replace(block, num_seeds=size) for block, size in zip(RECIPE, sizes, strict=True) if size]
+    return [replace(block, num_restarts=size) for block, size in zip(RECIPE, sizes, strict=True) if size]
 
 
 def _write_strings(

@@ -14,7 +14,6 @@ Seeds are the last axis of all tables, so that every operation runs over long ve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pplseq.models.automata.prefix_tree import PrefixTree
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
 MAX_TABLES = 2**29  # numbers in the tables of all restarts, 4 GiB; fitting them takes a few times that
 MAX_ENTRIES = 2**26  # of an array over nodes, states and restarts; more restarts are several batches
@@ -42,10 +42,10 @@ class SymbolTables(NamedTuple):
     output: Tensor
 
     @property
-    def num_seeds(self) -> int:
+    def num_restarts(self) -> int:
         return self.start.shape[-1]
 
-    def seeds(self, which: int | slice | Tensor) -> SymbolTables:
+    def restarts(self, which: int | slice | Tensor) -> SymbolTables:
         """The tables of some restarts; a number takes the last axis away."""
         return SymbolTables(*(table[..., which] for table in self))
 
@@ -63,45 +63,19 @@ class TableCounts(NamedTuple):
     output: Tensor
 
 
-@dataclass(frozen=True)
-class SeedBlock:
-    """How some of the restarts begin and are held back.
-
-    Attributes:
-        num_seeds: how many.
-        concentration: of the Dirichlet distribution that tables are drawn from; below 1 they are nearly deterministic.
-        fixed_start: the empty string's state is the first one; else its distribution is drawn and learnt too.
-        prior: of a Dirichlet prior on transitions and outputs, 1 is none; it falls to 1 in a straight line ...
-        prior_iterations: ... over so many iterations.
-    """
-
-    num_seeds: int = 200
-    concentration: float = 1.0
-    fixed_start: bool = False
-    prior: float = 1.0
-    prior_iterations: int = 150
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_seeds", 1), ("prior", 1.0), ("prior_iterations", 1)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)}")
-        if not self.concentration > 0:
-            raise ValueError(f"concentration: expected more than 0, got {self.concentration}")
-
-
 def draw_tables(
-    blocks: Sequence[SeedBlock], num_states: int, num_symbols: int, num_labels: int, generator: np.random.Generator
+    blocks: Sequence[RestartBlock], num_states: int, num_symbols: int, num_labels: int, generator: np.random.Generator
 ) -> SymbolTables:
     """First tables of all seeds of the blocks, one block after the other.
 
     Raises:
         ValueError: for more states and seeds than memory may hold.
     """
-    num_seeds = sum(block.num_seeds for block in blocks)
-    if num_seeds * num_symbols * num_states**2 > MAX_TABLES:
+    num_restarts = sum(block.num_restarts for block in blocks)
+    if num_restarts * num_symbols * num_states**2 > MAX_TABLES:
         raise ValueError(
-            f"num_states: {num_states} states, {num_symbols} symbols and {num_seeds} restarts make tables of "
-            f"{num_seeds * num_symbols * num_states**2 / 2**27:,.0f} GiB; take fewer states or restarts"
+            f"num_states: {num_states} states, {num_symbols} symbols and {num_restarts} restarts make tables of "
+            f"{num_restarts * num_symbols * num_states**2 / 2**27:,.0f} GiB; take fewer states or restarts"
         )
 
     def dirichlet(concentration: float, *shape: int, axis: int) -> Tensor:
@@ -110,7 +84,7 @@ def draw_tables(
 
     parts = []
     for block in blocks:
-        size, concentration = block.num_seeds, block.concentration
+        size, concentration = block.num_restarts, block.concentration
         start = dirichlet(concentration, num_states, size, axis=0)
         if block.fixed_start:
             start = torch.zeros_like(start)
@@ -198,7 +172,7 @@ def fit_tables(
     tables: SymbolTables,
     num_iterations: int = 300,
     *,
-    blocks: Sequence[SeedBlock] = (),
+    blocks: Sequence[RestartBlock] = (),
     each: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[SymbolTables, Tensor]:
     """EM; without a prior no iteration lowers a restart's log-likelihood.
@@ -210,15 +184,15 @@ def fit_tables(
     Returns:
         The tables, and (R,) log p(labels | strings), nats; not finite for a restart that has collapsed.
     """
-    held = torch.zeros(2, tables.num_seeds, dtype=tables.start.dtype)
+    held = torch.zeros(2, tables.num_restarts, dtype=tables.start.dtype)
     if blocks:
-        settings = [(block.prior - 1.0, 1.0 / block.prior_iterations) for block in blocks]
-        held = torch.tensor(np.repeat(settings, [block.num_seeds for block in blocks], axis=0).T)
+        settings = [(b.prior - 1.0, 1.0 / b.prior_iterations if b.prior_iterations else 0.0) for b in blocks]
+        held = torch.tensor(np.repeat(settings, [block.num_restarts for block in blocks], axis=0).T)
     size = max(1, MAX_ENTRIES // (tree.num_nodes * len(tables.start)))
     fitted, values = [], []
-    for first in range(0, tables.num_seeds, size):
+    for first in range(0, tables.num_restarts, size):
         batch = slice(first, first + size)
-        some, (extra, fall) = tables.seeds(batch), held[:, batch]
+        some, (extra, fall) = tables.restarts(batch), held[:, batch]
         for iteration in range(num_iterations):
             counts = expected_counts(tree, some)
             if each is not None:

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
-from pplseq.models.automata.em import SeedBlock, SymbolTables, draw_tables, fit_tables, training_log_likelihood
+from pplseq.models.automata.em import SymbolTables, draw_tables, fit_tables, training_log_likelihood
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
 RECIPE = (
-    SeedBlock(200, concentration=0.5, fixed_start=True),
-    SeedBlock(200),
-    SeedBlock(200, fixed_start=True),
-    SeedBlock(200, concentration=5.0, fixed_start=True),
-    SeedBlock(200, prior=1.5),
+    RestartBlock(200, concentration=0.5, fixed_start=True),
+    RestartBlock(200),
+    RestartBlock(200, fixed_start=True),
+    RestartBlock(200, concentration=5.0, fixed_start=True),
+    RestartBlock(200, prior=1.5, prior_iterations=150),
 )
 """A thousand restarts of five kinds: no kind is the best for every language."""
 
@@ -31,7 +32,7 @@ class TriedSize(NamedTuple):
     """What became of one number of states.
 
     Attributes:
-        num_states: of the tables. num_seeds: restarts.
+        num_states: of the tables. num_restarts: restarts.
         num_collapsed: dropped, as their log-likelihood was not finite.
         num_consistent: whose automaton gives every training string its label.
         num_repaired: of these, how many were repaired to do so.
@@ -40,7 +41,7 @@ class TriedSize(NamedTuple):
     """
 
     num_states: int
-    num_seeds: int
+    num_restarts: int
     num_collapsed: int
     num_consistent: int
     num_repaired: int
@@ -81,7 +82,7 @@ class LearnedAutomaton:
     def tables(self) -> SymbolTables:
         """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y); `pplseq.models.model_of_tables` makes
         them an :class:`~pplseq.models.IOHMM`."""
-        return self.candidate_tables.seeds(self.chosen)
+        return self.candidate_tables.restarts(self.chosen)
 
     def choose(self, strings: Sequence[String], labels: Sequence[bool | int | str]) -> LearnedAutomaton:
         """The same, with the candidate chosen by (other) validation strings; nothing is trained.
@@ -103,7 +104,7 @@ class LearnedAutomaton:
             repaired = f", {size.num_repaired} of them repaired" if size.num_repaired else ""
             dropped = f", {size.num_collapsed} collapsed and were dropped" if size.num_collapsed else ""
             lines.append(
-                f"{size.num_states} states: {size.num_consistent} of {size.num_seeds} restarts label all training strings "
+                f"{size.num_states} states: {size.num_consistent} of {size.num_restarts} restarts label all training strings "
                 f"right{repaired}{dropped} ({size.seconds:.1f} s)"
             )
         number = len(self.candidates)
@@ -143,7 +144,7 @@ class AutomatonLearner:
         self,
         num_states: int | Iterable[int] = range(2, 9),
         *,
-        blocks: Sequence[SeedBlock] = RECIPE,
+        blocks: Sequence[RestartBlock] = RECIPE,
         num_iterations: int = 300,
         seed: int = 0,
         repair: bool = True,
@@ -153,7 +154,7 @@ class AutomatonLearner:
         if not self.sizes or not whole or min(self.sizes) < 1:
             raise ValueError(f"num_states: expected one or more numbers of states, 1 or more each, got {self.sizes}")
         if not blocks:
-            raise ValueError("blocks: expected at least one SeedBlock, got none")
+            raise ValueError("blocks: expected at least one RestartBlock, got none")
         if num_iterations < 1:
             raise ValueError(f"num_iterations: expected 1 or more, got {num_iterations}")
         self.blocks, self.num_iterations, self.seed, self.repair = tuple(blocks), num_iterations, seed, repair
@@ -208,7 +209,7 @@ class AutomatonLearner:
             sizes.append(TriedSize(num_states, len(right), int((~finite).sum()), *counted, most, seconds))
             if most >= 0 and (best is None or most > best[0]):
                 kept = (right == most).nonzero().squeeze(-1)
-                best = most, tables.seeds(kept)
+                best = most, tables.restarts(kept)
             if best is not None:
                 self._tried = tree, names, validation, list(sizes), *best
             if each is not None:
@@ -231,7 +232,7 @@ class AutomatonLearner:
         candidates = distinct_automata(hardened(tables, tree.symbols, names))
         best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])
         learnt = LearnedAutomaton(
-            candidates, 0, None, 0, most == len(tree.end), sizes, tables.seeds(best), log_likelihood[best].tolist()
+            candidates, 0, None, 0, most == len(tree.end), sizes, tables.restarts(best), log_likelihood[best].tolist()
         )
         return learnt if validation is None else learnt.choose(*validation)
 

@@ -50,8 +50,8 @@ def repair(tree: PrefixTree, tables: SymbolTables, which: Tensor) -> SymbolTable
     """
     num_changes = max(1, tables.transition[..., 0].numel() - tables.start.shape[0] * tables.transition.shape[0])
     size = max(1, MAX_ENTRIES // (tree.num_nodes * num_changes))
-    batches = [slice(first, first + size) for first in range(0, tables.num_seeds, size)]
-    parts = [_repair_batch(tree, tables.seeds(batch), which[batch]) for batch in batches]
+    batches = [slice(first, first + size) for first in range(0, tables.num_restarts, size)]
+    parts = [_repair_batch(tree, tables.restarts(batch), which[batch]) for batch in batches]
     return SymbolTables(*(torch.cat(batch, -1) for batch in zip(*parts, strict=True)))
 
 

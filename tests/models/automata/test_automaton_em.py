@@ -6,7 +6,6 @@ import torch
 
 from pplseq.models.automata import em as automaton_em
 from pplseq.models.automata.em import (
-    SeedBlock,
     SymbolTables,
     draw_tables,
     expected_counts,
@@ -15,13 +14,14 @@ from pplseq.models.automata.em import (
     maximise,
 )
 from pplseq.models.automata.prefix_tree import PrefixTree
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
 STRINGS = ["", "0", "01", "011", "110", "01", "1", "0110100", "0110101", "22", "0"]
 LABELS = [1, 0, 0, 1, 2, 0, 1, 0, 1, 2, 2]  # 01 comes twice, 0 with two labels
 TREE = PrefixTree.grow(STRINGS, LABELS)
 
 
-BLOCKS = (SeedBlock(3), SeedBlock(2, 0.3, True))
+BLOCKS = (RestartBlock(3), RestartBlock(2, 0.3, True))
 
 
 def random_tables(num_states=3, seed=0, blocks=BLOCKS) -> SymbolTables:
@@ -46,7 +46,7 @@ def string_counts(start, transition, output, string, label):
 def loop_counts(tables: SymbolTables, seed: int):
     totals = None
     for string, label in zip(STRINGS, LABELS, strict=True):
-        parts = string_counts(*(t.numpy() for t in tables.seeds(seed)), ["012".index(c) for c in string], label)
+        parts = string_counts(*(t.numpy() for t in tables.restarts(seed)), ["012".index(c) for c in string], label)
         totals = parts if totals is None else [a + b for a, b in zip(totals, parts, strict=True)]
     return totals
 
@@ -70,7 +70,7 @@ def test_tree_shares_prefixes():
 def test_counts_equal_a_loop(num_states):
     tables = random_tables(num_states)
     counts = expected_counts(TREE, tables)
-    for seed in range(tables.num_seeds):
+    for seed in range(tables.num_restarts):
         for found, expected in zip(counts, loop_counts(tables, seed), strict=True):
             np.testing.assert_allclose(found[..., seed].numpy(), expected, rtol=1e-12, atol=1e-14)
 
@@ -79,7 +79,7 @@ def test_counts_are_gradients():
     """Fisher's identity: a parameter times the derivative of the log-likelihood is its expected count."""
     tables = SymbolTables(*(table.requires_grad_() for table in random_tables(4)))
     labels = torch.tensor(LABELS)
-    given = label_probabilities_of_autograd(tables).gather(1, labels.view(-1, 1, 1).expand(-1, 1, tables.num_seeds))
+    given = label_probabilities_of_autograd(tables).gather(1, labels.view(-1, 1, 1).expand(-1, 1, tables.num_restarts))
     log_likelihood = given.log().sum((0, 1))
     gradients = torch.autograd.grad(log_likelihood.sum(), tables)
     counts = expected_counts(TREE, SymbolTables(*(table.detach() for table in tables)))
@@ -104,20 +104,20 @@ def test_label_probabilities():
 
 
 def test_batch_equals_single_seeds():
-    blocks = (SeedBlock(2), SeedBlock(1, 0.4, True), SeedBlock(2, prior=1.7, prior_iterations=6))
+    blocks = (RestartBlock(2), RestartBlock(1, 0.4, True), RestartBlock(2, prior=1.7, prior_iterations=6))
     tables = random_tables(3, blocks=blocks)
     together, log_likelihood = fit_tables(TREE, tables, 15, blocks=blocks)
     kinds = [blocks[0]] * 2 + [blocks[1]] + [blocks[2]] * 2
     for seed, kind in enumerate(kinds):
-        own = (SeedBlock(1, kind.concentration, kind.fixed_start, kind.prior, kind.prior_iterations),)
-        alone, single = fit_tables(TREE, tables.seeds(slice(seed, seed + 1)), 15, blocks=own)
+        own = (RestartBlock(1, kind.concentration, kind.fixed_start, kind.prior, kind.prior_iterations),)
+        alone, single = fit_tables(TREE, tables.restarts(slice(seed, seed + 1)), 15, blocks=own)
         torch.testing.assert_close(single, log_likelihood[seed : seed + 1], rtol=1e-10, atol=1e-12)
         for one, all_of_them in zip(alone, together, strict=True):
             torch.testing.assert_close(one, all_of_them[..., seed : seed + 1], rtol=1e-8, atol=1e-10)
 
 
 def test_many_restarts_are_several_batches(monkeypatch):
-    blocks = (SeedBlock(4), SeedBlock(3, prior=1.7, prior_iterations=6))
+    blocks = (RestartBlock(4), RestartBlock(3, prior=1.7, prior_iterations=6))
     tables = random_tables(3, blocks=blocks)
     together = fit_tables(TREE, tables, 10, blocks=blocks)
     monkeypatch.setattr(automaton_em, "MAX_ENTRIES", 2 * TREE.num_nodes * 3)  # two restarts at once
@@ -135,12 +135,12 @@ def test_no_iteration_lowers_the_likelihood():
 
 
 def test_fixed_start_stays():
-    tables, _ = fit_tables(TREE, random_tables(3, blocks=(SeedBlock(4, fixed_start=True),)), 20)
+    tables, _ = fit_tables(TREE, random_tables(3, blocks=(RestartBlock(4, fixed_start=True),)), 20)
     assert tables.start[0].eq(1.0).all() and tables.start[1:].eq(0.0).all()
 
 
 def test_states_that_nothing_visits_keep_their_rows():
-    tables = random_tables(2, blocks=(SeedBlock(1, fixed_start=True),))
+    tables = random_tables(2, blocks=(RestartBlock(1, fixed_start=True),))
     tables.transition[:, 0, 0], tables.transition[:, 0, 1] = 1.0, 0.0
     fitted = maximise(expected_counts(TREE, tables), tables)
     torch.testing.assert_close(fitted.transition[:, 1], tables.transition[:, 1])
@@ -149,7 +149,7 @@ def test_states_that_nothing_visits_keep_their_rows():
 
 def test_prior_falls_to_nothing():
     """With a prior, the first M-step adds pseudo-counts, and after its iterations it is plain EM."""
-    tables, block = random_tables(3, blocks=(SeedBlock(2),)), SeedBlock(2, prior=3.0, prior_iterations=1)
+    tables, block = random_tables(3, blocks=(RestartBlock(2),)), RestartBlock(2, prior=3.0, prior_iterations=1)
     first, _ = fit_tables(TREE, tables, 1, blocks=(block,))
     expected = maximise(expected_counts(TREE, tables), tables, 2.0)
     torch.testing.assert_close(first.transition, expected.transition)
@@ -160,15 +160,15 @@ def test_prior_falls_to_nothing():
 @pytest.mark.parametrize(
     "setting, message",
     [
-        ({"num_seeds": 0}, "num_seeds: expected 1 or more, got 0"),
-        ({"concentration": 0.0}, "concentration: expected more than 0"),
-        ({"prior": 0.5}, "prior: expected 1.0 or more"),
-        ({"prior_iterations": 0}, "prior_iterations"),
+        ({"num_restarts": 0}, "num_restarts must be at least 1, got 0"),
+        ({"concentration": 0.0}, "concentration must be positive, got 0.0"),
+        ({"prior": 0.5}, "prior must be at least 1"),
+        ({"prior_iterations": -1}, "prior_iterations must be at least 0"),
     ],
 )
 def test_blocks_that_are_none(setting, message):
     with pytest.raises(ValueError, match=message):
-        SeedBlock(**setting)
+        RestartBlock(**setting)
 
 
 def test_strings_that_are_none():

@@ -6,12 +6,13 @@ import torch
 
 from pplseq.data.tomita import all_strings, random_strings, tomita
 from pplseq.models.automata.automaton import Automaton
-from pplseq.models.automata.em import SeedBlock, draw_tables
+from pplseq.models.automata.em import draw_tables
 from pplseq.models.automata.learner import AutomatonLearner, hardened
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
-FEW = (SeedBlock(20, 0.5, True), SeedBlock(20))
+FEW = (RestartBlock(20, 0.5, True), RestartBlock(20))
 
 
 def validation(grammar, number=30, seed=0):
@@ -34,7 +35,7 @@ def test_languages_are_learnt_exactly(number):
 
 def test_validation_chooses_among_languages_that_fit():
     grammar = tomita(5)
-    learner = AutomatonLearner(4, blocks=(SeedBlock(100, 0.5, True), SeedBlock(200)), num_iterations=150)
+    learner = AutomatonLearner(4, blocks=(RestartBlock(100, 0.5, True), RestartBlock(200)), num_iterations=150)
     found = learner.fit(grammar.strings, grammar.labels, validation=validation(grammar))
     assert len(found.candidates) > 1
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
@@ -79,7 +80,7 @@ def test_repair_is_steepest_ascent_over_single_changes(num_states):
     grammar = tomita(4)
     strings, labels = grammar.strings, [int(label) for label in grammar.labels]
     tree = PrefixTree.grow(strings, labels)
-    tables = draw_tables((SeedBlock(12),), num_states, 2, 2, np.random.default_rng(1))
+    tables = draw_tables((RestartBlock(12),), num_states, 2, 2, np.random.default_rng(1))
     which = torch.arange(12) != 3
     found = repair(tree, tables, which)
     right = num_right(tree, found)
@@ -109,7 +110,7 @@ def test_repair_is_steepest_ascent_over_single_changes(num_states):
             best, move = value, changed
         assert int(right[seed]) == best
         assert hardened(found, "01")[seed].transitions.T.tolist() == move.tolist()
-    assert all(torch.equal(a, b) for a, b in zip(found.seeds(3), tables.seeds(3), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found.restarts(3), tables.restarts(3), strict=True))
 
 
 def test_repair_in_several_batches_is_the_same(monkeypatch):
@@ -117,7 +118,7 @@ def test_repair_in_several_batches_is_the_same(monkeypatch):
 
     grammar = tomita(2)
     tree = PrefixTree.grow(grammar.strings, grammar.labels)
-    tables = draw_tables((SeedBlock(9),), 3, 2, 2, np.random.default_rng(0))
+    tables = draw_tables((RestartBlock(9),), 3, 2, 2, np.random.default_rng(0))
     which = torch.arange(9) % 4 != 1
     together = repair(tree, tables, which)
     monkeypatch.setattr(automaton_repair, "MAX_ENTRIES", 4 * 12 * tree.num_nodes)  # four restarts at once
@@ -127,7 +128,7 @@ def test_repair_in_several_batches_is_the_same(monkeypatch):
 def test_repaired_tables_are_probabilities_and_label_as_counted():
     grammar = tomita(4)
     tree = PrefixTree.grow(grammar.strings, grammar.labels)
-    tables = draw_tables((SeedBlock(60),), 4, 2, 2, np.random.default_rng(0))
+    tables = draw_tables((RestartBlock(60),), 4, 2, 2, np.random.default_rng(0))
     found = repair(tree, tables, torch.ones(60, dtype=torch.bool))
     right = num_right(tree, found)
     assert (right >= num_right(tree, tables)).all() and (right > num_right(tree, tables)).any()
@@ -141,7 +142,7 @@ def test_repaired_tables_are_probabilities_and_label_as_counted():
 def test_repair_finds_more_languages_that_fit():
     grammar = tomita(4)
     found = {
-        repaired: AutomatonLearner(4, blocks=(SeedBlock(60),), num_iterations=80, repair=repaired).fit(
+        repaired: AutomatonLearner(4, blocks=(RestartBlock(60),), num_iterations=80, repair=repaired).fit(
             grammar.strings, grammar.labels
         )
         for repaired in (False, True)
@@ -175,7 +176,7 @@ def test_the_same_seed_gives_the_same():
 
 def test_no_consistent_automaton_gives_the_best_one_and_says_so():
     grammar = tomita(3)
-    found = AutomatonLearner([1, 2], blocks=(SeedBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
+    found = AutomatonLearner([1, 2], blocks=(RestartBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
     assert np.isfinite(found.log_likelihoods).all()
     assert not found.consistent
     assert "no automaton labels all training strings right" in found.report
@@ -197,9 +198,9 @@ def test_collapsed_restarts_are_dropped_and_reported(monkeypatch):
     found = AutomatonLearner(2, blocks=FEW, num_iterations=60).fit(grammar.strings, grammar.labels)
     assert found.consistent and found.sizes[0].num_collapsed == 5
     assert "5 collapsed and were dropped" in found.report
-    monkeypatch.setattr(automaton_learning, "draw_tables", lambda *a: broken(*a).seeds(slice(0, 5)))
+    monkeypatch.setattr(automaton_learning, "draw_tables", lambda *a: broken(*a).restarts(slice(0, 5)))
     with pytest.raises(FloatingPointError, match="every restart collapsed"):
-        AutomatonLearner(2, blocks=(SeedBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
+        AutomatonLearner(2, blocks=(RestartBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_settings_that_are_none():
 
 
 def test_what_is_found_before_an_interruption_is_kept():
-    learner = AutomatonLearner([1, 2], blocks=[SeedBlock(4)], num_iterations=5)
+    learner = AutomatonLearner([1, 2], blocks=[RestartBlock(4)], num_iterations=5)
     assert learner.so_far() is None
 
     def interrupted(size):
@@ -261,7 +262,7 @@ def test_arguments_that_are_none():
         with pytest.raises(ValueError, match="num_states: expected one or more numbers"):
             AutomatonLearner(sizes)
     assert AutomatonLearner(np.int64(2)).sizes == [2]
-    learner = AutomatonLearner(2, blocks=[SeedBlock(2)], num_iterations=2)
+    learner = AutomatonLearner(2, blocks=[RestartBlock(2)], num_iterations=2)
     with pytest.raises(TypeError, match="strings: expected symbols that are str, got"):
         learner.fit([[0, 1], [1, 0]], [True, False])
     with pytest.raises(TypeError, match="validation: expected"):

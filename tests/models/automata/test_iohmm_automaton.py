@@ -8,10 +8,11 @@ from pplseq.data.tomita import all_strings, tomita
 from pplseq.distributions.state import MISSING
 from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
-from pplseq.models.automata.em import SeedBlock, draw_tables, expected_counts, fit_tables
+from pplseq.models.automata.em import draw_tables, expected_counts, fit_tables
 from pplseq.models.automata.learner import AutomatonLearner
 from pplseq.models.automata.of_iohmm import extract_automaton, model_of_tables
 from pplseq.models.automata.prefix_tree import PrefixTree
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
 STRINGS = [s for s in all_strings(4) if s]
 
@@ -39,7 +40,7 @@ def random_model(seed=0, **options):
 def test_counts_over_prefixes_equal_the_chain_on_padded_strings(seed):
     """log-likelihood, and by Fisher's identity its gradients, which are expected counts."""
     grammar = tomita(3)
-    tables = draw_tables((SeedBlock(1),), 3, 2, 2, np.random.default_rng(seed)).seeds(0)
+    tables = draw_tables((RestartBlock(1),), 3, 2, 2, np.random.default_rng(seed)).restarts(0)
     model = model_of_tables(tables)
     inputs, lengths, x = padded(grammar.strings, [int(label) for label in grammar.labels])
     log_prob = model.log_joint(x, lengths, inputs=inputs)
@@ -59,7 +60,7 @@ def test_counts_over_prefixes_equal_the_chain_on_padded_strings(seed):
 
 def test_model_of_learnt_tables_labels_as_the_automaton(tmp_path):
     grammar = tomita(6)
-    found = AutomatonLearner(3, blocks=(SeedBlock(30),)).fit(grammar.strings, grammar.labels)
+    found = AutomatonLearner(3, blocks=(RestartBlock(30),)).fit(grammar.strings, grammar.labels)
     model = model_of_tables(found.tables)
     inputs, lengths, _ = padded(STRINGS)
     states = model.production(inputs, lengths).outputs  # (B, T, labels)
@@ -119,10 +120,10 @@ def test_models_that_are_no_automata():
 
 def test_em_over_prefixes_equals_em_on_padded_strings():
     grammar = tomita(6)
-    tables = draw_tables((SeedBlock(1),), 3, 2, 2, np.random.default_rng(2))
+    tables = draw_tables((RestartBlock(1),), 3, 2, 2, np.random.default_rng(2))
     tree = PrefixTree.grow(grammar.strings, grammar.labels)
     expected, _ = fit_tables(tree, tables, 4)
-    model = model_of_tables(tables.seeds(0))
+    model = model_of_tables(tables.restarts(0))
     inputs, lengths, x = padded(grammar.strings, [int(label) for label in grammar.labels])
     model.fit(x, inputs=inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
     for network, table in zip(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq.models.iohmm.restarts.climbing import Climber
-from pplseq.models.iohmm.restarts.networks import RestartNetwork, _inner
+from pplseq.models.iohmm.restarts.networks import RestartNetwork, inner
 from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
 from pplseq.models.iohmm.restarts.regressions import residual_covariance
 
@@ -133,7 +133,7 @@ class GaussianOutputs(Outputs):
 
         def objective(own):
             split = self._split(own)
-            return _inner(counts, self._density(split, seen, visits.shape[-1])) + self.log_prior(split, penalty)
+            return inner(counts, self._density(split, seen, visits.shape[-1])) + self.log_prior(split, penalty)
 
         def inside(own):  # the floor holds on this way, too
             lowest = math.log(self.floor) / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.fit.em import FitHistory
 
 EMPTY = 1e-6  # expected visits to a state, over all data, below which it counts as empty
@@ -20,30 +21,26 @@ class RestartBlock:
     Args:
         num_restarts: how many.
         concentration: rows of tables are drawn from a symmetric Dirichlet of it; small ones begin near a deterministic machine.
-        scale: standard deviation of the weights of generalised linear models (and of layers, over the root of their inputs).
         fixed_start: start in state 0 (states can be renamed so that every deterministic machine does).
         prior: concentration of a Dirichlet prior of tables' rows, at least 1, ...
         prior_iterations: ... which falls linearly to 1 over so many iterations; 0 keeps it.
+        scale: standard deviation of the weights of generalised linear models (and of layers, over the root of their inputs).
     """
 
     num_restarts: int = 1
     concentration: float = 1.0
-    scale: float = 0.5
     fixed_start: bool = False
     prior: float = 1.0
     prior_iterations: int = 0
+    scale: float = 0.5
 
     def __post_init__(self):
-        if self.num_restarts < 1:
-            raise ValueError(f"num_restarts must be positive, got {self.num_restarts}")
+        checks.count("num_restarts", self.num_restarts)
+        checks.count("prior_iterations", self.prior_iterations, 0)
         for name in ("concentration", "scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not self.prior >= 1 or self.prior_iterations < 0:
-            raise ValueError(
-                "prior must be at least 1 (below, the posterior density has no maximum) and prior_iterations not negative, got "
-                f"{self.prior} and {self.prior_iterations}"
-            )
+            checks.positive(name, getattr(self, name))
+        if not self.prior >= 1:
+            raise ValueError(f"prior must be at least 1 (below, the posterior density has no maximum), got {self.prior}")
 
     def replaced(self, num_restarts: int) -> RestartBlock:
         """The same settings for another number of restarts."""

@@ -122,7 +122,7 @@ class RestartNetwork:
             extra = (penalty.concentration - 1.0).expand(log_probs.shape)
             if softmax and self.forbidden is not None:
                 extra = extra.masked_fill(self._mask()[:, :, None, None], 0.0)
-            total = total + _inner(extra, log_probs)
+            total = total + inner(extra, log_probs)
         return total
 
     # ---------------------------------------------------------------- maximisers
@@ -207,7 +207,7 @@ class RestartNetwork:
         """:meth:`fit_softmax` by a few steps uphill."""
 
         def objective(own):
-            return _inner(counts, self.log_probs(own, rows)) + self.log_prior(own, penalty, softmax=True)
+            return inner(counts, self.log_probs(own, rows)) + self.log_prior(own, penalty, softmax=True)
 
         return self._climb(weights, objective)
 
@@ -217,7 +217,7 @@ class RestartNetwork:
         def objective(own):
             logits = self.values(own, rows)
             log_one, log_zero = (torch.nn.functional.logsigmoid(value) for value in (logits, -logits))
-            return _inner(ones, log_one) + _inner(zeros, log_zero) + self.log_prior(own, penalty, bernoulli=True)
+            return inner(ones, log_one) + inner(zeros, log_zero) + self.log_prior(own, penalty, bernoulli=True)
 
         return self._climb(weights, objective)
 
@@ -236,7 +236,7 @@ class RestartNetwork:
             self.climber.take(restarts)
 
 
-def _inner(counts: Tensor, log_probs: Tensor) -> Tensor:
+def inner(counts: Tensor, log_probs: Tensor) -> Tensor:
     """(R,) sum counts * log_probs, where 0 * -inf is 0 and has no gradient."""
     return (counts * log_probs.masked_fill(counts == 0, 0.0)).flatten(0, -2).sum(0)
 
