@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "check_vectorizable": "@pplseq.infer.programs.states",
         "Belief": "distributions.state",
         "MISSING": "distributions.state",
-        "VLHMM": "models.vlhmm",
+        "VLHMM": "@pplseq.models.vlhmm.program",
         "HMM": "@pplseq.models.hmm.program",
         "IOHMM": "@pplseq.models.iohmm.program",
         "LDS": "@pplseq.models.lds.program",

@@ -7,7 +7,7 @@ MODELS = Registry(
     "model",
     __name__,
     {
-        "vlhmm": "vlhmm:VLHMM",
+        "vlhmm": "vlhmm.program:VLHMM",
         "hmm": "hmm.program:HMM",
         "lds": "lds.program:LDS",
         "text_lds": "text_lds.program:TextLDS",
@@ -20,7 +20,7 @@ MODELS = Registry(
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "VLHMM": "vlhmm",
+        "VLHMM": "@pplseq.models.vlhmm.program",
         "HMM": "@pplseq.models.hmm.program",
         "LDS": "@pplseq.models.lds.program",
         "TextLDS": "@pplseq.models.text_lds.program",

@@ -212,7 +212,7 @@ def test_a_config_without_a_part(folder, missing):
 
 def test_a_value_that_no_model_takes(folder):
     rewrite(folder, config={**header(folder)["config"], "state_dropout": 1.5})
-    with pytest.raises(ValueError, match="state_dropout must"):
+    with pytest.raises(ValueError, match="state_dropout must lie in"):
         load(folder)
 
 

@@ -18,7 +18,7 @@ from pplseq.infer.discrete import gap_sums as gaps
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import build_chain
 from pplseq.kernels import log_norm, log_semiring, path_scan
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 F64 = torch.float64
 close = torch.testing.assert_close

@@ -9,7 +9,7 @@ from support.tiny_families import FAMILIES
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete import gap_sums as gaps
 from pplseq.infer.discrete.gap_sums import Gaps
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 F64 = torch.float64
 close = torch.testing.assert_close

@@ -18,7 +18,7 @@ from pplseq.distributions import (
 )
 from pplseq.infer.discrete.chain import build_chain
 from pplseq.infer.oracles.discrete import enumerate_paths
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 F64 = torch.float64
 close = torch.testing.assert_close

@@ -14,7 +14,7 @@ from pplseq.infer.oracles.discrete import generic_log_prob, program_log_prob
 from pplseq.infer.programs.block_hmm import BlockHMM
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 close = torch.testing.assert_close
 

@@ -13,7 +13,7 @@ from support.tiny_programs import F64, Tables, program, words
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.chain import build_chain
 from pplseq.infer.programs.contraction import MODES, contract_states
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 close = torch.testing.assert_close
 

@@ -16,7 +16,7 @@ from pplseq.infer.discrete.chain import build_chain
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO, no_guide
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 close = torch.testing.assert_close
 

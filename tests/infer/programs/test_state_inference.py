@@ -15,7 +15,7 @@ from pplseq.infer.oracles.discrete import program_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
 from pplseq.infer.programs.states import check_vectorizable, infer_states
-from pplseq.models.vlhmm import VLHMM
+from pplseq.models.vlhmm.program import VLHMM
 
 close = torch.testing.assert_close
 

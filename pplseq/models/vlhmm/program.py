@@ -46,7 +46,7 @@ class VLHMM(SequenceModel):
         z_1 ~ start,  z_t | z_{t-1} ~ softmax_z'(Res(E_z) . E_z' / temperature),  x_t | z_t ~ softmax over the block's words
 
     Args:
-        num_words: V.
+        num_words: V; None: the model gets its words, blocks and parameters when it is fitted to a text.
         num_states: Z.
         blocks: (V,) block of each word, 0..M-1, or None for one block (no constraint).
         hidden_size: width h of state embeddings.
@@ -68,8 +68,8 @@ class VLHMM(SequenceModel):
 
     def __init__(
         self,
-        num_words: int,
-        num_states: int,
+        num_words: int | None = None,
+        num_states: int = 4096,
         blocks: Tensor | Sequence[int] | None = None,
         *,
         hidden_size: int = 256,
@@ -84,48 +84,58 @@ class VLHMM(SequenceModel):
         normalizer_dtype: str = "float32",
     ):
         super().__init__()
-        num_words = checks.count("num_words", num_words)
-        num_states = checks.count("num_states", num_states)
-        hidden_size = checks.count("hidden_size", hidden_size, 2)
         if not isinstance(tied, bool):
             raise TypeError(f"tied must be True or False, got {tied!r}")
+        self._config = dict(
+            num_words=None,
+            num_states=checks.count("num_states", num_states),
+            hidden_size=checks.count("hidden_size", hidden_size, 2),
+            parameterization=checks.choice("parameterization", parameterization, PARAMETERIZATIONS),
+            tied=tied,
+            state_dropout=checks.share("state_dropout", state_dropout, "[0, 1)"),
+            reset_id=None,
+            initialization=checks.choice("initialization", initialization, INITIALIZATIONS),
+            init_scale=checks.positive("init_scale", init_scale, zero=True),
+            temperature=checks.positive("temperature", temperature),
+            states_per_block=None,
+            normalizer_dtype=checks.choice("normalizer_dtype", normalizer_dtype, PRODUCT_DTYPES),
+        )
+        if hidden_size % 2:
+            raise ValueError(f"hidden_size must be an even number, got {hidden_size}")
+        self.num_words, self.reset_id = None, None
+        self.num_states, self.hidden_size, self.state_dropout = num_states, hidden_size, state_dropout
+        if num_words is not None:
+            self.lay_out(num_words, blocks, states_per_block=states_per_block, reset_id=reset_id)
+        elif not (blocks is None and states_per_block is None and reset_id is None):
+            raise ValueError("blocks, states_per_block and reset_id need num_words; without it, fit finds all of them")
+
+    def lay_out(
+        self,
+        num_words: int,
+        blocks: Tensor | Sequence[int] | None = None,
+        *,
+        states_per_block: Sequence[int] | None = None,
+        reset_id: int | None = None,
+    ) -> None:
+        """Draws all parameters anew, for so many words in such blocks; arguments as of the class.
+
+        ``fit`` does this for a model that was made without ``num_words``.
+        """
+        num_words = checks.count("num_words", num_words)
         if reset_id is not None and not isinstance(reset_id, int):
             raise TypeError(f"reset_id must be a word id or None, got {reset_id!r}")
+        if reset_id is not None and not 0 <= reset_id < num_words:
+            raise ValueError(f"reset_id must be a word id in 0..{num_words - 1} or None, got {reset_id}")
         blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else _whole("blocks", blocks)
         if states_per_block is not None:
             states_per_block = _whole("states_per_block", states_per_block).tolist()
-        sizes = _block_sizes(num_words, num_states, blocks, states_per_block)
-        checks.choice("parameterization", parameterization, PARAMETERIZATIONS)
-        checks.choice("initialization", initialization, INITIALIZATIONS)
-        checks.choice("normalizer_dtype", normalizer_dtype, PRODUCT_DTYPES)
-        checks.share("state_dropout", state_dropout, "[0, 1)")
-        if reset_id is not None and not 0 <= reset_id < num_words:
-            raise ValueError(f"reset_id must be a word id in 0..{num_words - 1} or None, got {reset_id}")
-        if hidden_size % 2:
-            raise ValueError(f"hidden_size must be an even number, got {hidden_size}")
-        checks.positive("init_scale", init_scale, zero=True)
-        checks.positive("temperature", temperature)
-        self._config = dict(
-            num_words=num_words,
-            num_states=num_states,
-            hidden_size=hidden_size,
-            parameterization=parameterization,
-            tied=tied,
-            state_dropout=state_dropout,
-            reset_id=reset_id,
-            initialization=initialization,
-            init_scale=init_scale,
-            temperature=temperature,
-            states_per_block=states_per_block,
-            normalizer_dtype=normalizer_dtype,
-        )
-        self.num_words, self.num_states, self.hidden_size = num_words, num_states, hidden_size
-        self.state_dropout, self.reset_id = state_dropout, reset_id
+        sizes = _block_sizes(num_words, self.num_states, blocks, states_per_block)
+        self._config |= dict(num_words=num_words, states_per_block=states_per_block, reset_id=reset_id)
+        self.num_words, self.reset_id, self._sizes = num_words, reset_id, sizes
         self.register_buffer("block_of_word", blocks)
-        self._sizes = sizes
         self._indices: dict[torch.device, tuple[BlockLayout, WordGroups]] = {}
         self._cached_specs: tuple | None = None
-        if parameterization == "scalar":
+        if self._config["parameterization"] == "scalar":
             self._make_tables(int(sizes.max()))
         else:
             self._make_embeddings(len(sizes))
@@ -181,6 +191,7 @@ class VLHMM(SequenceModel):
 
     def specs(self) -> tuple[BlockTransition, BlockEmission]:
         """Transition and emission with the current parameters, over the states kept in this step."""
+        self.check_words_known()
         layout, words = self._index()
         if self.training or torch.is_grad_enabled():
             self._cached_specs = None
@@ -264,6 +275,17 @@ class VLHMM(SequenceModel):
         if start is None or start.last_observation is None:
             return torch.full((num_rows,), MISSING - 1, device=self.block_of_word.device)
         return start.last_observation
+
+    def check_observations(self, x: Tensor) -> None:
+        self.check_words_known()
+        super().check_observations(x)
+
+    def check_words_known(self) -> None:
+        """Raises RuntimeError for a model that was made without words and has not been fitted."""
+        if self.num_words is None:
+            raise RuntimeError(
+                f"a VLHMM of {self.num_states} states without words: fit it to a text, or make it with num_words and blocks"
+            )
 
     @property
     def cells_per_token(self) -> int:
