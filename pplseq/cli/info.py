@@ -47,8 +47,9 @@ def info(
     that dominates.
     """
     from pplseq.cli.train.config import RunConfig
-    from pplseq.cli.train.run import build_corpus, check_divisible, choose_device
+    from pplseq.cli.train.run import build_corpus, choose_device
     from pplseq.data.text import describe_corpus
+    from pplseq.models.vlhmm.fit import check_divisible
     from pplseq.runs.cost import estimate
 
     if states is not None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from pplseq.baselines import NETWORKS
-from pplseq.checks import nearest
 from pplseq.cli.train.config import RunConfig, read_config
-from pplseq.data import clustering
 from pplseq.data.batches import SentenceBatches, StreamBatches
+from pplseq.data.clusters import Clusters
 from pplseq.data.text import Corpus, Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.runs.evaluation import score_text
+from pplseq.models.texts import make_batches
+from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, lay_out
 
 if TYPE_CHECKING:
     from pplseq.infer.fit.em import Batch
@@ -61,84 +60,28 @@ def build_corpus(config: RunConfig, vocabulary: Vocabulary | None = None) -> Cor
 
 def check_sizes(config: RunConfig, num_words: int) -> None:
     """Raise ValueError for sizes that do not fit together, before anything is clustered or allocated."""
-    if config.model != "vlhmm" or config.blocks == "none":
-        return
-    if config.blocks in ("brown", "uniform"):
-        if config.num_blocks > num_words:
-            raise ValueError(
-                f"num_blocks = {config.num_blocks} is more than the {num_words} words of the vocabulary; "
-                f"choose at most {num_words}"
-            )
-        if config.block_sizes == "even":
-            check_divisible(config.num_states, config.num_blocks)
+    if config.model == "vlhmm":
+        check_blocks(config.num_states, num_words, config.blocks, config.num_blocks, config.block_sizes)
 
 
-def check_divisible(num_states: int, num_blocks: int) -> None:
-    """Every block gets Z / M states; raise ValueError with the nearest sizes where that is no whole number."""
-    if num_states % num_blocks:
-        below = num_states // num_blocks * num_blocks
-        sizes = [str(size) for size in (below, below + num_blocks) if size]
-        raise ValueError(
-            f"states = {num_states} is not divisible by num_blocks = {num_blocks}: "
-            f"the nearest sizes are {' and '.join(sizes)}"
-        )
-
-
-def build_clusters(config: RunConfig, corpus: Corpus, folder: Path) -> clustering.Clusters | None:
+def build_clusters(config: RunConfig, corpus: Corpus, folder: Path) -> Clusters | None:
     """Blocks of words as the settings say; computed once, and kept in the run's folder as `clusters.paths`."""
     if config.model != "vlhmm" or config.blocks == "none":
         return None
-    cached = folder / "clusters.paths"
-    if cached.exists():
-        return clustering.read_paths(cached, corpus.vocabulary)
-    clusters = make_clusters(
+    return cached_clusters(
+        folder,
+        corpus.train,
         config.blocks,
         config.num_blocks,
-        corpus.train,
         eos_block=config.eos_block,
         exchange_passes=config.exchange_passes,
         seed=config.seed,
+        progress=sys.stderr.isatty(),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    partly = cached.with_suffix(".new")
-    clustering.write_paths(partly, clusters, corpus.vocabulary)
-    partly.replace(cached)
-    return clusters
 
 
-def make_clusters(
-    blocks: str, num_blocks: int, text: Text, *, eos_block: bool, exchange_passes: int = 0, seed: int = 0
-) -> clustering.Clusters:
-    """Brown or uniform clusters of a text's words, or those of a `paths` file."""
-    vocabulary = text.vocabulary
-    own_block = [vocabulary.eos_id] if eos_block and vocabulary.eos_id is not None else []
-    if blocks == "uniform":
-        counts = np.bincount(text.tokens, minlength=len(vocabulary))
-        return clustering.uniform_clusters(counts, num_blocks, seed)
-    if blocks == "brown":
-        return clustering.brown_clusters(
-            text.tokens,
-            len(vocabulary),
-            num_blocks,
-            own_block=own_block,
-            exchange_passes=exchange_passes,
-            progress=sys.stderr.isatty(),
-        )
-    if not Path(blocks).exists():
-        raise ValueError(
-            f"blocks must be brown, uniform, none or an existing paths file, got {blocks!r}."
-            f"{nearest(blocks, ['brown', 'uniform', 'none'])}"
-        )
-    with open(blocks, "rb") as file:
-        in_file = {line.split(b"\t")[1].decode("utf-8", "replace") for line in file if line.count(b"\t") == 2}
-    # Published clusters were often made without <eos>; any other word they lack is an error.
-    only_eos = eos_block and {word for word in vocabulary if word not in in_file} == {vocabulary.eos}
-    return clustering.read_paths(blocks, vocabulary, missing="own" if only_eos else "error")
-
-
-def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.Clusters | None) -> torch.nn.Module:
+def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: Clusters | None) -> torch.nn.Module:
     """A fresh model; the caller has set the seed."""
-    from pplseq.distributions.blocks import share_states
     from pplseq.models import HMM, VLHMM
 
     if config.model in NETWORKS:
@@ -152,27 +95,19 @@ def build_model(config: RunConfig, vocabulary: Vocabulary, clusters: clustering.
         smooth = {name: config.concentration for name in ("initial", "transition", "emission")}
         priors = smooth if config.method == "em" else None
         return HMM(config.num_states, num_words=len(vocabulary), priors=priors)
-    states_per_block = None
-    if clusters is not None and config.block_sizes == "frequency":
-        counts = np.bincount(clusters.block_of_word, weights=clusters.counts, minlength=clusters.num_blocks)
-        states_per_block = share_states(config.num_states, np.sqrt(counts)).tolist()
-    elif clusters is not None:
-        check_divisible(config.num_states, clusters.num_blocks)
-    return VLHMM(
-        len(vocabulary),
-        config.num_states,
-        None if clusters is None else torch.as_tensor(clusters.block_of_word),
+    model = VLHMM(
+        num_states=config.num_states,
         hidden_size=config.hidden,
         parameterization=config.parameterization,
         tied=config.tied,
         state_dropout=config.dropout,
-        reset_id=vocabulary.eos_id if config.reset else None,
         initialization=config.init,
         init_scale=config.init_scale,
         temperature=config.temperature,
-        states_per_block=states_per_block,
         normalizer_dtype=config.normalizer_dtype,
     )
+    lay_out(model, vocabulary, clusters, block_sizes=config.block_sizes, reset=config.reset)
+    return model
 
 
 def build_em_batches(text: Text, device: torch.device, batch_tokens: int = 4096) -> list[Batch]:
@@ -184,15 +119,8 @@ def build_em_batches(text: Text, device: torch.device, batch_tokens: int = 4096)
 
 def build_batches(config: RunConfig, text: Text) -> StreamBatches | SentenceBatches:
     """Training batches under the chosen protocol."""
-    if config.protocol == "sentence":
-        return SentenceBatches(text, config.batch_tokens, shuffle=config.shuffle != "none", seed=config.seed)
-    shuffle = None if config.shuffle == "none" else config.shuffle
-    return StreamBatches(text, config.batch_size, config.segment_length, shuffle=shuffle, seed=config.seed)
-
-
-def validation(config: RunConfig, model: Any, text: Text | None) -> Any:
-    """What the training loop calls on its schedule: perplexity of the validation text under the training protocol."""
-    return None if text is None else lambda: score_text(model, text, protocol_of(config)).summary()
+    names = ("protocol", "shuffle", "batch_size", "segment_length", "batch_tokens", "seed")
+    return make_batches(text, **{name: getattr(config, name) for name in names})
 
 
 def protocol_of(config: RunConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -16,10 +15,12 @@ from pplseq.baselines import NETWORKS
 from pplseq.checks import nearest
 from pplseq.cli.train import run
 from pplseq.cli.train.config import RunConfig
-from pplseq.cli.train.progress import TensorBoard, TrainingBar
+from pplseq.cli.train.progress import TensorBoard
 from pplseq.data.text import Corpus
 from pplseq.folder import whole_folder
+from pplseq.models.texts import check_same_text, validation
 from pplseq.runs.checkpoint import only_one_run
+from pplseq.runs.progress import TrainingBar
 from pplseq.runs.settings import History, TrainSettings
 from pplseq.runs.training import model_device, train
 
@@ -47,7 +48,7 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> None:
 
 
 def _train_in(config: RunConfig, folder: Path, resume: bool, corpus: Corpus, device: torch.device) -> None:
-    _check_data(corpus, folder, resume)
+    check_same_text(folder, corpus.train, resume, corpus.name)
     config.save(folder / "config.toml")
     clusters = run.build_clusters(config, corpus, folder)
     pyro.clear_param_store()
@@ -99,7 +100,7 @@ def _fit(config: RunConfig, model: Any, corpus: Corpus, folder: Path, resume: bo
             watcher.record(record)
 
     try:
-        evaluate = run.validation(config, model, corpus.valid)
+        evaluate = validation(model, corpus.valid, run.protocol_of(config))
         common = dict(
             evaluate=evaluate, settings=settings, folder=folder, resume=resume, on_record=on_record
         )
@@ -145,22 +146,3 @@ def _prepare_folder(config: RunConfig, folder: Path, resume: bool) -> None:
         )
     if (folder / "config.toml").exists() and run.saved_config(folder) != config:
         (folder / "clusters.paths").unlink(missing_ok=True)
-
-
-def _check_data(corpus: Corpus, folder: Path, resume: bool) -> None:
-    """Raise ValueError if a resumed run would go on with another text or vocabulary than it began with."""
-    path = folder / "data.json"
-    data = {
-        "name": corpus.name,
-        "vocabulary": corpus.vocabulary.fingerprint(),
-        "training_text": hashlib.sha256(corpus.train.tokens.tobytes()).hexdigest(),
-    }
-    if resume and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("vocabulary", "training_text"):
-            if before[key] != data[key]:
-                raise ValueError(
-                    f"the {key.replace('_', ' ')} of {corpus.name} is no longer the one {folder} was trained with; "
-                    "restore the data, or start a new run"
-                )
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

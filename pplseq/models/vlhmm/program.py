@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from pathlib import Path
+from typing import Any, Self, Unpack
 
 import pyro
 import torch
@@ -135,10 +136,14 @@ class VLHMM(SequenceModel):
         self.register_buffer("block_of_word", blocks)
         self._indices: dict[torch.device, tuple[BlockLayout, WordGroups]] = {}
         self._cached_specs: tuple | None = None
+        self.draw_parameters()
+
+    def draw_parameters(self) -> None:
+        """Replaces all parameters by new ones, drawn as ``initialization`` says."""
         if self._config["parameterization"] == "scalar":
-            self._make_tables(int(sizes.max()))
+            self._make_tables(int(self._sizes.max()))
         else:
-            self._make_embeddings(len(sizes))
+            self._make_embeddings(len(self._sizes))
 
     # ---------------------------------------------------------------- parameters
     def _make_embeddings(self, num_blocks: int) -> None:
@@ -237,6 +242,45 @@ class VLHMM(SequenceModel):
         out = self.out_layer(embedding)
         return out if self._config["temperature"] == 1 else out / self._config["temperature"]
 
+    # ---------------------------------------------------------------- learning
+    def fit(
+        self,
+        x: Any,
+        lengths: Any = None,
+        *,
+        valid: Any = None,
+        folder: Any = None,
+        resume: bool = False,
+        seed: int | None = None,
+        progress: bool = False,
+        **options: Any,
+    ) -> Self:
+        """From text to a trained model; ``history`` says afterwards how it went.
+
+        A model without words gets them from x, with Brown clusters as blocks. Where there is held-out text the model ends with
+        the parameters that were best on it. Ctrl-C keeps what was learned.
+
+        Args:
+            x: a ``Corpus``, a ``Text``, sentences (strings, or lists of words), or word ids, ragged or (B, T) with ``lengths``.
+            valid: held-out text like x; by default that of a corpus.
+            folder: of a run with checkpoints, metrics and blocks, which ``resume`` continues; None keeps nothing.
+            seed: makes the fit repeatable; None draws from torch's generator.
+            progress: show a bar.
+            **options: num_blocks, blocks, epochs, max_time, lr, batch_size, ...: see :func:`pplseq.models.vlhmm.fit.fit`.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ValueError, TypeError: for data or options that do not fit.
+        """
+        from pplseq.models.vlhmm.fit import fit
+
+        self.__dict__["history"] = fit(
+            self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options
+        )
+        return self
+
     # ---------------------------------------------------------------- the program
     def model(
         self,
@@ -295,6 +339,10 @@ class VLHMM(SequenceModel):
     @property
     def config(self):
         return dict(self._config)
+
+    def save(self, folder) -> Path:
+        self.check_words_known()
+        return super().save(folder)
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> VLHMM:

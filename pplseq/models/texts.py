@@ -1,0 +1,204 @@
+"""Texts at the door of a model: whatever a user has at hand becomes encoded text, and text becomes batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.data.batches import SentenceBatches, StreamBatches
+from pplseq.data.coding import CodedLines
+from pplseq.data.text import Corpus, Text
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.runs.evaluation import PROTOCOLS, score_text
+
+SHUFFLES = ("line", "article", "none")
+
+
+class Texts(NamedTuple):
+    """Text to learn from and held-out text; ``has_words`` is False for ids, whose "words" are their digits."""
+
+    train: Text
+    valid: Text | None
+    has_words: bool
+
+
+def as_texts(
+    x: Any,
+    lengths: Any = None,
+    valid: Any = None,
+    *,
+    vocabulary: Vocabulary | None = None,
+    num_words: int | None = None,
+    min_count: int | None = None,
+) -> Texts:
+    """Text of one kind from any of these.
+
+    Args:
+        x: a ``Corpus``, whose validation text is taken where ``valid`` is None; a ``Text``; sentences, each a string or a list
+            of words; or word ids: a list of sequences, or an array (B, T) with ``lengths`` (B,).
+        valid: held-out text, of the same kind.
+        vocabulary: that the model has already; words are encoded with it. Default: all words of x and ``<eos>``.
+        num_words: V of ids; default: one more than the largest.
+        min_count: words rarer than this become ``<unk>``; default: 2 where held-out text has words that x has not, else 1.
+
+    Raises:
+        TypeError, ValueError: for what is no text; says where and what to do.
+    """
+    if isinstance(x, Corpus):
+        x, valid = x.train, x.valid if valid is None else valid
+    if isinstance(valid, Corpus):
+        valid = valid.train
+    if isinstance(x, str):
+        raise TypeError("x must be a list of sentences, got one string; for a file: pplseq.load_corpus(path)")
+    if isinstance(x, Text):
+        if valid is not None and not isinstance(valid, Text):
+            valid = Text.from_lines(_lines(valid, "valid"), x.vocabulary, name="valid")
+        for name, text in (("x", x), ("valid", valid)):
+            _check_same_words(name, text, vocabulary or x.vocabulary)
+        return Texts(x, valid, True)
+    if _holds_words(x):
+        lines = _lines(x, "x")
+        held_out = None if valid is None else valid if isinstance(valid, Text) else _lines(valid, "valid")
+        if vocabulary is None and isinstance(held_out, Text):
+            vocabulary = held_out.vocabulary
+        if vocabulary is None:
+            vocabulary = _vocabulary(lines, held_out, min_count)
+        _check_same_words("valid", held_out, vocabulary)
+        if held_out is not None and not isinstance(held_out, Text):
+            held_out = Text.from_lines(held_out, vocabulary, name="valid")
+        return Texts(Text.from_lines(lines, vocabulary, name="x"), held_out, True)
+    rows = _id_rows(x, lengths, "x")
+    held_out = None if valid is None else _id_rows(valid, None, "valid")
+    largest = max(int(row.max()) for row in [*rows, *(held_out or [])])
+    words = Vocabulary(tuple(map(str, range(largest + 1 if num_words is None else num_words))), unknown=None)
+    if largest >= len(words):
+        raise ValueError(f"x must hold ids 0..{len(words) - 1}, got {largest}")
+    return Texts(_text_of_ids(rows, words, "x"), held_out and _text_of_ids(held_out, words, "valid"), False)
+
+
+def make_batches(
+    text: Text,
+    protocol: str = "carried",
+    *,
+    shuffle: str = "line",
+    batch_size: int = 16,
+    segment_length: int = 32,
+    batch_tokens: int = 512,
+    seed: int = 0,
+) -> StreamBatches | SentenceBatches:
+    """Batches for training.
+
+    Args:
+        text: to learn from.
+        protocol: "carried": ``batch_size`` streams cut into segments of ``segment_length`` tokens, the belief carried from one
+            to the next; "sentence": whole lines, ``batch_tokens`` tokens at a time.
+        shuffle: what is put in a new order each epoch: "line", "article" (carried) or "none".
+        seed: of the orders.
+    """
+    checks.choice("protocol", protocol, PROTOCOLS)
+    checks.choice("shuffle", shuffle, SHUFFLES)
+    if protocol == "sentence":
+        return SentenceBatches(text, batch_tokens, shuffle=shuffle != "none", seed=seed)
+    return StreamBatches(text, batch_size, segment_length, shuffle=None if shuffle == "none" else shuffle, seed=seed)
+
+
+def validation(model: Any, text: Text | None, protocol: str) -> Callable[[], Mapping[str, Any]] | None:
+    """What a training loop calls on its schedule: the perplexity of held-out text; None where there is none."""
+    return None if text is None else lambda: score_text(model, text, protocol).summary()
+
+
+def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = None) -> None:
+    """Writes down which text a run learns from (`data.json`), and compares it where the run is resumed.
+
+    Raises:
+        ValueError: the run began with another text or vocabulary.
+    """
+    path, name = folder / "data.json", name or text.name
+    data = {
+        "name": name,
+        "vocabulary": text.vocabulary.fingerprint(),
+        "training_text": hashlib.sha256(text.tokens.tobytes()).hexdigest(),
+    }
+    if resume and path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("vocabulary", "training_text"):
+            if before[key] != data[key]:
+                raise ValueError(
+                    f"the {key.replace('_', ' ')} of {name} is no longer the one {folder} was trained with; "
+                    "restore the data, or start a new run"
+                )
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------- kinds of text
+def _holds_words(x: Any) -> bool:
+    if not isinstance(x, (list, tuple)):
+        return False
+    first = next((sentence for sentence in x if len(sentence)), None) if all(map(_has_length, x)) else None
+    return isinstance(first, str) or first is not None and isinstance(first[0], str)
+
+
+def _has_length(sentence: Any) -> bool:
+    return hasattr(sentence, "__len__")
+
+
+def _lines(x: Any, name: str) -> list[list[str]]:
+    """Sentences as lists of words."""
+    if not _holds_words(x):
+        raise TypeError(f"{name} must be sentences like x (strings, or lists of words), got {type(x).__name__}")
+    return [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in x]
+
+
+def _vocabulary(lines: list[list[str]], valid: Any, min_count: int | None) -> Vocabulary:
+    coded = CodedLines(lines, "x")
+    vocabulary = coded.vocabulary(min_count=1 if min_count is None else checks.count("min_count", min_count))
+    new = min_count is None and vocabulary.unknown_id is None and valid is not None
+    return coded.vocabulary(min_count=2) if new and any(w not in vocabulary for line in valid for w in line) else vocabulary
+
+
+def _check_same_words(name: str, text: Any, vocabulary: Vocabulary) -> None:
+    if isinstance(text, Text) and text.vocabulary is not vocabulary and text.vocabulary.words != vocabulary.words:
+        raise ValueError(
+            f"{name}: {text.name!r} is encoded with other words than {'x' if name == 'valid' else 'the model'} "
+            f"({len(text.vocabulary)} against {len(vocabulary)}); encode it with the same vocabulary"
+        )
+
+
+def _id_rows(x: Any, lengths: Any, name: str) -> list[np.ndarray]:
+    """(T_i,) ids of each sequence."""
+    if isinstance(x, (list, tuple)):
+        if lengths is not None:
+            raise ValueError("lengths: sequences in a list have their own lengths; leave lengths out")
+        rows = [np.asarray(row) for row in x]
+    elif isinstance(x, (np.ndarray, Tensor)):
+        table = torch.as_tensor(x)
+        if table.dim() != 2:
+            raise ValueError(f"{name} must have shape (B, T), got {tuple(table.shape)}")
+        known = None if lengths is None else torch.as_tensor(lengths)
+        checks.lengths(known, table)
+        ends: Sequence[int] = [table.shape[1]] * len(table) if known is None else known.tolist()
+        rows = [row[:end] for row, end in zip(table.cpu().numpy(), ends, strict=True)]
+    else:
+        raise TypeError(f"{name} must be a Corpus, a Text, sentences or word ids, got {type(x).__name__}")
+    rows = [row for row in rows if row.size]
+    if not rows:
+        raise ValueError(f"{name} must hold at least one word, got none")
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+            raise TypeError(f"{name}: sequence {number} must hold word ids (T,), got {row.dtype} of shape {row.shape}")
+        if row.min() < 0:
+            raise ValueError(f"{name}: sequence {number} has a missing word; a text to learn from has none, leave it out")
+    return rows
+
+
+def _text_of_ids(rows: list[np.ndarray], words: Vocabulary, name: str) -> Text:
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Text(np.concatenate(rows).astype(np.int32), starts, np.arange(len(rows) + 1), words, name)

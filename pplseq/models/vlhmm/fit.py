@@ -1,0 +1,283 @@
+"""How a VLHMM is learned: blocks of words that have like neighbours, and descent on the nats per token of a text.
+
+Source: J. Chiu and A. M. Rush (2020), Scaling Hidden Markov Language Models, EMNLP, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pplseq import checks
+from pplseq.data import clustering
+from pplseq.data.clusters import Clusters
+from pplseq.data.text import Text
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.blocks import share_states
+from pplseq.models.storage import read_model
+from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
+from pplseq.runs.checkpoint import only_one_run
+from pplseq.runs.progress import TrainingBar
+from pplseq.runs.settings import History, TrainSettings
+from pplseq.runs.training import train
+
+BLOCKS = ("brown", "uniform", "none")
+BLOCK_SIZES = ("even", "frequency")
+MOST_BLOCKS = 128  # unless they are asked for
+
+
+def fit(
+    model: Any,
+    x: Any,
+    lengths: Any = None,
+    *,
+    valid: Any = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: bool = False,
+    warm_start: bool = False,
+    device: str | torch.device | None = None,
+    min_count: int | None = None,
+    blocks: str = "brown",
+    num_blocks: int | None = None,
+    block_sizes: str = "even",
+    eos_block: bool = True,
+    exchange_passes: int = 0,
+    reset: bool = True,
+    protocol: str | None = None,
+    shuffle: str = "line",
+    batch_size: int = 16,
+    segment_length: int = 32,
+    batch_tokens: int = 512,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> History:
+    """Gives a model its words, blocks and parameters where it has none yet, and trains it.
+
+    Args:
+        model: a :class:`~pplseq.models.vlhmm.program.VLHMM`.
+        x, lengths, valid, min_count: see :func:`~pplseq.models.texts.as_texts`.
+        folder: of a run: ``best/`` and ``last/``, ``metrics.jsonl``, ``clusters.paths``; None keeps nothing.
+        resume: go on where the run in the folder stopped, to the same numbers.
+        seed: of initial parameters, the order of batches and dropout; None draws from torch's generator, and is 0 for a run,
+            which has to be resumable.
+        progress: a bar on stderr.
+        warm_start: train on from the parameters as they stand, instead of drawing them anew.
+        device: where to train; None: where the model is.
+        blocks, num_blocks, eos_block, exchange_passes: see :func:`make_clusters`; for a model without words. num_blocks None is
+            the largest number up to 128 that divides the states.
+        block_sizes: states of a block: "even", or "frequency", more for blocks of frequent words.
+        reset: after ``<eos>`` the state starts afresh, in training and evaluation; for a model without words.
+        protocol, shuffle, batch_size, segment_length, batch_tokens: see :func:`~pplseq.models.texts.make_batches`; without a
+            protocol it is "carried" for text whose lines end in ``<eos>``, else "sentence".
+        on_record: called with every record of the metrics.
+        **settings: of :class:`~pplseq.runs.settings.TrainSettings`: lr, epochs, max_time, patience, early_stop, clip, ...
+
+    Returns:
+        What happened. The model has the parameters that were best on held-out text, or the last ones where there is none, also
+        when Ctrl-C ends the training (which is raised once they are in place).
+
+    Raises:
+        ValueError, TypeError: for data, sizes or settings that do not fit; before anything is computed.
+        NonFiniteLoss: naming the step.
+    """
+    schedule = _settings(settings)
+    fresh = model.num_words is None
+    own = dict(blocks=blocks, num_blocks=num_blocks, block_sizes=block_sizes)
+    if not fresh and own != dict(blocks="brown", num_blocks=None, block_sizes="even"):
+        raise ValueError("blocks: the model has its words and blocks already; make one without num_words to give it others")
+    train_text, valid_text, has_words = as_texts(
+        x, lengths, valid, vocabulary=model.vocabulary, num_words=model.num_words, min_count=min_count
+    )
+    vocabulary = train_text.vocabulary
+    if not fresh and model.num_words != len(vocabulary):
+        raise ValueError(f"x has a vocabulary of {len(vocabulary)} words, but the model has {model.num_words}")
+    protocol = protocol or ("carried" if vocabulary.eos_id is not None else "sentence")
+    if seed is None and folder is not None:
+        seed = 0
+    batch_seed = int(torch.randint(2**31, ())) if seed is None else seed
+    device = device or ("cpu" if fresh else model.block_of_word.device)
+    options = dict(shuffle=shuffle, batch_size=batch_size, segment_length=segment_length, batch_tokens=batch_tokens)
+    batches = make_batches(train_text, protocol, seed=batch_seed, **options)
+    if fresh and num_blocks is None:
+        num_blocks = most_blocks(model.num_states, len(vocabulary))
+    if fresh:
+        check_blocks(model.num_states, len(vocabulary), blocks, num_blocks, block_sizes)
+    with _run_folder(folder, resume) as place, torch.random.fork_rng(enabled=seed is not None):
+        if folder is not None:
+            check_same_text(place, train_text, resume)
+        clusters = None
+        if fresh and blocks != "none":
+            sizes = dict(eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed, progress=progress)
+            clusters = cached_clusters(place, train_text, blocks, num_blocks, **sizes)
+        if seed is not None:
+            torch.manual_seed(seed)
+        if fresh:
+            lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
+        elif not warm_start:
+            model.draw_parameters()
+        if has_words:
+            model.vocabulary = vocabulary
+        else:
+            model.clusters = None  # which are of words
+        model.to(device)
+        bar = TrainingBar(schedule.epochs * len(batches) if schedule.max_time is None else None) if progress else None
+
+        def on_any_record(record: dict[str, Any]) -> None:
+            for watcher in (bar and bar.record, on_record):
+                if watcher is not None:
+                    watcher(record)
+
+        try:
+            return train(
+                model,
+                batches,
+                evaluate=validation(model, valid_text, protocol),
+                settings=schedule,
+                folder=place,
+                resume=resume,
+                on_step=bar and bar.step,
+                on_record=on_any_record,
+            )
+        finally:
+            if bar is not None:
+                bar.close()
+            if valid_text is not None and (place / "best").exists():
+                model.load_state_dict(read_model(place / "best").state_dict())
+            model.eval()
+
+
+def lay_out(
+    model: Any, vocabulary: Vocabulary, clusters: Clusters | None, *, block_sizes: str = "even", reset: bool = True
+) -> None:
+    """Gives a model its words and their blocks, and draws its parameters.
+
+    Args:
+        clusters: blocks of the words; None for a single one.
+        block_sizes, reset: as of :func:`fit`.
+    """
+    blocks = sizes = None
+    if clusters is not None:
+        blocks = torch.as_tensor(clusters.block_of_word)
+        if block_sizes == "frequency":
+            counts = np.bincount(clusters.block_of_word, weights=clusters.counts, minlength=clusters.num_blocks)
+            sizes = share_states(model.num_states, np.sqrt(counts)).tolist()
+        else:
+            check_divisible(model.num_states, clusters.num_blocks)
+    model.lay_out(len(vocabulary), blocks, states_per_block=sizes, reset_id=vocabulary.eos_id if reset else None)
+    model.clusters = clusters
+
+
+# ---------------------------------------------------------------- blocks of words
+def make_clusters(
+    text: Text,
+    blocks: str = "brown",
+    num_blocks: int = MOST_BLOCKS,
+    *,
+    eos_block: bool = True,
+    exchange_passes: int = 0,
+    seed: int = 0,
+    progress: bool = False,
+) -> Clusters:
+    """A partition of a text's words.
+
+    Args:
+        text: whose neighbours of words count.
+        blocks: "brown" (P. F. Brown and others, 1992), "uniform", or a `paths` file.
+        num_blocks: M; of a file, what it has.
+        eos_block: give ``<eos>`` a block of its own.
+        exchange_passes: passes that improve Brown clusters word by word.
+        seed: of uniform blocks.
+        progress: show a bar.
+
+    Raises:
+        ValueError: no such file, or words that it lacks.
+    """
+    vocabulary = text.vocabulary
+    if blocks == "uniform":
+        return clustering.uniform_clusters(np.bincount(text.tokens, minlength=len(vocabulary)), num_blocks, seed)
+    if blocks == "brown":
+        own_block = [vocabulary.eos_id] if eos_block and vocabulary.eos_id is not None else []
+        options = dict(own_block=own_block, exchange_passes=exchange_passes, progress=progress)
+        return clustering.brown_clusters(text.tokens, len(vocabulary), num_blocks, **options)
+    if not Path(blocks).exists():
+        raise ValueError(
+            f"blocks must be brown, uniform, none or an existing paths file, got {blocks!r}.{checks.nearest(blocks, BLOCKS)}"
+        )
+    with open(blocks, "rb") as file:
+        in_file = {line.split(b"\t")[1].decode("utf-8", "replace") for line in file if line.count(b"\t") == 2}
+    # Published clusters were often made without <eos>; any other word they lack is an error.
+    only_eos = eos_block and {word for word in vocabulary if word not in in_file} == {vocabulary.eos}
+    return clustering.read_paths(blocks, vocabulary, missing="own" if only_eos else "error")
+
+
+def cached_clusters(folder: Path, text: Text, blocks: str, num_blocks: int, **options: Any) -> Clusters:
+    """:func:`make_clusters`, computed once and kept in a run's folder as `clusters.paths`."""
+    cached = folder / "clusters.paths"
+    if cached.exists():
+        return clustering.read_paths(cached, text.vocabulary)
+    clusters = make_clusters(text, blocks, num_blocks, **options)
+    folder.mkdir(parents=True, exist_ok=True)
+    partly = cached.with_suffix(".new")
+    clustering.write_paths(partly, clusters, text.vocabulary)
+    partly.replace(cached)
+    return clusters
+
+
+def most_blocks(num_states: int, num_words: int) -> int:
+    """The largest number of blocks up to 128 that divides the states and is not more than the words."""
+    return next(m for m in range(min(MOST_BLOCKS, num_states, num_words), 0, -1) if num_states % m == 0)
+
+
+def check_blocks(num_states: int, num_words: int, blocks: str, num_blocks: int, block_sizes: str = "even") -> None:
+    """Raise ValueError for sizes that do not fit together, before anything is clustered or allocated."""
+    checks.choice("block_sizes", block_sizes, BLOCK_SIZES)
+    if blocks not in ("brown", "uniform"):
+        return
+    if checks.count("num_blocks", num_blocks) > num_words:
+        raise ValueError(
+            f"num_blocks = {num_blocks} is more than the {num_words} words of the vocabulary; choose at most {num_words}"
+        )
+    if block_sizes == "even":
+        check_divisible(num_states, num_blocks)
+
+
+def check_divisible(num_states: int, num_blocks: int) -> None:
+    """Every block gets Z / M states; raise ValueError with the nearest sizes where that is no whole number."""
+    if num_states % num_blocks:
+        below = num_states // num_blocks * num_blocks
+        sizes = [str(size) for size in (below, below + num_blocks) if size]
+        raise ValueError(
+            f"states = {num_states} is not divisible by num_blocks = {num_blocks}: the nearest sizes are {' and '.join(sizes)}"
+        )
+
+
+def _settings(given: dict[str, Any]) -> TrainSettings:
+    for name in given:
+        if name not in TrainSettings.__dataclass_fields__:
+            raise TypeError(f"fit has no option {name!r}.{checks.nearest(name, TrainSettings.__dataclass_fields__)}")
+    return TrainSettings(**given)
+
+
+@contextlib.contextmanager
+def _run_folder(folder: str | Path | None, resume: bool) -> Iterator[Path]:
+    if folder is not None:
+        place = Path(folder)
+        with only_one_run(place):
+            if not resume and (place / "last").exists():
+                raise ValueError(f"{place} already holds a run; resume it, or choose another folder")
+            if not resume:
+                (place / "clusters.paths").unlink(missing_ok=True)  # of a run that failed before its first step
+            yield place
+        return
+    if resume:
+        raise ValueError("resume: give the folder of the run")
+    with tempfile.TemporaryDirectory(prefix="pplseq-") as place:
+        yield Path(place)

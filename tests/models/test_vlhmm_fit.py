@@ -1,0 +1,199 @@
+"""From text to a trained VLHMM."""
+
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import pplseq
+from pplseq.data import Text, Vocabulary, load_corpus
+from pplseq.models import VLHMM
+from pplseq.models.texts import as_texts
+from pplseq.runs.evaluation import score_text
+
+SENTENCES = ["the cat sees a dog", "a dog sees the cat", "the dog barks", "a cat sleeps", ""] * 8
+SMALL = dict(num_states=8, hidden_size=8)
+QUICK = dict(num_blocks=4, epochs=2, batch_size=4, segment_length=8)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus("builtin:generated")
+
+
+# ------------------------------------------------------------------------------------------------ what it learns from
+def test_from_a_corpus_it_learns(corpus):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    model = VLHMM(num_states=32, hidden_size=16, init_scale=0.3)
+    assert model.fit(corpus, num_blocks=8, max_time=4, lr=0.02, seed=1) is model
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.num_words == len(corpus.vocabulary) and model.vocabulary is corpus.vocabulary
+    assert model.clusters.num_blocks == 8 and model.reset_id == corpus.vocabulary.eos_id and not model.training
+    found = score_text(model, corpus.valid, "carried").perplexity
+    assert found == pytest.approx(math.exp(model.history.progress.best), rel=1e-5), "the best parameters, not the last"
+    assert 8 < found < 35  # 61 words; the language itself has about 12
+
+
+def ids(vocabulary):
+    return [vocabulary.encode([*line.split(), "<eos>"]).tolist() for line in SENTENCES]
+
+
+@pytest.mark.parametrize(
+    "kind", ["strings", "words", "text", "ids", "padded ids"]
+)
+def test_every_kind_of_text(kind):
+    text = Text.from_lines([line.split() for line in SENTENCES])
+    rows = ids(text.vocabulary)
+    lengths = torch.tensor([len(row) for row in rows])
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    x, more = {
+        "strings": (SENTENCES, {}),
+        "words": ([line.split() for line in SENTENCES], {}),
+        "text": (text, {}),
+        "ids": (rows, {}),
+        "padded ids": (padded, {"lengths": lengths}),
+    }[kind]
+    model = VLHMM(**SMALL).fit(x, seed=0, **more, **QUICK)
+    assert model.num_words == len(text.vocabulary) and model.history.progress.step > 0
+    if "ids" in kind:
+        assert model.vocabulary is None and model.clusters is None and model.reset_id is None
+        same = VLHMM(**SMALL).fit(rows, seed=0, **QUICK)
+    else:
+        assert set(model.vocabulary) == {*" ".join(SENTENCES).split(), "<eos>"}
+        same = VLHMM(**SMALL).fit(SENTENCES, seed=0, **QUICK)
+    for name, value in model.state_dict().items():
+        assert torch.equal(same.state_dict()[name], value), name
+
+
+def test_held_out_sentences_with_new_words():
+    sentences = [*SENTENCES, "the horse sleeps"]
+    texts = as_texts(sentences, valid=["the cow barks"])
+    assert texts.train.vocabulary.unknown_id is not None and texts.valid.num_unknown == 1
+    model = VLHMM(**SMALL).fit(sentences, valid=["the cow barks", "a cat sees"], seed=0, **QUICK)
+    assert math.isfinite(model.history.progress.best)
+
+
+def test_a_model_with_words_keeps_them():
+    vocabulary = Vocabulary.build([line.split() for line in SENTENCES])
+    model = VLHMM(len(vocabulary), 8, torch.arange(len(vocabulary)) % 2, hidden_size=8)
+    model.vocabulary = vocabulary
+    model.fit(SENTENCES, epochs=1, batch_size=4, seed=0)
+    assert model.vocabulary is vocabulary and model.clusters is None and model.reset_id is None
+    again = {name: value.clone() for name, value in model.state_dict().items()}
+    model.fit(SENTENCES, epochs=1, batch_size=4, seed=0)
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items()), "anew, from the same seed"
+    model.fit(SENTENCES, epochs=1, batch_size=4, seed=0, warm_start=True)
+    assert not torch.equal(again["word_score.bias"], model.state_dict()["word_score.bias"])
+    with pytest.raises(ValueError, match="the model has its words and blocks already"):
+        model.fit(SENTENCES, num_blocks=4)
+    with pytest.raises(ValueError, match="encoded with other words than the model"):
+        model.fit(Text.from_lines([["something", "else"]]))
+
+
+@pytest.mark.parametrize(
+    "options, blocks, sizes",
+    [
+        (dict(num_blocks=4), 4, [2, 2, 2, 2]),
+        (dict(), 8, [1] * 8),
+        (dict(blocks="uniform", num_blocks=2), 2, [4, 4]),
+        (dict(blocks="none"), 1, [8]),
+    ],
+)
+def test_blocks(options, blocks, sizes):
+    model = VLHMM(**SMALL).fit(SENTENCES, epochs=1, batch_size=4, **options)
+    assert int(model.block_of_word.max()) + 1 == blocks
+    assert model._sizes.tolist() == sizes
+
+
+def test_frequent_blocks_have_more_states():
+    model = VLHMM(num_states=40, hidden_size=8).fit(
+        SENTENCES, epochs=1, batch_size=4, num_blocks=4, block_sizes="frequency", seed=0
+    )
+    assert sum(model.config["states_per_block"]) == 40 and len(set(model.config["states_per_block"])) > 1
+
+
+# ------------------------------------------------------------------------------------------------ a run
+def test_a_run_goes_on_to_the_same_numbers(tmp_path):
+    options = dict(seed=3, valid=SENTENCES[:5], **(QUICK | dict(epochs=4)))
+    whole = VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "whole", **options)
+    VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", **(options | dict(epochs=2)))
+    with pytest.raises(ValueError, match="already holds a run; resume it"):
+        VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", **options)
+    parts = VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", resume=True, **options)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(parts.state_dict()[name], value), name
+    loaded = pplseq.load(tmp_path / "parts")
+    assert loaded.vocabulary.words == whole.vocabulary.words and loaded.clusters.num_blocks == 4
+    records = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert {record["kind"] for record in records} >= {"validation"}
+    with pytest.raises(ValueError, match="training text of x is no longer the one"):
+        VLHMM(**SMALL).fit(SENTENCES[:-5] + SENTENCES[-4:], folder=tmp_path / "parts", resume=True, **options)
+
+
+def test_ctrl_c_keeps_what_was_learned():
+    model = VLHMM(**SMALL)
+    records = []
+
+    def stop(record):
+        records.append(record)
+        if len(records) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(SENTENCES, valid=SENTENCES[:5], seed=0, on_record=stop, **(QUICK | dict(epochs=1000)))
+    best = min(record["nats_per_token"] for record in records if record["kind"] == "validation")
+    text = Text.from_lines([line.split() for line in SENTENCES[:5]], model.vocabulary)
+    assert score_text(model, text, "carried").nats_per_token == pytest.approx(best, rel=1e-5)
+
+
+def test_a_bar_if_wanted(capsys):
+    VLHMM(**SMALL).fit(SENTENCES, valid=SENTENCES[:5], progress=True, **QUICK)
+    assert "perplexity" in capsys.readouterr().err
+    VLHMM(**SMALL).fit(SENTENCES, **QUICK)
+    assert capsys.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------------------------ what is wrong
+def test_a_model_without_words_says_so(tmp_path):
+    model = VLHMM(num_states=8)
+    x = torch.zeros(1, 3, dtype=torch.long)
+    for use in (
+        lambda: model(x),
+        lambda: model.posterior(x),
+        lambda: model.log_prob(x),
+        lambda: model.model(num_steps=3),
+        lambda: model.save(tmp_path / "model"),
+    ):
+        with pytest.raises(RuntimeError, match="VLHMM of 8 states without words: fit it to a text, or make it with num_words"):
+            use()
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(ValueError, match="need num_words; without it, fit finds all of them"):
+        VLHMM(num_states=8, blocks=[0, 1])
+
+
+@pytest.mark.parametrize(
+    "x, options, message",
+    [
+        ("the cat", {}, "x must be a list of sentences, got one string"),
+        (3, {}, "x must be a Corpus, a Text, sentences or word ids, got int"),
+        ([], {}, "x must hold at least one word, got none"),
+        ([[0, -1, 2]], {}, "sequence 0 has a missing word"),
+        ([[0.5, 2.0]], {}, "sequence 0 must hold word ids"),
+        (np.zeros(4, dtype=int), {}, r"x must have shape \(B, T\), got \(4,\)"),
+        (SENTENCES, {"valid": [[1, 2]]}, "valid must be sentences like x"),
+        (SENTENCES, {"num_blocks": 3}, "states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
+        (SENTENCES, {"num_blocks": 64}, "num_blocks = 64 is more than the 8 words"),
+        (SENTENCES, {"blocks": "brwn"}, "got 'brwn'. Did you mean 'brown'"),
+        (SENTENCES, {"epoch": 3}, "fit has no option 'epoch'. Did you mean 'epochs'"),
+        (SENTENCES, {"protocol": "carry"}, "protocol must be one of carried, sentence"),
+        (SENTENCES, {"resume": True}, "resume: give the folder of the run"),
+    ],
+)
+def test_wrong_data_and_options(x, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        VLHMM(**SMALL).fit(x, **options)
