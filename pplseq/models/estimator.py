@@ -1,50 +1,74 @@
-"""The front that users of scikit-learn and hmmlearn know: fit, score, predict, predict_proba, sample, on whole data sets."""
+"""The verbs that models share: fit, score, filter, smooth, decode, predict_next, forecast, sample, on whole data sets."""
 
 from __future__ import annotations
 
-import copy
+import inspect
 import math
-import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
-import pyro
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import pad_sequences
-from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
-from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, sample_parameters
-from pplseq.models.front import Front
-
-METHODS = ("em", "sgd", "svi", "nuts")
-RACE_ITERATIONS = 10  # of EM, after which the worse half of several starts is dropped
-BEST_OF = 100  # draws of NUTS among which the point estimate is looked for
+from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.results import NextDistribution, StateMarginals
+from pplseq.infer.fit.em import Batch, FitHistory
+from pplseq.models.base import SequenceModel
+from pplseq.models.batch import as_given, padded_states, seeded, split_rows, to_batch, with_a_missing_step
+from pplseq.models.fitting import check_options, fit_parameters, start_anew
 
 
-class Estimator(Front):
-    """Mixed into a :class:`~pplseq.models.base.SequenceModel` with priors and closed-form M-steps (``HMM``)."""
+class Sample(NamedTuple):
+    """Sequences drawn from a model.
 
-    history: FitHistory | None
+    x: (B, T) words or (B, T, D) vectors. states: (B, T), or (B, T, h) where they are Gaussian. words: x in the words of the
+    model's vocabulary, where it has one.
+    """
 
-    def as_batch(self, x, lengths=None, states=None) -> Batch:
+    x: Tensor
+    states: Tensor
+    words: list[list[str]] | None = None
+
+
+class Estimator(SequenceModel):
+    """A model that is fitted to data sets and answers questions about them.
+
+    x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
+    one padded array or tensor (B, T) or (B, T, D) with ``lengths`` (B,). Missing words are -1, missing vectors rows of NaN.
+    Results come back as lists where x was one. ``known`` is what else a model takes with its sequences: ``states`` of
+    models with discrete states (negative where unknown), ``inputs`` of models that have some.
+
+    To be fitted a model offers what its ``methods`` ask for: "sgd" and "lbfgs" only :meth:`log_joint`, which every program
+    has; "em" the :class:`~pplseq.infer.fit.em.ExpectationModel`; "svi" and "nuts" priors, ``sites()``, ``from_sites()`` and
+    ``set_parameters()``. One whose fit starts from the data has :meth:`initialize`.
+    """
+
+    methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
+    num_features: int | None = None
+    history: FitHistory | None = None
+    is_fitted: bool = False
+
+    # ---------------------------------------------------------------- data
+    @property
+    def reference(self) -> Tensor:
+        """An empty tensor of the model's type and device; reading a parameter by name would tell Pyro that it is used."""
+        return next(self.parameters()).detach().new_empty(0)
+
+    def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         """x, its lengths and observed states as tensors of the model's type and device.
 
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
-        batch = super().as_batch(x, lengths)
+        batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
+        self.check_observations(batch.x)
+        checks.lengths(batch.lengths, batch.x)
         if states is None:
             return batch
-        states = (
-            pad_sequences(states, fill=-1, name="states")[0]
-            if isinstance(x, (list, tuple))
-            else torch.as_tensor(states)
-        )
-        if states.shape != batch.x.shape[:2]:
-            raise ValueError(f"states must cover x, {tuple(batch.x.shape[:2])}, got {tuple(states.shape)}")
-        if states.dtype.is_floating_point or int(states.max()) >= self.num_states:
-            raise ValueError(f"states must be integers below {self.num_states} (negative: unknown), got {states.max()}")
-        return batch._replace(states=states.long().to(batch.x.device))
+        return batch._replace(states=padded_states(states, x, batch, self.num_states))
 
     # ---------------------------------------------------------------- fit
     def fit(
@@ -53,21 +77,21 @@ class Estimator(Front):
         lengths=None,
         *,
         states=None,
-        method: str = "em",
+        inputs=None,
+        method: str | None = None,
         batch_size: int | None = None,
         warm_start: bool = False,
         num_restarts: int = 1,
         seed: int | None = None,
         **options,
-    ):
+    ) -> Self:
         """Fits the parameters to data; ``history`` says afterwards how it went.
 
         Args:
-            x, lengths: the sequences; see the class.
-            states: observed states like x, negative where unknown: (semi-)supervised fitting.
-            method: "em" (with priors: maximum a posteriori), "sgd" (Adam on the same objective), "svi" (needs priors;
-                ``history.guide``) or "nuts" (needs priors; ``history.samples``). After the last two the parameters hold
-                the guide's median, or the most probable draw.
+            x, lengths, states, inputs: the sequences; see the class. Observed states make the fit (semi-)supervised.
+            method: one of ``methods``, by default the first: "em" (with priors: maximum a posteriori), "sgd" (Adam) or
+                "lbfgs" on the same objective, "svi" (needs priors; ``history.guide``), "nuts" (needs priors;
+                ``history.samples``). After the last two the parameters hold the guide's median, or the most probable draw.
             batch_size: sequences at a time; None for all. In EM it bounds the memory and changes nothing else, unless
                 ``step_size`` is given.
             warm_start: start from the parameters as they are, instead of anew from the data.
@@ -82,88 +106,197 @@ class Estimator(Front):
         Raises:
             ValueError, TypeError: for bad data or options.
         """
-        checks.choice("method", method, METHODS)
-        if method in ("svi", "nuts") and self.priors is None:
-            raise ValueError(f"method {method!r} needs priors: make the model with priors=True, or with Priors(...)")
-        if method == "em":
-            self._check_mode()
-        batch = self.as_batch(x, lengths, states)
-        batches = self._split(batch, batch_size)
-        with torch.random.fork_rng(enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            self._start(batch, batches, warm_start, num_restarts)
-            if method == "em":
-                history = expectation_maximization(self, batches, **options)
-            elif method == "sgd":
-                history = maximize_by_gradient(self, batches, **options)
-            elif method == "svi":
-                history = fit_variationally(self, batches, initial=self.sites(), **options)
-                with pyro.get_param_store().scope():  # a guide's median puts its parameters there
-                    self._set(self.from_sites(history.guide.median()))
-            else:
-                history = sample_parameters(self, batch, initial=self.sites(), **options)
-                history.samples = self.from_sites(history.samples)
-                self._set(self._best_draw(history.samples, batches))
+        method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
+        check_options(self, method, options)
+        checks.count("num_restarts", num_restarts)
+        self.check_method(method)
+        if num_restarts > 1 and (warm_start or "em" not in self.methods):
+            why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
+            raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
+        given = {name: value for name, value in (("states", states), ("inputs", inputs)) if value is not None}
+        batch = self.as_batch(x, lengths, **given)
+        batches = split_rows(batch, batch_size)
+        with seeded(seed):
+            if not warm_start:
+                start_anew(self, batches, lambda: self.initialize(batch), num_restarts)
+            history = fit_parameters(self, batches, method, options)
         self.__dict__["history"] = history  # no submodule, though it may hold a guide
+        self.is_fitted = True
         return self
 
-    def _check_mode(self) -> None:
-        if self.priors is None:
-            return
-        tables = self.priors.concentrations(self.num_states, self.num_words, next(self.parameters()))
-        for name, value in tables.items():
-            if bool((value < 1).any()):
-                raise ValueError(
-                    f"priors: with a concentration below 1 ({name}) the posterior density has no maximum, so method='em' "
-                    "cannot find one; use 'svi' or 'nuts', or a concentration of at least 1"
-                )
+    def check_method(self, method: str) -> None:
+        """Raises ValueError where this model cannot be fitted by a method."""
 
-    def _start(self, batch: Batch, batches: list[Batch], warm_start: bool, num_restarts: int) -> None:
-        if warm_start:
-            if num_restarts > 1:
-                raise ValueError("num_restarts: a warm start has one starting point; give one of the two")
-            return
-        starts = []
-        for _ in range(num_restarts):
-            self.initialize(batch)
-            starts.append(copy.deepcopy(self.state_dict()))
-        while len(starts) > 1:  # after every few iterations the worse half is dropped
-            values = []
-            for start in starts:
-                self.load_state_dict(start)
-                with warnings.catch_warnings():  # what is remarkable is said of the start that wins
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                    history = expectation_maximization(self, batches, max_iterations=RACE_ITERATIONS)
-                values.append(history.log_posteriors[-1])
-                start.update(copy.deepcopy(self.state_dict()))
-            order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)
-            starts = [starts[k] for k in order[: len(starts) // 2]]
-        self.load_state_dict(starts[0])
+    def initialize(self, batch: Batch) -> None:
+        """Where a fit starts: by default the parameters as they are."""
 
-    def _set(self, values: dict[str, Tensor]) -> None:
-        self.set_parameters(**{name: value.detach() for name, value in values.items()})
+    def log_prior(self) -> Tensor:
+        """log density of the parameters under the priors, nats; 0 without priors."""
+        return self.reference.new_zeros(())
 
-    def _best_draw(self, samples: dict[str, Tensor], batches: list[Batch]) -> dict[str, Tensor]:
-        num_draws = len(next(iter(samples.values())))
-        best, best_value = None, -math.inf
-        for index in torch.linspace(0, num_draws - 1, min(num_draws, BEST_OF)).long().tolist():
-            draw = {name: value[index] for name, value in samples.items()}
-            self._set(draw)
-            value = float(self.log_prior().detach())
-            for part in batches:
-                value += float(self.posterior(part.x, part.lengths, **part.known).log_prob().sum())
-            if value > best_value:
-                best, best_value = draw, value
-        return best
+    def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
+        """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
+        with self._at_point(), poutine.block():
+            self(x, lengths, **known)
+        return self.__dict__.pop("_chains").popitem()[1].log_prob().sum() + share * self.log_prior()
 
-    # ---------------------------------------------------------------- queries
-    def predict(self, x, lengths=None):
+    # ---------------------------------------------------------------- likelihood
+    def posterior(self, x, lengths=None, start=None, **known):
+        """The chain of observations at the point estimate, without dropout and gradients.
+
+        Args:
+            x, lengths, **known: the sequences; see the class.
+            start: the belief that the previous segment ended with, or None.
+        """
+        if isinstance(x, (list, tuple)):
+            batch = self.as_batch(x, lengths, **known)
+            x, lengths, known = batch.x, batch.lengths, batch.known
+        return super().posterior(x, lengths, start, **known)
+
+    def _posterior(self, x, lengths, **known):
+        batch = self.as_batch(x, lengths, **known)
+        return batch, self.posterior(batch.x, batch.lengths, **batch.known)
+
+    def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
+        """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens."""
+        batch, chain = self._posterior(x, lengths, **known)
+        total = float(chain.log_prob().sum(dtype=torch.float64))
+        return total / batch.num_tokens if per_token else total
+
+    @property
+    def num_free_parameters(self) -> int:
+        """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def aic(self, x, lengths=None, **known) -> float:
+        """Akaike's information criterion, -2 log p(x) + 2 parameters: lower is better."""
+        return -2 * self.score(x, lengths, **known) + 2 * self.num_free_parameters
+
+    def bic(self, x, lengths=None, **known) -> float:
+        """The Bayesian information criterion, -2 log p(x) + parameters * log(tokens): lower is better."""
+        num_tokens = self.as_batch(x, lengths, **known).num_tokens
+        return -2 * self.score(x, lengths, **known) + self.num_free_parameters * math.log(num_tokens)
+
+    # ---------------------------------------------------------------- states
+    def filter(self, x, lengths=None, **known) -> StateMarginals:
+        """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
+        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), x)
+
+    def smooth(self, x, lengths=None, **known) -> StateMarginals:
+        """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
+        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), x)
+
+    @staticmethod
+    def _by_state(states: StateMarginals, x) -> StateMarginals:
+        ids = None if states.ids is None else as_given(states.ids, x)
+        return states._replace(ids=ids, probs=as_given(states.probs, x))
+
+    def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
-        _, chain = self._posterior(x, lengths)
-        return self._give(chain.viterbi()[0], x)
+        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], x)
 
-    def predict_proba(self, x, lengths=None):
-        """p(z_t | x): (B, T, Z), 0 at padded steps, or a list of (T_i, Z)."""
-        _, chain = self._posterior(x, lengths)
-        return self._give(chain.marginals().dense(self.num_states), x)
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
+        """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""
+        checks.count("num_samples", num_samples)
+        with seeded(seed):
+            return self._posterior(x, lengths, **known)[1].sample(num_samples)
+
+    # ---------------------------------------------------------------- what comes next
+    def predict_next(self, x, lengths=None) -> NextDistribution:
+        """What comes behind each row: p(z_{T+1} | x) and p(x_{T+1} | x), (B, Z) and (B, V), nats; of vectors, moments.
+
+        Args:
+            x, lengths: the past; a row may be empty, and what comes is then the first step.
+        """
+        step = self.forecast(x, 1, lengths)
+        return NextDistribution(*(None if value is None else value[:, 0] for value in step))
+
+    @torch.no_grad()
+    def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:
+        """What comes in the next K = num_steps steps, exactly: p(z_{T+k} | x) and p(x_{T+k} | x), k = 1..K.
+
+        Args:
+            x, lengths: the past; a row may be empty.
+
+        Returns:
+            As :meth:`predict_next`, with an axis of steps: (B, K, Z), (B, K, V), for vectors means (B, K, D) and covariances
+            (B, K, D, D).
+        """
+        checks.count("num_steps", num_steps)
+        # an observation that is missing behind the last one: its state is the next one, also of an empty row
+        chain = self._posterior(*with_a_missing_step(x, lengths, num_features=self.num_features))[1]
+        belief = chain.filtered()
+        states = [belief.dense(self.num_states)]
+        unseen = None if belief.last_observation is None else torch.full_like(belief.last_observation, MISSING)
+        for _ in range(num_steps - 1):
+            states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)
+        return self.observations_of(torch.stack(states, 1), chain.emission)
+
+    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+        """What is observed of states distributed as given, (..., Z) nats."""
+        return NextDistribution(states, emission.word_log_prob(states))
+
+    @torch.no_grad()
+    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
+        """Sequences drawn from the model.
+
+        Args:
+            num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
+        """
+        training = self.training
+        self.eval()
+        try:
+            with seeded(seed), self._at_point(), poutine.block():
+                trace = poutine.trace(self.model).get_trace(num_sequences=num_sequences, num_steps=num_steps, **known)
+        finally:
+            self.train(training)
+        x, states = (torch.stack([trace.nodes[f"{s}_{t}"]["value"] for t in range(num_steps)], 1) for s in "xz")
+        words = None
+        if self.vocabulary is not None:
+            words = [[self.vocabulary.words[word] for word in row] for row in x.tolist()]
+        return Sample(x, states, words)
+
+    # ---------------------------------------------------------------- arguments
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments, as scikit-learn has them: ``type(model)(**model.get_params())`` is built alike."""
+        return dict(self.config)
+
+    def set_params(self, **params) -> Self:
+        """Builds the model anew with other arguments; its parameters stay where all of them keep their shapes.
+
+        Raises:
+            ValueError: for arguments that there are not, or that the constructor refuses.
+        """
+        known = self.get_params()
+        if unknown := [name for name in params if name not in known]:
+            raise ValueError(f"no argument {unknown[0]!r} of {type(self).__name__}.{checks.nearest(unknown[0], known)}")
+        built = type(self)(**(known | params)).to(self.reference.device)  # raises before anything has changed
+        kept, new = self.state_dict(), built.state_dict()
+        same = {n: v.shape for n, v in kept.items()} == {n: v.shape for n, v in new.items()}
+        if same:
+            built.load_state_dict(kept)
+            built.__dict__["history"], built.is_fitted = self.history, self.is_fitted
+        built.vocabulary, built.clusters = self.vocabulary, self.clusters
+        self.__dict__ = built.train(self.training).__dict__
+        return self
+
+    def __repr__(self) -> str:
+        given = inspect.signature(type(self)).parameters
+        shown = [
+            f"{name}={_short(value)}"
+            for name, value in self.get_params().items()
+            if name not in given or value is not None and value != given[name].default
+        ]
+        state = "not fitted"
+        if self.history is not None:
+            state = f"fitted by {self.history.method} in {self.history.num_iterations} iterations"
+        elif self.is_fitted:
+            state = "fitted"
+        return f"{type(self).__name__}({', '.join(shown)}): {self.num_free_parameters} free parameters, {state}"
+
+
+def _short(value) -> str:
+    if isinstance(value, Tensor):
+        return f"<{'x'.join(map(str, value.shape))} tensor>"
+    text = repr(value)
+    return text if len(text) <= 60 else f"<{type(value).__name__} of {len(value)}>" if hasattr(value, "__len__") else "..."

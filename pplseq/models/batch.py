@@ -1,0 +1,121 @@
+"""Whole data sets at the door of a model: ragged lists or padded tensors in, results in the same form out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.data.ragged import pad_sequences
+from pplseq.infer.fit.em import Batch
+
+
+def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
+    """Data as tensors on the model's device, words as integers and vectors in the model's type.
+
+    Args:
+        x: a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or one padded
+            array or tensor (B, T) or (B, T, D). Missing words are -1, missing vectors rows of NaN.
+        lengths: (B,) valid steps of a padded x, or None for all.
+        words: whether observations are whole numbers.
+        reference: a tensor of the model's type and device.
+
+    Raises:
+        TypeError, ValueError: for what is no such data; says where and what to do.
+    """
+    ragged = isinstance(x, (list, tuple))
+    if ragged:
+        if lengths is not None:
+            raise ValueError("lengths: sequences in a list have their own lengths; leave lengths out")
+        if len(x) and np.ndim(x[0]) == 0:
+            raise ValueError("x must be a list of sequences; to give a single one, write [x]")
+        x, lengths = pad_sequences(x, event_dims=0 if words else 1, dtype=None if words else reference.dtype)
+    elif isinstance(x, (np.ndarray, Tensor)):
+        x = torch.as_tensor(x)
+        lengths = None if lengths is None else torch.as_tensor(lengths)
+    else:
+        raise TypeError(f"x must be a list of sequences, an array or a tensor, got {type(x).__name__}")
+    if x.shape[0] == 0 or x.dim() > 1 and x.shape[1] == 0:
+        raise ValueError(f"x must hold at least one step of one sequence, got shape {tuple(x.shape)}")
+    if words and x.dtype.is_floating_point:
+        raise TypeError(f"x must hold whole numbers (words), got {x.dtype}; mark missing words with -1, not NaN")
+    x = x.long() if words else x.to(reference.dtype)
+    if lengths is not None and ragged and bool((lengths == x.shape[1]).all()):
+        lengths = None
+    return Batch(*(None if v is None else v.to(reference.device) for v in (x, lengths)))
+
+
+def padded_states(states, x, batch: Batch, num_states: int) -> Tensor:
+    """(B, T) observed states, given like x, negative where unknown and at padded steps."""
+    if isinstance(x, (list, tuple)):
+        states = pad_sequences(states, fill=-1, name="states")[0]
+    else:
+        states = torch.as_tensor(states)
+    if states.shape != batch.x.shape[:2]:
+        raise ValueError(f"states must cover x, {tuple(batch.x.shape[:2])}, got {tuple(states.shape)}")
+    checks.states(states, batch.x, num_states)
+    return states.long().to(batch.x.device)
+
+
+def split_rows(batch: Batch, batch_size: int | None) -> list[Batch]:
+    """Parts of at most so many rows, cut to the longest of their rows; the whole batch for None."""
+    rows = batch.x.shape[0]
+    if batch_size is None or checks.count("batch_size", batch_size) >= rows:
+        return [batch]
+    parts = []
+    for first in range(0, rows, batch_size):
+        some = slice(first, first + batch_size)
+        lengths = None if batch.lengths is None else batch.lengths[some]
+        steps = batch.x.shape[1] if lengths is None else int(lengths.max())  # no step that no row has
+        parts.append(Batch(batch.x[some, :steps], lengths, *(_cut(value, some, steps) for value in batch[2:])))
+    return parts
+
+
+def _cut(value, rows: slice, steps: int):
+    if isinstance(value, Mapping):
+        return {name: _cut(part, rows, steps) for name, part in value.items()}
+    return None if value is None else value[rows, :steps]
+
+
+def with_a_missing_step(x, lengths=None, *, num_features: int | None = None) -> tuple[list | Tensor, Tensor | None]:
+    """x with one more step in each row (which may have been empty), whose observation is missing; and lengths.
+
+    Args:
+        x, lengths: as for :func:`to_batch`. num_features: D of vectors, None for words.
+    """
+    if isinstance(x, (list, tuple)):
+        if num_features is None:
+            return [np.append(np.asarray(row, dtype=None if len(row) else np.int64), -1) for row in x], None
+        gap = np.full((1, num_features), np.nan)
+        return [np.concatenate([np.asarray(row, dtype=float).reshape(-1, num_features), gap]) for row in x], None
+    if not isinstance(x, (np.ndarray, Tensor)) or len(x.shape) != (2 if num_features is None else 3):
+        return x, lengths  # the model says what is wrong with it
+    x = torch.as_tensor(x)
+    fill = -1 if num_features is None else torch.nan
+    longer = torch.cat([x, torch.full_like(x[:, :1] if x.shape[1] else x.new_empty(len(x), 1, *x.shape[2:]), fill)], 1)
+    if lengths is None:
+        return longer, None
+    lengths = torch.as_tensor(lengths, device=x.device)
+    checks.lengths(lengths, x)
+    longer[torch.arange(len(x), device=x.device), lengths] = fill
+    return longer, lengths + 1
+
+
+def as_given(value: Tensor, x):
+    """(B, T, ...) results in the form in which x came: a list of (T_i, ...) for a list of sequences."""
+    if not isinstance(x, (list, tuple)):
+        return value
+    return [row[: len(sequence)] for row, sequence in zip(value, x, strict=True)]
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """A block whose random numbers a seed fixes, and which leaves torch's generator as it was; nothing for None."""
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield

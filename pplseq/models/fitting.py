@@ -1,0 +1,101 @@
+"""Fitting a model to a data set: which method, from which start, in memory or as a run on disk."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pyro
+import torch
+from torch import Tensor
+
+from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
+from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, maximize_by_lbfgs, sample_parameters
+
+if TYPE_CHECKING:
+    from pplseq.models.estimator import Estimator
+
+FITTERS = {
+    "em": expectation_maximization,
+    "sgd": maximize_by_gradient,
+    "svi": fit_variationally,
+    "nuts": sample_parameters,
+    "lbfgs": maximize_by_lbfgs,
+}
+RACE_ITERATIONS = 10  # of EM, after which the worse half of several starts is dropped
+BEST_OF = 100  # draws of NUTS among which the point estimate is looked for
+
+
+def check_options(model: Estimator, method: str, options: dict) -> None:
+    """Raises TypeError for options that a method does not have; says which it has."""
+    parameters = inspect.signature(FITTERS[method]).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("initial", "on_iteration")]
+    if unknown := sorted(options.keys() - set(known)):
+        raise TypeError(
+            f"{type(model).__name__}.fit with method {method!r} has no option {', '.join(map(repr, unknown))}; it takes "
+            f"{', '.join(known)}"
+        )
+
+
+def fit_parameters(model: Estimator, batches: Sequence[Batch], method: str, options: dict) -> FitHistory:
+    """Fits from the parameters as they are, and leaves the model at the best ones found, a median, or the best draw."""
+    if method in ("em", "sgd", "lbfgs"):
+        return FITTERS[method](model, batches, **options)
+    if method == "svi":
+        history = fit_variationally(model, batches, initial=model.sites(), **options)
+        with pyro.get_param_store().scope():  # a guide's median puts its parameters there
+            _set(model, model.from_sites(history.guide.median()))
+        return history
+    if len(batches) > 1:
+        raise ValueError("batch_size: NUTS sees all sequences at once; leave it out, or use method 'svi'")
+    history = sample_parameters(model, batches[0], initial=model.sites(), **options)
+    history.samples = model.from_sites(history.samples)
+    _set(model, _best_draw(model, history.samples, batches))
+    return history
+
+
+def start_anew(
+    model: Estimator, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1
+) -> None:
+    """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out."""
+    starts = []
+    for _ in range(num_restarts):
+        initialize()
+        starts.append(copy.deepcopy(model.state_dict()))
+    while len(starts) > 1:
+        values = []
+        for start in starts:
+            model.load_state_dict(start)
+            with warnings.catch_warnings():  # what is remarkable is said of the start that wins
+                warnings.simplefilter("ignore", RuntimeWarning)
+                history = expectation_maximization(model, batches, max_iterations=RACE_ITERATIONS)
+            values.append(history.log_posteriors[-1])
+            start.update(copy.deepcopy(model.state_dict()))
+        order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)
+        starts = [starts[k] for k in order[: len(starts) // 2]]
+    model.load_state_dict(starts[0])
+
+
+def _set(model: Estimator, values: dict[str, Tensor]) -> None:
+    model.set_parameters(**{name: value.detach() for name, value in values.items()})
+
+
+def _best_draw(model: Estimator, samples: dict[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """The draw of the largest posterior density."""
+    num_draws = len(next(iter(samples.values())))
+    best, best_value = {}, -math.inf
+    for index in torch.linspace(0, num_draws - 1, min(num_draws, BEST_OF)).long().tolist():
+        draw = {name: value[index] for name, value in samples.items()}
+        _set(model, draw)
+        value = float(model.log_prior().detach())
+        for part in batches:
+            value += float(model.posterior(part.x, part.lengths, **part.known).log_prob().sum())
+        if value > best_value:
+            best, best_value = draw, value
+    return best
