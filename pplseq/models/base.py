@@ -119,28 +119,29 @@ class SequenceModel(PyroModule):
         finally:
             self.__dict__["_fixed"] = before
 
-    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Chain:
         """The chain of observations under the model at test: no dropout, no gradients.
 
         Args:
             x: (B, T[, D]) observations; ``MISSING`` (-1) for a missing word, NaN for a missing vector.
             lengths: (B,) valid steps of each row, or None.
             start: the belief at the end of the previous segment, or None.
+            **known: what else the program takes.
         """
         training = self.training
         self.eval()
         self.__dict__["_queried"] = True
         try:
-            with torch.no_grad(), poutine.block():
-                self(x, lengths, start, **options)
+            with self._at_point(), torch.no_grad(), poutine.block():
+                self(x, lengths, start, **known)
         finally:
             self.__dict__["_queried"] = False
             self.train(training)
         return self.__dict__.pop("_chains").popitem()[1]
 
-    def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None) -> Tensor:
+    def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
         """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""
-        return self.posterior(x, lengths, start).log_prob()
+        return self.posterior(x, lengths, start, **known).log_prob()
 
     def save(self, folder) -> Path:
         """Writes the model, its vocabulary and clusters as a folder; see :func:`pplseq.models.storage.save_model`."""

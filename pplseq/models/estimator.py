@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -180,7 +178,8 @@ class Estimator(SequenceModel):
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), x)
+        filtered = self._posterior(x, lengths, **known)[1].filtered_states()
+        return self._by_state(StateMarginals(None, filtered.exp()), x)
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
@@ -188,18 +187,18 @@ class Estimator(SequenceModel):
 
     @staticmethod
     def _by_state(states: StateMarginals, x) -> StateMarginals:
-        ids = None if states.ids is None else as_given(states.ids, x)
-        return states._replace(ids=ids, probs=as_given(states.probs, x))
+        ids = None if states.ids is None else as_given(states.ids.movedim(0, 1), x)
+        return states._replace(ids=ids, probs=as_given(states.probs.movedim(0, 1), x))
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
-        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], x)
+        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0].T, x)
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""
         checks.count("num_samples", num_samples)
         with seeded(seed):
-            return self._posterior(x, lengths, **known)[1].sample(num_samples)
+            return self._posterior(x, lengths, **known)[1].sample(num_samples).transpose(1, 2)
 
     # ---------------------------------------------------------------- what comes next
     def predict_next(self, x, lengths=None) -> NextDistribution:
@@ -277,7 +276,9 @@ class Estimator(SequenceModel):
             built.load_state_dict(kept)
             built.__dict__["history"], built.is_fitted = self.history, self.is_fitted
         built.vocabulary, built.clusters = self.vocabulary, self.clusters
-        self.__dict__ = built.train(self.training).__dict__
+        built.train(self.training)
+        self.__dict__.clear()
+        self.__dict__.update(built.__dict__)
         return self
 
     def __repr__(self) -> str:

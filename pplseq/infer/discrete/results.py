@@ -63,10 +63,15 @@ class ExpectedCounts(NamedTuple):
 
 
 class NextDistribution(NamedTuple):
-    """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats."""
+    """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats.
+
+    Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included.
+    """
 
     state_log_probs: Tensor
     word_log_probs: Tensor | None
+    means: Tensor | None = None
+    covariances: Tensor | None = None
 
 
 class MissingWords(NamedTuple):

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyro
 import torch
@@ -26,12 +26,13 @@ class Batch(NamedTuple):
     x: Tensor  # (B, T[, D])
     lengths: Tensor | None = None  # (B,)
     states: Tensor | None = None  # (B, T) observed states, negative where unknown
-    inputs: Tensor | None = None  # (B, T, U)
+    inputs: Any = None  # (B, T, U), or a mapping from parts of a model to such
+    source_log_probs: Tensor | None = None  # (B, T, K_s[, V]) what sources say of the observations
 
     @property
-    def known(self) -> dict[str, Tensor]:
+    def known(self) -> dict[str, Any]:
         """What a model's program takes beside x and lengths."""
-        return {name: value for name, value in (("states", self.states), ("inputs", self.inputs)) if value is not None}
+        return {name: value for name, value in zip(self._fields[2:], self[2:], strict=True) if value is not None}
 
     @property
     def num_tokens(self) -> int:

@@ -303,6 +303,14 @@ def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
     return centres
 
 
+def mixture_moments(probs: Tensor, loc: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
+    """Means (..., D) and covariances (..., D, D) of mixtures with weights (..., Z), means (Z, D), covariances (Z, D, D)."""
+    mean = probs @ loc
+    apart = loc - mean.unsqueeze(-2)
+    within = torch.einsum("...z,zde->...de", probs, covariances)
+    return mean, within + torch.einsum("...z,...zd,...ze->...de", probs, apart, apart)
+
+
 def dirichlet_log_density(log_probs: Tensor, concentration: Tensor) -> Tensor:
     """Sum over rows of log Dirichlet(concentration) at exp(log_probs); a zero under a flat concentration costs nothing."""
     flat = concentration == 1

@@ -102,6 +102,15 @@ class Priors(PriorOptions):
         except RuntimeError:
             raise ValueError(f"priors: {name} must be a number or of shape {shape}, got {tuple(value.shape)}") from None
 
+    def check_mode(self, num_states: int, num_words: int | None, like: Tensor) -> None:
+        """Raises where the posterior density has no maximum, which EM would look for."""
+        for name, value in self.concentrations(num_states, num_words, like).items():
+            if bool((value < 1).any()):
+                raise ValueError(
+                    f"priors: with a concentration below 1 ({name}) the posterior density has no maximum, so method='em' "
+                    "cannot find one; use 'svi' or 'nuts', or a concentration of at least 1"
+                )
+
     def concentrations(self, num_states: int, num_words: int | None, like: Tensor) -> dict[str, Tensor]:
         """Dirichlet concentrations of the tables: "initial" (Z,), "transition" (Z, Z) and, for words, "emission" (Z, V)."""
         tables = {

@@ -9,16 +9,15 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel
 from pplseq.models.estimator import Estimator
 from pplseq.models.given import Sizes
 from pplseq.models.hmm.emissions import (
@@ -28,6 +27,7 @@ from pplseq.models.hmm.emissions import (
     dirichlet_log_density,
     inside_simplex,
     like,
+    mixture_moments,
     safe_log,
 )
 from pplseq.models.hmm.priors import Priors
@@ -36,7 +36,7 @@ EVENNESS = 0.1  # standard deviation of the first transition logits
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-class HMM(Estimator, SequenceModel):
+class HMM(Estimator):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
     The emission is a table over ``num_words`` words or a Gaussian over ``num_features`` dimensions. The parameters are
@@ -63,6 +63,7 @@ class HMM(Estimator, SequenceModel):
     """
 
     name = "hmm"
+    methods = ("em", "sgd", "svi", "nuts", "lbfgs")
 
     def __init__(
         self,
@@ -104,7 +105,6 @@ class HMM(Estimator, SequenceModel):
             self.emissions = CategoricalTable(num_states, num_words, real)
         else:
             self.emissions = GaussianTable(num_states, num_features, covariance, covariance_floor, real)
-        self.__dict__["history"] = None  # the FitHistory of the last fit
 
     @property
     def config(self):
@@ -229,11 +229,6 @@ class HMM(Estimator, SequenceModel):
                         pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
 
-    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
-        """The chain of observations at the point estimate; arguments as for :meth:`model`."""
-        with self._at_point():
-            return super().posterior(x, lengths, start, **options)
-
     def check_observations(self, x: Tensor) -> None:
         self.emissions.check(x)
 
@@ -250,11 +245,24 @@ class HMM(Estimator, SequenceModel):
             total = total + dirichlet_log_density(torch.log_softmax(logits, -1), tables[name])
         return total
 
-    def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, states=None, share: float = 1.0) -> Tensor:
-        """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
-        with self._at_point(), poutine.block():
-            self(x, lengths, states=states)
-        return self.chain.log_prob().sum() + share * self.log_prior()
+    def check_method(self, method: str) -> None:
+        if method in ("svi", "nuts") and self.priors is None:
+            raise ValueError(f"method {method!r} needs priors: make the model with priors=True, or with Priors(...)")
+        if method == "em" and self.priors is not None:
+            self.priors.check_mode(self.num_states, self.num_words, like(self))
+
+    def predict(self, x, lengths=None, **known):
+        """:meth:`decode`, by the name that users of hmmlearn know."""
+        return self.decode(x, lengths, **known)
+
+    def predict_proba(self, x, lengths=None, **known):
+        """The probabilities of :meth:`smooth`, (B, T, Z), by the name that users of hmmlearn know."""
+        return self.smooth(x, lengths, **known).probs
+
+    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+        if self.num_words is not None:
+            return super().observations_of(states, emission)
+        return NextDistribution(states, None, *mixture_moments(states.exp(), self.loc, self.covariances))
 
     @torch.no_grad()
     def sites(self) -> dict[str, Tensor]:

@@ -16,7 +16,8 @@ from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import Batch, FitHistory, Statistics, expectation_maximization
 from pplseq.infer.fit.gradients import maximize_by_gradient, maximize_by_lbfgs
-from pplseq.models.front import Front
+from pplseq.models.batch import split_rows
+from pplseq.models.estimator import Estimator
 from pplseq.models.lds import statistics as lds_em
 from pplseq.models.lds.parameters import stationary_mean
 from pplseq.models.lds.start import guess_parameters
@@ -26,14 +27,14 @@ SCALES = {"state_noise": "state_scale", "emission_noise": "emission_scale", "ini
 REGRESSIONS = ("transition", "emission")
 
 
-class LDSFitting(Front):
+class LDSFitting(Estimator):
     """Mixed into :class:`~pplseq.models.lds.program.LDS`: the data set's door, EM and gradients."""
 
     history: FitHistory | None
 
     # ---------------------------------------------------------------- data
     def as_batch(self, x, lengths=None, inputs=None) -> Batch:
-        """x, its lengths and inputs as tensors of the model's type and device; see :class:`Front`."""
+        """x, its lengths and inputs as tensors of the model's type and device; see :class:`Estimator`."""
         batch = super().as_batch(x, lengths)
         checks.lengths(batch.lengths, batch.x)
         if inputs is None:
@@ -107,7 +108,7 @@ class LDSFitting(Front):
         """Fits the parameters to data; ``history`` says afterwards how it went.
 
         Args:
-            x, lengths: the sequences; see :class:`~pplseq.models.front.Front`. inputs: (T_i, U) for each, or (B, T, U).
+            x, lengths: the sequences; see :class:`~pplseq.models.estimator.Estimator`. inputs: (T_i, U) for each, or (B, T, U).
             method: "em" (exact; with priors: maximum a posteriori), "sgd" (Adam) or "lbfgs" on the same objective.
             batch_size: sequences at a time; None for all. In EM it bounds the memory and changes nothing else.
             warm_start: start from the parameters as they are, instead of anew from the data.
@@ -136,7 +137,7 @@ class LDSFitting(Front):
         fixed = self._check_fixed(fixed)
         batch = self.as_batch(x, lengths, inputs)
         self._check_enough(batch)
-        batches = self._split(batch, batch_size)
+        batches = split_rows(batch, batch_size)
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)

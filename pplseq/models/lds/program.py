@@ -15,7 +15,6 @@ from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel
 from pplseq.models.given import Given, Sizes
 from pplseq.models.hmm.program import DTYPES
 from pplseq.models.lds.fit import LDSFitting
@@ -28,7 +27,7 @@ PLACES = ("both", "transition", "emission", "none")
 INITIAL = ("learned", "stationary")
 
 
-class LDS(LDSFitting, LDSQueries, SequenceModel):
+class LDS(LDSQueries, LDSFitting):
     """A chain of h-dimensional Gaussian states, observed through a linear map with noise.
 
         z_1 ~ N(initial_mean, initial_covariance)

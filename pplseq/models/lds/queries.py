@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels.matrix_equations import symmetric
+from pplseq.models.batch import as_given
 
 
 class StateMoments(NamedTuple):
@@ -32,7 +33,11 @@ class Forecast(NamedTuple):
 
 
 class LDSQueries:
-    """Mixed into :class:`LDS`; data come and results go as in :class:`~pplseq.models.front.Front`."""
+    """Mixed into :class:`LDS`; data come and results go as in :class:`~pplseq.models.estimator.Estimator`."""
+
+    @staticmethod
+    def _give(value: Tensor, x):
+        return as_given(value.movedim(0, 1), x)
 
     def filter(self, x, lengths=None, *, inputs=None) -> StateMoments:
         """p(z_t | x_1..x_t) at each step."""

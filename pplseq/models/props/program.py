@@ -8,21 +8,21 @@ from typing import Unpack
 import numpy as np
 import pyro
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
-from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.results import NextDistribution
+from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel
+from pplseq.models.estimator import Estimator
 from pplseq.models.given import Given, Sizes
-from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like
+from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
 from pplseq.models.hmm.program import DTYPES
 
 
-class PROPS(SequenceModel):
+class PROPS(Estimator):
     """z_1 ~ initial, z_t | z_{t-1} ~ transition[z_{t-1}], x_t | past, z_t ~ a source's prediction, or own emission[z_t].
 
     States 0..K_s-1 are pinned to the sources: their emissions are what black-box models predict from the tokens so far, and
@@ -244,20 +244,26 @@ class PROPS(SequenceModel):
             return transition, own
         return transition, pinned_tables(own, self.num_sources) if tables else PinnedEmission(own, self.num_sources)
 
-    def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Tensor:
-        """(B,) log p(x) of each row, nats; arguments as for :meth:`model`."""
-        return self.posterior(x, lengths, start, **options).log_prob()
+    def as_batch(self, x, lengths=None, *, states=None, source_log_probs=None) -> Batch:
+        batch = super().as_batch(x, lengths, states=states)
+        if source_log_probs is None:
+            return batch
+        if isinstance(x, (list, tuple)):
+            rows = [torch.as_tensor(np.asarray(row)) for row in source_log_probs]
+            source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return batch._replace(source_log_probs=torch.as_tensor(source_log_probs).to(self.reference))
 
-    def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **options) -> Chain:
-        """The chain of observations; arguments as for :meth:`model`."""
-        with self._at_point():
-            return super().posterior(x, lengths, start, **options)
+    def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:
+        if self.num_sources:
+            raise NotImplementedError(
+                "forecast, predict_next: what comes depends on what the sources will say; a PROPSLearner asks them"
+            )
+        return super().forecast(x, num_steps, lengths)
 
-    def log_joint(self, x: Tensor, lengths: Tensor | None = None, **options) -> Tensor:
-        """log p(x) summed over rows, nats; differentiable in the parameters."""
-        with self._at_point(), poutine.block():
-            self(x, lengths, **options)
-        return self.__dict__.pop("_chains").popitem()[1].log_prob().sum()
+    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+        if self.num_words is not None:
+            return super().observations_of(states, emission)
+        return NextDistribution(states, None, *mixture_moments(states.exp(), self.loc, self.covariances))
 
     # ---------------------------------------------------------------- streams
     def start(self, num_users: int | None = None, *, device=None, **options):

@@ -350,7 +350,7 @@ class DictionaryTagger(GenerativeTagger):
         drawn = np.minimum(random.choice(lengths, size=num_sentences, p=counts / counts.sum()), max_length).tolist()
         if not drawn:
             return []
-        x, states = self.hmm.sample(max(drawn), num_sentences, seed=int(random.integers(1 << 31)))
+        x, states, _ = self.hmm.sample(max(drawn), num_sentences, seed=int(random.integers(1 << 31)))
         vocabulary = self.vocabulary
         return [
             TaggedSentence(tuple(vocabulary[i] for i in ids[:n]), self._names(row, n))

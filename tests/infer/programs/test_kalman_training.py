@@ -145,7 +145,7 @@ def test_nuts_over_a_parameter_of_an_lds():
     model = LDS(1, 1, offsets="none").set_parameters(
         transition=[[0.8]], emission=[[1.0]], state_noise=[[0.5]], emission_noise=[0.3], initial_covariance=[[1.0]]
     )
-    x, _ = model.sample(20, 3, seed=0)
+    x, *_ = model.sample(20, 3, seed=0)
     x[0, 3:6] = torch.nan
     lengths = torch.tensor([20, 12, 1])
     for parameter in model.parameters():

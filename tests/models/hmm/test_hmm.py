@@ -49,7 +49,7 @@ every_model = pytest.mark.parametrize("kind", MODELS)
 
 
 def ragged(model, lengths=LENGTHS, seed=1):
-    x, _ = model.sample(max(lengths), len(lengths), seed=seed)
+    x, *_ = model.sample(max(lengths), len(lengths), seed=seed)
     return [row[:length].numpy() for row, length in zip(x, lengths, strict=True)]
 
 
@@ -178,7 +178,7 @@ def test_ragged_is_padded_is_one_by_one(kind):
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_densities_in_pieces_are_the_same(covariance, monkeypatch):
     model = vectors_model(covariance)
-    x, _ = model.sample(7, 3)
+    x, *_ = model.sample(7, 3)
     whole = model.emissions.spec().log_likelihood(x)
     monkeypatch.setattr(dense, "DENSITY_CELLS", 4 * Z * D)
     close(model.emissions.spec().log_likelihood(x), whole)
@@ -227,7 +227,7 @@ def test_forbidden_transitions_stay_forbidden():
     """A left-to-right model: -inf logits through every query, EM and gradients."""
     matrix = np.array([[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.0, 0.0, 1.0]])
     model = words_model().set_parameters(initial=[1.0, 0.0, 0.0], transition=matrix)
-    x, states = model.sample(9, 30, seed=3)
+    x, states, _ = model.sample(9, 30, seed=3)
     assert (states.diff(dim=1) >= 0).all()
     assert (model.predict(x).diff(dim=1) >= 0).all()
     for options in (dict(method="em", max_iterations=5), dict(method="sgd", num_steps=20)):
@@ -240,7 +240,7 @@ def test_forbidden_transitions_stay_forbidden():
 
 def test_a_belief_carried_over_segments():
     model = words_model()
-    x, _ = model.sample(8, 3, seed=0)
+    x, *_ = model.sample(8, 3, seed=0)
     first = model.posterior(x[:, :5])
     close(first.log_prob() + model.log_prob(x[:, 5:], start=first.filtered()), model.log_prob(x))
 
@@ -249,7 +249,7 @@ def test_a_belief_carried_over_segments():
 @pytest.mark.parametrize("kind", ["words", "full"])
 def test_supervised_counts(kind):
     model = MODELS[kind]()
-    x, states = model.sample(12, 40, seed=5)
+    x, states, _ = model.sample(12, 40, seed=5)
     fitted = MODELS[kind]().fit(x, states=states, max_iterations=5)
     counts = torch.zeros(Z, Z, dtype=F64).index_put_((states[:, :-1], states[:, 1:]), torch.ones(1, dtype=F64), True)
     close(fitted.transition, counts / counts.sum(-1, keepdim=True))
@@ -270,7 +270,7 @@ def test_svi_trains_the_parameters(elbo):
         forward = HMM.model  # no BlockedEnum of its own
 
     model = (HMM if elbo is Trace_ELBO else Bare)(Z, V)
-    x, _ = words_model().sample(6, 10, seed=2)
+    x, *_ = words_model().sample(6, 10, seed=2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     svi = SVI(model, no_guide, pyro.optim.Adam({"lr": 0.05}), elbo())
     losses = [svi.step(x) for _ in range(30)]
@@ -283,7 +283,7 @@ def test_svi_trains_the_parameters(elbo):
 
 def test_elbo_module_with_one_optimizer():
     model = words_model()
-    x, _ = words_model().sample(6, 10, seed=2)
+    x, *_ = words_model().sample(6, 10, seed=2)
     loss_of = TraceBlockedEnum_ELBO()(model, no_guide)
     optimizer = torch.optim.Adam(loss_of.parameters(), lr=0.05)
     losses = []
@@ -299,7 +299,7 @@ def test_elbo_module_with_one_optimizer():
 @pytest.mark.parametrize("kind", ["words", "full"])
 def test_sgd_meets_em(kind):
     model = MODELS[kind](priors=dict(initial=2.0, transition=2.0, emission=2.0))
-    x, _ = model.sample(15, 20, seed=0)
+    x, *_ = model.sample(15, 20, seed=0)
     em, sgd = (copy.deepcopy(model) for _ in range(2))
     em.fit(x, warm_start=True, max_iterations=500, tolerance=1e-7)
     sgd.fit(x, warm_start=True, method="sgd", num_steps=150)
@@ -312,7 +312,7 @@ def test_sgd_meets_em(kind):
 @pytest.mark.parametrize("guide", ["delta", "normal"])
 def test_variational_fit(kind, guide):
     model = MODELS[kind](priors=True)
-    x, _ = model.sample(15, 20, seed=0)
+    x, *_ = model.sample(15, 20, seed=0)
     fitted = MODELS[kind](priors=True).fit(x, method="svi", guide=guide, num_steps=60, batch_size=10, seed=0)
     history = fitted.history
     assert np.mean(history.losses[-20:]) < np.mean(history.losses[:10])
@@ -329,7 +329,7 @@ def test_nuts_draws_from_the_posterior():
     truth = words_model(2, 3).set_parameters(
         initial=[0.5, 0.5], transition=[[0.9, 0.1], [0.2, 0.8]], emission=[[0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]
     )
-    x, _ = truth.sample(40, 6, seed=0)
+    x, *_ = truth.sample(40, 6, seed=0)
     model = HMM(2, 3, priors=priors).fit(x, seed=1)
     model.fit(x, method="nuts", warm_start=True, num_samples=30, warmup_steps=20, max_tree_depth=3, seed=0)
     samples = model.history.samples
@@ -379,7 +379,7 @@ def test_save_and_load(kind, dtype, tmp_path):
 @every_model
 def test_samples_have_the_models_moments(kind):
     model = MODELS[kind]()
-    x, states = model.sample(3, 4000, seed=0)
+    x, states, _ = model.sample(3, 4000, seed=0)
     close(torch.bincount(states[:, 0], minlength=Z) / 4000, model.initial, atol=0.03, rtol=0, check_dtype=False)
     if kind == "words":
         seen = torch.stack([torch.bincount(x[states == z], minlength=V) / (states == z).sum() for z in range(Z)])
@@ -397,13 +397,13 @@ def test_number_of_parameters():
     for covariance, number in spread.items():
         assert vectors_model(covariance).num_free_parameters == 2 + 6 + Z * D + number
     model = words_model()
-    x, _ = model.sample(5, 4, seed=0)
+    x, *_ = model.sample(5, 4, seed=0)
     assert model.bic(x) - model.aic(x) == pytest.approx(model.num_free_parameters * (np.log(20) - 2))
 
 
 def test_queries_leave_pyros_parameter_store_alone():
     model = words_model()
-    x, _ = model.sample(4, 2)
+    x, *_ = model.sample(4, 2)
     model.fit(x, max_iterations=1)
     model.predict(x)
     assert not list(pyro.get_param_store().keys())

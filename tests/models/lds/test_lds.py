@@ -252,14 +252,14 @@ def test_singular_noise_and_a_known_start():
 def test_samples_have_the_moments_of_the_joint_gaussian():
     model = make(OPTIONS["inputs"])
     inputs = torch.randn(1, 4, U, dtype=F64)
-    x, states = model.sample(4, 4000, inputs=inputs.expand(4000, -1, -1), seed=1)
+    x, states, _ = model.sample(4, 4000, inputs=inputs.expand(4000, -1, -1), seed=1)
     mean, covariance, look, shift, noise = joint(values(model), 4, inputs[0].numpy())
     assert states.shape == (4000, 4, H)
     np.testing.assert_allclose(states.mean(0).flatten(), mean, atol=0.15)
     np.testing.assert_allclose(x.mean(0).flatten(), look @ mean + shift, atol=0.2)
     wanted = look @ covariance @ look.T + noise
     np.testing.assert_allclose(np.cov(x.flatten(1).T), wanted, atol=0.12 * np.abs(wanted).max())
-    again, _ = model.sample(4, 2, inputs=inputs.expand(2, -1, -1), seed=1)
+    again, *_ = model.sample(4, 2, inputs=inputs.expand(2, -1, -1), seed=1)
     assert torch.equal(again, model.sample(4, 2, inputs=inputs.expand(2, -1, -1), seed=1)[0])
 
 

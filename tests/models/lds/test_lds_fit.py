@@ -42,7 +42,7 @@ def test_it_finds_the_truth(truth, sequences):
     # fitted parameters lie above the truth on what they were fitted to, by about half a nat a parameter
     gain = model.score(sequences) - truth.score(sequences)
     assert 0 < gain < 2 * model.num_free_parameters
-    held_out, _ = truth.sample(60, 20, seed=7)
+    held_out, *_ = truth.sample(60, 20, seed=7)
     assert model.score(held_out, per_token=True) > truth.score(held_out, per_token=True) - 0.03
     spectrum = np.sort_complex(torch.linalg.eigvals(model.transition.detach()).numpy())
     np.testing.assert_allclose(spectrum, 0.95 * np.exp([-0.4j, 0.4j]), atol=0.05)
@@ -134,7 +134,7 @@ def test_inputs_are_found():
         transition_inputs=[[1.0, 0.0]], emission_inputs=[[0.0, 1.0], [0.0, -1.0]],
     )  # fmt: skip
     inputs = torch.randn(6, 50, 2, dtype=F64)
-    x, _ = truth.sample(50, 6, inputs=inputs, seed=3)
+    x, *_ = truth.sample(50, 6, inputs=inputs, seed=3)
     model = LDS(1, 2, num_inputs=2).fit(x, inputs=inputs, max_iterations=80, tolerance=1e-6)
     effect = (model.emission @ model.transition_inputs).detach()
     np.testing.assert_allclose(effect, [[1.0, 0.0], [2.0, 0.0]], atol=0.15)
@@ -187,7 +187,7 @@ def test_states_become_features(truth, sequences):
     together = LDS(H, N).fit_transform(sequences, max_iterations=2, seed=0)
     assert len(together) == len(sequences)
     # innovations are white: what was predicted is orthogonal to what was seen before
-    x, _ = truth.sample(400, 1, seed=2)
+    x, *_ = truth.sample(400, 1, seed=2)
     error = (x - truth.predict(x))[0, 20:]
     lag_one = (error[1:].T @ error[:-1] / len(error)).abs().max() / error.var(0).max()
     assert float(lag_one) < 0.15
