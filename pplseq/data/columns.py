@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pplseq.data.sources import OPENERS, existing_path
+from pplseq.data.sources import opened
 from pplseq.data.tag_formats import ColumnsFormat, ConlluFormat, Line, LineError, TagFormat
 
 
@@ -86,17 +82,8 @@ def read_raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
     Bytes, so that a line that is no UTF-8 text is an error of its own sentence alone.
     """
-    if str(path) == "-":
-        yield from enumerate(sys.stdin.buffer, start=1)
-        return
-    path = existing_path(path)
-    if path.is_dir():
-        raise ValueError(f"{path}: expected a file of columns, got a folder; name one of the files in it")
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            yield from enumerate(stream, start=1)
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
+    with opened(path, "a file of columns") as (_, stream):
+        yield from enumerate(stream, start=1)
 
 
 def blocks_of(lines: Iterable[tuple[int, bytes]], tag_format: TagFormat) -> Iterator[list[tuple[int, bytes]]]:

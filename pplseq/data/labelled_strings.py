@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pplseq.data.sources import existing_path, listing
+from pplseq.data.sources import listing, read_text
 
 LABELS = {"+": True, "1": True, "true": True, "yes": True, "-": False, "0": False, "false": False, "no": False}
 
@@ -33,7 +32,7 @@ def read_labelled_strings(path: str | Path, *, symbols: Sequence[str] | None = N
     are left out.
 
     Args:
-        path: a UTF-8 file; "-" reads standard input.
+        path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
         symbols: of other strings that these go with: strings are then words where one of these symbols is longer than a
             character, even if no string here has a space, and other symbols are an error.
 
@@ -42,19 +41,7 @@ def read_labelled_strings(path: str | Path, *, symbols: Sequence[str] | None = N
         ValueError: a line without a label, an unknown label, a string with two labels, an unknown symbol, by their lines; no
             strings at all.
     """
-    name = "<stdin>" if str(path) == "-" else str(path)
-    if str(path) == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        path = existing_path(path)
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder; expected a file of labelled strings")
-        data = path.read_bytes()
-    try:
-        # not splitlines(), which also ends lines at white space such as form feeds
-        lines = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
+    name, lines = read_text(path, "a file of labelled strings")
     known = None if symbols is None else frozenset(symbols)
     long = known is not None and any(len(symbol) > 1 for symbol in known)
     texts: dict[str, tuple[bool, int]] = {}

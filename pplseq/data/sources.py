@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import gzip
 import lzma
@@ -41,6 +42,41 @@ def listing(names: list[str], limit: int = 10) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
+@contextlib.contextmanager
+def opened(path: str | Path, expected: str = "a text file") -> Iterator[tuple[str, BinaryIO]]:
+    """Name and bytes of a file, plain or packed as .gz or .xz; "-" is standard input.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: a folder, or a packed file that is damaged, while it is read.
+    """
+    if str(path) == "-":
+        yield "<stdin>", sys.stdin.buffer
+        return
+    path = existing_path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: expected {expected}, got a folder; name one of the files in it")
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as stream:
+            yield str(path), stream
+    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
+
+
+def read_text(path: str | Path, expected: str = "a text file") -> tuple[str, list[str]]:
+    """Name of a file, see :func:`opened`, and its lines without their ends (which are \\n, \\r\\n or \\r; no form feeds).
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`opened`; for bytes that are not UTF-8.
+    """
+    with opened(path, expected) as (name, stream):
+        data = stream.read()
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
+    return name, text.removesuffix("\n").split("\n") if text else []
+
+
 def read_lines(path: str | Path, *, lower: bool = False) -> Iterator[list[str]]:
     """Read a text file line by line, each line split at white space.
 
@@ -55,17 +91,8 @@ def read_lines(path: str | Path, *, lower: bool = False) -> Iterator[list[str]]:
         FileNotFoundError: no such file.
         ValueError: a folder, a binary file (a NUL byte), or bytes that are not UTF-8, with the byte's offset.
     """
-    if str(path) == "-":
-        yield from decode_lines(sys.stdin.buffer, "<stdin>", lower=lower)
-        return
-    path = existing_path(path)
-    if path.is_dir():
-        raise ValueError(f"{path}: expected a text file, got a folder; name one of the files in it")
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            yield from decode_lines(stream, str(path), lower=lower)
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
+    with opened(path) as (name, stream):
+        yield from decode_lines(stream, name, lower=lower)
 
 
 def decode_lines(stream: BinaryIO, name: str, *, lower: bool = False) -> Iterator[list[str]]:

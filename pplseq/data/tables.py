@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
-import gzip
 import io
-import lzma
 import math
-import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.data.sources import OPENERS, existing_path, listing
+from pplseq.data.sources import existing_path, listing, opened
 
 EMPTY = {"", "na", "nan"}
 EMPTY_NUMBERS = EMPTY | {"null", "none"}  # which may well be the name of a symbol
@@ -226,29 +222,17 @@ class _Reader:
     def _text_rows(self) -> Iterator[list[str]]:
         delimiter = "\t" if ".tsv" in Path(self.name).suffixes else ","
         try:
-            if str(self.path) == "-":
-                text = sys.stdin.buffer.read().decode("utf-8-sig")
-                yield from self._parse(io.StringIO(text, newline=""), delimiter)
-                return
-            path = existing_path(self.path)
-            if path.is_dir():
-                raise ValueError(f"{path} is a folder; expected a .csv, .tsv or .parquet file")
-            with (
-                OPENERS.get(path.suffix, open)(path, "rb") as file,
-                io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
-            ):
-                yield from self._parse(text, delimiter)
+            with opened(self.path, "a .csv, .tsv or .parquet file") as (_, stream):
+                text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+                try:
+                    for row in csv.reader(text, delimiter=delimiter, strict=True):
+                        yield [cell.strip() for cell in row]
+                finally:
+                    text.detach()  # which would close standard input with itself
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{self.name}: byte 0x{error.object[error.start]:02x} is not UTF-8 text; convert the file to UTF-8"
             ) from None
-        except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{self.name}: damaged or not packed as its name says ({error})") from error
-
-    def _parse(self, file, delimiter: str) -> Iterator[list[str]]:
-        try:
-            for row in csv.reader(file, delimiter=delimiter, strict=True):
-                yield [cell.strip() for cell in row]
         except csv.Error as error:
             raise ValueError(f"{self.name}: not a table that can be read ({error})") from None
 

@@ -141,7 +141,7 @@ def test_bad_files(tmp_path):
         read_table(tmp_path / "cut.csv.gz", **NUMBERS)
     with pytest.raises(FileNotFoundError, match="did you mean"):
         read_table(tmp_path / "latn.csv", **NUMBERS)
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="got a folder"):
         read_table(tmp_path, **NUMBERS)
 
 
@@ -198,5 +198,5 @@ def test_strings_that_are_no_text(tmp_path):
     (tmp_path / "strings.txt").write_bytes(b"+ 0\xff1\n")
     with pytest.raises(ValueError, match="not UTF-8 at byte 3"):
         read_labelled_strings(tmp_path / "strings.txt")
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="got a folder"):
         read_labelled_strings(tmp_path)
