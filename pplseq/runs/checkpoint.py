@@ -10,6 +10,7 @@ Layout of `RUN/last`::
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ import torch
 from torch import Tensor
 
 from pplseq.folder import FolderError, FolderKind, locked
+
+LOCK = ".lock"
+_HELD: set[tuple[Path, int]] = set()  # folders and the threads that train there
 
 TRAINING = FolderKind(
     "pplseq-training", 2, header="training.json", tensors="training.safetensors", what="training checkpoint",
@@ -99,13 +103,37 @@ def restore_random_states(tensors: dict[str, Tensor], device: torch.device) -> N
 
 
 @contextlib.contextmanager
-def only_one_run(folder: Path) -> Iterator[None]:
+def only_one_run(folder: Path, *, within: bool = False) -> Iterator[None]:
     """Keeps a second process out of a run's folder, which two would spoil for each other; one that died holds nothing.
+
+    Args:
+        within: nothing is done where this thread keeps others out already: a command does around the loop, which does too.
 
     Raises:
         ValueError: if another process is training there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    busy = f"{folder}: another process is training there (process {{pid}}); wait for it, or choose another folder"
-    with locked(folder / ".lock", busy):
+    key = folder.resolve(), threading.get_ident()
+    if within and key in _HELD:
         yield
+        return
+    busy = f"{folder}: another process is training there (process {{pid}}); wait for it, or choose another folder"
+    with locked(folder / LOCK, busy):
+        _HELD.add(key)
+        try:
+            yield
+        finally:
+            _HELD.discard(key)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a living process trains in a run's folder."""
+    if not (folder / LOCK).exists():
+        return False
+    if any(place == folder.resolve() for place, _ in _HELD):
+        return True
+    try:
+        with locked(folder / LOCK, "busy"):
+            return False
+    except ValueError:
+        return True

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from pplseq.folder import write_text
 
 
 class MetricsLog:
     """The record of a run.
 
     Args:
-        path: the file; created with its folder.
+        path: the file; created with its folder. None keeps the records in memory.
         last_step: when resuming, the step of the checkpoint. Lines after it (written by a process that died before its
             next checkpoint) are dropped, since those steps are about to be taken again. None starts an empty file.
     """
 
-    def __init__(self, path: str | Path, last_step: int | None = None) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.records = [] if last_step is None else [r for r in read_metrics(self.path) if r["step"] <= last_step]
-        new = self.path.with_name(f".{self.path.name}.new")
-        new.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
-        os.replace(new, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+    def __init__(self, path: str | Path | None, last_step: int | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self._file = None
+        if path is None:
+            return
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if last_step is not None:
+            self.records = [record for record in read_metrics(path) if record["step"] <= last_step]
+        write_text(path, "".join(json.dumps(record) + "\n" for record in self.records))
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; on disk when this returns (as far as the operating system's buffer)."""
         self.records.append(record)
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -60,7 +60,13 @@ class TrainSettings:
 
 @dataclass
 class Progress:
-    """Where a run stands: everything in a checkpoint that is a plain number."""
+    """Where a run stands.
+
+    Attributes:
+        step, epoch, position: steps taken, epochs finished, batches of this epoch. seconds: over all resumptions.
+        best, best_step, checks_since_best: of validations, nats per token. validation_due: one was cut short.
+        window_*: losses since the last training record.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -82,3 +88,8 @@ class History:
     records: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     stop_reason: str = ""
+
+
+def perplexity(nats: float) -> float:
+    """exp(nats per token), infinite where a float ends."""
+    return math.exp(nats) if nats < 700 else math.inf

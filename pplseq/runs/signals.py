@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that a long loop answers when its numbers are consistent."""
+"""SIGINT, SIGTERM and SIGHUP as a request that a long loop answers when its numbers are consistent."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ class Stopped(BaseException):
     """A signal asked the loop to stop (no Exception, so that nothing on the way swallows it)."""
 
 
-class StopSignals:
-    """While entered, a first SIGINT or SIGTERM is only noted; the loop calls `check` between two steps.
+class TimeOver(BaseException):
+    """A stretch took longer than it was given."""
 
-    A second one raises KeyboardInterrupt at once. Handlers are put back on exit.
+
+class StopSignals:
+    """While entered, a first SIGINT, SIGTERM or SIGHUP is only noted; the loop calls `check` between two steps.
+
+    A second one raises KeyboardInterrupt at once. Handlers are put back on exit. SIGHUP stays ignored under nohup.
     """
 
     def __init__(self) -> None:
@@ -26,8 +30,10 @@ class StopSignals:
         self.previous = {}
         # Python delivers signals to the main thread only; elsewhere they are not ours to handle.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self._handle)
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # there is no SIGHUP on Windows
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                    self.previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -48,12 +54,17 @@ class StopSignals:
             raise Stopped
 
     @contextmanager
-    def immediate(self) -> Iterator[None]:
-        """A stretch that may be cut short anywhere: a signal raises Stopped there and then."""
+    def immediate(self, seconds: float | None = None) -> Iterator[None]:
+        """A stretch that may be cut short anywhere: a signal raises Stopped there and then.
+
+        Args:
+            seconds: after which TimeOver is raised there; None has no limit.
+        """
         self.check()
         self.may_raise = True
         try:
-            yield
+            with _alarm(seconds if self.previous else None):
+                yield
         finally:
             self.may_raise = False
 
@@ -61,5 +72,23 @@ class StopSignals:
         """Act as the signal would have without this class."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.received == signal.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
+        if self.received is not None:
+            raise SystemExit(128 + self.received)
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[None]:
+    if seconds is None or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeOver
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -141,7 +141,7 @@ def expectation_maximization(
     if step_size is not None:
         checks.share("step_size: the exponent", step_size.exponent, "(0.5, 1]")
     history = FitHistory("em", sum(batch.num_tokens for batch in batches))
-    iterate = _batch_iteration(model, batches) if step_size is None else _stepwise_iteration(model, batches, step_size)
+    iterate = batch_iteration(model, batches) if step_size is None else _stepwise_iteration(model, batches, step_size)
     for _ in range(max_iterations):
         if iterate(history, tolerance):
             break
@@ -177,7 +177,12 @@ def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
     return True
 
 
-def _batch_iteration(model, batches):
+def batch_iteration(
+    model: ExpectationModel, batches: Sequence[Batch]
+) -> Callable[[FitHistory, float], bool]:
+    """A function (history, tolerance) that makes one iteration of batch EM; True where it ended without an M-step, with the
+    reason in the history.
+    """
     before: dict[str, Tensor] = {}
 
     def iterate(history: FitHistory, tolerance: float) -> bool:

@@ -1,0 +1,340 @@
+"""The loop under all trainings: signals, the schedule, the record, checkpoints, resumption, the time that is allowed.
+
+A family plugs in with a :class:`Training`: an object whose numbers are consistent between two calls of `step`. Everything
+that has to do with the disk and the clock is here, so that every training stops, resumes and reports alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pplseq.folder import replace_folder, whole_folder, write_text
+from pplseq.runs.checkpoint import TRAINING, is_locked, only_one_run
+from pplseq.runs.metrics_log import MetricsLog
+from pplseq.runs.settings import History, NonFiniteLoss, Progress
+from pplseq.runs.signals import Stopped, StopSignals, TimeOver
+
+STATUS = "status.json"
+
+
+class Step(NamedTuple):
+    """What a step leaves for the loop to do.
+
+    records: lines of `metrics.jsonl`. validate: measure on held-out data now. best: the model that `save_best` would write
+    has changed; it is saved with the next checkpoint. save: write a checkpoint now.
+    """
+
+    records: Sequence[dict[str, Any]] = ()
+    validate: bool = False
+    best: bool = False
+    save: bool = False
+
+
+class Training:
+    """A training, as the loop sees it. Subclasses give at least `step`, `ended`, `state`, `restore` and `save_model`.
+
+    The loop calls, in this order: `restore` (if it resumes), `begin`, then `ended`, `step`, `ended`, `step`, ... until there
+    is a reason to end, and `finish`. Between two calls it may write checkpoints and measure held-out data.
+
+    Attributes:
+        progress: counters, which a subclass moves (`step`, `epoch`, `position`) and the loop keeps (`best`, `seconds`, ...).
+    """
+
+    progress: Progress
+
+    def begin(self, resumed: bool) -> Step:
+        """What comes before the first step. A signal, or the end of the time, may cut it short anywhere."""
+        return Step()
+
+    def ended(self) -> str:
+        """Why there is nothing more to do, in a word ("epochs", "converged"); "" to go on."""
+        raise NotImplementedError
+
+    def step(self) -> Step:
+        """Learn a little."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Called before numbers are saved or measured: finish what is under way on the device."""
+
+    def evaluate(self) -> Mapping[str, Any] | None:
+        """At least `nats_per_token` of held-out data; None where there is none. Changes nothing: it may be cut short."""
+        return None
+
+    def judged(self, metrics: Mapping[str, Any], improved: bool, scheduled: bool) -> dict[str, Any] | None:
+        """Called with what `evaluate` gave ({} for None): steer the learning rate. Returns the record, None for none."""
+        return {"kind": "validation", **metrics, "best": improved, "scheduled": scheduled} if metrics else None
+
+    def place(self) -> dict[str, Any]:
+        """Where the training stands, for every record: epoch, learning rate."""
+        return {}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, and what JSON holds: all that `restore` needs, beside `progress`, to go on to the same numbers."""
+        raise NotImplementedError
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Inverse of `state`; `progress` has been restored before.
+
+        Raises:
+            ValueError: the checkpoint is of another model, text or settings.
+        """
+        raise NotImplementedError
+
+    def save_model(self, folder: Path) -> Any:
+        """Write the model as it is into a folder, which is there and empty."""
+        raise NotImplementedError
+
+    def save_best(self, folder: Path) -> Any:
+        """Write the best model; the current one, unless a subclass keeps another."""
+        return self.save_model(folder)
+
+    def finish(self) -> None:
+        """Called at the end, also after a signal, with the last checkpoint on the disk."""
+
+
+def run_training(
+    training: Training,
+    *,
+    folder: str | Path | None,
+    resume: bool = False,
+    max_time: float | None = None,
+    early_stop: int | None = None,
+    checkpoint_interval: float = 600.0,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    began: float | None = None,
+) -> History:
+    """Run a training until it ends, is stopped or is out of time.
+
+    A resumed run takes the same steps on the same numbers as one that was never stopped. SIGINT, SIGTERM and SIGHUP finish
+    the step, save `last`, and then act as they always do (KeyboardInterrupt, SystemExit 143 and 129).
+
+    Args:
+        training: see :class:`Training`.
+        folder: gets `last/`, `best/`, `metrics.jsonl` and `status.json`; None keeps the records in memory.
+        resume: continue from `folder/last`; otherwise the folder must not hold a run.
+        max_time: seconds over all resumptions, with what came before the loop (see `began`) and the last validation, for
+            which time is set aside as soon as one was timed; exceeded by a step at most. None has no limit.
+        early_stop: stop after so many validations in a row without a new best.
+        checkpoint_interval: seconds after which `last` is saved even if no validation came.
+        on_record: called with every record.
+        began: `time.monotonic()` when the command began; None is now.
+
+    Raises:
+        NonFiniteLoss: naming the step; no checkpoint holds the bad weights.
+        ValueError: another process trains in the folder, it already holds a run, or its checkpoint is of another model.
+        SaveError: a save failed; the previous checkpoint is whole.
+        FileNotFoundError, FolderError: `folder/last` cannot be resumed from.
+    """
+    place = None if folder is None else Path(folder)
+    if place is None and resume:
+        raise ValueError("resume: there is no folder to resume from; give folder")
+    with nullcontext() if place is None else only_one_run(place, within=True):
+        loop = _Loop(training, place, max_time, early_stop, checkpoint_interval, on_record, began)
+        return loop.run(resume)
+
+
+def run_status(folder: str | Path) -> dict[str, Any]:
+    """What `status.json` of a run's folder says: status, reason, step, seconds, pid, host.
+
+    Its status is "running", "stopped" (by a signal: resume it), "finished" (see reason), "failed" (see reason), "died" (the
+    process ended without a word: resume it) or "absent".
+    """
+    path = Path(folder) / STATUS
+    try:
+        status = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"status": "absent"}
+    if status.get("status") == "running" and status.get("host") == socket.gethostname() and not is_locked(Path(folder)):
+        status["status"] = "died"
+    return status
+
+
+class _Loop:
+    def __init__(self, training, folder, max_time, early_stop, checkpoint_interval, on_record, began) -> None:
+        self.training: Training = training
+        self.folder: Path | None = folder
+        self.max_time, self.early_stop, self.checkpoint_interval = max_time, early_stop, checkpoint_interval
+        self.on_record = on_record or (lambda record: None)
+        self.started = self.saved_at = time.monotonic()
+        self.seconds_before = 0.0 if began is None else self.started - began
+        self.signals = StopSignals()
+        self.validated_at: int | None = None
+        self.validation_seconds = 0.0
+        self.best_due = False
+
+    @property
+    def progress(self) -> Progress:
+        return self.training.progress
+
+    def run(self, resume: bool) -> History:
+        if resume:
+            self._restore()
+        elif self.folder is not None and whole_folder(self.folder / "last").exists():
+            raise ValueError(f"{self.folder} already holds a run; resume it, or choose another folder")
+        self.log = MetricsLog(
+            None if self.folder is None else self.folder / "metrics.jsonl", self.progress.step if resume else None
+        )
+        self._say("running")
+        reason, status = "", "failed"
+        try:
+            with self.signals:
+                try:
+                    reason, status = self._learn(resume), "finished"
+                except Stopped:
+                    reason, status = "signal", "stopped"
+                    self._save_what_there_is()
+            self.training.finish()
+        except BaseException as error:
+            if self.best_due and isinstance(error, ArithmeticError | RuntimeError):
+                with contextlib.suppress(OSError):
+                    self.save("best")
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            reason = reason or f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.log.close()
+            self._say(status, reason)
+        self.signals.reraise()
+        return History(self.log.records, self.progress, reason)
+
+    def _learn(self, resumed: bool) -> str:
+        training, p = self.training, self.progress
+        limit = None if type(training).begin is Training.begin else self._left()
+        try:
+            with self.signals.immediate(limit):
+                first = training.begin(resumed)
+        except TimeOver:
+            return "max_time"
+        self.ready = True
+        self._write(first.records)
+        self.best_due = first.best
+        if not resumed:
+            # A folder that cannot be written to is found out now; and there is a checkpoint to fall back on from here.
+            self.save("last")
+        if p.validation_due:
+            self._validate()
+        self.signals.check()
+        while not (reason := self._reason()):
+            step = training.step()
+            self._write(step.records)
+            self.best_due = self.best_due or step.best
+            if step.validate:
+                p.validation_due = True
+                self._validate()
+            elif step.save or time.monotonic() - self.saved_at > self.checkpoint_interval:
+                self.save("last")
+            self.signals.check()
+        if reason == "max_time" and self.validated_at != p.step:
+            # Outside the schedule, so that a longer run resumed from here takes the same steps.
+            self._validate(scheduled=False)
+        self.save("last")
+        return reason
+
+    def _reason(self) -> str:
+        if reason := self.training.ended():
+            return reason
+        if self.early_stop is not None and self.progress.checks_since_best >= self.early_stop:
+            return "early_stop"
+        left = self._left()
+        return "max_time" if left is not None and left <= self.validation_seconds else ""
+
+    def _validate(self, scheduled: bool = True) -> None:
+        training, p = self.training, self.progress
+        training.flush()
+        before = time.monotonic()
+        # Validation changes nothing, so a signal may cut it short; the checkpoint then says that it is still due.
+        try:
+            with self.signals.immediate():
+                metrics = dict(training.evaluate() or {})
+        except FloatingPointError:
+            metrics = {"nats_per_token": math.nan}
+        except Exception:
+            self.save("last")  # the weights are sound; what they cost is not lost to a failed evaluation
+            raise
+        self.validation_seconds, self.validated_at = time.monotonic() - before, p.step
+        p.validation_due = False
+        value = metrics.get("nats_per_token", -math.inf)
+        if math.isnan(value):
+            raise NonFiniteLoss(
+                f"validation gives {value} nats per token at step {p.step}; the checkpoints"
+                f"{'' if self.folder is None else f' in {self.folder}'} are from before it"
+            )
+        improved = not metrics or value < p.best
+        if improved:
+            p.best, p.best_step = value if metrics else p.best, p.step
+        if scheduled:
+            p.checks_since_best = 0 if improved else p.checks_since_best + 1
+        if (record := training.judged(metrics, improved, scheduled)) is not None:
+            self._write([record])
+        if improved:
+            self.save("best")
+        if scheduled:
+            self.save("last")
+
+    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+        for record in records:
+            where = {"step": self.progress.step, **self.training.place(), "seconds": round(self._clock(), 3)}
+            self.log.write({**where, **record})
+            self.on_record(self.log.records[-1])
+
+    def _clock(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _left(self) -> float | None:
+        return None if self.max_time is None else self.max_time - self._clock()
+
+    # ---- the folder
+
+    ready = False  # whether there is something to save
+
+    def _save_what_there_is(self) -> None:
+        if self.ready:
+            self.save("last")
+
+    def save(self, name: str) -> None:
+        """`best` is a model's folder; `last` is one too, with what it takes to continue."""
+        self.training.flush()
+        self.progress.seconds = self._clock()
+        if name == "last" and self.best_due:
+            self.save("best")
+        if self.folder is None:
+            self.best_due = False
+            return
+        if name == "last":
+            tensors, state = self.training.state()
+            header = {"state": {"progress": asdict(self.progress), **state}}
+            TRAINING.write(self.folder / name, header, tensors=tensors, more=self.training.save_model)
+            self.saved_at = time.monotonic()
+            self._say("running")
+        else:
+            replace_folder(self.folder / name, self.training.save_best)
+            self.best_due = False
+
+    def _restore(self) -> None:
+        assert self.folder is not None
+        header, tensors, *_ = TRAINING.read(self.folder / "last")
+        state = header["state"]
+        self.training.progress = Progress(**state.pop("progress"))
+        self.training.restore(tensors, state)
+        self.seconds_before += self.progress.seconds
+
+    def _say(self, status: str, reason: str = "") -> None:
+        if self.folder is None:
+            return
+        said = {"status": status, "reason": reason, "step": self.progress.step, "seconds": round(self._clock(), 1)}
+        said |= {"pid": os.getpid(), "host": socket.gethostname()}
+        with contextlib.suppress(OSError):  # a full disk is told where something is lost
+            write_text(self.folder / STATUS, json.dumps(said, indent=1) + "\n")
