@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pplseq.baselines.sgd import SGDSettings, SGDTraining
+from pplseq.baselines.sgd import SGDSettings, SGDTraining, State
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import FolderError
-
-State = tuple[Tensor, ...]
+from pplseq.runs.loop import run_training
 
 
 class Carried(NamedTuple):
@@ -146,9 +145,8 @@ class NeuralLanguageModel(nn.Module):
     ) -> NeuralLanguageModel:
         """Minimise the nats per token of a text by truncated back-propagation; keep the weights best on `valid`.
 
-        A resumed run takes the same steps on the same numbers as one that was never stopped; SIGINT and SIGTERM finish
-        the step and save. `history` holds a record an epoch: epoch, lr, seconds, train_perplexity, perplexity (of
-        `valid`); epoch 0 is before training.
+        It is a run as :func:`~pplseq.runs.loop.run_training` describes them. `history` holds a record an epoch: epoch, lr,
+        seconds, train_perplexity, perplexity (of `valid`); epoch 0 is before training.
 
         Args:
             text: to learn from, in its own order.
@@ -168,7 +166,11 @@ class NeuralLanguageModel(nn.Module):
         for name, part in (("text", text), ("valid", valid)):
             if part is not None:
                 self._check(part, name)
-        SGDTraining(self, text, valid, settings or SGDSettings(), folder, on_record).run(resume)
+        settings = settings or SGDSettings()
+        run_training(
+            SGDTraining(self, text, valid, settings), folder=folder, resume=resume, on_record=on_record,
+            checkpoint_interval=settings.checkpoint_interval,
+        )  # fmt: skip
         return self
 
     def loss(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Tensor:

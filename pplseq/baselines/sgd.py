@@ -1,27 +1,25 @@
 """Plain stochastic gradient descent for recurrent language models: truncated back-propagation through a text, the learning
-rate's schedule, resumption.
+rate's schedule.
 """
 
 from __future__ import annotations
 
 import math
-import time
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pplseq.data.batches import StreamBatches
 from pplseq.runs import checkpoint
-from pplseq.runs.metrics_log import MetricsLog
-from pplseq.runs.settings import NonFiniteLoss
-from pplseq.runs.signals import Stopped, StopSignals
+from pplseq.runs.loop import Step, Training
+from pplseq.runs.settings import NonFiniteLoss, Progress, perplexity
 
-if TYPE_CHECKING:
-    from pplseq.baselines.neural import State
+State = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -74,90 +72,59 @@ class SGDSettings:
             raise ValueError(f"clip must be positive, or None not to clip, got {self.clip}")
 
 
-@dataclass
-class _Progress:
-    """Where training stands, as plain numbers."""
+class SGDTraining(Training):
+    """One segment a step, one record an epoch.
 
-    epoch: int = 0
-    position: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    lr: float = 0.0
-    best: float = math.inf
-    best_epoch: int = 0
-    decaying: bool = False
-    finished: bool = False
-    window_nats: float = 0.0
-    window_tokens: int = 0
+    Args:
+        model: a :class:`~pplseq.baselines.neural.NeuralLanguageModel`; its `history` gets the records.
+        text, valid, settings: as for its `fit`.
+    """
 
-
-class SGDTraining:
-    def __init__(self, model, text, valid, settings, folder, on_record) -> None:
+    def __init__(self, model, text, valid, settings: SGDSettings) -> None:
         self.model, self.valid, self.settings = model, valid, settings
-        self.folder = None if folder is None else Path(folder)
-        self.on_record = on_record or (lambda record: None)
         self.batches = StreamBatches(text, settings.batch_size, settings.segment_length)
         self.text = {"tokens": text.num_tokens, "crc32": zlib.crc32(text.tokens.tobytes())}
         self.device = next(model.parameters()).device
         model.sparse_gradients = True  # a segment touches few rows of the table
         self.parameters = list(model.parameters())
-        self.progress = _Progress(lr=settings.lr)
-        self.state: State = ()
+        self.progress = Progress(validation_due=True)
+        self.lr, self.decaying, self.stalled = settings.lr, False, False
+        self.lowest = math.inf  # entropy of the epochs before
+        self.segments: Iterator[Any] | None = None  # that are left of this epoch
+        self.state_now: State = ()
         self.previous: Tensor | None = None  # (B, 1) the word before each stream's next segment
         self.best: dict[str, Tensor] = {}
-        self.signals = StopSignals()
 
-    def run(self, resume: bool) -> None:
+    def begin(self, resumed: bool) -> Step:
+        self.model.history = self.records
+        return Step()
+
+    def ended(self) -> str:
+        if self.stalled:
+            return "stalled"
+        return "epochs" if self.progress.epoch >= self.settings.epochs else ""
+
+    def step(self) -> Step:
         p = self.progress
-        if resume:
-            self._load()
-            p = self.progress
-        elif self.folder is not None and (self.folder / "last").exists():
-            raise ValueError(f"{self.folder} already holds a run; resume it, or choose another folder")
-        self.started, self.before = time.monotonic(), p.seconds
-        self.log = None
-        if self.folder is not None:
-            self.log = MetricsLog(self.folder / "metrics.jsonl", p.step if resume else None)
-        self.model.history = [] if self.log is None else self.log.records
-        try:
-            with self.signals:
-                if not resume:
-                    self._end_of_epoch()
-                while p.epoch < self.settings.epochs and not p.finished:
-                    self._epoch()
-                self._save("last")
-        except Stopped:
-            self._save("last")
-        finally:
-            if self.log is not None:
-                self.log.close()
-        if self.best:
-            checkpoint.restore_weights(self.model, self.best, "best.")
-        self.signals.reraise()
+        if self.segments is None:
+            self.model.train()  # a loaded model would learn without dropout
+            # Every epoch runs over the text in its own order, so its number is of no account to the batches.
+            self.batches.load_state_dict({"epoch": 0, "position": p.position})
+            self.segments = iter(self.batches)
+        self._learn(next(self.segments))
+        p.position, p.step = p.position + 1, p.step + 1
+        if p.position < len(self.batches):
+            return Step()
+        p.epoch, p.position, self.segments = p.epoch + 1, 0, None
+        return Step(validate=True)
 
-    def _epoch(self) -> None:
-        p, settings = self.progress, self.settings
-        self.model.train()  # a loaded model would learn without dropout
-        # Every epoch runs over the text in its own order, so its number is of no account to the batches.
-        self.batches.load_state_dict({"epoch": 0, "position": p.position})
-        saved = time.monotonic()
-        for batch in self.batches:
-            self._step(batch)
-            p.position, p.step = p.position + 1, p.step + 1
-            if self.folder is not None and time.monotonic() - saved > settings.checkpoint_interval:
-                self._save("last")
-                saved = time.monotonic()
-            self.signals.check()
-        p.epoch, p.position = p.epoch + 1, 0
-        self._end_of_epoch()
-
-    def _step(self, batch) -> None:
+    def _learn(self, batch: Any) -> None:
         p, x = self.progress, batch.x.to(self.device)
-        if batch.is_first:
-            self.state = self.model.initial_state(len(x))
+        if batch.is_first or self.previous is None:
+            self.state_now = self.model.initial_state(len(x))
             self.previous = x.new_full((len(x), 1), self.model.vocabulary.eos_id)
         words = torch.cat([self.previous, x[:, :-1]], 1)
-        features, state = self.model(words, tuple(part.detach() for part in self.state))
+        features, state = self.model(words, tuple(part.detach() for part in self.state_now))
         loss = self.model.nats(features.flatten(0, 1), x.flatten(), self.settings.precision) / len(x)
         gradients = torch.autograd.grad(loss, self.parameters)
         # Sparse gradients (of word tables) have one row a token: their norm is taken of what is stored.
@@ -167,96 +134,81 @@ class SGDTraining:
         if not (math.isfinite(nats) and math.isfinite(norm)):
             raise NonFiniteLoss(
                 f"the {'gradient norm' if math.isfinite(nats) else 'loss'} is not finite at step {p.step + 1} (epoch "
-                f"{p.epoch + 1}, lr {p.lr:g}); train again with a smaller lr"
+                f"{p.epoch + 1}, lr {self.lr:g}); train again with a smaller lr"
             )
-        rate = p.lr * (1.0 if self.settings.clip is None else min(1.0, self.settings.clip / max(norm, 1e-12)))
+        rate = self.lr * (1.0 if self.settings.clip is None else min(1.0, self.settings.clip / max(norm, 1e-12)))
         with torch.no_grad():
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.add_(gradient, alpha=-rate)
-        self.state, self.previous = state, x[:, -1:]
+        self.state_now, self.previous = state, x[:, -1:]
         p.window_nats += nats * len(x)
         p.window_tokens += x.numel()
 
-    def _end_of_epoch(self) -> None:
-        """Validate, steer the learning rate, record, save."""
-        p, settings = self.progress, self.settings
-        record = {"kind": "epoch", "epoch": p.epoch, "step": p.step, "lr": p.lr}
+    # ---- the end of an epoch
+
+    def evaluate(self) -> Mapping[str, Any] | None:
+        if self.valid is None:
+            return None
+        entropy = -float(self.model.log_prob(self.valid).mean())
+        return {"nats_per_token": entropy, "perplexity": perplexity(entropy)}
+
+    def judged(self, metrics: Mapping[str, Any], improved: bool, scheduled: bool) -> dict[str, Any]:
+        """Steer the learning rate; take back what made things worse."""
+        p = self.progress
+        record = {"kind": "epoch", "lr": self.lr}
         if p.window_tokens:
-            record["train_perplexity"] = _exp(p.window_nats / p.window_tokens)
-        if self.valid is not None:
-            entropy = -float(self.model.log_prob(self.valid).mean())
-            if math.isnan(entropy):
-                raise NonFiniteLoss(f"the validation entropy is NaN after epoch {p.epoch}; train with a smaller lr")
-            record |= {"nats_per_token": entropy, "perplexity": _exp(entropy)}
-            too_little = p.epoch > 0 and entropy > p.best * (1 - settings.min_improvement)
-            if entropy < p.best:
-                p.best, p.best_epoch = entropy, p.epoch
-                self.best = {f"best.{name}": w.detach().clone() for name, w in _weights(self.model).items()}
-                self._save("best")
+            record["train_perplexity"] = perplexity(p.window_nats / p.window_tokens)
+        p.window_nats, p.window_tokens = 0.0, 0
+        if metrics:
+            entropy = metrics["nats_per_token"]
+            too_little = p.epoch > 0 and entropy > self.lowest * (1 - self.settings.min_improvement)
+            self.lowest = min(self.lowest, entropy)
+            if improved:
+                self.best = {f"best.{name}": w.detach().clone() for name, w in checkpoint.named_weights(self.model).items()}
             else:
                 checkpoint.restore_weights(self.model, self.best, "best.")
-            p.finished = too_little and p.decaying
-            p.decaying = p.decaying or too_little
-            if p.decaying:
-                p.lr *= settings.decay
-        p.window_nats, p.window_tokens = 0.0, 0
-        record["seconds"] = round(self._clock(), 3)
-        if self.log is None:
-            self.model.history.append(record)
-        else:
-            self.log.write(record)
-        self.on_record(record)
-        self._save("last")
+            self.stalled = too_little and self.decaying
+            self.decaying = self.decaying or too_little
+            if self.decaying:
+                self.lr *= self.settings.decay
+        return record | dict(metrics)
 
-    def _clock(self) -> float:
-        return self.before + time.monotonic() - self.started
+    def place(self) -> dict[str, Any]:
+        return {"epoch": self.progress.epoch, "lr": self.lr}
+
+    def finish(self) -> None:
+        if self.best:
+            checkpoint.restore_weights(self.model, self.best, "best.")
 
     # ---- checkpoints
 
-    def _save(self, name: str) -> None:
-        if self.folder is None:
-            return
-        self.progress.seconds = self._clock()
-        if name == "best" or self.valid is None:
-            self.model.save(self.folder / "best")
-        if name == "last":
-            self._write(self.folder / name)
+    def save_model(self, folder: Path) -> Any:
+        return self.model.save(folder)
 
-    def _write(self, folder: Path) -> None:
-        tensors = {f"weights.{name}": weight for name, weight in _weights(self.model).items()} | self.best
-        tensors |= {f"state.{i}": part.detach() for i, part in enumerate(self.state)}
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"weights.{name}": weight for name, weight in checkpoint.named_weights(self.model).items()} | self.best
+        tensors |= {f"state.{i}": part.detach() for i, part in enumerate(self.state_now)}
         if self.previous is not None:
             tensors["previous"] = self.previous
         tensors |= checkpoint.random_states(self.device)  # of dropout
-        state = {"progress": asdict(self.progress), "settings": asdict(self.settings), "text": self.text}
-        checkpoint.TRAINING.write(folder, {"state": state}, tensors=tensors)
+        state = {"lr": self.lr, "decaying": self.decaying, "stalled": self.stalled, "lowest": self.lowest}
+        return tensors, {**state, "settings": asdict(self.settings), "text": self.text}
 
-    def _load(self) -> None:
-        if self.folder is None:
-            raise ValueError("resume: there is no folder to resume from; give folder")
-        header, tensors, *_ = checkpoint.TRAINING.read(self.folder / "last")
-        state = header["state"]
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if (then := state["settings"] | {"epochs": 0}) != (now := asdict(self.settings) | {"epochs": 0}):
             changed = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key])
-            raise ValueError(f"settings: {changed}; resume with those of the run in {self.folder}")
-        if state.get("text", self.text) != self.text:
+            raise ValueError(f"settings: {changed}; resume with those of the run")
+        if state["text"] != self.text:
             raise ValueError(
                 f"text: it has {self.text['tokens']:,} tokens and is not the text of {state['text']['tokens']:,} that the run "
-                f"in {self.folder} learns from; resume with that one"
+                "learns from; resume with that one"
             )
         checkpoint.restore_weights(self.model, tensors)
         checkpoint.restore_random_states(tensors, self.device)
-        self.best = {name: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("best.")}
-        self.state = tuple(
-            tensors[f"state.{i}"].to(self.device) for i in range(sum(n.startswith("state.") for n in tensors))
+        self.lr, self.decaying, self.stalled, self.lowest = (
+            state[name] for name in ("lr", "decaying", "stalled", "lowest")
         )
+        self.best = {name: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("best.")}
+        count = sum(name.startswith("state.") for name in tensors)
+        self.state_now = tuple(tensors[f"state.{i}"].to(self.device) for i in range(count))
         self.previous = tensors["previous"].to(self.device) if "previous" in tensors else None
-        self.progress = _Progress(**state["progress"])
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return checkpoint.named_weights(model)
-
-
-def _exp(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else math.inf

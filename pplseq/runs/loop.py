@@ -50,9 +50,11 @@ class Training:
 
     Attributes:
         progress: counters, which a subclass moves (`step`, `epoch`, `position`) and the loop keeps (`best`, `seconds`, ...).
+        records: set by the loop: what was written so far.
     """
 
     progress: Progress
+    records: list[dict[str, Any]]
 
     def begin(self, resumed: bool) -> Step:
         """What comes before the first step. A signal, or the end of the time, may cut it short anywhere."""
@@ -184,9 +186,9 @@ class _Loop:
             self._restore()
         elif self.folder is not None and whole_folder(self.folder / "last").exists():
             raise ValueError(f"{self.folder} already holds a run; resume it, or choose another folder")
-        self.log = MetricsLog(
-            None if self.folder is None else self.folder / "metrics.jsonl", self.progress.step if resume else None
-        )
+        path = None if self.folder is None else self.folder / "metrics.jsonl"
+        self.log = MetricsLog(path, self.progress.step if resume else None, self.progress.validation_due)
+        self.training.records = self.log.records
         self._say("running")
         reason, status = "", "failed"
         try:

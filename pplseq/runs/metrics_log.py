@@ -16,9 +16,10 @@ class MetricsLog:
         path: the file; created with its folder. None keeps the records in memory.
         last_step: when resuming, the step of the checkpoint. Lines after it (written by a process that died before its
             next checkpoint) are dropped, since those steps are about to be taken again. None starts an empty file.
+        validation_due: that of this step is about to be made again, too.
     """
 
-    def __init__(self, path: str | Path | None, last_step: int | None = None) -> None:
+    def __init__(self, path: str | Path | None, last_step: int | None = None, validation_due: bool = False) -> None:
         self.records: list[dict[str, Any]] = []
         self._file = None
         if path is None:
@@ -26,7 +27,11 @@ class MetricsLog:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if last_step is not None:
-            self.records = [record for record in read_metrics(path) if record["step"] <= last_step]
+            self.records = [
+                record
+                for record in read_metrics(path)
+                if record["step"] < last_step + (record["kind"] == "train" or not validation_due)
+            ]
         write_text(path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = path.open("a", encoding="utf-8")
 

@@ -58,7 +58,7 @@ def numbers(run):
 
 def test_a_run_has_everything(finished):
     names = {path.name for path in finished.iterdir()}
-    assert names == {"best", "last", "clusters.paths", "config.toml", "data.json", "metrics.jsonl"}
+    assert names == {"best", "last", "clusters.paths", "config.toml", "data.json", "metrics.jsonl", "status.json"}
     config = tomllib.loads((finished / "config.toml").read_text())
     assert config["states"] == 48 and config["lr"] == 0.003 and config["init_scale"] == 0.1 and config["clip"] == 5.0
     kinds = [record["kind"] for record in numbers(finished)]
@@ -82,7 +82,7 @@ def test_same_settings_same_numbers(text, finished, tmp_path):
 @pytest.mark.parametrize("stop_at", [3, 10])
 def test_resume_is_exact_to_the_bit(text, finished, tmp_path, monkeypatch, number, code, stop_at):
     run = tmp_path / "run"
-    step = training._Loop._step
+    step = training.GradientTraining._learn
 
     def interrupted(self, batch):
         step(self, batch)
@@ -90,7 +90,7 @@ def test_resume_is_exact_to_the_bit(text, finished, tmp_path, monkeypatch, numbe
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._Loop, "_step", interrupted)
+        patch.setattr(training.GradientTraining, "_learn", interrupted)
         result = pplseq("train", "vlhmm", text, *SMALL, "--out", run, code=code)
     assert f"--resume {run}" in result.stderr
     pplseq("train", "--resume", run)
@@ -236,7 +236,7 @@ def test_every_ablation_is_a_flag(text, tmp_path, options):
 
 
 def test_nan_loss_keeps_the_last_good_checkpoint(text, tmp_path, monkeypatch):
-    step = training._Loop._step
+    step = training.GradientTraining._learn
 
     def poisoned(self, batch):
         if self.progress.step == 9:
@@ -244,7 +244,7 @@ def test_nan_loss_keeps_the_last_good_checkpoint(text, tmp_path, monkeypatch):
                 next(self.model.parameters()).fill_(float("nan"))
         step(self, batch)
 
-    monkeypatch.setattr(training._Loop, "_step", poisoned)
+    monkeypatch.setattr(training.GradientTraining, "_learn", poisoned)
     result = pplseq("train", "vlhmm", text, *SMALL, "--out", tmp_path / "run", code=1)
     assert "the loss is nan at step 10" in result.stderr
     weights = load_file(tmp_path / "run" / "last" / "model.safetensors")
@@ -257,13 +257,13 @@ def test_full_disk(text, tmp_path):
     script = f"""
 import resource, sys
 from pplseq.cli import main
-from pplseq.runs import training
-save = training._Loop.save
+from pplseq.runs import loop
+save = loop._Loop.save
 def limited(self, name):
     if self.progress.step:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     save(self, name)
-training._Loop.save = limited
+loop._Loop.save = limited
 sys.argv = ["pplseq", "train", "vlhmm", {str(text)!r}, *{SMALL!r}, "--out", {str(run)!r}]
 main()
 """
