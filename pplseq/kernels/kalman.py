@@ -80,9 +80,41 @@ def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
     return symmetric(matrix @ filtered @ matrix.mT) + noise
 
 
+def advance(
+    predicted: Tensor, matrix: Tensor, noise: Tensor, observed: Tensor, num_steps: int, careful: bool | None = None
+) -> tuple[Updated | UpdatedByNumbers, Tensor, Tensor]:
+    """Several steps in a row from one predicted covariance (h, h).
+
+    Args:
+        matrix, noise: (1 | k, h, h) of the steps. observed: (1 | k, h, h) information; or (1 | k, n, h) loadings, with
+            ``careful`` as for :func:`update_by_numbers`.
+
+    Returns:
+        What observations make of each step's covariance, A Sigma (k, h, h), and the covariance behind it (k, h, h).
+    """
+    updates, moved, later = [], [], [predicted.unsqueeze(0)]
+    for i in range(num_steps):
+        a, q, o = (value[i : i + 1] if len(value) > 1 else value for value in (matrix, noise, observed))
+        new = update(later[-1], o) if careful is None else update_by_numbers(later[-1], o, careful)
+        updates.append(new)
+        moved.append(a @ new.filtered)
+        later.append(symmetric(moved[-1] @ a.mT) + q)
+    parts = (torch.cat(values) for values in zip(*updates, strict=True))
+    return type(new)(*parts), torch.cat(moved), torch.cat(later[1:])
+
+
 def adjoint(information: Tensor, closed_loop: Tensor, later: Tensor) -> Tensor:
     """N_t = Lam W + (A W)' N_{t+1} (A W): what all observations from t on say beyond the past."""
     return information + symmetric(closed_loop.mT @ later @ closed_loop)
+
+
+def adjoints(information: Tensor, closed_loops: Tensor, later: Tensor) -> Tensor:
+    """(k, h, h) :func:`adjoint` of k steps, each before the one before it; later: (h, h) of the step behind the first."""
+    results = []
+    for here, loop in zip(information, closed_loops, strict=True):
+        later = adjoint(here, loop, later)
+        results.append(later)
+    return torch.stack(results)
 
 
 def smoothed(filtered: Tensor, gain: Tensor, later: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -45,17 +44,13 @@ class Convergence:
         """Relative difference within which two covariances that stand still are one: well above rounding."""
         return max(self.tol, 100 * self.rounding) if self.wait_for_rounding else self.tol
 
-    def memory(
-        self, parent: int, loop: Callable[[], Tensor], fresh: bool = False
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """X of a node, and of the one behind it by a step with this closed loop; None where it does not count.
+    def memory(self, parent: int, loop: Tensor, fresh: bool = False) -> tuple[Tensor, Tensor]:
+        """X of a node, and of the one behind it by a step with this closed loop, where gradients are wanted.
 
         fresh: the parent stands still; what departs from it starts anew.
         """
-        if not self.wants_gradient:
-            return None, None
         before = self.identity if fresh else self.sensitivity.get(parent, self.identity)
-        return before, loop().detach().to(self.identity.device) @ before
+        return before, loop.detach().to(self.identity.device) @ before
 
     def forgotten(self, product: Tensor | None) -> bool:
         """Whether the start no longer matters: X is negligible."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq.infer.gaussian.convergence import Convergence, size_of
-from pplseq.infer.gaussian.path import CovariancePath
+from pplseq.infer.gaussian.path import BLOCK, CovariancePath
 from pplseq.kernels import kalman
 
 
@@ -29,90 +31,120 @@ class SmoothedPath:
                 ends, back = np.unique(ends, return_inverse=True)
             columns = np.where(np.arange(given.num_steps)[:, None] < ends, columns, -1)
         h = given.start.shape[-1]
-        zero = path.filtered.new_zeros(1, h, h)
-        self._information: list[Tensor] = [zero[0]]  # N of each node
-        self._covariances: list[Tensor] = [zero]
-        self._lag_one: list[Tensor] = [zero]
+        self._information: list[Tensor] = [path.filtered.new_zeros(h, h)]  # N of each node
         self._of: list[int] = [-1]  # the filtered node of each node
+        self._later: list[int] = [0]  # and the node of the step behind it
         self._convergence = Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
         self._convergence.rounding = path.rounding
         self._fixed: dict[int, int] = {}  # filtered node -> node that follows itself
+        self._known: dict[tuple[int, int], int] = {}  # node of the step behind, filtered node -> node
         index = self._walk(columns)
         index = index if back is None else index[:, back.reshape(-1)]
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(path.device)
-        self.smoothed, self.lag_one = torch.cat(self._covariances), torch.cat(self._lag_one)
-        del self._information, self._covariances, self._lag_one
+        self._tabulate()
 
     def _walk(self, columns: np.ndarray) -> np.ndarray:
         num_steps, rows = columns.shape
-        new_pattern = np.flatnonzero((columns[1:] != columns[:-1]).any(1))  # steps whose next one differs
+        new_pattern = [-1, *np.flatnonzero((columns[1:] != columns[:-1]).any(1)).tolist()]  # steps whose next one differs
         index = np.zeros_like(columns)
         now = np.zeros(rows, dtype=np.int64)
-        known: dict[tuple[int, int], int] = {}
         stride = self.path.num_nodes + 1
         t = num_steps - 1
         while t >= 0:
-            keys, inverse = np.unique(now * stride + columns[t] + 1, return_inverse=True)
-            pairs = [(int(k // stride), int(k % stride) - 1) for k in keys]
-            self._extend([pair for pair in pairs if pair not in known], known)
-            index[t] = np.array([known[pair] for pair in pairs])[inverse.reshape(-1)]
-            still = (index[t] == now).all()
-            now = index[t]
-            t -= 1
-            if still and t >= 0:
-                position = np.searchsorted(new_pattern, t, side="right") - 1
-                stop = int(new_pattern[position]) if position >= 0 else -1
-                if (columns[t] == columns[t + 1]).all():
-                    index[stop + 1 : t + 1] = now
-                    t = stop
+            if rows == 1:
+                later, line = int(now[0]), columns[max(t + 1 - BLOCK, 0) : t + 1, 0][::-1].tolist()
+                nodes = [self._known[later, line[0]]] if (later, line[0]) in self._known else self._extend(later, line)
+                index[t + 1 - len(nodes) : t + 1, 0] = nodes[::-1]
+                before, now = (nodes[-2] if len(nodes) > 1 else later), np.array(nodes[-1:])
+                t -= len(nodes)
+                still = before == nodes[-1]
+            else:
+                keys, inverse = np.unique(now * stride + columns[t] + 1, return_inverse=True)
+                pairs = [(int(k // stride), int(k % stride) - 1) for k in keys]
+                self._go_apart([pair for pair in pairs if pair not in self._known])
+                index[t] = np.array([self._known[pair] for pair in pairs])[inverse.reshape(-1)]
+                still = (index[t] == now).all()
+                now = index[t]
+                t -= 1
+            if still and t >= 0 and (columns[t] == columns[t + 1]).all():  # nothing changes until the pattern does
+                stop = new_pattern[bisect.bisect_right(new_pattern, t) - 1]
+                index[stop + 1 : t + 1] = now
+                t = stop
         return index
 
-    def _extend(self, pairs: list[tuple[int, int]], known: dict[tuple[int, int], int]) -> None:
-        path = self.path
-        for pair in [p for p in pairs if p[1] < 0]:
-            known[pair] = 0
-        pairs = [p for p in pairs if p[1] >= 0]
+    def _extend(self, later: int, line: list[int]) -> list[int]:
+        """The nodes of filtered nodes one before the other, up to one that is there already."""
+        if line[0] < 0:
+            self._known[later, -1] = 0
+            return [0]
+        behind = self._information[later]
+        loops = self.path.closed_loop[line]
+        information = kalman.adjoints(self.path.information[line], loops, behind)
+        sizes, changes = size_of(information), size_of(information - torch.cat([behind[None], information[:-1]]))
+        nodes = []
+        for i, (node, size, change) in enumerate(zip(line, sizes.tolist(), changes.tolist(), strict=True)):
+            if (later, node) in self._known:
+                break
+            child = len(self._of)
+            nodes.append(self._add(later, node, information[i], size, change, loops[i]))
+            if nodes[-1] != child:
+                break
+            later = child
+        return nodes
+
+    def _go_apart(self, pairs: list[tuple[int, int]]) -> None:
+        """Adds the nodes of (node of the step behind, filtered node) pairs."""
+        self._known.update({pair: 0 for pair in pairs if pair[1] < 0})
+        pairs = [pair for pair in pairs if pair[1] >= 0]
         if not pairs:
             return
-        later_nodes, nodes = (list(part) for part in zip(*pairs, strict=True))
-        later = torch.stack([self._information[n] for n in later_nodes])
-        gain, loop = path.gain[nodes], path.closed_loop[nodes]
-        information = kalman.adjoint(path.information[nodes], loop, later)
-        keep = []
-        for i, (pair, node) in enumerate(zip(pairs, nodes, strict=True)):
-            same = self._same_as(pair, node, information[i], loop[i], known)
-            known[pair] = len(self._of) if same is None else same
-            if same is None:
-                keep.append(i)
-                self._information.append(information[i])
-                self._of.append(node)
-        if keep:
-            gain, later, nodes = gain[keep], later[keep], [nodes[i] for i in keep]
-            self._covariances.append(kalman.smoothed(path.filtered[nodes], gain, later))
-            behind = [max(self._of[later_nodes[i]], 0) for i in keep]
-            self._lag_one.append(kalman.lag_one(gain, path.predicted[behind], later))
+        behind, nodes = (list(part) for part in zip(*pairs, strict=True))
+        later, loops = torch.stack([self._information[n] for n in behind]), self.path.closed_loop[nodes]
+        information = kalman.adjoint(self.path.information[nodes], loops, later)
+        sizes, changes = size_of(information).tolist(), size_of(information - later).tolist()
+        for pair, *about in zip(pairs, information, sizes, changes, loops, strict=True):
+            self._add(*pair, *about)
 
-    def _same_as(self, pair: tuple[int, int], node: int, information: Tensor, loop: Tensor, known: dict) -> int | None:
-        """The node that this one is equal to, or None."""
-        later = pair[0]
-        if node not in self.path.steady or self._of[later] != node:
+    def _add(self, later: int, node: int, information: Tensor, size: float, change: float, loop: Tensor) -> int:
+        """The node of a pair: one that it is equal to, or a new one."""
+        same = self._same_as(later, node, information, size or 1.0, change, loop) if node in self.path.steady else None
+        self._known[later, node] = len(self._of) if same is None else same
+        if same is None:
+            self._information.append(information)
+            self._of.append(node)
+            self._later.append(later)
+        return self._known[later, node]
+
+    def _same_as(self, later: int, node: int, information: Tensor, scale: float, change: float, loop: Tensor) -> int | None:
+        """The node that this one, of a filtered node that follows itself, is equal to, or None."""
+        if self._of[later] != node:
             return None
-        _, product = self._convergence.memory(later, lambda: loop.mT)
-        forgotten = self._convergence.forgotten(product)
-        scale = float(size_of(information)) or 1.0
+        convergence, product = self._convergence, None
+        if convergence.wants_gradient:
+            _, product = convergence.memory(later, loop.mT)
+        forgotten = convergence.forgotten(product)
         fixed = self._fixed.get(node)
-        still, record = self._convergence.still(later, float(size_of(information - self._information[later])) / scale)
+        still, record = convergence.still(later, change / scale)
         child = len(self._of)
         if forgotten and fixed is not None:
-            distance = self._convergence.agree if still else self.path.given.tol
+            distance = convergence.agree if still else self.path.given.tol
             if float(size_of(information - self._information[fixed])) <= distance * scale:
                 return fixed
         if still and forgotten:
             # from here on, not from the later node on: covariances go by N of the step behind, which there is still another
             self._fixed[node] = child
-            known[child, node] = child
+            self._known[child, node] = child
             return None
-        self._convergence.records[child] = record
+        convergence.records[child] = record
         if product is not None:
-            self._convergence.sensitivity[child] = product
+            convergence.sensitivity[child] = product
         return None
+
+    def _tabulate(self) -> None:
+        path, nodes = self.path, self._of[1:]
+        later = torch.stack(self._information)[self._later[1:]]
+        gain, behind = path.gain[nodes], [max(self._of[n], 0) for n in self._later[1:]]
+        zero = torch.zeros_like(self._information[0])[None]
+        self.smoothed = torch.cat([zero, kalman.smoothed(path.filtered[nodes], gain, later)])
+        self.lag_one = torch.cat([zero, kalman.lag_one(gain, path.predicted[behind], later)])
+        del self._information, self._later, self._known
