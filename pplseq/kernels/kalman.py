@@ -93,13 +93,14 @@ def advance(
         What observations make of each step's covariance, A Sigma (k, h, h), and the covariance behind it (k, h, h).
     """
     updates, moved, later = [], [], [predicted.unsqueeze(0)]
-    for i in range(num_steps):
-        a, q, o = (value[i : i + 1] if len(value) > 1 else value for value in (matrix, noise, observed))
+    steps = [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise, observed)]
+    for a, q, o in zip(*steps, strict=True):
         new = update(later[-1], o) if careful is None else update_by_numbers(later[-1], o, careful)
         updates.append(new)
         moved.append(a @ new.filtered)
-        later.append(symmetric(moved[-1] @ a.mT) + q)
-    parts = (torch.cat(values) for values in zip(*updates, strict=True))
+        spread = moved[-1] @ a.mT
+        later.append((spread + spread.mT) / 2 + q)
+    parts = map(torch.cat, zip(*updates, strict=True))
     return type(new)(*parts), torch.cat(moved), torch.cat(later[1:])
 
 
@@ -112,7 +113,8 @@ def adjoints(information: Tensor, closed_loops: Tensor, later: Tensor) -> Tensor
     """(k, h, h) :func:`adjoint` of k steps, each before the one before it; later: (h, h) of the step behind the first."""
     results = []
     for here, loop in zip(information, closed_loops, strict=True):
-        later = adjoint(here, loop, later)
+        later = loop.mT @ later @ loop
+        later = here + (later + later.mT) / 2
         results.append(later)
     return torch.stack(results)
 

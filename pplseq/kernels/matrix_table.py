@@ -135,8 +135,13 @@ def _outer(left: Tensor, right: Tensor, which: MatrixIndex) -> Tensor:
 
 def _run_(table: Tensor, links: MatrixIndex, states: Tensor, reverse: bool) -> None:
     for start, stop, node in reversed(links.runs) if reverse else links.runs:
-        if node is not None:
+        if node is not None and stop - start >= LONG:
             linear_recursion.run_(table[node], states[start : stop + 1], reverse=reverse)
+            continue
+        if node is not None:
+            transposed = table[node].T
+            for t in reversed(range(start, stop)) if reverse else range(start, stop):
+                states[t if reverse else t + 1].addmm_(states[t + 1 if reverse else t], transposed)
             continue
         transposed = table[links.main].T
         for t in reversed(range(start, stop)) if reverse else range(start, stop):

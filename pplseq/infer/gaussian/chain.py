@@ -26,11 +26,11 @@ __all__ = ["Dynamics", "GaussianChain"]
 
 
 def once(method):
-    """Computes an attribute once without and once with gradients: what a query without them left behind has none."""
+    """Computes an attribute once; of a chain with gradients once without and once with them, as a query without leaves none."""
 
     @functools.wraps(method)
     def value(self):
-        key = method.__name__, torch.is_grad_enabled()
+        key = method.__name__, self._differentiable and torch.is_grad_enabled()
         if key not in self._known:
             self._known[key] = method(self)
         return self._known[key]
@@ -83,6 +83,9 @@ class GaussianChain:
             raise ValueError(f"tol must be a relative change in [0, 1), or None; got {tol}")
         self.start, self.dynamics, self.evidence, self.emission, self.tol = start, dynamics, evidence, emission, tol
         self.flat = flatten(start, dynamics, evidence, valid, seen, check)
+        given = self.flat.evidence
+        parts = *self.flat[1:6], *(vars(given).values() if isinstance(given, LinearEvidence) else given)
+        self._differentiable = any(part is not None and part.requires_grad for part in parts)
         self._known: dict = {}
 
     @property
@@ -136,13 +139,7 @@ class GaussianChain:
         flat, evidence = self.flat, self.flat.evidence
         if not isinstance(evidence, LinearEvidence) or flat.matrix.shape[:2] != (1, 1) or self._path.index.dim() > 1:
             return False
-        return not torch.is_grad_enabled() or not any(
-            value is not None and value.requires_grad
-            for value in (
-                flat.mean, flat.covariance, flat.matrix, flat.noise, flat.offset,
-                evidence.residual, evidence.loadings, evidence.whitener, evidence.normalizer,
-            )
-        )  # fmt: skip
+        return not (self._differentiable and torch.is_grad_enabled())
 
     @once
     def _observed(self) -> kalman_means.Observed:

@@ -79,20 +79,20 @@ class StepCovariances:
         Args:
             mask: (T, *B) bool, or weights, which steps and rows to add up; padded ones never count.
         """
-        rows, device = math.prod(self.batch_shape), self.table.device
-        weights = torch.ones(len(self.index), rows, dtype=self.table.dtype, device=device)
+        (table, index), rows = self._parts(), math.prod(self.batch_shape)
+        weights = torch.ones(len(index), rows, dtype=table.dtype, device=table.device)
         if mask is not None:
-            wanted = (len(self.index), *self.batch_shape)
+            wanted = (len(index), *self.batch_shape)
             fits = mask.dim() == len(wanted) and all(m in (1, w) for m, w in zip(mask.shape, wanted, strict=True))
             if not fits:
                 raise ValueError(f"mask must be (T, *B) = {wanted}, got {tuple(mask.shape)}")
-            weights = mask.to(self.table.dtype).expand(wanted).reshape(weights.shape)
+            weights = mask.to(table.dtype).expand(wanted).reshape(weights.shape)
         if self.valid is not None:
             weights = weights * self.valid
-        if self.index.dim() == 1:
+        if index.dim() == 1:
             weights = weights.sum(1)
-        counts = self.table.new_zeros(len(self.table)).index_add(0, self.index.reshape(-1), weights.reshape(-1))
-        return torch.einsum("n,nij->ij", counts, self.table)
+        counts = table.new_zeros(len(table)).index_add(0, index.reshape(-1), weights.reshape(-1))
+        return torch.einsum("n,nij->ij", counts, table)
 
 
 class GaussianStates(NamedTuple):

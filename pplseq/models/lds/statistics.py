@@ -102,12 +102,14 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
     matrix = weights[:, :size]
     covariance, moment = smoothed.total(whole), _outer(regressors, regressors)
     moment[:size, :size] += covariance
-    gathered = regressors[whole].T @ residuals[whole]
-    cross = gathered.T.contiguous()
-    cross[:, :size] -= matrix @ covariance
-    scatter = _outer(residuals[whole], residuals[whole]) + matrix @ covariance @ matrix.T
     part = seen & ~whole
-    if bool(part.any()):
+    in_part = bool(part.any())
+    # both are zero at steps that are not seen
+    about, left = (residuals[whole], regressors[whole]) if in_part else (residuals, regressors)
+    cross = _outer(about, left)
+    cross[:, :size] -= matrix @ covariance
+    scatter = _outer(about, about) + matrix @ covariance @ matrix.T
+    if in_part:
         patterns, which = torch.unique(observed[part], dim=0, return_inverse=True)
         full = torch.diag(noise) if noise.dim() == 1 else noise
         # e = gain (observed part of e) + what noise of the missing coordinates is left
