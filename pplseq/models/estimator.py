@@ -53,7 +53,7 @@ class Estimator(SequenceModel):
     @property
     def reference(self) -> Tensor:
         """An empty tensor of the model's type and device; reading a parameter by name would tell Pyro that it is used."""
-        return next(self.parameters()).detach().new_empty(0)
+        return next(self.parameters(), torch.empty(0)).detach().new_empty(0)
 
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         """x, its lengths and observed states as tensors of the model's type and device.
@@ -74,8 +74,6 @@ class Estimator(SequenceModel):
         x,
         lengths=None,
         *,
-        states=None,
-        inputs=None,
         method: str | None = None,
         batch_size: int | None = None,
         warm_start: bool = False,
@@ -86,7 +84,7 @@ class Estimator(SequenceModel):
         """Fits the parameters to data; ``history`` says afterwards how it went.
 
         Args:
-            x, lengths, states, inputs: the sequences; see the class. Observed states make the fit (semi-)supervised.
+            x, lengths: the sequences; see the class.
             method: one of ``methods``, by default the first: "em" (with priors: maximum a posteriori), "sgd" (Adam) or
                 "lbfgs" on the same objective, "svi" (needs priors; ``history.guide``), "nuts" (needs priors;
                 ``history.samples``). After the last two the parameters hold the guide's median, or the most probable draw.
@@ -95,7 +93,8 @@ class Estimator(SequenceModel):
             warm_start: start from the parameters as they are, instead of anew from the data.
             num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
             seed: makes the fit repeatable; None draws from torch's generator.
-            **options: of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
+            **options: what is ``known`` with the sequences (observed states make the fit supervised, or partly so), and
+                options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
                 the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, learning_rate, guide, num_samples, ...).
 
         Returns:
@@ -105,14 +104,14 @@ class Estimator(SequenceModel):
             ValueError, TypeError: for bad data or options.
         """
         method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
+        known = {name: options.pop(name) for name in inspect.signature(self.as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
         self.check_method(method)
         if num_restarts > 1 and (warm_start or "em" not in self.methods):
             why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
-        given = {name: value for name, value in (("states", states), ("inputs", inputs)) if value is not None}
-        batch = self.as_batch(x, lengths, **given)
+        batch = self.as_batch(x, lengths, **known)
         batches = split_rows(batch, batch_size)
         with seeded(seed):
             if not warm_start:
@@ -270,6 +269,8 @@ class Estimator(SequenceModel):
         if unknown := [name for name in params if name not in known]:
             raise ValueError(f"no argument {unknown[0]!r} of {type(self).__name__}.{checks.nearest(unknown[0], known)}")
         built = type(self)(**(known | params)).to(self.reference.device)  # raises before anything has changed
+        if "dtype" not in params:
+            built.to(self.reference.dtype)
         kept, new = self.state_dict(), built.state_dict()
         same = {n: v.shape for n, v in kept.items()} == {n: v.shape for n, v in new.items()}
         if same:
@@ -282,17 +283,18 @@ class Estimator(SequenceModel):
         return self
 
     def __repr__(self) -> str:
-        given = inspect.signature(type(self)).parameters
+        defaults = {}
+        for base in reversed(type(self).__mro__[:-1]):
+            defaults |= {p.name: p.default for p in inspect.signature(base.__init__).parameters.values()}
         shown = [
             f"{name}={_short(value)}"
             for name, value in self.get_params().items()
-            if name not in given or value is not None and value != given[name].default
+            if value is not None and value != defaults.get(name)
         ]
         state = "not fitted"
-        if self.history is not None:
-            state = f"fitted by {self.history.method} in {self.history.num_iterations} iterations"
-        elif self.is_fitted:
-            state = "fitted"
+        if self.is_fitted:
+            method = getattr(self.history, "method", None)  # a model that was loaded has no history
+            state = "fitted" if method is None else f"fitted by {method}"
         return f"{type(self).__name__}({', '.join(shown)}): {self.num_free_parameters} free parameters, {state}"
 
 

@@ -86,6 +86,7 @@ def read_model(folder, device: str | torch.device = "cpu"):
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):
         raise FolderError(f"{folder}: vocab.txt has {len(vocabulary)} words, but the model has {num_words}")
     model.vocabulary, model.clusters = vocabulary, clusters
+    model.is_fitted = True
     return model.to(device).eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Unpack
 
@@ -250,7 +251,8 @@ class PROPS(Estimator):
             return batch
         if isinstance(x, (list, tuple)):
             rows = [torch.as_tensor(np.asarray(row)) for row in source_log_probs]
-            source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            even = 0.0 if rows[0].dim() < 3 else -math.log(rows[0].shape[-1])  # of padded steps, read by nobody
+            source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=even)
         return batch._replace(source_log_probs=torch.as_tensor(source_log_probs).to(self.reference))
 
     def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:

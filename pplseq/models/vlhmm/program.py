@@ -19,8 +19,9 @@ from pplseq import checks
 from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel
+from pplseq.models.estimator import Estimator
 from pplseq.models.given import Sizes
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
@@ -41,7 +42,7 @@ class ResidualLayer(nn.Module):
         return self.norm(torch.relu(self.second(u)) + u)
 
 
-class VLHMM(SequenceModel):
+class VLHMM(Estimator):
     """An HMM over words whose Z states are split in M blocks; a word is emitted by the states of its own block only.
 
         z_1 ~ start,  z_t | z_{t-1} ~ softmax_z'(Res(E_z) . E_z' / temperature),  x_t | z_t ~ softmax over the block's words
@@ -279,7 +280,16 @@ class VLHMM(SequenceModel):
         self.__dict__["history"] = fit(
             self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options
         )
+        self.is_fitted = True
         return self
+
+    def as_batch(self, x, lengths=None, *, states=None) -> Batch:
+        self.check_words_known()
+        return super().as_batch(x, lengths, states=states)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments, as scikit-learn has them; ``blocks`` where the words are known."""
+        return self.config if self.num_words is None else self.config | {"blocks": self.block_of_word.tolist()}
 
     # ---------------------------------------------------------------- the program
     def model(

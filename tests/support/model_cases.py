@@ -1,0 +1,128 @@
+"""One list of all models: how each is made, what data it takes, and what it offers. The contract tests go through it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, TextLDS
+
+ROWS, STEPS = 4, 6
+LENGTHS = torch.tensor([6, 1, 4, 6])
+BLOCKS = torch.tensor([0, 0, 1, 1, 2, 2])
+PHASE = (torch.arange(ROWS).unsqueeze(-1) + torch.arange(STEPS)) % 3  # a pattern that can be learned
+
+
+# ------------------------------------------------------------------------------------------------ data
+def words() -> Tensor:
+    return 2 * PHASE + torch.randint(2, PHASE.shape)
+
+
+def vectors() -> Tensor:
+    return PHASE.unsqueeze(-1) * torch.tensor([1.0, -2.0]).double() + 0.1 * torch.randn(*PHASE.shape, 2).double()
+
+
+def bits() -> Tensor:
+    return torch.stack([PHASE == 0, PHASE == 1], -1).double()
+
+
+NUMBERS = {"inputs": torch.stack([PHASE == 1, PHASE == 2], -1).double()}
+SYMBOLS = {"inputs": PHASE}
+# each source predicts one of the words of the pattern
+SURE = torch.nn.functional.one_hot(torch.stack([2 * PHASE, PHASE], -1), 6) * 0.4 + 0.1
+SOURCES = {"source_log_probs": SURE.double().log()}
+
+# ------------------------------------------------------------------------------------------------ what models offer
+ASKED = frozenset({"score", "aic", "bic", "filter", "smooth", "decode", "sample", "sample_states"})
+AHEAD = frozenset({"predict_next", "forecast"})
+FITTED = frozenset({"fit", "log_joint"})
+ARGUMENTS = frozenset({"get_params", "set_params"})
+EVERYTHING = ASKED | AHEAD | FITTED | ARGUMENTS
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model under test.
+
+    known: what it takes beside x, (4, 6, ...) each. verbs: those that it offers; of the others it says that it has them not.
+    draws: its program draws more than states and observations (parameters, dropout), so that two runs of it differ.
+    fit: options of a short fit.
+    """
+
+    make: Callable[[], Any]
+    x: Callable[[], Tensor] = words
+    known: dict[str, Tensor] = field(default_factory=dict)
+    verbs: frozenset[str] = EVERYTHING
+    draws: bool = False
+    fit: dict[str, Any] = field(default_factory=lambda: {"method": "sgd", "num_steps": 5})
+
+    def model(self):
+        torch.manual_seed(1)
+        return self.make().double()
+
+    def data(self) -> Tensor:
+        torch.manual_seed(2)
+        return self.x()
+
+    def part(self, rows=slice(None), steps=slice(None)) -> dict[str, Tensor]:
+        """What is known of some rows and steps."""
+        return {name: value[rows, steps] for name, value in self.known.items()}
+
+
+EPOCHS = {"epochs": 30, "lr": 0.03}
+EM = {"method": "em", "max_iterations": 3}
+IO = {"verbs": ASKED | FITTED | AHEAD, "fit": EM}
+
+DISCRETE = {
+    "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), fit=EPOCHS),
+    "vlhmm, uneven, factored": Case(
+        lambda: VLHMM(
+            6, 6, BLOCKS, hidden_size=8, states_per_block=[1, 3, 2], parameterization="factored", init_scale=0.5
+        ),
+        fit=EPOCHS,
+    ),
+    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), fit=EPOCHS),
+    "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), fit=EPOCHS),
+    "vlhmm, dropout": Case(
+        lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, fit=EPOCHS
+    ),
+    "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), fit=EPOCHS),
+    "hmm": Case(lambda: HMM(3, 6), fit=EM),
+    "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
+    "iohmm": Case(
+        lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, **IO
+    ),
+    "iohmm, symbols": Case(
+        lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition", graph="left_right"), words, SYMBOLS, **IO
+    ),
+    "iohmm, hidden layers": Case(
+        lambda: IOHMM(
+            3, num_inputs=2, outputs="categorical", num_outputs=6, mealy=True, initial="inputs", hidden=(4,)
+        ),
+        words, NUMBERS, **IO,
+    ),
+    "iohmm, bits": Case(
+        lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2), bits, SYMBOLS, **IO
+    ),
+    "iohmm, states": Case(lambda: IOHMM(6, num_inputs=2, outputs="states"), words, NUMBERS, **IO),
+    "props": Case(
+        lambda: PROPS(6, num_sources=2, num_perturbations=2), words, SOURCES, EVERYTHING - AHEAD
+    ),
+    "streaming_hmm": Case(lambda: StreamingHMM(3, 6)),
+    "streaming_hmm, vectors": Case(lambda: StreamingHMM(3, num_features=2, covariance="full"), vectors),
+}  # fmt: skip
+
+LINEAR = {"verbs": EVERYTHING - {"decode", "sample_states", "predict_next"}, "fit": EM}
+GAUSSIAN = {
+    "lds": Case(lambda: LDS(3, 2), vectors, **LINEAR),
+    "lds, diagonal, stationary": Case(
+        lambda: LDS(2, 2, state_noise="diagonal", emission_noise="diagonal", initial="stationary", offsets="emission"),
+        vectors, **LINEAR,
+    ),
+    "lds, one state": Case(lambda: LDS(1, 2, offsets="none"), vectors, **LINEAR),
+    "text_lds": Case(lambda: TextLDS(6, 2), verbs=frozenset({"fit"})),
+    "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), verbs=frozenset({"fit"})),
+}  # fmt: skip
+CASES = DISCRETE | GAUSSIAN
