@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.model_cases import CASES, EVERYTHING, LENGTHS, ROWS, STEPS
+from support.model_cases import CASES, DISCRETE, EVERYTHING, LENGTHS, ROWS, STEPS
 
 import pplseq
 from pplseq import models
@@ -14,14 +14,19 @@ close = torch.testing.assert_close
 VALID = torch.arange(STEPS) < LENGTHS.unsqueeze(-1)
 
 
-@pytest.fixture(params=CASES)
+def named(names):
+    later = pytest.mark.xfail(reason="parts of its interface are to come", strict=False)
+    return [pytest.param(name, marks=later if CASES[name].pending else ()) for name in names]
+
+
+@pytest.fixture(params=named(CASES))
 def case(request):
     return CASES[request.param]
 
 
 def offering(*verbs):
     """The cases that offer all of some verbs."""
-    return pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.verbs.issuperset(verbs)])
+    return pytest.mark.parametrize("name", named(n for n, case in CASES.items() if case.verbs.issuperset(verbs)))
 
 
 def missing(x):
@@ -169,7 +174,7 @@ def joined(x, *more):
 
 def without_inputs(*verbs):
     names = [n for n, case in CASES.items() if case.verbs.issuperset(verbs) and not case.known]
-    return pytest.mark.parametrize("name", names)
+    return pytest.mark.parametrize("name", named(names))
 
 
 @without_inputs("predict_next")
@@ -305,12 +310,12 @@ def test_arguments_build_the_same_model(name):
     model = case.model()
     params = model.get_params()
     built = type(model)(**params)
-    assert built.get_params() == params and built.num_free_parameters == model.num_free_parameters
+    assert str(built.get_params()) == str(params) and built.num_free_parameters == model.num_free_parameters
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert model.set_params() is model  # nothing changes: parameters stay
     for key, value in model.state_dict().items():
         close(value, before[key], rtol=0, atol=0)
-    with pytest.raises(ValueError, match="no argument 'num_statse'.*num_states"):
+    with pytest.raises(ValueError, match="no argument 'num_statse' of .*Did you mean"):
         model.set_params(num_statse=3)
     text = repr(model)
     assert text.startswith(type(model).__name__ + "(") and "not fitted" in text
@@ -325,3 +330,15 @@ def test_a_belief_carries_over(case, start):
     first = model.log_prob(x[:, :2], **case.part(steps=slice(2)))
     close(first + rest, model.log_prob(x, **case.known))
     assert isinstance(belief, GaussianBelief) == hasattr(belief, "covariance")
+
+
+@pytest.mark.parametrize("name", [name for name, case in DISCRETE.items() if not case.known])
+def test_a_row_that_goes_on_starts_nowhere(name):
+    """Starts are counted where sequences start, not where a belief is carried over from the segment before."""
+    case, x = CASES[name], CASES[name].data()
+    model = case.model()
+    first = model.posterior(x[:, :2])
+    begun, carried = first.expected_counts(), model.posterior(x[:, 2:], start=first.filtered()).expected_counts()
+    close(begun.start.sum(), torch.tensor(float(ROWS)).to(begun.start))
+    close(carried.start, torch.zeros_like(carried.start))
+    close(carried.occupancy.sum(), torch.tensor(float(ROWS * (STEPS - 2))).to(carried.occupancy))

@@ -48,7 +48,7 @@ class Case:
 
     known: what it takes beside x, (4, 6, ...) each. verbs: those that it offers; of the others it says that it has them not.
     draws: its program draws more than states and observations (parameters, dropout), so that two runs of it differ.
-    fit: options of a short fit.
+    fit: options of a short fit. pending: parts of the interface are still to come, so that failures are expected.
     """
 
     make: Callable[[], Any]
@@ -56,6 +56,7 @@ class Case:
     known: dict[str, Tensor] = field(default_factory=dict)
     verbs: frozenset[str] = EVERYTHING
     draws: bool = False
+    pending: bool = False
     fit: dict[str, Any] = field(default_factory=lambda: {"method": "sgd", "num_steps": 5})
 
     def model(self):
@@ -73,22 +74,22 @@ class Case:
 
 EPOCHS = {"epochs": 30, "lr": 0.03}
 EM = {"method": "em", "max_iterations": 3}
-IO = {"verbs": ASKED | FITTED | AHEAD, "fit": EM}
+IO = {"verbs": ASKED | FITTED | AHEAD, "fit": EM, "pending": True}
 
 DISCRETE = {
-    "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), fit=EPOCHS),
+    "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), fit=EPOCHS, pending=True),
     "vlhmm, uneven, factored": Case(
         lambda: VLHMM(
             6, 6, BLOCKS, hidden_size=8, states_per_block=[1, 3, 2], parameterization="factored", init_scale=0.5
         ),
-        fit=EPOCHS,
+        fit=EPOCHS, pending=True,
     ),
-    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), fit=EPOCHS),
-    "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), fit=EPOCHS),
+    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), fit=EPOCHS, pending=True),
+    "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), fit=EPOCHS, pending=True),
     "vlhmm, dropout": Case(
-        lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, fit=EPOCHS
+        lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, fit=EPOCHS, pending=True
     ),
-    "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), fit=EPOCHS),
+    "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), fit=EPOCHS, pending=True),
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "iohmm": Case(
@@ -114,7 +115,7 @@ DISCRETE = {
     "streaming_hmm, vectors": Case(lambda: StreamingHMM(3, num_features=2, covariance="full"), vectors),
 }  # fmt: skip
 
-LINEAR = {"verbs": EVERYTHING - {"decode", "sample_states", "predict_next"}, "fit": EM}
+LINEAR = {"verbs": EVERYTHING - {"decode", "sample_states", "predict_next"}, "fit": EM, "pending": True}
 GAUSSIAN = {
     "lds": Case(lambda: LDS(3, 2), vectors, **LINEAR),
     "lds, diagonal, stationary": Case(
@@ -122,7 +123,7 @@ GAUSSIAN = {
         vectors, **LINEAR,
     ),
     "lds, one state": Case(lambda: LDS(1, 2, offsets="none"), vectors, **LINEAR),
-    "text_lds": Case(lambda: TextLDS(6, 2), verbs=frozenset({"fit"})),
-    "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), verbs=frozenset({"fit"})),
+    "text_lds": Case(lambda: TextLDS(6, 2), verbs=frozenset({"fit"}), pending=True),
+    "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), verbs=frozenset({"fit"}), pending=True),
 }  # fmt: skip
 CASES = DISCRETE | GAUSSIAN
