@@ -72,24 +72,24 @@ class Case:
         return {name: value[rows, steps] for name, value in self.known.items()}
 
 
-EPOCHS = {"epochs": 30, "lr": 0.03}
+LONG = {"fit": {"epochs": 30, "lr": 0.03}, "pending": True}
 EM = {"method": "em", "max_iterations": 3}
 IO = {"verbs": ASKED | FITTED | AHEAD, "fit": EM, "pending": True}
 
 DISCRETE = {
-    "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), fit=EPOCHS, pending=True),
+    "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), **LONG),
     "vlhmm, uneven, factored": Case(
         lambda: VLHMM(
             6, 6, BLOCKS, hidden_size=8, states_per_block=[1, 3, 2], parameterization="factored", init_scale=0.5
         ),
-        fit=EPOCHS, pending=True,
+        **LONG,
     ),
-    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), fit=EPOCHS, pending=True),
-    "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), fit=EPOCHS, pending=True),
+    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), **LONG),
+    "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), **LONG),
     "vlhmm, dropout": Case(
-        lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, fit=EPOCHS, pending=True
+        lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, **LONG
     ),
-    "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), fit=EPOCHS, pending=True),
+    "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), **LONG),
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "iohmm": Case(
