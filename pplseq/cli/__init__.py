@@ -16,18 +16,18 @@ from pplseq.checks import nearest
 
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
-    "train": ("pplseq.cli.train.command", "Train a model on a text, or an input-output HMM on a table or strings."),
-    "evaluate": ("pplseq.cli.evaluate", "Perplexity of a trained model on a text, carried and per sentence."),
-    "query": ("pplseq.cli.query", "Exact posterior queries: states, next words, gaps, continuations."),
+    "train": ("pplseq.cli.train.command", "Train a model on data in a new folder, or go on with one: train MODEL DATA --out RUN."),
+    "evaluate": ("pplseq.cli.evaluate", "How good the model of a run is on data: evaluate RUN DATA."),
+    "query": ("pplseq.cli.query", "Exact answers about every line of a text or rows of a table: query RUN QUESTION."),
+    "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
+    "info": ("pplseq.cli.info", "Sizes of data and what a training on it will cost, or what a run is."),
     "lds": ("pplseq.cli.lds.commands", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
     "tag": ("pplseq.cli.tag.commands", "Taggers: train them, tag files, score and compare."),
     "cluster": ("pplseq.cli.corpus.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "count": ("pplseq.cli.corpus.count", "Counts of words and of word pairs at several lags, in shards that add up."),
     "count-merge": ("pplseq.cli.corpus.count_merge", "Add up counts of shards or texts."),
-    "info": ("pplseq.cli.info", "Sizes of a text, and what a model of a given size will cost on it."),
     "personalize": ("pplseq.cli.streams.personalize", "Adapt models to a stream of text as it comes: one line in, one out."),
     "compare-streams": ("pplseq.cli.streams.compare", "Which of two models expected each word of a stream."),
-    "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -45,20 +44,19 @@ def cluster(
 
     Prints a JSON line with the average mutual information of adjacent clusters, in bits.
     """
-    from pplseq.cli.train.config import RunConfig
-    from pplseq.cli.train.run import build_corpus
-    from pplseq.data.clustering import average_mutual_information, write_paths
-    from pplseq.models.vlhmm.fit import make_clusters
+    from types import SimpleNamespace
 
-    corpus = build_corpus(RunConfig(data=data, seed=seed, **reading))
+    from pplseq.data.clustering import average_mutual_information, write_paths
+    from pplseq.recipes.text_training import make_clusters, read_corpus
+
+    corpus = read_corpus(data, SimpleNamespace(seed=seed, **reading))
     clusters = make_clusters(
-        corpus.train,
         "uniform" if uniform else "brown",
         num_clusters,
+        corpus.train,
         eos_block=eos_block,
         exchange_passes=exchange_passes,
         seed=seed,
-        progress=sys.stderr.isatty(),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_paths(out, clusters, corpus.vocabulary)

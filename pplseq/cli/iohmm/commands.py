@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pplseq.cli.train.config import config_option
+from pplseq.cli.options import config_option
 
 RECORD = "iohmm.json"  # by which a run's folder is known
 STRING_OPTIONS = {"out", "states", "restarts", "validation", "max_iterations", "repair", "seed", "threads", "picture"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pplseq.cli.train.config import DURATION, config_option
+from pplseq.cli.options import DURATION, config_option
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
 CHECKPOINT = click.option(

@@ -2,70 +2,86 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pplseq.cli.train.config import RunConfig, flags, given_flags, merge, read_config, refuse_foreign
+from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
+from pplseq.cli.options import given, options_for
+from pplseq.recipes import Recipe, recipe_of
+from pplseq.recipes.settings import read_toml
+
+TEXT = """Train MODEL on DATA in a new folder, --out RUN; or go on with one, --resume RUN.
+
+The run's folder gets config.toml (its settings), metrics.jsonl and the checkpoints best/ and last/. Ctrl-C and SIGTERM save
+before they stop, and --resume goes on to the same numbers. Prints a JSON line at the end.
+"""
 
 
-@click.command()
-@click.argument("model", required=False)
-@click.argument("data", required=False)
-@click.option("--out", "out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the new run.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings as TOML, named as the flags are.",
-)
-@click.option(
-    "--resume", type=click.Path(path_type=Path), help="Continue a run's folder where it stopped, to the same numbers."
-)
-@flags
-@click.pass_context
-def train(
-    ctx: click.Context, out: Path | None, config_file: Path | None, resume: Path | None, **parameters: Any
-) -> None:
-    """Train MODEL (vlhmm, hmm, or a network: rnn, lstm, ff) on DATA.
+class Train(ByRecipe):
+    """MODEL may be left out where a run that is resumed, or a file of settings, says which it is."""
 
-    DATA is builtin:python, builtin:generated, hf:NAME, a folder, or a text file. Input-output HMMs, on tables or labelled
-    strings, have options of their own: `pplseq train iohmm --help`.
-
-    A flag wins over the TOML file, the file wins over the defaults. The run's folder gets config.toml, metrics.jsonl,
-    clusters.paths, and the checkpoints best/ and last/. Ctrl-C and SIGTERM save before they stop.
-    """
-    given = given_flags(parameters, ctx)
-    if resume is not None:
-        config = _resumed(resume, given, out, config_file)
-    else:
-        if out is None:
-            raise click.UsageError("give the new run a folder with --out RUN, or continue one with --resume RUN")
-        config = merge(read_config(config_file) if config_file else {}, given)
-        refuse_foreign(config.model, given)
-        if not config.data:
-            raise click.UsageError(
-                "give a MODEL and DATA, for example: pplseq train vlhmm builtin:python --out runs/first"
-            )
-
-    from pplseq.cli.train.training import run_training
-
-    run_training(config, resume or out, resume=resume is not None)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the model first that a run or a file names."""
+        if args and args[0].startswith("-"):
+            for flag, model_of in (("--resume", lambda run: recipe_of(run).name), ("--config", _model_in)):
+                value = _value_of(flag, args)
+                if value is not None:
+                    return super().parse_args(ctx, [model_of(value), *args])
+        return super().parse_args(ctx, args)
 
 
-def _resumed(run: Path, given: dict[str, Any], out: Path | None, config_file: Path | None) -> RunConfig:
-    from pplseq.cli.train.run import saved_config
+def _value_of(flag: str, args: list[str]) -> str | None:
+    for place, arg in enumerate(args):
+        if arg == flag and place + 1 < len(args):
+            return args[place + 1]
+        if arg.startswith(flag + "="):
+            return arg.partition("=")[2]
+    return None
 
-    if out is not None or config_file is not None:
+
+def _model_in(path: str) -> str:
+    model = read_toml(Path(path)).get("model")
+    if not isinstance(model, str):
+        raise click.UsageError(f"give a MODEL: {path} names none as a string, model = ...")
+    return model
+
+
+def _command(recipe: Recipe, _: bool) -> click.Command:
+    params = [
+        click.Argument(["data"], required=False, metavar="DATA"),
+        click.Option(["--out"], type=click.Path(file_okay=False, path_type=Path), help="Folder of the new run."),
+        click.Option(["--resume"], type=click.Path(path_type=Path), help="Continue a run's folder where it stopped."),
+        CONFIG,
+        *options_for(recipe.settings),
+    ]
+    text = f"{recipe.name}: {recipe.text}.\n\nDATA is {recipe.data}."
+    return recipe_command(recipe.name, lambda ctx, **_: _train(ctx, recipe), params, text, readers_of)
+
+
+def _train(ctx: click.Context, recipe: Recipe) -> None:
+    out, resume, config, data = (ctx.params[name] for name in ("out", "resume", "config", "data"))
+    settings = given(ctx, recipe.settings)
+    if resume is not None and (out is not None or config is not None):
         raise click.UsageError(
             "--resume continues a run in its own folder with its own settings: leave out --out and --config"
         )
-    free = {name for name, setting in RunConfig.__dataclass_fields__.items() if not setting.metadata["fixed"]}
-    if fixed := sorted(given.keys() - free):
-        raise click.UsageError(
-            f"--resume continues a run with its own settings, so {', '.join(fixed)} cannot change; "
-            f"only these can: {', '.join(sorted(free))}"
-        )
-    settings = {name: getattr(saved_config(run), name) for name in RunConfig.__dataclass_fields__}
-    return RunConfig(**{**settings, **given})
+    folder = out if resume is None else resume
+    if folder is None:
+        raise click.UsageError("give the new run a folder with --out RUN, or continue one with --resume RUN")
+    if data is None and config is not None:
+        data = read_toml(config).get("data")
+    if data is None and resume is None:
+        raise click.UsageError(f"give DATA: {recipe.data}")
+    from pplseq.cli.train.progress import TrainingBar
+
+    watch = TrainingBar()
+    from pplseq.recipes import train as train_model
+
+    summary = train_model(recipe.name, data, folder=folder, resume=resume is not None, watch=watch, **settings)
+    click.echo(json.dumps(summary))
+
+
+train: Any = Train("train", make=_command, first="MODEL", help=TEXT)

@@ -1,29 +1,97 @@
-"""TensorBoard events of a training run, if asked for."""
+"""What a person sees of a training: a bar on stderr from its first second."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+import sys
+import threading
+import time
 from typing import Any
 
 import click
+from tqdm import tqdm
+
+from pplseq.recipes import Watch
+
+LOG_SECONDS = 15.0
 
 
-class TensorBoard:
-    """Every number of metrics.jsonl as a TensorBoard scalar."""
+class TrainingBar(Watch):
+    """A tqdm bar: what is done and for how long before the first step; then steps, nats per token, perplexity and tokens a
+    second, and a line per validation.
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise click.UsageError(
-                f'--tensorboard needs the package tensorboard: pip install "pplseq[tensorboard]" ({error})'
-            ) from error
-        self.writer = SummaryWriter(str(folder))
+    Where stderr is no terminal, lines stand in for the bar: one a stage and a validation, and one about every 15 seconds.
+    """
+
+    def __init__(self) -> None:
+        self.terminal, self.tokens, self.since, self.logged = sys.stderr.isatty(), 0, time.monotonic(), time.monotonic()
+        self.bar = tqdm(unit="step", mininterval=0.5, dynamic_ncols=True, disable=not self.terminal)
+        self.bar.bar_format = "{desc} [{elapsed}]"
+        self.shown: dict[str, str] = {}
+        self.stepping = threading.Event()
+        if self.terminal:
+            threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        """Before the first step nothing else moves the clock of the bar."""
+        while not self.stepping.wait(0.5):
+            self.bar.refresh()
+
+    def say(self, line: str) -> None:
+        """Above the bar."""
+        self._write(line)
+
+    def stage(self, what: str) -> None:
+        """What is done before the first step."""
+        self.bar.set_description_str(what)
+        if not self.terminal:
+            self._write(what)
+
+    def begin(self, num_steps: int | None) -> None:
+        """From here on steps are counted."""
+        self.stepping.set()
+        self.bar.bar_format, self.bar.total, self.since = None, num_steps, time.monotonic()
+
+    def step(self, progress: Any, num_tokens: int) -> None:
+        """After every training step."""
+        self.tokens += num_tokens
+        elapsed = time.monotonic() - self.since
+        if elapsed > 1.0:
+            self.shown["tok/s"] = f"{self.tokens / elapsed:,.0f}"
+            self.tokens, self.since = 0, time.monotonic()
+            if progress.window_tokens:
+                nats = progress.window_nats / progress.window_tokens
+                self.shown |= {"nats/token": f"{nats:.3f}", "ppl": f"{math.exp(min(nats, 700)):,.1f}"}
+            self.bar.set_description(f"epoch {progress.epoch + 1}", refresh=False)
+            self.bar.set_postfix(self.shown, refresh=False)
+        if self.terminal and self.bar.n == 0:
+            self.bar.initial = self.bar.n = progress.step - 1  # a resumed run
+        self.bar.update()
 
     def record(self, record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
-                self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+        """For every record of metrics.jsonl; validations are printed above the bar."""
+        numbers = [f"{name.replace('_', ' ')} {value:,.4f}" for name, value in record.items() if name.endswith("per_token")]
+        text = f"step {record['step']:>7,}  {record['seconds']:>7.0f} s  {record.get('kind', ''):<10}  {'  '.join(numbers)}"
+        if "perplexity" in record:
+            text += f"  perplexity {record['perplexity']:>9,.2f}"
+        if record.get("kind") != "train":
+            rate = f"  lr {record['lr']:.2g}" if "lr" in record else ""
+            self._write(f"{text}{rate}{'  * best' if record.get('best') else ''}")
+            # Time spent in validation is no training time.
+            self.tokens, self.since = 0, time.monotonic()
+        elif not self.terminal and time.monotonic() - self.logged > LOG_SECONDS:
+            self._write(text)
+        if "lr" not in record and record.get("kind") != "validation":
+            self.bar.update()  # an iteration of EM
+
+    def _write(self, line: str) -> None:
+        if self.terminal:
+            tqdm.write(line, file=sys.stderr)
+        else:
+            click.echo(line, err=True)
+        self.logged = time.monotonic()
 
     def close(self) -> None:
-        self.writer.close()
+        """The end."""
+        self.stepping.set()
+        self.bar.close()

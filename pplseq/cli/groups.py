@@ -1,0 +1,67 @@
+"""Commands whose options depend on the recipe: that of a MODEL that is named, or the one that a RUN says it was made by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pplseq.cli.options import GroupedCommand
+from pplseq.recipes import RECIPES, Recipe, recipe_named, recipe_of
+from pplseq.recipes.settings import options_of
+
+
+class ByRecipe(click.Group):
+    """`pplseq COMMAND FIRST ...`: FIRST decides which options there are.
+
+    Args:
+        make: the command for a recipe; it is called with all arguments, FIRST among them where that is a run.
+        first: MODEL, RUN or both, as in "MODEL|RUN".
+    """
+
+    def __init__(self, *args: Any, make: Callable[[Recipe, bool], click.Command], first: str, **kwargs: Any) -> None:
+        super().__init__(*args, subcommand_metavar=f"{first} [ARGUMENTS]...", no_args_is_help=True, **kwargs)
+        self.make, self.first = make, first
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that FIRST stands for."""
+        first = args[0]
+        if "MODEL" in self.first and (first in RECIPES or "RUN" not in self.first):
+            return first, self.make(recipe_named(first), True), args[1:]
+        if "MODEL" in self.first and not Path(first).exists():
+            recipe_named(first)  # says what there is
+        return first, self.make(recipe_of(first), False), args
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The models, where one is named first."""
+        return list(RECIPES) if "MODEL" in self.first else []
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What can stand first."""
+        if "MODEL" in self.first:
+            with formatter.section("Models"):
+                formatter.write_dl([(recipe.name, recipe.text) for recipe in RECIPES.values()])
+        with formatter.section("More"):
+            formatter.write_text(f"pplseq {ctx.info_name} {self.first} --help")
+
+
+def recipe_command(
+    name: str, function: Callable[..., Any], params: list[click.Parameter], text: str, owners: Any = None
+) -> click.Command:
+    """A command whose help has the options of settings under their headings; the function is called with the context."""
+    return GroupedCommand(name, callback=click.pass_context(function), params=params, help=text, owners=owners)
+
+
+def readers_of(setting: str) -> str:
+    """Which trainings read a setting: "a setting of vlhmm, hmm"; "" where none does."""
+    readers = [recipe.name for recipe in RECIPES.values() if setting in options_of(recipe.settings)]
+    return f"a setting of {', '.join(readers)}" if readers else ""
+
+
+CONFIG = click.Option(
+    ["--config"],
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings as TOML, named as the flags are; a flag wins over the file.",
+)

@@ -1,0 +1,171 @@
+"""From the fields of settings to the options of a command, grouped as the classes are that bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pplseq.checks import nearest
+from pplseq.recipes.recipe import Watch
+from pplseq.recipes.settings import Option, fill, options_of, read_toml, seconds
+
+
+class Value(click.ParamType):
+    """A value of an option, read as settings read it."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        self.name = "duration" if option.duration else {int: "integer", float: "float"}.get(option.kind, "text")
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        """The choices, where there are some."""
+        return f"[{'|'.join(self.option.choices)}]" if self.option.choices else None
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or click's error with the message of the settings."""
+        try:
+            return self.option.read_text(value) if isinstance(value, str) and not self.option.repeat else value
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), param, ctx)
+
+
+class GroupedOption(click.Option):
+    """An option that knows the heading over it."""
+
+    group = ""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help stands under headings, and that says whose option a foreign one is.
+
+    Args:
+        owners: from the name of an option that this command lacks to those who have it.
+    """
+
+    def __init__(self, *args: Any, owners: Callable[[str], str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.owners = owners
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click, with a better message for an option of another command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            owners = "" if self.owners is None else self.owners(error.option_name.lstrip("-").replace("-", "_"))
+            if not owners:
+                raise
+            message = f"{error.option_name} is {owners}; {ctx.info_name} does not read it, leave it out"
+            raise click.UsageError(message, ctx) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A section for each heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(param, "group", "") or "Options", []).append(record)
+        general = sections.pop("Options", [])
+        for title, rows in [*sections.items(), ("Options", general)]:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def options_for(settings: type, names: Iterable[str] | None = None) -> list[click.Option]:
+    """Click options of the fields of settings (only these `names`); what is not given does not reach the command's function."""
+    return [_option(option) for name, option in options_of(settings).items() if names is None or name in names]
+
+
+def _option(option: Option) -> click.Option:
+    flag = "--" + option.name.replace("_", "-")
+    default = "" if option.default in (None, "", ()) else f"  [default: {_shown(option.default)}]"
+    more: dict[str, Any] = {"type": Value(option), "multiple": option.repeat}
+    if option.kind is bool:
+        flag, more = f"{flag}/--no-{option.name.replace('_', '-')}", {"is_flag": True}
+    made = GroupedOption(
+        [option.name, *(option.flag or flag).split(",")], default=None, help=option.help + default, **more
+    )
+    made.group = option.group
+    return made
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def given(ctx: click.Context, settings: type) -> dict[str, Any]:
+    """What the command line says of settings; a file named by --config says the rest."""
+    options = options_of(settings)
+    found = {name: value for name, value in ctx.params.items() if name in options and value not in (None, ())}
+    return {**from_file(ctx.params.get("config"), settings), **_nones(ctx, options), **found}
+
+
+def _nones(ctx: click.Context, options: Iterable[str]) -> dict[str, None]:
+    """Options that were given as none."""
+    source = click.core.ParameterSource.COMMANDLINE
+    return {name: None for name in options if name in ctx.params and ctx.get_parameter_source(name) is source}
+
+
+def from_file(path: Any, settings: type) -> dict[str, Any]:
+    """The settings of a TOML file, checked; `model` and `data` are for the command."""
+    if path is None:
+        return {}
+    table = {name: value for name, value in read_toml(path).items() if name not in ("model", "data")}
+    fill(settings, table, where=f"{path}: ")
+    return table
+
+
+def unknown(what: str, word: str, words: Iterable[str], ctx: click.Context | None = None) -> click.UsageError:
+    """The error of a name that there is not."""
+    return click.UsageError(f"no {what} {word!r}.{nearest(word, words)}", ctx)
+
+
+class Remarks(Watch):
+    """Says remarks on stderr, and nothing else."""
+
+    def say(self, line: str) -> None:
+        """A line."""
+        click.echo(line, err=True)
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a click command `--config FILE`: TOML whose keys are the command's own options; a flag wins over the file."""
+
+    def load(ctx: click.Context, parameter: click.Parameter, path: Any) -> None:
+        if path is None:
+            return
+        options = {p.name: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != parameter.name}
+        defaults = {}
+        for name, value in read_toml(path).items():
+            if name not in options:
+                raise ValueError(f"{path}: unknown key {name!r}.{nearest(name, options)}")
+            if isinstance(value, list) and not options[name].multiple:
+                value = ",".join(map(str, value))
+            defaults[name] = value
+        ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=load,
+        help="Settings as TOML, named as the flags are; a flag wins over the file.",
+    )(command)
+
+
+class _Duration(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return seconds(value, "it")
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = _Duration()

@@ -1,0 +1,28 @@
+"""From data and settings on disk to a trained run and back: what `pplseq train`, `evaluate`, `query`, `report` and `info` do.
+
+Importing this room makes all recipes known, and does not import torch.
+"""
+
+from pplseq._lazy import lazy_names
+from pplseq.recipes import text  # noqa: F401  (each registers its recipes)
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "RECIPES": "recipe",
+        "Recipe": "recipe",
+        "Question": "recipe",
+        "RunSettings": "recipe",
+        "UseSettings": "recipe",
+        "Watch": "recipe",
+        "register": "recipe",
+        "recipe_named": "recipe",
+        "setting": "settings",
+        "train": "runs",
+        "evaluate": "runs",
+        "query": "runs",
+        "report": "runs",
+        "info": "runs",
+        "recipe_of": "runs",
+    },
+)

@@ -1,0 +1,250 @@
+"""What a family of models brings so that it can be trained, evaluated, asked, reported on and sized up from disk.
+
+A recipe is registered by name; `pplseq train NAME`, `evaluate`, `query`, `report` and `info`, and the functions of
+`pplseq.recipes.runs` behind them, find everything in it. How to bring a family:
+
+1. Write `pplseq/recipes/FAMILY.py`. It must not import torch when it is imported (`pplseq train NAME --help` is instant), so what
+   works stands in another file, or is imported inside the methods.
+2. Write the settings of its training as a dataclass that inherits :class:`RunSettings` (`pplseq/recipes/settings.py` says how
+   fields become options), of evaluation, questions, reports as dataclasses that inherit :class:`UseSettings`.
+3. Write a class that inherits :class:`Recipe`, with the methods that the family has, and ``register`` one of it for each name.
+   Add the file to the imports of `pplseq/recipes/__init__.py`. There is nothing to do in `pplseq/cli/`.
+
+What the frame does, so that a recipe does not: it reads and checks settings, writes them into RUN/config.toml and finds the
+recipe there again; keeps a second process out of the folder; refuses a folder that holds something else; says how to go on
+after Ctrl-C; clears away what a training left that failed before it began. A recipe's training does all that comes before its
+first step inside ``with job.preparing("reading ..."):``, which shows that in the bar and keeps --max-time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pplseq import checks
+from pplseq.checks import nearest
+from pplseq.recipes.settings import Duration, setting
+
+
+@dataclass(kw_only=True)
+class RunSettings:
+    """The run.
+
+    Args:
+        seed: of all that is random: initial weights, the order of batches, dropout, draws.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        threads: CPU threads (default: torch's own choice).
+        max_time: stop after this long, preparation included: 90s, 10m, 2h, or seconds.
+    """
+
+    seed: int = 0
+    device: str = setting("auto", free=True)
+    threads: int | None = setting(None, free=True, check=checks.count)
+    max_time: Duration | None = setting(None, free=True)
+
+
+@dataclass(kw_only=True)
+class UseSettings:
+    """The run.
+
+    Args:
+        checkpoint: of a run: the best by its validation, or the last.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        threads: CPU threads (default: torch's own choice).
+    """
+
+    checkpoint: Literal["best", "last"] = "best"
+    device: str = "auto"
+    threads: int | None = setting(None, check=checks.count)
+
+
+class TimeIsUp(Exception):
+    """`max_time` passed before the first step."""
+
+
+class Watch:
+    """Who is told how a long computation goes on; this one says nothing. The command line's draws a bar."""
+
+    def say(self, line: str) -> None:
+        """A remark for people."""
+
+    def stage(self, what: str) -> None:
+        """What is done now, before the first step: "reading builtin:python"."""
+
+    def begin(self, num_steps: int | None) -> None:
+        """Steps begin; so many in all, None where a time limit is likely to come first."""
+
+    def step(self, progress: Any, num_tokens: int) -> None:
+        """After every step."""
+
+    def record(self, record: dict[str, Any]) -> None:
+        """For every record of metrics.jsonl."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+@dataclass
+class Job:
+    """A training: what is to be done, where, and who watches.
+
+    Attributes:
+        data: a path, made absolute, or another name of data ("builtin:python").
+        folder: the run's; it exists.
+        settings: of the recipe's class.
+        resume: whether `folder` holds something to go on from.
+        watch: who is told.
+        started: `time.monotonic()` when the command began.
+    """
+
+    data: str
+    folder: Path
+    settings: Any
+    resume: bool = False
+    watch: Watch = field(default_factory=Watch)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until `max_time` has passed since the command began; None without a limit."""
+        limit = self.settings.max_time
+        return None if limit is None else limit - (time.monotonic() - self.started)
+
+    @contextlib.contextmanager
+    def preparing(self, what: str) -> Iterator[None]:
+        """Around a part of what comes before the first step: shows it, and ends it by TimeIsUp where the time is up.
+
+        What runs inside is cut off wherever it is (in the main thread of a system that has alarms; elsewhere the time is looked
+        at before and after), so it must leave nothing half done behind.
+        """
+        self.watch.stage(what)
+        with _alarm(self.time_left, what):
+            yield
+        if self.time_left is not None and self.time_left <= 0:
+            raise TimeIsUp(what)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float | None, what: str) -> Iterator[None]:
+    if seconds is not None and seconds <= 0:
+        raise TimeIsUp(what)
+    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise TimeIsUp(what)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to a trained model.
+
+    Attributes:
+        text: a line for --help.
+        reads: fields of the recipe's `asking` that it has besides those of :class:`UseSettings`.
+        takes: what it is asked about: "lines", a "table" (a file that is handed on by name), or "nothing".
+    """
+
+    text: str
+    reads: tuple[str, ...] = ()
+    takes: Literal["lines", "table", "nothing"] = "lines"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A kind of training, by name. Subclasses bring the methods.
+
+    Attributes:
+        name: as in `pplseq train NAME`. text: a line for --help. data: what DATA is, for --help.
+        settings: the dataclass of its training, inheriting RunSettings.
+        saved_as: the "model" in config.json of the folders of its models; its name where empty.
+    """
+
+    name: str
+    text: str
+    data: str
+    settings: type
+    saved_as: str = ""
+
+    evaluation: ClassVar[type] = UseSettings
+    asking: ClassVar[type] = UseSettings
+    reporting: ClassVar[type] = UseSettings
+
+    @property
+    def questions(self) -> Mapping[str, Question]:
+        """The questions that its models answer."""
+        return {}
+
+    def train(self, job: Job) -> dict[str, Any]:
+        """Train, leaving a model in RUN/best and RUN/last or wherever :meth:`load` looks.
+
+        Returns:
+            what the command prints as a JSON line, without "run": at least "stop_reason", "steps" and "seconds".
+        """
+        raise NotImplementedError
+
+    def has_begun(self, folder: Path) -> bool:
+        """Whether a folder holds something that :meth:`train` goes on from, and that a new run would destroy."""
+        return (folder / "last").exists()
+
+    def prepared(self, folder: Path) -> Iterable[Path]:
+        """Files that training keeps of its preparation, to be dropped when it begins anew with other settings."""
+        return ()
+
+    def load(self, folder: Path, settings: Any) -> Any:
+        """The model of a run's folder or of its own, with `vocabulary` where it has one."""
+        raise NotImplementedError
+
+    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+        """A record for each figure of merit; `data` is None where none was given."""
+        raise ValueError(f"there is no evaluation of {self.name}")
+
+    def query(
+        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
+    ) -> Iterator[dict[str, Any]]:
+        """An answer for each line; one that cannot be answered is {"line": number from 1, "error": why}."""
+        raise ValueError(f"{self.name} answers no questions")
+
+    def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
+        """Writes the report, a file after the other."""
+        raise ValueError(f"there is no report on {self.name}; its metrics.jsonl has the course of its training")
+
+    def info(self, data: str, settings: Any) -> dict[str, Any]:
+        """Sizes of data, and what training with these settings would cost."""
+        raise ValueError(f"there is nothing to say of {self.name} before it is trained")
+
+    def readable(self, answer: dict[str, Any]) -> str:
+        """An answer, a score or what `info` found, for people."""
+        return "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in answer.items())
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def register(recipe: Recipe) -> Recipe:
+    """Make a recipe known by its name."""
+    if RECIPES.setdefault(recipe.name, recipe) is not recipe:
+        raise ValueError(f"there is a recipe {recipe.name!r} already")
+    return recipe
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of a name; ValueError (naming the nearest) where there is none."""
+    if name not in RECIPES:
+        raise ValueError(f"unknown model {name!r}.{nearest(name, RECIPES)}")
+    return RECIPES[name]

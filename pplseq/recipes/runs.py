@@ -1,0 +1,292 @@
+"""Train in a folder, and evaluate, ask, report on and look at what is there: for every model, by its recipe.
+
+A run's folder says in config.toml which recipe made it, of what data, with which settings; the file is also one that
+`pplseq train --config` reads. A model's own folder says which model it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pplseq.checks import nearest
+from pplseq.recipes.recipe import RECIPES, Job, Recipe, TimeIsUp, Watch, recipe_named
+from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
+
+RECORD = "config.toml"
+Lines = str | Path | Iterable[str | bytes]
+
+
+class Record(NamedTuple):
+    """What a run's folder says of itself."""
+
+    recipe: Recipe
+    data: str
+    settings: Any
+
+
+# ---------------------------------------------------------------- training
+def train(
+    model: str | None = None,
+    data: str | Path | None = None,
+    *,
+    folder: str | Path,
+    resume: bool = False,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a model on data in a folder, as `pplseq train MODEL DATA --out FOLDER` does.
+
+    The folder gets config.toml (all settings), what the training records, and the checkpoints of the model. Ctrl-C and SIGTERM
+    stop between two steps, after saving; ``resume`` goes on, to the numbers of a run that was never stopped.
+
+    Args:
+        model: name of a recipe: "vlhmm", "lstm", ... (`pplseq.recipes.RECIPES`). data: as the recipe reads it.
+        folder: the run's: a new one, or with ``resume`` that of a run, which has its model, data and settings.
+        watch: who is told how it goes on; nobody by default.
+        **settings: of the recipe (`pplseq train MODEL --help`); when resuming those that are free to change.
+
+    Returns:
+        the summary that the command prints: the run, why it stopped, steps, seconds, and the best of its validation. Where
+        ``max_time`` passed before the first step there are 0 steps, and no model.
+
+    Raises:
+        ValueError, TypeError, FileNotFoundError: settings, data or a folder that will not do; nothing is left behind.
+
+    Example:
+        >>> import pplseq  # doctest: +SKIP
+        >>> pplseq.train("vlhmm", "builtin:python", folder="runs/first", states=1024, max_time="60s")
+    """
+    started = time.monotonic()
+    folder, watch = Path(folder), watch or Watch()
+    if resume:
+        recipe, data, chosen = _resumed(folder, model, data, settings)
+    else:
+        if model is None or data is None or not str(data):
+            raise ValueError("give a model and data, for example: train('vlhmm', 'builtin:python', folder='runs/first')")
+        recipe = recipe_named(model)
+        chosen = fill(recipe.settings, settings)
+        data = str(Path(data).resolve()) if str(data) != "-" and Path(data).exists() else str(data)
+    _check_folder(recipe, folder, resume)
+    _set_threads(chosen.threads)
+    existed = folder.exists()
+    from pplseq.runs.checkpoint import only_one_run
+
+    try:
+        with only_one_run(folder):
+            _check_folder(recipe, folder, resume)  # again: another process may have been faster
+            _write_record(recipe, data, chosen, folder)
+            job = Job(data, folder, chosen, resume and recipe.has_begun(folder), watch, started)
+            return {"run": str(folder), **_train(recipe, job)}
+    except Exception:
+        _clear_away(recipe, folder, existed)
+        raise
+    finally:
+        watch.close()
+
+
+def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
+    try:
+        return recipe.train(job)
+    except TimeIsUp as stage:
+        job.watch.say(f"the time was up while {stage}, before the first step; give it more with --max-time")
+        return {"stop_reason": "max_time", "steps": 0, "seconds": round(time.monotonic() - job.started, 1)}
+    except (KeyboardInterrupt, SystemExit):
+        if recipe.has_begun(job.folder):
+            job.watch.say(f"\nstopped and saved; continue with: pplseq train --resume {job.folder}")
+        else:
+            job.watch.say("\nstopped before the first step; nothing was saved")
+        raise
+
+
+def _resumed(folder: Path, model: str | None, data: str | Path | None, given: Mapping[str, Any]) -> Record:
+    record = read_record(folder)
+    if data is not None or model not in (None, record.recipe.name):
+        raise ValueError(
+            f"{folder} is a run of {record.recipe.name} on {record.data}, and is resumed as such: leave out model and data"
+        )
+    options = options_of(record.recipe.settings)
+    free = [name for name, option in options.items() if option.free]
+    if fixed := sorted(name for name in given if name in options and name not in free):
+        raise ValueError(
+            f"a resumed run goes on with its own settings, so {', '.join(fixed)} cannot change; only these can: "
+            f"{', '.join(sorted(free))}"
+        )
+    saved = {name: getattr(record.settings, name) for name in options}
+    return record._replace(settings=fill(record.recipe.settings, {**saved, **given}))
+
+
+def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Refuse a folder that would lose a run or something else."""
+    if resume or not folder.is_dir():
+        return
+    if recipe.has_begun(folder):
+        raise ValueError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
+    if not (folder / RECORD).exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run; give a new folder, so that nothing is overwritten")
+
+
+def _write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None:
+    path = folder / RECORD
+    if path.exists() and not recipe.has_begun(folder):
+        options = options_of(recipe.settings)
+        before = read_record(folder)
+        fixed = [name for name, option in options.items() if not option.free]
+        if (before.recipe, before.data) != (recipe, data) or any(
+            getattr(before.settings, name) != getattr(settings, name) for name in fixed
+        ):
+            for file in recipe.prepared(folder):
+                file.unlink(missing_ok=True)
+    partly = path.with_suffix(".new")
+    partly.write_text(
+        "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
+        f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}",
+        encoding="utf-8",
+    )
+    partly.replace(path)
+
+
+def _clear_away(recipe: Recipe, folder: Path, existed: bool) -> None:
+    """A failed training that had not begun leaves nothing behind."""
+    if folder.is_dir() and not recipe.has_begun(folder) and {path.name for path in folder.iterdir()} <= {RECORD}:
+        (folder / RECORD).unlink(missing_ok=True)
+        if not existed:
+            folder.rmdir()
+
+
+# ---------------------------------------------------------------- what there is
+def read_record(run: str | Path) -> Record:
+    """The recipe, the data and the settings of a run; FileNotFoundError or ValueError where it is none."""
+    path = Path(run) / RECORD
+    if not path.is_file():
+        raise FileNotFoundError(f"{run} is not a run of `pplseq train`: it has no {RECORD}")
+    table = read_toml(path)
+    recipe = recipe_named(str(table.pop("model", None)))
+    data = str(table.pop("data", ""))
+    return Record(recipe, data, fill(recipe.settings, table, where=f"{path}: "))
+
+
+def recipe_of(folder: str | Path) -> Recipe:
+    """The recipe of a run's folder, or of the folder of a model that was saved from Python.
+
+    Raises:
+        FileNotFoundError: nothing there. ValueError: something else.
+    """
+    folder = Path(folder)
+    if (folder / RECORD).is_file():
+        return recipe_named(str(read_toml(folder / RECORD).get("model")))
+    if not folder.exists() and not folder.with_name(f".{folder.name}.old").exists():
+        raise FileNotFoundError(f"{folder}: no such run or model folder")
+    from pplseq.models.storage import read_header
+
+    model = read_header(folder).get("model")
+    for recipe in RECIPES.values():
+        if model == (recipe.saved_as or recipe.name):
+            return recipe
+    raise ValueError(f"{folder} holds a {model}, which no recipe is about")
+
+
+# ---------------------------------------------------------------- using it
+def evaluate(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    watch: Watch | None = None,
+    each: Callable[[dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """How good the model of a run (or a saved model) is on data, as `pplseq evaluate RUN DATA` says it.
+
+    Args:
+        run: a folder. data: as the recipe reads it; None where the run's own will do.
+        watch: who is told remarks. each: called with every record as soon as it is there.
+        **settings: of the recipe's evaluation (`pplseq evaluate RUN --help`).
+
+    Returns:
+        the records that the command prints; for models of text one for each protocol, with nats_per_token and perplexity.
+    """
+    recipe, found = recipe_of(run), []
+    chosen = _using(recipe.evaluation, settings)
+    for record in recipe.evaluate(Path(run), None if data is None else str(data), chosen, watch or Watch()):
+        found.append(record)
+        if each is not None:
+            each(record)
+    return found
+
+
+def query(
+    run: str | Path, question: str, lines: Lines = (), *, watch: Watch | None = None, **settings: Any
+) -> Iterator[dict[str, Any]]:
+    """Answers to a question about every line, as `pplseq query RUN QUESTION` gives them.
+
+    Args:
+        run: the folder of a run or of a saved model. question: one of `recipe_of(run).questions`.
+        lines: text or JSON, or the name of a file of them ("-" is standard input).
+        **settings: that the question reads (`pplseq query RUN QUESTION --help`).
+
+    Yields:
+        JSON-able answers; a line that cannot be answered gives {"line": its number, "error": why}.
+    """
+    recipe = recipe_of(run)
+    if question not in recipe.questions:
+        raise ValueError(f"{recipe.name} does not answer {question!r}.{nearest(question, recipe.questions)}")
+    names = asked(recipe, question)
+    if foreign := [name for name in settings if name not in names]:
+        raise ValueError(f"{question} does not read {foreign[0]!r}.{nearest(foreign[0], names)}")
+    chosen = _using(recipe.asking, settings)
+    yield from recipe.query(Path(run), question, lines, chosen, watch or Watch())
+
+
+def asked(recipe: Recipe, question: str) -> list[str]:
+    """Names of the settings that a question reads: its own, and those of all questions."""
+    special = {name for other in recipe.questions.values() for name in other.reads}
+    own = recipe.questions[question].reads
+    return [name for name in options_of(recipe.asking) if name in own or name not in special]
+
+
+def report(run: str | Path, *, watch: Watch | None = None, **settings: Any) -> list[Path]:
+    """Write the report on a run (or a saved model): the files, a page first."""
+    recipe = recipe_of(run)
+    return list(recipe.report(Path(run), _using(recipe.reporting, settings), watch or Watch()))
+
+
+def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> dict[str, Any]:
+    """What a run is; or, of a model's name and data, how large the data are and what training would cost.
+
+    Args:
+        what: a run's folder, or the name of a recipe with `data` and its settings.
+    """
+    if str(what) in RECIPES:
+        if data is None:
+            raise ValueError(f"give the data that {what} would be trained on")
+        recipe = RECIPES[str(what)]
+        chosen = fill(recipe.settings, settings)
+        _set_threads(chosen.threads)
+        return recipe.info(str(data), chosen)
+    if data is not None or settings:
+        raise ValueError(f"unknown model {str(what)!r}.{nearest(str(what), RECIPES)}")
+    recipe = recipe_of(what)
+    found: dict[str, Any] = {"run": str(what), "model": recipe.name}
+    if (Path(what) / RECORD).is_file():
+        record = read_record(what)
+        options = options_of(recipe.settings)
+        values = {name: getattr(record.settings, name) for name in options}
+        found |= {"data": record.data, "begun": recipe.has_begun(Path(what))}
+        found["settings"] = {name: value for name, value in values.items() if value != options[name].default}
+    return found | {"questions": list(recipe.questions)}
+
+
+def _using(kind: type, given: Mapping[str, Any]) -> Any:
+    chosen = fill(kind, given)
+    _set_threads(chosen.threads)
+    return chosen
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

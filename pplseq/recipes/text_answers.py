@@ -1,0 +1,160 @@
+"""Evaluating models of words, and asking them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import torch
+
+from pplseq.data.text import Text, read_text
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.recipes.recipe import Watch
+from pplseq.recipes.runs import RECORD, Record, read_record
+from pplseq.recipes.text_training import choose_device, read_corpus
+from pplseq.runs.evaluation import TextScore, score_text
+
+# question -> function of the model's module of answers; whether it is about whole sentences, ended by <eos>
+FUNCTIONS = {
+    "score": ("score", True),
+    "filter": ("filter_states", True),
+    "smooth": ("smooth_states", True),
+    "decode": ("decode_states", True),
+    "sample": ("sample_states", True),
+    "next-word": ("next_word", False),
+    "infill": ("infill", True),
+    "continue": ("continue_text", False),
+}
+
+
+def load(folder: Path, settings: Any) -> Any:
+    """The model of a run or of its own folder, with its vocabulary, on the device that the settings name."""
+    from pplseq.baselines.loading import load_text_model
+
+    return load_text_model(folder, settings.checkpoint, choose_device(settings.device))
+
+
+# ---------------------------------------------------------------- evaluation
+def evaluate(folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """Perplexities of a text, every token counted once; a record for each protocol."""
+    model = load(folder, settings)
+    if settings.vocabulary is not None:
+        check_same_vocabulary(model.vocabulary, settings.vocabulary)
+    text = text_to_score(folder, data, settings, model.vocabulary)
+    asked: list[tuple[str, dict[str, Any]]] = []
+    if settings.protocol != "sentence":
+        asked += [("carried", {"num_streams": n, "segment_length": settings.segment_length}) for n in settings.streams]
+    if settings.protocol != "carried":
+        asked.append(("sentence", {"batch_tokens": settings.batch_tokens}))
+    if not asked:
+        raise ValueError("streams: expected whole numbers of at least 1, like 16 or 16,1; got none")
+    scores = []
+    for name, options in asked:
+        began = time.monotonic()
+        scores.append(score_text(model, text, name, **options))
+        seconds = round(time.monotonic() - began, 3)
+        yield {"model": str(folder), "text": text.name, **scores[-1].summary(), "seconds": seconds}
+    if scores[0].num_unknown > 0.2 * scores[0].num_tokens:
+        watch.say("Warning: more than a fifth of the words are unknown to the model; is this text of its kind?")
+    if settings.per_token is not None:
+        write_tokens(settings.per_token, text, scores)
+
+
+def check_same_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
+    """Raise ValueError, naming the first difference, where a file holds another vocabulary."""
+    given = Vocabulary.load(path)
+    if given.fingerprint() != vocabulary.fingerprint():
+        pairs = zip(vocabulary.words, given.words, strict=False)
+        first = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(vocabulary), len(given)))
+        raise ValueError(
+            f"vocabulary mismatch: {path} has {len(given)} words, the model {len(vocabulary)}, and they differ from "
+            f"word {first} on; evaluate with data of the model's vocabulary, or leave out --vocabulary to encode DATA "
+            "with the model's own"
+        )
+
+
+def text_to_score(folder: Path, data: str | None, settings: Any, vocabulary: Vocabulary) -> Text:
+    """The text to score, encoded with the model's vocabulary: a file whole, of a corpus one split."""
+    record = record_of(folder)
+    reading = reading_of(record, settings.lower)
+    if data is None and record is None:
+        raise ValueError("give DATA: a saved model does not say what it was trained on")
+    if data == "-" or (data is not None and settings.split is None and Path(data).is_file()):
+        return read_text(data, vocabulary, lower=reading.lower)
+    source = record.data if data is None and record is not None else str(data)
+    corpus = read_corpus(source, reading, vocabulary)
+    split = settings.split or "test"
+    text = getattr(corpus, split)
+    if text is None:
+        there = [name for name in ("train", "valid", "test") if getattr(corpus, name) is not None]
+        raise ValueError(f"{source} has no {split} split; choose --split {' or '.join(there)}")
+    return text
+
+
+def record_of(folder: Path) -> Record | None:
+    """What a run says of itself; None of a model's own folder."""
+    return read_record(folder) if (folder / RECORD).exists() else None
+
+
+def reading_of(record: Record | None, lower: bool | None = None) -> Any:
+    """The settings of reading that a run was trained with, or their defaults, with another `lower` where one is given."""
+    from pplseq.recipes.text import Reading
+
+    found = SimpleNamespace(**vars(Reading()), seed=0)
+    if record is not None:
+        found = SimpleNamespace(**{name: getattr(record.settings, name, None) for name in vars(found)})
+    if lower is not None:
+        found.lower = lower
+    return found
+
+
+def write_tokens(path: Path, text: Text, scores: list[TextScore]) -> None:
+    """A line of word and log-probabilities (nats) for each token, a column a score."""
+    words = text.vocabulary.decode(text.tokens)
+    columns = [score.token_log_probs.tolist() for score in scores]
+    with path.open("w", encoding="utf-8") as file:
+        file.write("\t".join(["word", *(f"{score.protocol}_{score.num_streams}" for score in scores)]) + "\n")
+        file.writelines(
+            "\t".join([word, *(f"{value:.6f}" for value in row)]) + "\n"
+            for word, *row in zip(words, *columns, strict=True)
+        )
+
+
+# ---------------------------------------------------------------- questions
+def query(
+    folder: Path, question: str, lines: Any, settings: Any, reads: Iterable[str], answers: Any
+) -> Iterator[dict[str, Any]]:
+    """Answers to a question, line by line.
+
+    Args:
+        reads: settings that the question takes. answers: the module of functions that answer.
+    """
+    from pplseq.models.answers import answer_lines
+
+    model = load(folder, settings)
+    vocabulary = model.vocabulary
+    function, whole = FUNCTIONS[question]
+    chosen = {name: getattr(settings, name) for name in reads if getattr(settings, name) is not None}
+    ask = partial(getattr(answers, function), model, vocabulary, **chosen)
+    end = vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
+    gap = "_" if settings.gap is None and question == "infill" else settings.gap
+    with torch.no_grad(), opened(lines) as source:
+        yield from answer_lines(source, ask, gap=gap, end=end, lower=settings.lower)
+
+
+@contextlib.contextmanager
+def opened(lines: str | Path | Iterable[str | bytes]) -> Iterator[Iterable[str | bytes] | BinaryIO]:
+    """Lines, those of a file named, or of standard input (-)."""
+    if not isinstance(lines, (str, Path)):
+        yield lines
+    elif str(lines) == "-":
+        yield sys.stdin.buffer
+    else:
+        with open(lines, "rb") as file:
+            yield file

@@ -1,0 +1,111 @@
+"""The report on a model of words with states: a page, and a picture where matplotlib is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pplseq.data.text import Text, read_text
+from pplseq.recipes.recipe import Watch
+from pplseq.recipes.runs import Record
+from pplseq.recipes.settings import options_of
+from pplseq.recipes.text_answers import load, reading_of, record_of
+from pplseq.recipes.text_training import read_corpus
+from pplseq.report.page import render_page
+from pplseq.report.picture import draw_picture
+from pplseq.report.sentence import split_sentence
+from pplseq.report.summary import summarise
+from pplseq.runs.metrics_log import read_metrics
+
+
+def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
+    """Writes the page, then the picture, and yields their paths."""
+    page = page_path(folder, settings.out)
+    if settings.png is not None and not settings.picture:
+        raise ValueError("--png and --no-picture exclude each other")
+    for sentence in settings.sentence:
+        split_sentence(sentence)  # before anything is loaded
+    summary = _summary(folder, load(folder, settings), settings, watch)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(render_page(summary), encoding="utf-8")
+    yield page
+    if settings.picture:
+        picture = settings.png or page.with_suffix(".png")
+        try:
+            draw_picture(summary, picture)
+        except ImportError as error:
+            if settings.png is not None:
+                raise
+            watch.say(f"No picture: {error}")
+        else:
+            yield picture
+
+
+def page_path(folder: Path, out: Path | None) -> Path:
+    """Where the page goes: a file that is named, or report.html in a folder."""
+    if out is None:
+        return folder / "report.html"
+    if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
+        return out
+    if out.suffix and not out.is_dir():
+        raise ValueError(f"--out must be FILE.html or a folder, got {str(out)!r}")
+    return out / "report.html"
+
+
+def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
+    """The report in numbers, with what can be read of the run: a moved corpus or absent metrics make a note."""
+    vocabulary, record = model.vocabulary, record_of(folder)
+    text, counts, notes = _text(record, vocabulary, settings)
+    if text is None:
+        notes.append("States are measured on sentences that the model wrote itself; there is no perplexity of them.")
+    try:
+        records = read_metrics(folder / "metrics.jsonl")
+    except (OSError, UnicodeDecodeError) as error:
+        records = []
+        notes.append(f"metrics.jsonl could not be read: {error}")
+    for note in notes:
+        watch.say(f"Note: {note}")
+    sentences = settings.sentence
+    if reading_of(record).lower:
+        sentences = [sentence.lower() for sentence in sentences]
+    unknown = sorted({word for sentence in sentences for word in sentence.split() if word not in vocabulary})
+    if unknown:
+        watch.say(f"Note: unknown to the model: {', '.join(unknown)}")
+    return summarise(
+        model,
+        vocabulary,
+        text=text,
+        records=records,
+        settings={} if record is None else _settings(record),
+        word_counts=counts,
+        sentences=sentences,
+        num_tokens=settings.tokens,
+        notes=notes,
+    )
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """What was chosen, and what was left as it is."""
+    names = options_of(type(record.settings))
+    return {"model": record.recipe.name, "data": record.data, **{n: getattr(record.settings, n) for n in names}}
+
+
+def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text | None, np.ndarray | None, list[str]]:
+    """(text on which states are measured, word counts of the training text, notes on what is not there)."""
+    reading = reading_of(record)
+    if settings.data is not None and (settings.data == "-" or Path(settings.data).is_file()):
+        return read_text(settings.data, vocabulary, lower=reading.lower), None, []
+    if settings.data is None and record is None:
+        note = "This is a saved model without its run: no course of training, and no text unless --data gives one."
+        return None, None, [note]
+    try:
+        corpus = read_corpus(settings.data or (record.data if record else ""), reading, vocabulary)
+    except (OSError, ValueError, ImportError) as error:
+        if settings.data is not None:
+            raise
+        return None, None, [f"The run's corpus could not be read, so --data may help: {error}"]
+    text = next(part for part in (corpus.valid, corpus.test, corpus.train) if part is not None)
+    return text, np.bincount(corpus.train.tokens, minlength=len(vocabulary)), []
