@@ -24,6 +24,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "TextLDS": "@pplseq.models.text_lds.program",
         "AutomatonLearner": "@pplseq.models.automata.learner",
         "load": "@pplseq.baselines.loading",
+        "train": "@pplseq.recipes.runs",
+        "evaluate": "@pplseq.recipes.runs",
         "load_corpus": "data.text",
         "Vocabulary": "data.vocabulary",
     },

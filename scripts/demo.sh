@@ -14,7 +14,7 @@ ask() { pplseq query "$run" "$@" --text --no-unknown --threads 2; }
 rm -rf "$run"  # an earlier demonstration; whatever else is in the folder stays
 
 say "1. The text, and what a model of 2,048 states will cost on it"
-pplseq info builtin:python --states 2048 --num-blocks 64 --threads 2
+pplseq info vlhmm builtin:python --states 2048 --num-blocks 64 --threads 2
 
 say "2. Training: 64 Brown clusters of words, 32 states for each, state dropout 0.5"
 pplseq train vlhmm builtin:python --states 2048 --num-blocks 64 --patience 1 --max-time "${DEMO_TIME:-60s}" --threads 2 --out "$run"

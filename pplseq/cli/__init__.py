@@ -16,7 +16,7 @@ from pplseq.checks import nearest
 
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
-    "train": ("pplseq.cli.train.command", "Train a model on data in a new folder, or go on with one: train MODEL DATA --out RUN."),
+    "train": ("pplseq.cli.train.command", "Train a model on data, or go on with a run: train MODEL DATA --out RUN."),
     "evaluate": ("pplseq.cli.evaluate", "How good the model of a run is on data: evaluate RUN DATA."),
     "query": ("pplseq.cli.query", "Exact answers about every line of a text or rows of a table: query RUN QUESTION."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
@@ -26,9 +26,20 @@ COMMANDS = {
     "cluster": ("pplseq.cli.corpus.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "count": ("pplseq.cli.corpus.count", "Counts of words and of word pairs at several lags, in shards that add up."),
     "count-merge": ("pplseq.cli.corpus.count_merge", "Add up counts of shards or texts."),
-    "personalize": ("pplseq.cli.streams.personalize", "Adapt models to a stream of text as it comes: one line in, one out."),
+    "personalize": (
+        "pplseq.cli.streams.personalize",
+        "Adapt models to a stream of text as it comes: one line in, one out.",
+    ),
     "compare-streams": ("pplseq.cli.streams.compare", "Which of two models expected each word of a stream."),
 }
+
+
+class Failed(click.ClickException):
+    """An error of the library: one line on stderr, and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code  # type: ignore[misc]  # click's is of the class
 
 
 class LazyGroup(click.Group):
@@ -37,10 +48,10 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
             return None
-        return getattr(importlib.import_module(COMMANDS[name][0]), name.replace("-", "_"))
+        return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
@@ -74,9 +85,7 @@ class LazyGroup(click.Group):
             failure, code = error, 1
         if ctx.params.get("debug"):
             raise failure
-        failed = click.ClickException(str(failure) or type(failure).__name__)
-        failed.exit_code = code
-        raise failed
+        raise Failed(str(failure) or type(failure).__name__, code)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

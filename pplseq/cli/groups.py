@@ -25,7 +25,16 @@ class ByRecipe(click.Group):
         super().__init__(*args, subcommand_metavar=f"{first} [ARGUMENTS]...", no_args_is_help=True, **kwargs)
         self.make, self.first = make, first
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click, with a better message for options before FIRST."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption:
+            raise click.UsageError(f"{self.first} comes first: {ctx.command_path} {self.first} ...", ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that FIRST stands for."""
         first = args[0]
         if "MODEL" in self.first and (first in RECIPES or "RUN" not in self.first):

@@ -114,14 +114,12 @@ def from_file(path: Any, settings: type) -> dict[str, Any]:
     """The settings of a TOML file, checked; `model` and `data` are for the command."""
     if path is None:
         return {}
-    table = {name: value for name, value in read_toml(path).items() if name not in ("model", "data")}
+    table = read_toml(path)
+    for name in ("model", "data"):
+        if not isinstance(value := table.pop(name, ""), str):
+            raise ValueError(f"{path}: {name} must be a string, got {value!r}")
     fill(settings, table, where=f"{path}: ")
     return table
-
-
-def unknown(what: str, word: str, words: Iterable[str], ctx: click.Context | None = None) -> click.UsageError:
-    """The error of a name that there is not."""
-    return click.UsageError(f"no {what} {word!r}.{nearest(word, words)}", ctx)
 
 
 class Remarks(Watch):

@@ -9,14 +9,15 @@ from typing import Any
 import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
-from pplseq.cli.options import Remarks, given, options_for, unknown
+from pplseq.cli.options import Remarks, given, options_for
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import asked
 
 TEXT = """Ask RUN (a run's folder or a saved model's) a QUESTION about every line of FILE (default: stdin).
 
-A line is text, or JSON: {"words": ["a", null]} (null is a gap) or {"text": "a b"}, with an optional "id". Every line gives a JSON
-line; one that cannot be answered gives {"line": N, "error": ...}, and the exit code is 1 at the end. Positions count from 0.
+A line is text, or JSON: {"words": ["a", null]} (null is a gap) or {"text": "a b"}, with an optional "id". Every line gives a
+JSON line; one that cannot be answered gives {"line": N, "error": ...}, and the exit code is 1 at the end. Positions count
+from 0.
 """
 
 
@@ -31,15 +32,16 @@ class Questions(click.Group):
         """The questions."""
         return list(self.recipe.questions)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command of a question."""
-        if args[0] not in self.recipe.questions:
-            raise unknown(f"question to {self.recipe.name}", args[0], self.recipe.questions, ctx)
+        self.recipe.question(args[0])  # says what there is
         return args[0], self.get_command(ctx, args[0]), args[1:]
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A question."""
-        recipe = self.recipe
+        recipe, name = self.recipe, cmd_name
         params = [
             click.Argument(["file"], default="-", metavar="[FILE]"),
             click.Option(["--text", "as_text"], is_flag=True, help="Print for people instead of JSON."),

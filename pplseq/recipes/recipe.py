@@ -3,8 +3,8 @@
 A recipe is registered by name; `pplseq train NAME`, `evaluate`, `query`, `report` and `info`, and the functions of
 `pplseq.recipes.runs` behind them, find everything in it. How to bring a family:
 
-1. Write `pplseq/recipes/FAMILY.py`. It must not import torch when it is imported (`pplseq train NAME --help` is instant), so what
-   works stands in another file, or is imported inside the methods.
+1. Write `pplseq/recipes/FAMILY.py`. It must not import torch when it is imported (`pplseq train NAME --help` is instant), so
+   what works stands in another file, or is imported inside the methods.
 2. Write the settings of its training as a dataclass that inherits :class:`RunSettings` (`pplseq/recipes/settings.py` says how
    fields become options), of evaluation, questions, reports as dataclasses that inherit :class:`UseSettings`.
 3. Write a class that inherits :class:`Recipe`, with the methods that the family has, and ``register`` one of it for each name.
@@ -172,6 +172,7 @@ class Recipe:
     Attributes:
         name: as in `pplseq train NAME`. text: a line for --help. data: what DATA is, for --help.
         settings: the dataclass of its training, inheriting RunSettings.
+        limits: why it answers no more questions than it does, for messages.
         saved_as: the "model" in config.json of the folders of its models; its name where empty.
     """
 
@@ -180,6 +181,7 @@ class Recipe:
     data: str
     settings: type
     saved_as: str = ""
+    limits: str = ""
 
     evaluation: ClassVar[type] = UseSettings
     asking: ClassVar[type] = UseSettings
@@ -220,6 +222,15 @@ class Recipe:
         """An answer for each line; one that cannot be answered is {"line": number from 1, "error": why}."""
         raise ValueError(f"{self.name} answers no questions")
 
+    def question(self, name: str) -> Question:
+        """The question of a name; ValueError (with those it answers) where it has no answer to it."""
+        if name not in self.questions:
+            why = f" ({self.limits})" if self.limits else ""
+            elsewhere = any(name in recipe.questions for recipe in RECIPES.values())
+            hint = f" It answers {', '.join(self.questions)}" if elsewhere else nearest(name, self.questions)
+            raise ValueError(f"{self.name} does not answer {name!r}{why}.{hint}")
+        return self.questions[name]
+
     def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
         """Writes the report, a file after the other."""
         raise ValueError(f"there is no report on {self.name}; its metrics.jsonl has the course of its training")
@@ -245,6 +256,7 @@ def register(recipe: Recipe) -> Recipe:
 
 def recipe_named(name: str) -> Recipe:
     """The recipe of a name; ValueError (naming the nearest) where there is none."""
-    if name not in RECIPES:
+    known = name.replace("_", "-")
+    if known not in RECIPES:
         raise ValueError(f"unknown model {name!r}.{nearest(name, RECIPES)}")
-    return RECIPES[name]
+    return RECIPES[known]

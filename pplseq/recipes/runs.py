@@ -66,7 +66,9 @@ def train(
         recipe, data, chosen = _resumed(folder, model, data, settings)
     else:
         if model is None or data is None or not str(data):
-            raise ValueError("give a model and data, for example: train('vlhmm', 'builtin:python', folder='runs/first')")
+            raise ValueError(
+                "give a model and data, for example: train('vlhmm', 'builtin:python', folder='runs/first')"
+            )
         recipe = recipe_named(model)
         chosen = fill(recipe.settings, settings)
         data = str(Path(data).resolve()) if str(data) != "-" and Path(data).exists() else str(data)
@@ -180,9 +182,10 @@ def recipe_of(folder: str | Path) -> Recipe:
         return recipe_named(str(read_toml(folder / RECORD).get("model")))
     if not folder.exists() and not folder.with_name(f".{folder.name}.old").exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
+    from pplseq.baselines.loading import model_folder
     from pplseq.models.storage import read_header
 
-    model = read_header(folder).get("model")
+    model = read_header(model_folder(folder)).get("model")
     for recipe in RECIPES.values():
         if model == (recipe.saved_as or recipe.name):
             return recipe
@@ -231,8 +234,7 @@ def query(
         JSON-able answers; a line that cannot be answered gives {"line": its number, "error": why}.
     """
     recipe = recipe_of(run)
-    if question not in recipe.questions:
-        raise ValueError(f"{recipe.name} does not answer {question!r}.{nearest(question, recipe.questions)}")
+    recipe.question(question)
     names = asked(recipe, question)
     if foreign := [name for name in settings if name not in names]:
         raise ValueError(f"{question} does not read {foreign[0]!r}.{nearest(foreign[0], names)}")
@@ -243,7 +245,7 @@ def query(
 def asked(recipe: Recipe, question: str) -> list[str]:
     """Names of the settings that a question reads: its own, and those of all questions."""
     special = {name for other in recipe.questions.values() for name in other.reads}
-    own = recipe.questions[question].reads
+    own = recipe.question(question).reads
     return [name for name in options_of(recipe.asking) if name in own or name not in special]
 
 

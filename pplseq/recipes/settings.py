@@ -1,7 +1,7 @@
 """Settings as dataclasses: their fields are a command's options, the keys of a TOML file and what a run's folder keeps.
 
-Nothing is said twice: a field's type and default are the option's, its help stands in the class's docstring under ``Args:``, and
-the docstring's first line is the heading over the options that the class brings. Classes are combined by inheritance::
+Nothing is said twice: a field's type and default are the option's, its help stands in the class's docstring under ``Args:``,
+and the docstring's first line is the heading over the options that the class brings. Classes are combined by inheritance::
 
     @dataclass(kw_only=True)
     class Reading:
@@ -15,8 +15,8 @@ the docstring's first line is the heading over the options that the class brings
         lower: bool = setting(False, flag="--lower/--no-lower")
         unit: Literal["line", "article"] = "line"
 
-Types: bool, int, float, str, Path, any of them ``| None`` (written ``none``), ``tuple[..., ...]`` (commas between), `Literal` of
-strings, and :data:`Duration`.
+Types: bool, int, float, str, Path, any of them ``| None`` (written ``none``), ``tuple[..., ...]`` (commas between), `Literal`
+of strings, and :data:`Duration`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def setting(
         repeat: a tuple whose values are given one by one, by a flag that is repeated.
         check: called with (name, value) for a value that is not None, of a tuple for each; raises for one that is out of range.
     """
-    return dataclasses.field(
-        default=default, metadata={"flag": flag, "free": free, "repeat": repeat, "check": check}
-    )
+    return dataclasses.field(default=default, metadata={"flag": flag, "free": free, "repeat": repeat, "check": check})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Option:
             return None
         if self.many:
             parts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",")]
-            return tuple(self._one(self._converted(part, where), where) for part in parts if part != "")
+            return tuple(self._one(self._converted(part, where), where) for part in parts if part or self.repeat)
         return self._one(value, where)
 
     def read_text(self, text: str) -> Any:
@@ -154,7 +152,12 @@ def options_of(settings: type) -> dict[str, Option]:
             if homes.get(name) is cls and name in fields:
                 kind = _kind(hints[name])
                 found[name] = Option(
-                    name=name, default=fields[name].default, help=helps[name], group=group, **kind, **fields[name].metadata
+                    name=name,
+                    default=fields[name].default,
+                    help=helps[name],
+                    group=group,
+                    **kind,
+                    **fields[name].metadata,
                 )
     return found
 

@@ -360,4 +360,5 @@ for name, text, settings in (
     ("ff", "feed-forward network over n-grams", FeedForwardSettings),
     ("rnn", "simple recurrent network", NetworkSettings),
 ):
-    register(TextRecipe(name, text, CORPUS, settings, has_states=False))
+    limits = "a network has no states and reads from left to right"
+    register(TextRecipe(name, text, CORPUS, settings, limits=limits, has_states=False))

@@ -142,7 +142,9 @@ def query(
     function, whole = FUNCTIONS[question]
     chosen = {name: getattr(settings, name) for name in reads if getattr(settings, name) is not None}
     ask = partial(getattr(answers, function), model, vocabulary, **chosen)
-    end = vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
+    end = (
+        vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
+    )
     gap = "_" if settings.gap is None and question == "infill" else settings.gap
     with torch.no_grad(), opened(lines) as source:
         yield from answer_lines(source, ask, gap=gap, end=end, lower=settings.lower)

@@ -13,7 +13,7 @@ import numpy as np
 import pyro
 import torch
 
-from pplseq.baselines import NETWORKS, network_class
+from pplseq.baselines import NETWORKS
 from pplseq.checks import nearest
 from pplseq.data import clustering
 from pplseq.data.batches import SentenceBatches, StreamBatches
@@ -48,9 +48,9 @@ def train(name: str, job: Job) -> dict[str, Any]:
         f"{name}: {size}, {len(corpus.vocabulary):,} words, {sum(p.numel() for p in model.parameters()):,} weights, "
         f"{device}; {corpus.name}: {corpus.train.num_tokens:,} training tokens"
     )
-    # a network has its vocabulary with it
-    keep = {} if name in NETWORKS else {"vocabulary": corpus.vocabulary, "clusters": clusters}
-    history = _fit(name, model, corpus, partial(model.save, **keep), job)
+    if name not in NETWORKS:  # which have their vocabulary with them
+        model.vocabulary, model.clusters = corpus.vocabulary, clusters
+    history = _fit(name, model, corpus, job)
     progress = history.progress
     summary = {"stop_reason": history.stop_reason, "steps": progress.step, "seconds": round(progress.seconds, 1)}
     if math.isfinite(progress.best):
@@ -63,11 +63,13 @@ def train(name: str, job: Job) -> dict[str, Any]:
     return summary
 
 
-def _fit(name: str, model: Any, corpus: Corpus, save: Any, job: Job) -> History:
+def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
     settings, by_em = job.settings, _by_em(job.settings)
     if job.time_left is not None and job.time_left <= 0:
         raise TimeIsUp("building the model")
-    shared = {field: getattr(settings, field) for field in TrainSettings.__dataclass_fields__ if hasattr(settings, field)}
+    shared = {
+        field: getattr(settings, field) for field in TrainSettings.__dataclass_fields__ if hasattr(settings, field)
+    }
     chosen = TrainSettings(**{**shared, "max_time": job.time_left})
     batches: Any = em_batches(corpus.train, device_of(model)) if by_em else build_batches(settings, corpus.train)
     job.watch.begin(settings.epochs * (1 if by_em else len(batches)) if settings.max_time is None else None)
@@ -78,7 +80,7 @@ def _fit(name: str, model: Any, corpus: Corpus, save: Any, job: Job) -> History:
         if board is not None:
             board.record(record)
 
-    common: dict[str, Any] = {"settings": chosen, "folder": job.folder, "save": save, "resume": job.resume}
+    common: dict[str, Any] = {"settings": chosen, "folder": job.folder, "resume": job.resume}
     common |= {"evaluate": validation(settings, model, corpus.valid), "on_record": on_record}
     try:
         if by_em:
@@ -227,7 +229,7 @@ def make_clusters(
     return clustering.read_paths(blocks, vocabulary, missing="own" if only_eos else "error")
 
 
-def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: clustering.Clusters | None) -> torch.nn.Module:
+def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any) -> Any:
     """A fresh model; the caller has set the seed."""
     from pplseq.distributions.blocks import share_states
     from pplseq.models import HMM, VLHMM
@@ -235,7 +237,7 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: clus
     if name in NETWORKS:
         more = {"lstm": {"layers": "num_layers", "dropout": "dropout"}, "ff": {"order": "order", "dropout": "dropout"}}
         options = {theirs: getattr(settings, ours) for ours, theirs in more.get(name, {}).items()}
-        return network_class(name)(vocabulary, settings.hidden, seed=settings.seed, **options)
+        return NETWORKS[name](vocabulary, settings.hidden, seed=settings.seed, **options)
     if name == "hmm":
         # EM needs a little smoothing: a word that no state of a held-out sentence emits would be impossible.
         smooth = {table: settings.concentration for table in ("initial", "transition", "emission")}

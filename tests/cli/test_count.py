@@ -89,7 +89,9 @@ def test_shards_and_their_sum(text, tmp_path):
     result = pplseq("count-merge", parts[0], "--out", tmp_path / "some", code=2)
     assert "2 shards are missing: shard 2/3 of text.txt, shard 3/3 of text.txt" in result.stderr
     assert "--allow-missing" in result.stderr and not (tmp_path / "some").exists()
-    printed = json.loads(pplseq("count-merge", parts[0], parts[2], "--out", tmp_path / "some", "--allow-missing").stdout)
+    printed = json.loads(
+        pplseq("count-merge", parts[0], parts[2], "--out", tmp_path / "some", "--allow-missing").stdout
+    )
     assert printed["missing"] == ["shard 2/3 of text.txt"]
     # what is missing is remembered, and can come later
     pplseq("count-merge", tmp_path / "some", parts[1], "--out", tmp_path / "late")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pplseq.cli import COMMANDS, main
+from pplseq.recipes import RECIPES
 
 HEAVY = ("torch", "pyro", "numpy", "tqdm", "safetensors", "matplotlib")
 
@@ -35,6 +36,13 @@ def test_help_imports_nothing_heavy():
 def test_help_of_a_command_imports_nothing_heavy(command):
     output, imported = run(command, "--help")
     assert "Usage:" in output
+    assert imported == []
+
+
+@pytest.mark.parametrize("model", list(RECIPES))
+def test_help_of_a_model_imports_nothing_heavy(model):
+    output, imported = run("train", model, "--help")
+    assert "--max-time DURATION" in output and "The run:" in output
     assert imported == []
 
 

@@ -276,7 +276,9 @@ def test_pairs(run):
     assert len(table) == 6 and all(" -> " in line for line in table)
     found = [json.loads(line) for line in pplseq("lds", "pairs", run, "--json", "--num-pairs", 3).stdout.splitlines()]
     assert len(found) == 3 and found[0]["value"] >= found[1]["value"]
-    assert all(len(pair["right"]) == 6 and set(pair["right"]) <= set(TextLDS.load(run / "best").vocabulary) for pair in found)
+    assert all(
+        len(pair["right"]) == 6 and set(pair["right"]) <= set(TextLDS.load(run / "best").vocabulary) for pair in found
+    )
 
 
 def test_evaluate(run, tmp_path):
@@ -323,7 +325,7 @@ def test_queries(run):
     assert len(answer["continuations"]) == 3 and all(0 < len(row["words"]) <= 4 for row in answer["continuations"])
     for question in ("filter", "smooth", "decode", "sample", "infill"):
         message = pplseq("query", run, question, input="a\n", code=2).stderr
-        assert f"cannot answer '{question}'" in message and "score, next-word, continue" in message
+        assert f"does not answer '{question}'" in message and "score, next-word, continue" in message
 
 
 def test_writing_is_whole_or_not_at_all(run, tmp_path, monkeypatch):

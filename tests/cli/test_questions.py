@@ -285,7 +285,7 @@ def test_a_file_and_an_unknown_question(run, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("the cat\na dog\n")
     assert len(lines_of(pplseq("query", run, "score", file))) == 2
-    assert "is not one of" in pplseq("query", run, "smoooth", code=2).stderr
+    assert "Did you mean 'smooth'?" in pplseq("query", run, "smoooth", code=2).stderr
 
 
 # ---- cluster and info
@@ -307,20 +307,20 @@ def test_more_clusters_than_words(text, tmp_path):
 
 
 def test_info(text):
-    facts = json.loads(pplseq("info", text, "--json").stdout)
+    facts = json.loads(pplseq("info", "hmm", text, "--json").stdout)
     assert sum(split["num_lines"] for split in facts["splits"].values()) == 200
     assert facts["splits"]["train"]["longest_line"] == 7
     assert "estimate" not in facts
-    assert "vlhmm" not in pplseq("info", text).stdout
+    assert "estimated" not in pplseq("info", "hmm", text).stdout
 
 
 def test_info_estimates_the_cost(text):
-    facts = json.loads(pplseq("info", text, "--states", 32768, "--threads", 1, "--json").stdout)["estimate"]
+    facts = json.loads(pplseq("info", "vlhmm", text, "--states", 32768, "--threads", 1, "--json").stdout)["estimate"]
     assert facts["num_weights"] > 32768 * 256 and facts["step_seconds"] > 0
-    output = pplseq("info", text, "--states", 2048, "--threads", 1).stdout
+    output = pplseq("info", "vlhmm", text, "--states", 2048, "--threads", 1).stdout
     assert "memory, training" in output and "GFLOP" in output
 
 
 def test_info_of_states_that_do_not_divide(text):
-    result = pplseq("info", text, "--states", 1000, code=2)
+    result = pplseq("info", "vlhmm", text, "--states", 1000, code=2)
     assert "nearest sizes are 896 and 1024" in result.stderr

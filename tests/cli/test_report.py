@@ -55,7 +55,7 @@ def test_a_run(copy):
 
 
 def test_the_page_agrees_with_evaluate(copy):
-    pplseq("report", copy, "--no-png")
+    pplseq("report", copy, "--no-picture")
     content = (copy / "report.html").read_text(encoding="utf-8")
     for line in pplseq("evaluate", copy, "--split", "valid").stdout.splitlines():
         assert f"{json.loads(line)['nats_per_token']:.4f}" in content
@@ -65,19 +65,19 @@ def test_the_page_agrees_with_evaluate(copy):
 def test_where_the_files_go(run, tmp_path):
     pplseq("report", run, "--out", tmp_path / "new" / "page.html", "--png", tmp_path / "other.png")
     assert (tmp_path / "new" / "page.html").exists() and (tmp_path / "other.png").exists()
-    pplseq("report", run, "--out", tmp_path / "folder", "--no-png")
+    pplseq("report", run, "--out", tmp_path / "folder", "--no-picture")
     (tmp_path / "there.d").mkdir()
-    pplseq("report", run, "--out", tmp_path / "there.d", "--no-png")
+    pplseq("report", run, "--out", tmp_path / "there.d", "--no-picture")
     assert (tmp_path / "folder" / "report.html").exists() and (tmp_path / "there.d" / "report.html").exists()
     result = pplseq("report", run, "--out", tmp_path / "page.pdf", code=2)
     assert "--out must be FILE.html or a folder" in result.stderr
-    assert "exclude each other" in pplseq("report", run, "--png", "x.png", "--no-png", code=2).stderr
+    assert "exclude each other" in pplseq("report", run, "--png", "x.png", "--no-picture", code=2).stderr
 
 
 def test_the_other_checkpoint(copy):
     shutil.rmtree(copy / "best")
     assert "try --checkpoint last" in pplseq("report", copy, code=2).stderr
-    pplseq("report", copy, "--checkpoint", "last", "--no-png")
+    pplseq("report", copy, "--checkpoint", "last", "--no-picture")
 
 
 def test_no_run(tmp_path, text):
@@ -101,7 +101,7 @@ def test_without_metrics(copy, damage):
     path.unlink()
     if damage != "absent":
         path.write_bytes({"empty": b"", "binary": b"\xff\xfe\x00", "cut short": lines[: len(lines) - 20]}[damage])
-    pplseq("report", copy, "--no-png")
+    pplseq("report", copy, "--no-picture")
     content = (copy / "report.html").read_text(encoding="utf-8")
     assert ("No course of training was recorded" in content) == (damage != "cut short")
     assert "Perplexity of tokens" in content
@@ -110,34 +110,35 @@ def test_without_metrics(copy, damage):
 def test_a_corpus_that_is_gone(copy, text):
     config = copy / "config.toml"
     config.write_text(config.read_text().replace(text.name, "moved.txt"))
-    result = pplseq("report", copy, "--no-png")
+    result = pplseq("report", copy, "--no-picture")
     assert "the run's corpus could not be read" in result.stderr.lower() and "moved.txt" in result.stderr
     assert "the model wrote itself" in (copy / "report.html").read_text(encoding="utf-8")
-    assert pplseq("report", copy, "--data", text, "--no-png").stderr == ""
+    assert pplseq("report", copy, "--data", text, "--no-picture").stderr == ""
     assert "tokens of text.txt" in (copy / "report.html").read_text(encoding="utf-8")
     assert "nowhere.txt" in pplseq("report", copy, "--data", "nowhere.txt", code=2).stderr
 
 
 def test_a_model_without_its_run(copy, text):
-    result = pplseq("report", copy / "best", "--data", text, "--out", copy / "alone", "--no-png")
+    result = pplseq("report", copy / "best", "--data", text, "--out", copy / "alone", "--no-picture")
     assert result.stderr == ""
     content = (copy / "alone" / "report.html").read_text(encoding="utf-8")
     assert "No course of training was recorded" in content and "<h1>vlhmm</h1>" in content
-    assert "saved model without its run" in pplseq("report", copy / "best", "--out", copy, "--no-png").stderr
+    assert "saved model without its run" in pplseq("report", copy / "best", "--out", copy, "--no-picture").stderr
 
 
 def test_other_data(run, tmp_path):
-    result = pplseq("report", run, "--data", "-", "--out", tmp_path, "--no-png", input="the cat sees a dog\n")
+    result = pplseq("report", run, "--data", "-", "--out", tmp_path, "--no-picture", input="the cat sees a dog\n")
     assert result.stderr == ""
     assert "6 tokens of" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    pplseq("report", run, "--data", "builtin:generated", "--tokens", 30, "--out", tmp_path, "--no-png")
+    pplseq("report", run, "--data", "builtin:generated", "--tokens", 30, "--out", tmp_path, "--no-picture")
     content = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "tokens of builtin:generated valid" in content and "in whole lines" in content
 
 
-def test_sentences_that_cannot_be_shown(run, tmp_path):
+def test_sentences_that_cannot_be_shown(run, copy):
+    shutil.rmtree(copy / "best")
     for sentence in ("", "   "):
-        result = pplseq("report", tmp_path / "nowhere", "--sentence", sentence, code=2)
+        result = pplseq("report", copy, "--sentence", sentence, code=2)
         assert "sentence: expected words" in result.stderr  # said before anything is loaded
     assert "at most 200 words" in pplseq("report", run, "--sentence", "cat " * 300, code=2).stderr
 
@@ -182,10 +183,10 @@ def test_without_matplotlib_there_is_a_page_and_a_hint(run, tmp_path, monkeypatc
     assert 'pip install "pplseq[plot]"' in result.stderr
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_nothing_heavy(run):
     script = (
         "import sys; from pplseq.cli import main\n"
-        "try: main(['report', '--help'])\n"
+        f"try: main(['report', {str(run)!r}, '--help'])\n"
         "finally: print([name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

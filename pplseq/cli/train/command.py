@@ -10,7 +10,8 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
 from pplseq.cli.options import given, options_for
-from pplseq.recipes import Recipe, recipe_of
+from pplseq.recipes import Recipe
+from pplseq.recipes.runs import read_record
 from pplseq.recipes.settings import read_toml
 
 TEXT = """Train MODEL on DATA in a new folder, --out RUN; or go on with one, --resume RUN.
@@ -26,7 +27,7 @@ class Train(ByRecipe):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the model first that a run or a file names."""
         if args and args[0].startswith("-"):
-            for flag, model_of in (("--resume", lambda run: recipe_of(run).name), ("--config", _model_in)):
+            for flag, model_of in (("--resume", lambda run: read_record(run).recipe.name), ("--config", _model_in)):
                 value = _value_of(flag, args)
                 if value is not None:
                     return super().parse_args(ctx, [model_of(value), *args])
@@ -45,7 +46,7 @@ def _value_of(flag: str, args: list[str]) -> str | None:
 def _model_in(path: str) -> str:
     model = read_toml(Path(path)).get("model")
     if not isinstance(model, str):
-        raise click.UsageError(f"give a MODEL: {path} names none as a string, model = ...")
+        raise ValueError(f"{path}: model must be a string, got {model!r}; or give a MODEL on the command line")
     return model
 
 

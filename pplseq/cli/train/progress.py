@@ -70,7 +70,9 @@ class TrainingBar(Watch):
 
     def record(self, record: dict[str, Any]) -> None:
         """For every record of metrics.jsonl; validations are printed above the bar."""
-        numbers = [f"{name.replace('_', ' ')} {value:,.4f}" for name, value in record.items() if name.endswith("per_token")]
+        numbers = [
+            f"{name.replace('_', ' ')} {value:,.4f}" for name, value in record.items() if name.endswith("per_token")
+        ]
         text = f"step {record['step']:>7,}  {record['seconds']:>7.0f} s  {record.get('kind', ''):<10}  {'  '.join(numbers)}"
         if "perplexity" in record:
             text += f"  perplexity {record['perplexity']:>9,.2f}"
