@@ -16,7 +16,7 @@ from pplseq.checks import nearest
 
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
-    "train": ("pplseq.cli.train.command", "Train a model on data, or go on with a run: train MODEL DATA --out RUN."),
+    "train": ("pplseq.cli.train", "Train a model on data, or go on with a run: train MODEL DATA --out RUN."),
     "evaluate": ("pplseq.cli.evaluate", "How good the model of a run is on data: evaluate RUN DATA."),
     "query": ("pplseq.cli.query", "Exact answers about every line of a text or rows of a table: query RUN QUESTION."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),

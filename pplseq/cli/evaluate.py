@@ -10,6 +10,7 @@ import click
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
 from pplseq.recipes import Recipe
+from pplseq.recipes.runs import evaluate as evaluate_run
 
 TEXT = """How good the model of RUN (a run's folder or a saved model's) is on DATA.
 
@@ -30,8 +31,6 @@ def _command(recipe: Recipe, _: bool) -> click.Command:
 
 
 def _evaluate(ctx: click.Context, recipe: Recipe) -> None:
-    from pplseq.recipes import evaluate as evaluate_run
-
     rows = Table()
     evaluate_run(
         ctx.params["run"],

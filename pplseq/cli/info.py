@@ -10,6 +10,7 @@ import click
 from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
 from pplseq.cli.options import given, options_for
 from pplseq.recipes import Recipe
+from pplseq.recipes.runs import info as find
 
 TEXT = """MODEL DATA: sizes of DATA, and what training MODEL on it takes in memory and time on this machine. RUN: what it is.
 
@@ -29,8 +30,6 @@ def _command(recipe: Recipe, named: bool) -> click.Command:
 
 
 def _info(ctx: click.Context, recipe: Recipe) -> None:
-    from pplseq.recipes import info as find
-
     if "run" in ctx.params:
         found = find(ctx.params["run"])
     else:

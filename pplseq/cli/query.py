@@ -12,6 +12,7 @@ from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import asked
+from pplseq.recipes.runs import query as answers
 
 TEXT = """Ask RUN (a run's folder or a saved model's) a QUESTION about every line of FILE (default: stdin).
 
@@ -65,11 +66,9 @@ class Questions(click.Group):
 
 
 def _ask(ctx: click.Context, recipe: Recipe, question: str) -> None:
-    from pplseq.recipes import query as ask
-
     run = ctx.parent.params["run"] if ctx.parent is not None else ""
     failed = False
-    for answer in ask(run, question, ctx.params["file"], watch=Remarks(), **given(ctx, recipe.asking)):
+    for answer in answers(run, question, ctx.params["file"], watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
         click.echo(recipe.readable(answer) if ctx.params["as_text"] else json.dumps(answer, ensure_ascii=False))
         sys.stdout.flush()

@@ -9,6 +9,7 @@ import click
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
 from pplseq.recipes import Recipe
+from pplseq.recipes.runs import report as write_report
 
 TEXT = """One HTML page about RUN (a run's folder or a saved model's), and a PNG with its main figures.
 
@@ -23,8 +24,6 @@ def _command(recipe: Recipe, _: bool) -> click.Command:
 
 
 def _report(ctx: click.Context, recipe: Recipe) -> None:
-    from pplseq.recipes import report as write_report
-
     for path in write_report(ctx.params["run"], watch=Remarks(), **given(ctx, recipe.reporting)):
         click.echo(path)
 

@@ -29,7 +29,9 @@ from typing import Any, ClassVar, Literal
 
 from pplseq import checks
 from pplseq.checks import nearest
+from pplseq.folder import whole_folder
 from pplseq.recipes.settings import Duration, setting
+from pplseq.runs.progress import Watch
 
 
 @dataclass(kw_only=True)
@@ -66,28 +68,6 @@ class UseSettings:
 
 class TimeIsUp(Exception):
     """`max_time` passed before the first step."""
-
-
-class Watch:
-    """Who is told how a long computation goes on; this one says nothing. The command line's draws a bar."""
-
-    def say(self, line: str) -> None:
-        """A remark for people."""
-
-    def stage(self, what: str) -> None:
-        """What is done now, before the first step: "reading builtin:python"."""
-
-    def begin(self, num_steps: int | None) -> None:
-        """Steps begin; so many in all, None where a time limit is likely to come first."""
-
-    def step(self, progress: Any, num_tokens: int) -> None:
-        """After every step."""
-
-    def record(self, record: dict[str, Any]) -> None:
-        """For every record of metrics.jsonl."""
-
-    def close(self) -> None:
-        """Nothing follows."""
 
 
 @dataclass
@@ -202,7 +182,7 @@ class Recipe:
 
     def has_begun(self, folder: Path) -> bool:
         """Whether a folder holds something that :meth:`train` goes on from, and that a new run would destroy."""
-        return (folder / "last").exists()
+        return whole_folder(folder / "last").exists()
 
     def prepared(self, folder: Path) -> Iterable[Path]:
         """Files that training keeps of its preparation, to be dropped when it begins anew with other settings."""

@@ -183,9 +183,9 @@ def recipe_of(folder: str | Path) -> Recipe:
     if not folder.exists() and not folder.with_name(f".{folder.name}.old").exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
     from pplseq.baselines.loading import model_folder
-    from pplseq.models.storage import read_header
+    from pplseq.models.storage import MODEL
 
-    model = read_header(model_folder(folder)).get("model")
+    model = MODEL.read_header(model_folder(folder)).get("model")
     for recipe in RECIPES.values():
         if model == (recipe.saved_as or recipe.name):
             return recipe

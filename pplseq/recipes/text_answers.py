@@ -104,7 +104,7 @@ def record_of(folder: Path) -> Record | None:
 
 def reading_of(record: Record | None, lower: bool | None = None) -> Any:
     """The settings of reading that a run was trained with, or their defaults, with another `lower` where one is given."""
-    from pplseq.recipes.text import Reading
+    from pplseq.recipes.text_settings import Reading
 
     found = SimpleNamespace(**vars(Reading()), seed=0)
     if record is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, Watch, register
-from pplseq.recipes.text import QUESTIONS, AskSettings
+from pplseq.recipes.text_settings import QUESTIONS, AskSettings
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,75 @@
-"""What a person sees of a training run: a bar on stderr."""
+"""What a person sees of a long computation: a bar on stderr from its first second."""
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from typing import Any
-
-from tqdm import tqdm
 
 LOG_SECONDS = 15.0
 
 
-class TrainingBar:
-    """A tqdm bar over steps with nats per token, perplexity and tokens a second, and a line per validation.
+class Watch:
+    """Who is told how a long computation goes on; this one says nothing. The command line's draws a bar."""
 
-    Where stderr is no terminal, lines stand in for the bar: one a validation, and one about every 15 seconds.
+    def say(self, line: str) -> None:
+        """A remark for people."""
 
-    Args:
-        num_steps: steps of the whole run; None where a time limit is likely to come first.
+    def stage(self, what: str) -> None:
+        """What is done now, before the first step: "reading builtin:python"."""
+
+    def begin(self, num_steps: int | None) -> None:
+        """Steps begin; so many in all, None where a time limit is likely to come first."""
+
+    def step(self, progress: Any, num_tokens: int) -> None:
+        """After every step."""
+
+    def record(self, record: dict[str, Any]) -> None:
+        """For every record of metrics.jsonl."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class TrainingBar(Watch):
+    """A tqdm bar: what is done and for how long before the first step; then steps, nats per token, perplexity and tokens a
+    second, and a line per validation.
+
+    Where stderr is no terminal, lines stand in for the bar: one a stage and a validation, and one about every 15 seconds.
     """
 
-    def __init__(self, num_steps: int | None) -> None:
-        terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=num_steps, unit="step", mininterval=0.5, dynamic_ncols=True, disable=not terminal)
-        self.terminal, self.tokens, self.since, self.logged = terminal, 0, time.monotonic(), time.monotonic()
+    def __init__(self) -> None:
+        from tqdm import tqdm  # not for those who only name a watch
+
+        self.terminal, self.tokens, self.since, self.logged = sys.stderr.isatty(), 0, time.monotonic(), time.monotonic()
+        self.bar = tqdm(unit="step", mininterval=0.5, dynamic_ncols=True, disable=not self.terminal)
+        self.bar.bar_format = "{desc} [{elapsed}]"
         self.shown: dict[str, str] = {}
+        self.stepping = threading.Event()
+        if self.terminal:
+            threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        """Before the first step nothing else moves the clock of the bar."""
+        while not self.stepping.wait(0.5):
+            self.bar.refresh()
+
+    def say(self, line: str) -> None:
+        """Above the bar."""
+        self._write(line)
+
+    def stage(self, what: str) -> None:
+        """What is done before the first step."""
+        self.bar.set_description_str(what)
+        if not self.terminal:
+            self._write(what)
+
+    def begin(self, num_steps: int | None) -> None:
+        """From here on steps are counted."""
+        self.stepping.set()
+        self.bar.bar_format, self.bar.total, self.since = None, num_steps, time.monotonic()
 
     def step(self, progress: Any, num_tokens: int) -> None:
         """After every training step."""
@@ -45,23 +89,27 @@ class TrainingBar:
 
     def record(self, record: dict[str, Any]) -> None:
         """For every record of metrics.jsonl; validations are printed above the bar."""
-        text = (
-            f"step {record['step']:>7,}  epoch {record['epoch']:>3}  {record['seconds']:>7.0f} s  {record['kind']:<10}"
-        )
-        text += f"  {record['nats_per_token']:.4f} nats/token  perplexity {record['perplexity']:>9,.2f}"
-        if record["kind"] == "validation":
+        numbers = [
+            f"{name.replace('_', ' ')} {value:,.4f}" for name, value in record.items() if name.endswith("per_token")
+        ]
+        text = f"step {record['step']:>7,}  {record['seconds']:>7.0f} s  {record.get('kind', ''):<10}  {'  '.join(numbers)}"
+        if "perplexity" in record:
+            text += f"  perplexity {record['perplexity']:>9,.2f}"
+        if record.get("kind") != "train":
             rate = f"  lr {record['lr']:.2g}" if "lr" in record else ""
-            self._write(f"{text}{rate}{'  * best' if record['best'] else ''}")
+            self._write(f"{text}{rate}{'  * best' if record.get('best') else ''}")
             # Time spent in validation is no training time.
             self.tokens, self.since = 0, time.monotonic()
         elif not self.terminal and time.monotonic() - self.logged > LOG_SECONDS:
             self._write(text)
-        if "lr" not in record and record["kind"] == "train":
+        if "lr" not in record and record.get("kind") != "validation":
             self.bar.update()  # an iteration of EM
 
     def _write(self, line: str) -> None:
-        tqdm.write(line, file=sys.stderr)
+        self.bar.write(line, file=sys.stderr)
         self.logged = time.monotonic()
 
     def close(self) -> None:
+        """The end."""
+        self.stepping.set()
         self.bar.close()

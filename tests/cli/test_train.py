@@ -342,7 +342,7 @@ def test_a_word_too_rare_to_know_becomes_unknown(tmp_path):
 
 def test_max_time_holds_before_the_first_step(text, tmp_path, monkeypatch):
     """Clustering that would take a minute is cut off; the run can be gone on with, from its beginning."""
-    from pplseq.recipes import text_training
+    from pplseq.models.vlhmm import fit
 
     def slow(*arguments, **options):
         time.sleep(60)
@@ -350,7 +350,7 @@ def test_max_time_holds_before_the_first_step(text, tmp_path, monkeypatch):
     run = tmp_path / "run"
     began = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr(text_training, "make_clusters", slow)
+        patch.setattr(fit, "make_clusters", slow)
         result = pplseq("train", "vlhmm", text, *SMALL, "--max-time", "1s", "--out", run)
     assert time.monotonic() - began < 5
     summary = json.loads(result.stdout)

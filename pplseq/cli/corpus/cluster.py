@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -47,16 +48,18 @@ def cluster(
     from types import SimpleNamespace
 
     from pplseq.data.clustering import average_mutual_information, write_paths
-    from pplseq.recipes.text_training import make_clusters, read_corpus
+    from pplseq.models.vlhmm.fit import make_clusters
+    from pplseq.recipes.text_training import read_corpus
 
     corpus = read_corpus(data, SimpleNamespace(seed=seed, **reading))
     clusters = make_clusters(
+        corpus.train,
         "uniform" if uniform else "brown",
         num_clusters,
-        corpus.train,
         eos_block=eos_block,
         exchange_passes=exchange_passes,
         seed=seed,
+        progress=sys.stderr.isatty(),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_paths(out, clusters, corpus.vocabulary)

@@ -128,7 +128,9 @@ def fit(
         else:
             model.clusters = None  # which are of words
         model.to(device)
-        bar = TrainingBar(schedule.epochs * len(batches) if schedule.max_time is None else None) if progress else None
+        bar = TrainingBar() if progress else None
+        if bar is not None:
+            bar.begin(schedule.epochs * len(batches) if schedule.max_time is None else None)
 
         def on_any_record(record: dict[str, Any]) -> None:
             for watcher in (bar and bar.record, on_record):

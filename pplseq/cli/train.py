@@ -12,7 +12,9 @@ from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
 from pplseq.cli.options import given, options_for
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import read_record
+from pplseq.recipes.runs import train as train_model
 from pplseq.recipes.settings import read_toml
+from pplseq.runs.progress import TrainingBar
 
 TEXT = """Train MODEL on DATA in a new folder, --out RUN; or go on with one, --resume RUN.
 
@@ -76,11 +78,7 @@ def _train(ctx: click.Context, recipe: Recipe) -> None:
         data = read_toml(config).get("data")
     if data is None and resume is None:
         raise click.UsageError(f"give DATA: {recipe.data}")
-    from pplseq.cli.train.progress import TrainingBar
-
-    watch = TrainingBar()
-    from pplseq.recipes import train as train_model
-
+    watch = TrainingBar()  # which is there before torch is
     summary = train_model(recipe.name, data, folder=folder, resume=resume is not None, watch=watch, **settings)
     click.echo(json.dumps(summary))
 

@@ -1,1 +1,0 @@
-"""`pplseq train`."""

@@ -1,0 +1,283 @@
+"""Settings of models of words: of training, evaluation, questions and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from pplseq import checks
+from pplseq.recipes.recipe import Question, RunSettings, UseSettings
+from pplseq.recipes.settings import setting
+
+NON_NEGATIVE = partial(checks.positive, zero=True)
+SHARE = partial(checks.share, interval="[0, 1)")
+
+
+# ---------------------------------------------------------------- settings of training
+@dataclass(kw_only=True)
+class Reading:
+    """The text.
+
+    Args:
+        min_count: words rarer than this in the training text become <unk> (default: 2 where needed).
+        max_vocabulary: keep this many words, the most frequent.
+        lower: lower-case the text.
+    """
+
+    min_count: int | None = setting(None, check=checks.count)
+    max_vocabulary: int | None = setting(None, check=checks.count)
+    lower: bool = False
+
+
+@dataclass(kw_only=True)
+class Batches:
+    """Batches.
+
+    Args:
+        protocol: streams with the belief carried over, or sentences.
+        shuffle: what is permuted each epoch.
+        batch_size: streams B (carried).
+        segment_length: tokens T of each stream in a step (carried).
+        batch_tokens: tokens of a step (sentence).
+    """
+
+    protocol: Literal["carried", "sentence"] = "carried"
+    shuffle: Literal["line", "article", "none"] = "line"
+    batch_size: int = setting(16, check=checks.count)
+    segment_length: int = setting(32, check=checks.count)
+    batch_tokens: int = setting(512, check=checks.count)
+
+
+@dataclass(kw_only=True)
+class Descent:
+    """Optimisation.
+
+    Args:
+        lr: AdamW's learning rate.
+        weight_decay: AdamW's weight decay.
+        clip: largest gradient norm, or none.
+        validate_per_epoch: validations per epoch.
+        patience: validations without a new best before the learning rate is divided by 4, or none.
+        schedule: learning rate divided by 4 when validation stalls, or falling linearly to zero over --epochs.
+        log_interval: steps between two records in metrics.jsonl.
+    """
+
+    lr: float = setting(0.003, check=checks.positive)
+    weight_decay: float = setting(0.0, check=NON_NEGATIVE)
+    clip: float | None = setting(5.0, check=checks.positive)
+    validate_per_epoch: int = setting(4, check=checks.count)
+    patience: int | None = setting(4, check=partial(checks.count, least=0))
+    schedule: Literal["plateau", "linear"] = "plateau"
+    log_interval: int = setting(20, check=checks.count)
+
+
+@dataclass(kw_only=True)
+class TextRunSettings(RunSettings):
+    """Its end.
+
+    Args:
+        epochs: passes over the training text (of EM: iterations), at most.
+        early_stop: stop after this many validations without a new best.
+        tensorboard: also write TensorBoard events into the run's folder.
+    """
+
+    epochs: int = setting(50, free=True, check=checks.count)
+    early_stop: int | None = setting(None, free=True, check=checks.count)
+    tensorboard: bool = setting(False, free=True)
+
+
+@dataclass(kw_only=True)
+class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
+    """The model.
+
+    Args:
+        states: states Z.
+        num_blocks: blocks M of words; each has Z / M states.
+        block_sizes: states of a block: the same for all, or more for blocks of frequent words (by the root of their counts).
+        blocks: brown, uniform, none, or a `paths` file written by `pplseq cluster`.
+        eos_block: give <eos> a block of its own.
+        exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
+        hidden: width h of the state embeddings and residual layers.
+        parameterization: of the tables of states.
+        tied: one embedding table for start, transition and emission.
+        dropout: share of each block's states left out of a training step.
+        reset: after <eos> the state starts afresh, in training and evaluation.
+        init: of the embeddings.
+        init_scale: standard deviation of the normal initialisation.
+        temperature: divides the transition scores; sqrt(hidden) keeps bfloat16 honest.
+        normalizer_dtype: of products in the training normaliser; evaluation is exact.
+    """
+
+    states: int = setting(4096, check=checks.count)
+    num_blocks: int = setting(128, check=checks.count)
+    block_sizes: Literal["even", "frequency"] = "even"
+    blocks: str = "brown"
+    eos_block: bool = True
+    exchange_passes: int = setting(0, check=partial(checks.count, least=0))
+    hidden: int = setting(256, check=checks.count)
+    parameterization: Literal["independent", "factored", "scalar"] = "independent"
+    tied: bool = setting(True, flag="--tied/--untied")
+    dropout: float = setting(0.5, check=SHARE)
+    reset: bool = True
+    init: Literal["normal", "xavier"] = "normal"
+    init_scale: float = setting(0.1, check=checks.positive)
+    temperature: float = setting(1.0, check=checks.positive)
+    normalizer_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if Path(self.blocks).is_file():  # the run's folder keeps the path, and --resume may be called from anywhere
+            self.blocks = str(Path(self.blocks).resolve())
+
+
+@dataclass(kw_only=True)
+class HMMSettings(Reading, Batches, Descent, TextRunSettings):
+    """The model.
+
+    Args:
+        states: states Z.
+        method: EM on sentences, or gradient on batches.
+        concentration: Dirichlet concentration of EM's tables; 1 is maximum likelihood.
+    """
+
+    states: int = setting(64, check=checks.count)
+    method: Literal["em", "sgd"] = "em"
+    concentration: float = 1.01
+
+    def __post_init__(self) -> None:
+        if not self.concentration >= 1.0:
+            raise ValueError(
+                "concentration must be at least 1 (below it the most probable tables are degenerate), "
+                f"got {self.concentration}"
+            )
+
+
+@dataclass(kw_only=True)
+class NetworkSettings(Reading, Batches, Descent, TextRunSettings):
+    """The model.
+
+    Args:
+        hidden: units of a layer.
+        normalizer_dtype: of the products of the training softmax; evaluation is exact.
+    """
+
+    hidden: int = setting(256, check=checks.count)
+    normalizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    lr: float = setting(0.001, check=checks.positive)
+
+
+@dataclass(kw_only=True)
+class LSTMSettings(NetworkSettings):
+    """The LSTM.
+
+    Args:
+        layers: layers.
+        dropout: share of the units left out of a training step.
+    """
+
+    layers: int = setting(2, check=checks.count)
+    dropout: float = setting(0.3, check=SHARE)
+
+
+@dataclass(kw_only=True)
+class FeedForwardSettings(NetworkSettings):
+    """The n-gram network.
+
+    Args:
+        order: n of the n-grams: it sees n - 1 words.
+        dropout: share of the units left out of a training step.
+    """
+
+    order: int = setting(5, check=checks.count)
+    dropout: float = setting(0.3, check=SHARE)
+
+
+# ---------------------------------------------------------------- settings of use
+@dataclass(kw_only=True)
+class EvaluationSettings(UseSettings):
+    """The evaluation.
+
+    Args:
+        split: of the corpus (default: test; a single file is taken whole).
+        protocol: carried streams, sentences each from the start, or both.
+        streams: streams of the carried protocol; several as 16,1.
+        segment_length: tokens of a stream taken at once: speed and memory only (default: by the model's size).
+        batch_tokens: tokens of sentences taken at once: speed and memory only (default: by the model's size).
+        per_token: write word<TAB>log-probability (nats) of every token to this file, a column a protocol.
+        vocabulary: the vocabulary DATA was made with: an error if it is not the model's.
+        lower: lower-case DATA (default: as the run was trained).
+    """
+
+    split: Literal["train", "valid", "test"] | None = None
+    protocol: Literal["carried", "sentence", "both"] = "both"
+    streams: tuple[int, ...] = setting((16,), check=checks.count)
+    segment_length: int | None = setting(None, check=checks.count)
+    batch_tokens: int | None = setting(None, check=checks.count)
+    per_token: Path | None = None
+    vocabulary: Path | None = None
+    lower: bool | None = None
+
+
+@dataclass(kw_only=True)
+class AskSettings(UseSettings):
+    """The question.
+
+    Args:
+        top: states or words listed.
+        num_paths: best paths.
+        num_samples: draws.
+        length: words to draw, at most.
+        temperature: below 1: more probable words.
+        seed: of the draws.
+        allow_unknown: whether <unk> may be proposed.
+        eos: end every line with <eos> (default: yes, except for next-word and continue).
+        gap: the word that stands for a gap (default: _ for infill, none otherwise).
+        lower: lower-case the lines.
+    """
+
+    top: int = setting(5, check=checks.count)
+    num_paths: int = setting(1, check=checks.count)
+    num_samples: int | None = setting(None, check=partial(checks.count, least=0))
+    length: int = setting(20, check=checks.count)
+    temperature: float = 1.0
+    seed: int = 0
+    allow_unknown: bool = setting(True, flag="--allow-unknown/--no-unknown")
+    eos: bool | None = None
+    gap: str | None = None
+    lower: bool = False
+
+
+@dataclass(kw_only=True)
+class ReportSettings(UseSettings):
+    """The report.
+
+    Args:
+        out: the page, FILE.html, or a folder for report.html (default: RUN/report.html).
+        sentence: show the posterior of this sentence; may be repeated (default: two typical lines of the text).
+        data: measure states on this corpus or text file (default: validation text of the run's corpus).
+        tokens: tokens of that text used, from its start, in whole lines.
+        png: the picture (default: beside the page, if matplotlib is installed).
+        picture: draw it.
+    """
+
+    out: Path | None = None
+    sentence: tuple[str, ...] = setting((), repeat=True)
+    data: str | None = None
+    tokens: int = setting(10_000, check=partial(checks.count, least=2))
+    png: Path | None = None
+    picture: bool = True
+
+
+QUESTIONS = {
+    "score": Question("log p(x) and each word's share, in nats"),
+    "filter": Question("p(z_t | x_1..x_t): states given the words so far", ("top",)),
+    "smooth": Question("p(z_t | x_1..x_T): states given the whole line", ("top",)),
+    "decode": Question("the most probable state path (--num-paths for the k best)", ("num_paths",)),
+    "sample": Question("state paths drawn from the posterior", ("num_samples", "seed")),
+    "next-word": Question("the most probable next words", ("top", "allow_unknown")),
+    "infill": Question("the words at the gaps, written _", ("top", "num_samples", "seed", "allow_unknown")),
+    "continue": Question(
+        "sentences that go on from the line", ("length", "num_samples", "temperature", "seed", "allow_unknown")
+    ),
+}
