@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from pplseq.checks import nearest
-from pplseq.recipes.recipe import Watch
 from pplseq.recipes.settings import Option, fill, options_of, read_toml, seconds
+from pplseq.runs.progress import Watch
 
 
 class Value(click.ParamType):

@@ -14,7 +14,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "Question": "recipe",
         "RunSettings": "recipe",
         "UseSettings": "recipe",
-        "Watch": "recipe",
         "register": "recipe",
         "recipe_named": "recipe",
         "setting": "settings",

@@ -19,8 +19,6 @@ first step inside ``with job.preparing("reading ..."):``, which shows that in th
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +30,7 @@ from pplseq.checks import nearest
 from pplseq.folder import whole_folder
 from pplseq.recipes.settings import Duration, setting
 from pplseq.runs.progress import Watch
+from pplseq.runs.signals import TimeOver, alarm
 
 
 @dataclass(kw_only=True)
@@ -66,10 +65,6 @@ class UseSettings:
     threads: int | None = setting(None, check=checks.count)
 
 
-class TimeIsUp(Exception):
-    """`max_time` passed before the first step."""
-
-
 @dataclass
 class Job:
     """A training: what is to be done, where, and who watches.
@@ -80,7 +75,7 @@ class Job:
         settings: of the recipe's class.
         resume: whether `folder` holds something to go on from.
         watch: who is told.
-        started: `time.monotonic()` when the command began.
+        started: `time.monotonic()` when the command began, for `began=` of a training loop. stage: what is prepared.
     """
 
     data: str
@@ -89,6 +84,7 @@ class Job:
     resume: bool = False
     watch: Watch = field(default_factory=Watch)
     started: float = field(default_factory=time.monotonic)
+    stage: str = "beginning"
 
     @property
     def time_left(self) -> float | None:
@@ -98,36 +94,17 @@ class Job:
 
     @contextlib.contextmanager
     def preparing(self, what: str) -> Iterator[None]:
-        """Around a part of what comes before the first step: shows it, and ends it by TimeIsUp where the time is up.
+        """Around a part of what comes before the first step: shows it, and ends it by TimeOver where the time is up.
 
         What runs inside is cut off wherever it is (in the main thread of a system that has alarms; elsewhere the time is looked
-        at before and after), so it must leave nothing half done behind.
+        at afterwards), so it must leave nothing half done behind.
         """
+        self.stage = what
         self.watch.stage(what)
-        with _alarm(self.time_left, what):
+        with alarm(self.time_left):
             yield
         if self.time_left is not None and self.time_left <= 0:
-            raise TimeIsUp(what)
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float | None, what: str) -> Iterator[None]:
-    if seconds is not None and seconds <= 0:
-        raise TimeIsUp(what)
-    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(*_: object) -> None:
-        raise TimeIsUp(what)
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+            raise TimeOver
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.checks import nearest
-from pplseq.recipes.recipe import RECIPES, Job, Recipe, TimeIsUp, Watch, recipe_named
+from pplseq.recipes.recipe import RECIPES, Job, Recipe, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
+from pplseq.runs.progress import Watch
+from pplseq.runs.signals import TimeOver
 
 RECORD = "config.toml"
 Lines = str | Path | Iterable[str | bytes]
@@ -93,8 +95,8 @@ def train(
 def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
     try:
         return recipe.train(job)
-    except TimeIsUp as stage:
-        job.watch.say(f"the time was up while {stage}, before the first step; give it more with --max-time")
+    except TimeOver:
+        job.watch.say(f"the time was up while {job.stage}, before the first step; give it more with --max-time")
         return {"stop_reason": "max_time", "steps": 0, "seconds": round(time.monotonic() - job.started, 1)}
     except (KeyboardInterrupt, SystemExit):
         if recipe.has_begun(job.folder):

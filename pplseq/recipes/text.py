@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.recipe import Job, Question, Recipe, Watch, register
+from pplseq.recipes.recipe import Job, Question, Recipe, register
 from pplseq.recipes.text_settings import (
     QUESTIONS,
     AskSettings,
@@ -22,6 +22,7 @@ from pplseq.recipes.text_settings import (
     ReportSettings,
     VLHMMSettings,
 )
+from pplseq.runs.progress import Watch
 
 
 @dataclass(frozen=True)

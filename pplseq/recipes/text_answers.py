@@ -15,10 +15,10 @@ import torch
 
 from pplseq.data.text import Text, read_text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.recipes.recipe import Watch
 from pplseq.recipes.runs import RECORD, Record, read_record
 from pplseq.recipes.text_training import choose_device, read_corpus
 from pplseq.runs.evaluation import TextScore, score_text
+from pplseq.runs.progress import Watch
 
 # question -> function of the model's module of answers; whether it is about whole sentences, ended by <eos>
 FUNCTIONS = {

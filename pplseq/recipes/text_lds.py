@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, Watch, register
+from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, register
 from pplseq.recipes.text_settings import QUESTIONS, AskSettings
+from pplseq.runs.progress import Watch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.text import Text, read_text
-from pplseq.recipes.recipe import Watch
 from pplseq.recipes.runs import Record
 from pplseq.recipes.settings import options_of
 from pplseq.recipes.text_answers import load, reading_of, record_of
@@ -19,6 +18,7 @@ from pplseq.report.picture import draw_picture
 from pplseq.report.sentence import split_sentence
 from pplseq.report.summary import summarise
 from pplseq.runs.metrics_log import read_metrics
+from pplseq.runs.progress import Watch
 
 
 def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from pplseq.data.text import Corpus, Text, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
-from pplseq.recipes.recipe import Job, TimeIsUp
+from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.runs.settings import History, TrainSettings
 from pplseq.runs.training import model_device
@@ -64,12 +64,10 @@ def train(name: str, job: Job) -> dict[str, Any]:
 
 def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
     settings, by_em = job.settings, _by_em(job.settings)
-    if job.time_left is not None and job.time_left <= 0:
-        raise TimeIsUp("building the model")
     shared = {
         field: getattr(settings, field) for field in TrainSettings.__dataclass_fields__ if hasattr(settings, field)
     }
-    chosen = TrainSettings(**{**shared, "max_time": job.time_left})
+    chosen = TrainSettings(**shared)
     if by_em:
         batches: Any = em_batches(corpus.train, model_device(model))
     else:
@@ -83,7 +81,7 @@ def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
         if board is not None:
             board.record(record)
 
-    common: dict[str, Any] = {"settings": chosen, "folder": job.folder, "resume": job.resume}
+    common: dict[str, Any] = {"settings": chosen, "folder": job.folder, "resume": job.resume, "began": job.started}
     common |= {"evaluate": validation(model, corpus.valid, protocol_of(settings)), "on_record": on_record}
     try:
         if by_em:

@@ -63,7 +63,7 @@ class StopSignals:
         self.check()
         self.may_raise = True
         try:
-            with _alarm(seconds if self.previous else None):
+            with alarm(seconds):
                 yield
         finally:
             self.may_raise = False
@@ -77,8 +77,9 @@ class StopSignals:
 
 
 @contextmanager
-def _alarm(seconds: float | None) -> Iterator[None]:
-    if seconds is None or not hasattr(signal, "setitimer"):
+def alarm(seconds: float | None) -> Iterator[None]:
+    """A stretch that TimeOver ends after so many seconds, in the main thread of a system with alarms; None has no limit."""
+    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
