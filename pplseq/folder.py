@@ -303,6 +303,20 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a living process of this machine holds a lock file; False where there are no such locks."""
+    try:
+        import fcntl
+
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        pass
+    return False
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a small file whole or not at all, replacing one that is there."""
     path = Path(path)

@@ -124,16 +124,3 @@ def only_one_run(folder: Path, *, within: bool = False) -> Iterator[None]:
             yield
         finally:
             _HELD.discard(key)
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a living process trains in a run's folder."""
-    if not (folder / LOCK).exists():
-        return False
-    if any(place == folder.resolve() for place, _ in _HELD):
-        return True
-    try:
-        with locked(folder / LOCK, "busy"):
-            return False
-    except ValueError:
-        return True

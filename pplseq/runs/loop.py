@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pplseq.folder import replace_folder, whole_folder, write_text
-from pplseq.runs.checkpoint import TRAINING, is_locked, only_one_run
+from pplseq.folder import is_held, replace_folder, whole_folder, write_text
+from pplseq.runs.checkpoint import LOCK, TRAINING, only_one_run
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress
 from pplseq.runs.signals import Stopped, StopSignals, TimeOver
@@ -159,7 +159,8 @@ def run_status(folder: str | Path) -> dict[str, Any]:
         status = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"status": "absent"}
-    if status.get("status") == "running" and status.get("host") == socket.gethostname() and not is_locked(Path(folder)):
+    here = status.get("host") == socket.gethostname()
+    if status.get("status") == "running" and here and not is_held(Path(folder) / LOCK):
         status["status"] = "died"
     return status
 
@@ -219,6 +220,7 @@ class _Loop:
             with self.signals.immediate(limit):
                 first = training.begin(resumed)
         except TimeOver:
+            p.seconds = self._clock()
             return "max_time"
         self.ready = True
         self._write(first.records)

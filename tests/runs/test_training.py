@@ -150,6 +150,37 @@ def test_the_belief_is_carried(text, tmp_path):
     assert history.records[-1]["nats_per_token"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_steps_are_those_of_adamw_on_the_nats_per_token(text, tmp_path, clip):
+    """Against the update written out: the loss of each batch is divided by its own number of tokens, then clipped."""
+    settings = TrainSettings(lr=0.02, weight_decay=0.1, epochs=1, log_interval=1, patience=None, clip=clip)
+    batches = SentenceBatches(text, 30, shuffle=True, seed=4)
+    assert len({int(batch.lengths.sum()) for batch in batches}) > 3 and len(batches) > 6
+    model = SmallHMM(len(text.vocabulary), noise=0.0)
+    weights = [parameter.detach().clone().double().requires_grad_() for parameter in model.parameters()]
+    first, second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    history = train(model, batches, evaluate=None, settings=settings, folder=tmp_path, elbo=Trace_ELBO())
+    records = [record for record in history.records if record["kind"] == "train"]
+    batches.load_state_dict({"epoch": 0, "position": 0})
+    for step, (batch, record) in enumerate(zip(batches, records, strict=True), 1):
+        num_tokens = int(batch.lengths.sum())
+        chain = SmallChain(*(weight.log_softmax(-1) for weight in weights), batch.x, batch.lengths, None)
+        nats = -chain.log_prob().sum() / num_tokens
+        gradients = torch.autograd.grad(nats, weights)
+        norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+        assert record["nats_per_token"] == pytest.approx(nats.item(), rel=1e-4)
+        assert record["gradient_norm"] == pytest.approx(norm, rel=1e-3)
+        scale = 1.0 if clip is None else min(1.0, clip / norm)
+        with torch.no_grad():
+            for weight, gradient, m, v in zip(weights, gradients, first, second, strict=True):
+                m.lerp_(scale * gradient, 0.1)
+                v.lerp_((scale * gradient) ** 2, 0.001)
+                weight.mul_(1 - 0.02 * 0.1)
+                weight -= 0.02 * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    for mine, expected in zip(model.parameters(), weights, strict=True):
+        torch.testing.assert_close(mine.double(), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("stop_at", [1, 4, 9, 15, 20])
 @pytest.mark.parametrize("kind", ["streams", "sentences"])
 def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, stop_at, kind):
