@@ -25,21 +25,21 @@ def main(folder: str, sentence: str) -> None:
     print(f"log p(words) = {chain.log_prob().item():.3f} nats")
 
     # p(z_t | all words): the three most probable states at each word.
-    smoothed = chain.marginals().dense(model.num_states)[:, 0]  # (T, Z)
+    smoothed = chain.marginals().dense(model.num_states)[0]  # (T, Z)
     for word, probs in zip(words, smoothed, strict=True):
         top = probs.topk(3)
         print(f"  {word:<16}", *(f"state {z} ({p:.1%})" for p, z in zip(top.values, top.indices.tolist(), strict=True)))
 
     # The most probable path, and paths drawn from the posterior.
     path, log_prob = chain.viterbi()
-    print("most probable path:", path[:, 0].tolist(), f"with log p(path, words) = {log_prob.item():.3f}")
-    for sample in chain.sample(3)[..., 0].tolist():
+    print("most probable path:", path[0].tolist(), f"with log p(path, words) = {log_prob.item():.3f}")
+    for sample in chain.sample(3)[:, 0].tolist():
         print("a draw:            ", sample)
 
     # p(x_t | the other words) at the gaps.
     if "_" in words:
         gaps = chain.missing_words()
-        for (t, _), log_probs in zip(gaps.steps.tolist(), gaps.log_probs, strict=True):
+        for (_, t), log_probs in zip(gaps.places.tolist(), gaps.log_probs, strict=True):
             top = log_probs.exp().topk(5)
             guesses = zip(vocabulary.decode(top.indices.tolist()), top.values, strict=True)
             print(f"word {t + 1} could be:", ", ".join(f"{word} ({p:.1%})" for word, p in guesses))

@@ -56,8 +56,8 @@ class Reading:
         self._log_probs, self._carried = log_probs, carried
 
     def token_log_probs(self) -> Tensor:
-        """(T, B) log p(x_t | x_<t), nats; 0 at padded steps."""
-        return self._log_probs.T
+        """(B, T) log p(x_t | x_<t), nats; 0 at padded steps."""
+        return self._log_probs
 
     def log_prob(self) -> Tensor:
         """(B,) nats."""

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import MISSING
-from pplseq.infer.discrete.chain import Chain, StateMarginals
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.results import StateMarginals
 from pplseq.runs.training import model_device
 
 Words = Sequence[str | None]
@@ -27,7 +28,7 @@ REJECTION_ROUNDS = 100
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
     """log p(words), and of each word given those before it (0 at a gap)."""
     x, answer = _observe(model, vocabulary, words)
-    tokens = model.posterior(x).token_log_probs()[:, 0].double()
+    tokens = model.posterior(x).token_log_probs()[0].double()
     num_seen = int((x != MISSING).sum())
     log_prob = float(tokens.sum())
     perplexity = math.exp(min(-log_prob / num_seen, 700.0)) if num_seen else None
@@ -49,12 +50,12 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     x, answer = _observe(model, vocabulary, words)
     chain = model.posterior(x)
     marginals = chain.marginals()
-    if marginals.wide_steps is None:
+    if marginals.wide_places is None:
         answer["entropy"] = float(chain.entropy()[0])
     else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
         marginals = StateMarginals(None, marginals.dense(model.num_states))
     steps = [
-        _top_states(model, None if marginals.ids is None else marginals.ids[t], marginals.probs[t], top)
+        _top_states(model, None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top)
         for t in range(x.shape[1])
     ]
     return answer | {"states": steps}
@@ -71,7 +72,7 @@ def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths
     evidence = float(chain.log_prob()[0])
     best = [
         {"states": path.tolist(), "log_prob": float(log_prob), "prob": math.exp(float(log_prob) - evidence)}
-        for path, log_prob in zip(paths[..., 0], log_probs[..., 0], strict=True)
+        for path, log_prob in zip(paths[:, 0], log_probs[:, 0], strict=True)
         if log_prob > -math.inf  # a short sentence may have fewer paths than asked for
     ]
     return answer | {"paths": best}
@@ -84,7 +85,7 @@ def sample_states(
     x, answer = _observe(model, vocabulary, words)
     with _seeded(x.device, seed):
         paths = model.posterior(x).sample(num_samples)
-    return answer | {"samples": paths[..., 0].tolist()}
+    return answer | {"samples": paths[:, 0].tolist()}
 
 
 def next_word(
@@ -138,7 +139,7 @@ def _draw_gaps(chain: Chain, gaps: list[int], num_samples: int, refused: int | N
     """(num_samples, gaps) words from their joint posterior, given that none is the refused one (by rejection)."""
     kept: list[Tensor] = []
     for _ in range(REJECTION_ROUNDS):
-        drawn = chain.sample_words(num_samples)[:, gaps, 0]
+        drawn = chain.sample_words(num_samples)[:, 0, gaps]
         kept.append(drawn if refused is None else drawn[(drawn != refused).all(1)])
         if sum(map(len, kept)) >= num_samples:
             return torch.cat(kept)[:num_samples]

@@ -177,8 +177,7 @@ class Estimator(SequenceModel):
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
-        filtered = self._posterior(x, lengths, **known)[1].filtered_states()
-        return self._by_state(StateMarginals(None, filtered.exp()), x)
+        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), x)
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
@@ -186,18 +185,18 @@ class Estimator(SequenceModel):
 
     @staticmethod
     def _by_state(states: StateMarginals, x) -> StateMarginals:
-        ids = None if states.ids is None else as_given(states.ids.movedim(0, 1), x)
-        return states._replace(ids=ids, probs=as_given(states.probs.movedim(0, 1), x))
+        ids = None if states.ids is None else as_given(states.ids, x)
+        return states._replace(ids=ids, probs=as_given(states.probs, x))
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
-        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0].T, x)
+        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], x)
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""
         checks.count("num_samples", num_samples)
         with seeded(seed):
-            return self._posterior(x, lengths, **known)[1].sample(num_samples).transpose(1, 2)
+            return self._posterior(x, lengths, **known)[1].sample(num_samples)
 
     # ---------------------------------------------------------------- what comes next
     def predict_next(self, x, lengths=None) -> NextDistribution:

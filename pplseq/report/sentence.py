@@ -99,12 +99,12 @@ def sentence_posterior(model: Any, vocabulary: Any, words: Sequence[str], *, top
         words.append(vocabulary.eos)
     x = torch.from_numpy(vocabulary.encode(words)).unsqueeze(0).to(model_device(model))
     chain = model.posterior(x)
-    surprisal = -chain.token_log_probs()[:, 0].double().cpu()
+    surprisal = -chain.token_log_probs()[0].double().cpu()
     marginals = chain.marginals()
-    probs = marginals.probs[:, 0].double().cpu()
+    probs = marginals.probs[0].double().cpu()
     values, slots = probs.topk(min(top, probs.shape[-1]))
-    states = slots if marginals.ids is None else marginals.ids[:, 0].cpu().gather(-1, slots)
-    path = chain.viterbi()[0][:, 0].tolist()
+    states = slots if marginals.ids is None else marginals.ids[0].cpu().gather(-1, slots)
+    path = chain.viterbi()[0][0].tolist()
     affordable = len(words) * probs.shape[-1] ** 2 <= ENTROPY_CELLS
     expected = _expectations(model, vocabulary, x, chain, top)
     tokens = [

@@ -91,8 +91,8 @@ def state_usage(model: Any, text: Text, *, protocol: str | None = None) -> Usage
             if lengths is not None:
                 real = torch.arange(batch.x.shape[1]) < lengths.unsqueeze(-1)
             place = batch.x[real]
-            probs = marginals.probs.transpose(0, 1)[real.to(device)].double().cpu()  # (tokens, K)
-            ids = None if marginals.ids is None else marginals.ids.transpose(0, 1)[real.to(device)].cpu()
+            probs = marginals.probs[real.to(device)].double().cpu()  # (tokens, K)
+            ids = None if marginals.ids is None else marginals.ids[real.to(device)].cpu()
             weights = torch.cat([torch.ones(1, len(place), dtype=torch.float64), followed[:, place]])
             if ids is None:
                 totals += weights @ probs

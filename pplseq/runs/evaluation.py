@@ -142,7 +142,7 @@ def check_vocabulary(model: Any, text: Text) -> None:
 
 
 def _put(scores: np.ndarray, batch: Any, token_log_probs: torch.Tensor) -> None:
-    places, values = batch.x.numpy(), token_log_probs.T.double().cpu().numpy()
+    places, values = batch.x.numpy(), token_log_probs.double().cpu().numpy()
     if batch.lengths is None:
         scores[places] = values
     else:

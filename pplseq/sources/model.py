@@ -67,7 +67,7 @@ class ModelSource:
         for part in x.split(512):
             chain = self.model.posterior(part[None], start=belief)
             belief = chain.filtered()
-            values.append(chain.token_log_probs()[:, 0].double())
+            values.append(chain.token_log_probs()[0].double())
         return torch.cat(values).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class TorchLanguageModelSource:
         for part in x.split(512):
             reading = self.model.posterior(part[None], start=carried)
             carried = reading.filtered()
-            values.append(reading.token_log_probs()[:, 0].double())
+            values.append(reading.token_log_probs()[0].double())
         return torch.cat(values).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:

@@ -85,12 +85,12 @@ def pplseq_runs(h: int, variant: str):
         def filter_():
             with torch.no_grad():
                 c = chain()
-                return c.log_prob().sum(), c.filtered_states().means.transpose(0, 1)
+                return c.log_prob().sum(), c.filtered_states().means
 
         def smooth():
             with torch.no_grad():
                 c = chain()
-                return c.log_prob().sum(), c.smoothed_states().means.transpose(0, 1)
+                return c.log_prob().sum(), c.smoothed_states().means
 
         return filter_, smooth
 

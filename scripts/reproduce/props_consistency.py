@@ -76,7 +76,7 @@ def divergence(first: PROPS, second: PROPS, sample) -> tuple[float, float]:
         sign * model.posterior(words, source_log_probs=source).token_log_probs()
         for sign, model in ((1, first), (-1, second))
     )
-    means = gaps.mean(0)
+    means = gaps.mean(1)
     return float(means.mean()), float(means.std() / len(means) ** 0.5)
 
 

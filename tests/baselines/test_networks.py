@@ -82,7 +82,7 @@ def test_segments_ragged_rows_and_empty_rows(model, text):
     """Rows cut anywhere, padded with anything, give what each row gives alone and whole."""
     ids = torch.as_tensor(text.tokens, dtype=torch.int64)
     rows = [ids[:9], ids[9:13], ids[13:20]]
-    whole = [model.posterior(row[None]).token_log_probs()[:, 0] for row in rows]
+    whole = [model.posterior(row[None]).token_log_probs()[0] for row in rows]
     first, second = torch.randint(len(text.vocabulary), (3, 4)), torch.randint(len(text.vocabulary), (3, 5))
     lengths = torch.tensor([4, 1, 3]), torch.tensor([5, 3, 0])
     for n, row in enumerate(rows):
@@ -92,14 +92,14 @@ def test_segments_ragged_rows_and_empty_rows(model, text):
     rest = model.posterior(second, lengths[1], start.filtered())
     for n, row in enumerate(whole):
         a, b = int(lengths[0][n]), int(lengths[1][n])
-        torch.testing.assert_close(start.token_log_probs()[:a, n], row[:a])
-        torch.testing.assert_close(rest.token_log_probs()[:b, n], row[a : a + b])
-        assert not start.token_log_probs()[a:, n].any() and not rest.token_log_probs()[b:, n].any()
+        torch.testing.assert_close(start.token_log_probs()[n, :a], row[:a])
+        torch.testing.assert_close(rest.token_log_probs()[n, :b], row[a : a + b])
+        assert not start.token_log_probs()[n, a:].any() and not rest.token_log_probs()[n, b:].any()
     # a row without words leaves its state alone
     for before, after in zip(start.filtered(), rest.filtered(), strict=True):
         if before is not None:
             torch.testing.assert_close(after[2], before[2])
-    torch.testing.assert_close(rest.log_prob(), rest.token_log_probs().sum(0))
+    torch.testing.assert_close(rest.log_prob(), rest.token_log_probs().sum(1))
 
 
 def test_loss_and_gradient_equal_the_plain_softmax(model, text, monkeypatch):

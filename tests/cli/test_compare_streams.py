@@ -92,7 +92,7 @@ def test_saved_models_are_sources(pplseq, saved, personal_lines, personal):
     else:
         import torch
 
-        expected = model.posterior(torch.from_numpy(text.tokens.astype("int64"))[None]).token_log_probs()[:, 0].detach()
+        expected = model.posterior(torch.from_numpy(text.tokens.astype("int64"))[None]).token_log_probs()[0].detach()
     found = [value for line in lines for value in line["sources"][f"{model.name}, model"]]
     assert found == pytest.approx(expected.tolist(), abs=1e-4)
 

@@ -10,7 +10,7 @@ from pyro.infer import TraceEnum_ELBO
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop, generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.elbo import no_guide
@@ -158,9 +158,9 @@ def test_the_posterior_is_that_of_all_paths(family):
     for row in range(3):
         every, score = enumerate_paths(*weights.factors(row))
         close(best[row], score.max().detach())
-        assert torch.equal(paths[:, row], every[score.argmax()])
+        assert torch.equal(paths[row], every[score.argmax()])
         one_hot = torch.nn.functional.one_hot(every, weights.num_states).to(F64)
-        close(chain.marginals().probs[:, row], torch.einsum("p,ptz->tz", score.softmax(0).detach(), one_hot))
+        close(chain.marginals().probs[row], torch.einsum("p,ptz->tz", score.softmax(0).detach(), one_hot))
 
 
 def test_a_start_belief():
@@ -186,7 +186,7 @@ def test_missing_words_and_the_next_word():
     weights = Weights("categorical")
     chain = weights.chain(seen=SEEN.T)
     got = chain.missing_words()
-    for (step, row), words in zip(got.steps.tolist(), got.log_probs, strict=True):
+    for (row, step), words in zip(got.places.tolist(), got.log_probs, strict=True):
         scores = []
         for word in range(4):
             filled = Weights("categorical")
@@ -197,7 +197,7 @@ def test_missing_words_and_the_next_word():
                 ).log_prob()[row]
             )
         close(words, torch.stack(scores).log_softmax(0).detach())
-    assert ((chain.sample_words(5) == weights.y.T) | ~SEEN.T).all()
+    assert ((chain.sample_words(5) == weights.y) | ~SEEN).all()
     u, v = weights.u[:, 0], weights.v[:, 1]
     words = chain.next(u, v).word_log_probs
     states = (chain.filtered().log_probs.exp().unsqueeze(-1) * weights.matrix(u).exp()).sum(-2)
@@ -313,5 +313,5 @@ def test_in_two_plates():
     handler = BlockedEnum()
     trace = poutine.trace(handler(nested)).get_trace()
     close(trace.log_prob_sum(), flat.log_prob().sum())
-    close(handler.chains["z_0"].marginals().probs.flatten(1, 2), flat.marginals().probs)
+    close(handler.chains["z_0"].marginals().probs.flatten(0, 1), flat.marginals().probs)
     close(generic_log_prob(nested, max_plate_nesting=2), flat.log_prob().sum())

@@ -19,7 +19,7 @@ from pplseq.distributions import (
     TableTransition,
 )
 from pplseq.distributions.blocks import WordGroups
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import enumerate_paths
 
 F64 = torch.float64

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import CategoricalEmission, StepTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.kernels.restart_scan import Lattice, expectation, expectation_in_log_space, production
 
 B, T = 5, 6

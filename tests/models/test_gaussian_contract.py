@@ -67,13 +67,13 @@ def test_it_tells_its_states(model):
     assert isinstance(chain, GaussianChain)
     smoothed, filtered = chain.smoothed_states(), chain.filtered_states()
     h = model.num_states
-    assert smoothed.means.shape == (6, 4, h) and smoothed.covariances.dense().shape == (6, 4, h, h)
+    assert smoothed.means.shape == (4, 6, h) and smoothed.covariances.dense().shape == (4, 6, h, h)
     for row, length in enumerate(LENGTHS.tolist()):  # at the end of a row nothing is left to be smoothed
-        close(smoothed.means[length - 1, row], filtered.means[length - 1, row])
-        close(chain.filtered().mean[row], filtered.means[length - 1, row])
+        close(smoothed.means[row, length - 1], filtered.means[row, length - 1])
+        close(chain.filtered().mean[row], filtered.means[row, length - 1])
         eigenvalues = torch.linalg.eigvalsh(smoothed.covariances.at(0).expand(4, h, h)[row])
         assert (eigenvalues > 0).all()
-    assert chain.sample(3).shape == (3, 6, 4, h)
+    assert chain.sample(3).shape == (3, 4, 6, h)
 
 
 def test_it_saves_and_loads(model, tmp_path):
@@ -94,8 +94,8 @@ def test_padded_is_unpadded(model):
         noise[row, length:] = x[0, 0]
         alone = model.posterior(x[row : row + 1, :length])
         close(together.log_prob()[row], alone.log_prob()[0])
-        close(together.smoothed_states().means[:length, row], alone.smoothed_states().means[:, 0])
-        close(together.token_log_probs()[:length, row], alone.token_log_probs()[:, 0])
+        close(together.smoothed_states().means[row, :length], alone.smoothed_states().means[0])
+        close(together.token_log_probs()[row, :length], alone.token_log_probs()[0])
     close(model.log_prob(noise, LENGTHS), together.log_prob())
     close(model.log_prob(x, LENGTHS.new_full((4,), 6)), model.log_prob(x))
 
@@ -116,7 +116,7 @@ def test_missing_observations(model):
     gaps[1, 0] = missing(x)
     gaps[2, 3:] = missing(x)
     chain = model.posterior(gaps)
-    close(chain.token_log_probs()[2:4, 0], torch.zeros(2).double())
+    close(chain.token_log_probs()[0, 2:4], torch.zeros(2).double())
     close(chain.log_prob()[3:], model.log_prob(x)[3:])
     close(chain.log_prob()[2], model.log_prob(x[2:3, :3])[0])
     assert torch.isfinite(chain.smoothed_states().means).all()

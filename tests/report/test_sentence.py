@@ -23,8 +23,8 @@ def test_against_the_chain(request, vocabulary, name):
     posterior = sentence_posterior(model, vocabulary, SENTENCE, top=len(WORDS))
     assert [token.word for token in posterior.tokens] == [*SENTENCE, "<eos>"]
     chain = model.posterior(torch.from_numpy(vocabulary.encode([*SENTENCE, "<eos>"]))[None])
-    marginals = chain.marginals().dense(model.num_states)[:, 0]
-    path = chain.viterbi()[0][:, 0].tolist()
+    marginals = chain.marginals().dense(model.num_states)[0]
+    path = chain.viterbi()[0][0].tolist()
     for t, token in enumerate(posterior.tokens):
         assert dict(token.states) == pytest.approx({state: float(marginals[t, state]) for state, _ in token.states})
         assert sum(prob for _, prob in token.states) == pytest.approx(1)

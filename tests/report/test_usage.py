@@ -15,7 +15,7 @@ def by_line(model, text):
     rows = []
     for line in text.lines():
         chain = model.posterior(torch.from_numpy(line.astype(np.int64))[None])
-        rows.append(chain.marginals().dense(model.num_states)[:, 0])
+        rows.append(chain.marginals().dense(model.num_states)[0])
     return torch.cat(rows).numpy()
 
 
@@ -46,7 +46,7 @@ def test_carried_is_the_whole_text_where_it_is_one_segment(monkeypatch, text):
     usage = state_usage(model, text)
     chain = model.posterior(torch.from_numpy(text.tokens.astype(np.int64))[None])
     assert usage.protocol == "carried"
-    np.testing.assert_allclose(usage.visits, chain.marginals().dense(12)[:, 0].sum(0).numpy(), atol=1e-8)
+    np.testing.assert_allclose(usage.visits, chain.marginals().dense(12)[0].sum(0).numpy(), atol=1e-8)
     assert usage.followed[:-1].all() and not usage.followed[-1]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from support.path_truth import PathTruth
 from support.tiny_families import F64, FAMILIES, Blocks, Family
 
@@ -123,10 +123,10 @@ def cases():
 
 
 def dense_pairs(case: Case, pairs) -> Tensor:
-    """(T-1, B, Z, Z) from pair marginals between blocks."""
+    """(B, T-1, Z, Z) from pair marginals between blocks."""
     if pairs.ids is None:
         return pairs.probs
     z = case.family.num_states
-    index = pairs.ids[:-1].unsqueeze(-1) * z + pairs.ids[1:].unsqueeze(-2)
+    index = pairs.ids[:, :-1].unsqueeze(-1) * z + pairs.ids[:, 1:].unsqueeze(-2)
     full = pairs.probs.new_zeros(*pairs.probs.shape[:2], z * z)
     return full.scatter_add(-1, index.flatten(-2), pairs.probs.flatten(-2)).view(*full.shape[:2], z, z)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pplseq.distributions.block import BlockTransition
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.discrete.chain import Chain, ExpectedCounts, Factors, PairMarginals, StateMarginals, query
+from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.gap_sums import GAP_CELLS
+from pplseq.infer.discrete.results import ExpectedCounts, Factors
 from pplseq.kernels import scan
 from pplseq.kernels.log_semiring import logsumexp
 
@@ -22,7 +23,6 @@ class BlockChain(Chain):
 
     def __init__(self, transition, emission, obs, *, inputs=None, **options):
         super().__init__(transition, emission, obs, inputs=inputs, **options)
-        self.full_batch = self.batch_shape
         if len(self.batch_shape) != 1:  # the code below thinks in T x B
             self.batch_shape = torch.Size([self.batch_shape.numel()])
             for name in ("obs", "valid", "seen", "states", "inputs"):
@@ -33,12 +33,6 @@ class BlockChain(Chain):
             if self.start is not None:
                 parts = (None if p is None else p.reshape(-1, *p.shape[len(self.full_batch) :]) for p in self.start)
                 self.start = Belief(*parts)
-
-    def _unflatten(self, value: Tensor, dim: int) -> Tensor:
-        """The batch dimension ``dim`` back to its full shape."""
-        if len(self.full_batch) == 1:
-            return value
-        return value.reshape(value.shape[:dim] + self.full_batch + value.shape[dim + 1 :])
 
     # ---------------------------------------------------------------- lowering
     @property
@@ -123,17 +117,11 @@ class BlockChain(Chain):
         return Factors(init, transition.log_matrix(), self._emit(), self.valid, True, restart, restart_to)
 
     # ---------------------------------------------------------------- results by state
-    def log_prob(self):
-        return self._unflatten(super().log_prob(), 0)
-
-    def token_log_probs(self):
-        return self._unflatten(super().token_log_probs(), 1)
-
     def filtered(self):
         belief = self._filtered()
         if self.transition.reset_id is not None:
             belief = belief._replace(last_observation=self._last_word())
-        return Belief(*(None if part is None else self._unflatten(part, 0) for part in belief))
+        return Belief(*(None if part is None else self._unflatten(part) for part in belief))
 
     def _last_step(self) -> Tensor:
         if self.valid is None:
@@ -163,27 +151,25 @@ class BlockChain(Chain):
     def _ids(self) -> Tensor:
         return self.layout.state_ids[self._block]
 
-    @query
-    def marginals(self):
-        probs = scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid)
-        return StateMarginals(self._unflatten(self._ids(), 1), self._unflatten(probs, 1))
+    def _state_probs(self):
+        return scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid)
 
     def missing_words(self):
         if self.states is not None:
             raise ValueError("missing_words: not offered beside observed states; leave the states out")
         return super().missing_words()
 
-    def _word_given_path(self, paths, steps):
-        time, row = steps.T
+    def _word_given_path(self, paths, places):
+        row, time = places.T
         local = self.layout.local_numbers()
-        state = local[paths[:, time, row]]
+        state = local[paths[:, row, time]]
         words = self.emission.word_rows(state)  # (S, R, V)
         reset_id = self.transition.reset_id
         if reset_id is None:
             return words
         # the state behind tells whether the word was the reset word
         last = time + 1 >= (self.num_steps if self.valid is None else self.valid.sum(0)[row])
-        following = local[paths[:, (time + 1).clamp(max=self.num_steps - 1), row].clamp_min(0)]
+        following = local[paths[:, row, (time + 1).clamp(max=self.num_steps - 1)].clamp_min(0)]
         normal = self.transition.rows_between(state, following)
         reset = self.transition.initial_log_prob()[following]
         shift = torch.where(last, 0.0, normal).unsqueeze(-1).expand_as(words).clone()
@@ -191,15 +177,8 @@ class BlockChain(Chain):
         return words + shift
 
     @query
-    def pair_marginals(self):
-        probs = super().pair_marginals().probs
-        return PairMarginals(self._unflatten(self._ids(), 1), self._unflatten(probs, 1))
-
-    @query
     def expected_counts(self):
-        marginals, pair = self.marginals(), self.pair_marginals().probs
-        pair = pair.reshape(-1, *pair.shape[-2:])
-        ids, probs = self._ids(), marginals.probs.reshape(self.num_steps, -1, self.layout.width)
+        probs, ids, pair = self._state_probs(), self._ids(), self._pair_probs().flatten(0, 1)
         visits = probs.new_zeros(self.layout.num_states)
         occupancy = visits.index_add(0, ids.reshape(-1), probs.reshape(-1))
         start = visits if self.start is not None else visits.index_add(0, ids[0].reshape(-1), probs[0].reshape(-1))
@@ -209,29 +188,13 @@ class BlockChain(Chain):
             blocks, pair = blocks[used], pair[used]
         block_pairs, which = blocks.unique(dim=0, return_inverse=True)
         transition = pair.new_zeros(len(block_pairs), *pair.shape[1:]).index_add(0, which, pair)
-        return ExpectedCounts(start, transition, block_pairs, occupancy, marginals)
-
-    # ---------------------------------------------------------------- paths
-    def _paths(self, position):
-        """Positions in blocks (..., T, B) -> global ids (..., T, *B)."""
-        ids = self._ids().expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
-        return self._unflatten(super()._paths(ids), ids.dim() - 1)
-
-    @query
-    def viterbi(self):
-        path, log_prob = super().viterbi()
-        return path, self._unflatten(log_prob, 0)
-
-    @query
-    def k_best(self, k):
-        paths, log_prob = super().k_best(k)
-        return paths, self._unflatten(log_prob, 1)
+        return ExpectedCounts(start, transition, block_pairs, occupancy, self._by_state(probs))
 
     # ---------------------------------------------------------------- prediction
     def _predict(self, belief, inputs):
         flat = Belief(*(None if p is None else p.reshape(-1, *p.shape[len(self.full_batch) :]) for p in belief))
         states = self._predict_rows(flat, inputs)
-        return self._unflatten(self.layout.scatter(states, -torch.inf), 0)
+        return self._unflatten(self.layout.scatter(states, -torch.inf))
 
     def _predict_rows(self, belief: Belief, previous_word: Tensor | None) -> Tensor:
         """(B, N) distribution of the step behind a belief."""

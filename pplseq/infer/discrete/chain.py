@@ -35,11 +35,13 @@ def query(method):
 
 
 class Chain:
-    """p(z, x) of a batch of sequences, and its posterior. Build one with :func:`build_chain`.
+    """p(z, x) of a batch of sequences, and its posterior; :func:`~pplseq.infer.discrete.build.build_chain` makes one.
+
+    What it is given is laid out as programs and kernels run, time first; what it answers, batch first.
 
     Args:
         transition, emission: the specs.
-        obs: (T, *B[, D]) observations, time first.
+        obs: (T, *B[, D]) observations.
         valid: (T, *B) False at padded steps (a prefix of each row is valid), or None.
         seen: (T, *B) False at missing observations, or None.
         states: (T, *B) observed states, negative where unknown, or None.
@@ -48,7 +50,7 @@ class Chain:
         emission_inputs: (T, *B[, U]) what observations depend on besides the state, or None; finite also where masked.
         check: raise for an impossible row (costs a synchronisation on a GPU).
 
-    All results are in nats, time first. Padded steps have state -1 in paths and 0 elsewhere.
+    All results are in nats, batch first. Padded steps have state -1 in paths and 0 elsewhere.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Chain:
             what = "depends on inputs" if self._conditional else "depends on none"
             got = None if emission_inputs is None else tuple(emission_inputs.shape)
             raise ValueError(f"emission_inputs: this {type(emission).__name__} {what}, got {got}")
-        self.batch_shape = obs.shape[1 : obs.dim() - len(emission.event_shape)]
+        self.batch_shape = self.full_batch = obs.shape[1 : obs.dim() - len(emission.event_shape)]
         # masks that say nothing cost nothing afterwards
         self.valid = None if valid is None or bool(valid.all()) else valid
         if self.valid is not None:
@@ -109,6 +111,25 @@ class Chain:
     @property
     def num_steps(self) -> int:
         return self.obs.shape[0]
+
+    # ---------------------------------------------------------------- from kernels to answers
+    def _unflatten(self, value: Tensor, dim: int = 0) -> Tensor:
+        """The batch dimension ``dim`` back to its full shape, where this family flattens it."""
+        if self.full_batch == self.batch_shape:
+            return value
+        return value.reshape(value.shape[:dim] + self.full_batch + value.shape[dim + 1 :])
+
+    def _batch_first(self, value: Tensor, lead: int = 0, event: int = 0) -> Tensor:
+        """(*lead, T, B, *event), as kernels have it, -> (*lead, *B, T, *event); lead, event: how many dimensions these are."""
+        return self._unflatten(value.movedim(lead, value.dim() - 1 - event), lead)
+
+    def _ids(self) -> Tensor | None:
+        """(T, B, K) the states that factors are about, None for all."""
+        return None
+
+    def _named_ids(self) -> Tensor | None:
+        ids = self._ids()
+        return None if ids is None else self._batch_first(ids, event=1)
 
     # ---------------------------------------------------------------- lowering, once
     def _lower(self) -> Factors:
@@ -164,10 +185,14 @@ class Chain:
         Raises:
             ValueError: if a row is impossible; names the row and the step.
         """
-        return self._possible().log_prob
+        return self._unflatten(self._possible().log_prob)
 
     def token_log_probs(self) -> Tensor:
-        """(T, *B) log p(x_t | x_<t); 0 at padded and missing steps."""
+        """(*B, T) log p(x_t | x_<t); 0 at padded and missing steps."""
+        return self._batch_first(self._step_log_probs())
+
+    def _step_log_probs(self) -> Tensor:
+        """(T, B)"""
         return self._possible().step_log_prob
 
     def filtered(self) -> Belief:
@@ -178,9 +203,14 @@ class Chain:
         return Belief(None, log_probs.detach())
 
     @query
-    def filtered_states(self) -> Tensor:
-        """(T, *B, K) log p(z_t | x_1..x_t), nats; padded steps keep the last one."""
-        return self._possible().filtered
+    def filtered_states(self) -> StateMarginals:
+        """p(z_t | x_1..x_t), (*B, T, K)."""
+        probs, valid = self._possible().filtered.exp(), self.factors.valid
+        return self._by_state(probs if valid is None else probs * valid.unsqueeze(-1))
+
+    def _by_state(self, probs: Tensor) -> StateMarginals:
+        """From (T, B, K)."""
+        return StateMarginals(self._named_ids(), self._batch_first(probs, event=1))
 
     def _keep_start(self, log_probs: Tensor, empty: Tensor) -> Tensor:
         """Rows without any step end where they started."""
@@ -193,20 +223,28 @@ class Chain:
     # ---------------------------------------------------------------- smoothing
     @query
     def marginals(self) -> StateMarginals:
-        """p(z_t | x), (T, *B, K)."""
-        f, forward = self.factors, self._possible()
-        return StateMarginals(None, scan.smooth(self._matrices, f.emit, forward, f.valid, pairs=False)[0])
+        """p(z_t | x), (*B, T, K)."""
+        return self._by_state(self._state_probs())
+
+    def _state_probs(self) -> Tensor:
+        """(T, B, K) p(z_t | x)."""
+        f = self.factors
+        return scan.smooth(self._matrices, f.emit, self._possible(), f.valid, pairs=False)[0]
 
     @query
     def pair_marginals(self) -> PairMarginals:
-        """p(z_t, z_{t+1} | x), (T-1, *B, K, K)."""
+        """p(z_t, z_{t+1} | x), (*B, T-1, K, K)."""
+        return PairMarginals(self._named_ids(), self._batch_first(self._pair_probs(), event=2))
+
+    def _pair_probs(self) -> Tensor:
+        """(T-1, B, K, K) p(z_t, z_{t+1} | x)."""
         forward, f = self._possible(), self.factors
         # one matrix a step, so that nothing is summed over steps
         steps = range(1, self.num_steps)
         shape = (*f.emit.shape[1:], f.emit.shape[-1])
         log = torch.stack([self._matrices.at(t).expand(shape) for t in steps]) if steps else f.emit.new_zeros(0, *shape)
         matrices = scan.StepMatrices(log, shared=False)
-        return PairMarginals(None, scan.pair_posterior(matrices, f.emit, forward, self._beta, f.valid, None))
+        return scan.pair_posterior(matrices, f.emit, forward, self._beta, f.valid, None)
 
     @query
     def expected_counts(self) -> ExpectedCounts:
@@ -220,46 +258,61 @@ class Chain:
             transition.reshape(-1, num_states, num_states).sum(0) if not f.shared else transition,
             None,
             probs.reshape(-1, num_states).sum(0),
-            StateMarginals(None, probs),
+            self._by_state(probs),
         )
 
     @query
     def entropy(self) -> Tensor:
         """(*B,) entropy of p(z_1..z_T | x), nats: H(z_1) + sum_t H(z_t | z_{t-1}), from single and pair marginals."""
-        single, pair = self.marginals().probs, self.pair_marginals().probs
+        pair = self._pair_probs()
         joint = -torch.special.entr(pair).flatten(-2).sum(-1).sum(0)  # sum p log p
         inner = -torch.special.entr(pair.sum(-1)).sum(-1).sum(0)
-        return torch.special.entr(single[0]).sum(-1) - joint + inner
+        return self._unflatten(torch.special.entr(self._state_probs()[0]).sum(-1) - joint + inner)
 
     # ---------------------------------------------------------------- paths
     def _paths(self, position: Tensor) -> Tensor:
-        """Positions (..., T, *B) -> state ids, -1 at padded steps."""
-        valid = self.factors.valid
+        """Positions (..., T, B) among a step's states -> state ids, -1 at padded steps."""
+        ids, valid = self._ids(), self.factors.valid
+        if ids is not None:
+            position = ids.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
         return position if valid is None else position.masked_fill(~valid, -1)
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
-        """The most probable path: ids (T, *B) and log p(path, x) (*B,)."""
-        f = self.factors  # no query as the others: it does without the forward pass
-        with torch.no_grad():
-            init = f.init.expand(f.emit.shape[1:])
-            position, log_prob = path_scan.viterbi_pass(init, self._matrices, f.emit, f.valid)
+        """The most probable path: ids (*B, T) and log p(path, x) (*B,)."""
+        _ = self.factors  # made in the caller's own gradient mode
+        with torch.no_grad():  # no query as the others: it does without the forward pass
+            paths, log_prob = self._best_path()
         if self.check and bool(torch.isneginf(log_prob).any()):
             self._possible()  # says where
+        return self._batch_first(paths), self._unflatten(log_prob)
+
+    def _best_path(self) -> tuple[Tensor, Tensor]:
+        """(T, B) and (B,)"""
+        f = self.factors
+        position, log_prob = path_scan.viterbi_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid)
         return self._paths(position), log_prob
 
     @query
     def k_best(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k most probable paths: ids (k, T, *B), log p(path, x) (k, *B), -inf where there are fewer than k."""
+        """The k most probable paths: ids (k, *B, T), log p(path, x) (k, *B), -inf where there are fewer than k."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        self._possible()
+        paths, log_prob = self._best_paths(k)
+        return self._batch_first(paths, 1), self._unflatten(log_prob, 1)
+
+    def _best_paths(self, k: int) -> tuple[Tensor, Tensor]:
+        """(k, T, B) and (k, B)"""
         f = self.factors
         position, log_prob = path_scan.k_best_pass(f.init.expand(f.emit.shape[1:]), self._matrices, f.emit, f.valid, k)
         return self._paths(position), log_prob
 
     @query
     def sample(self, num_samples: int = 1) -> Tensor:
-        """(S, T, *B) exact posterior paths, by filtering forward and sampling backward."""
+        """(S, *B, T) exact posterior paths, by filtering forward and sampling backward."""
+        return self._batch_first(self._draw_paths(num_samples), 1)
+
+    def _draw_paths(self, num_samples: int) -> Tensor:
+        """(S, T, B)"""
         filtered = self._possible().filtered
         return self._paths(path_scan.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
 
@@ -300,22 +353,21 @@ class Chain:
             raise ValueError("emission_inputs: this emission depends on inputs; give those of the step")
         return self.emission.word_log_prob(states, inputs)
 
-    def _emission_inputs_at(self, steps: Tensor) -> Tensor | None:
-        """(R[, U]) at steps and rows (R, 2)."""
-        return None if self.emission_inputs is None else self.emission_inputs[steps[:, 0], steps[:, 1]]
+    def _emission_inputs_at(self, places: Tensor) -> Tensor | None:
+        """(R[, U]) at rows and steps (R, 2)."""
+        return None if self.emission_inputs is None else self.emission_inputs[places[:, 1], places[:, 0]]
 
     def _predict(self, belief: Belief, inputs: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     # ---------------------------------------------------------------- missing words
-    def _missing_steps(self) -> Tensor:
-        """(R, 2) step and row of missing observations, by row."""
+    def _missing_places(self) -> Tensor:
+        """(R, 2) row and step of missing observations, by row."""
         if self.seen is None:
             raise ValueError("missing_words: no observation is missing in this chain")
-        if len(getattr(self, "full_batch", self.batch_shape)) != 1:
+        if len(self.full_batch) != 1:
             raise ValueError("missing_words needs one batch dimension; flatten the plates")
-        row, step = (~self.seen).T.nonzero(as_tuple=True)
-        return torch.stack([step, row], -1)
+        return (~self.seen).T.nonzero()
 
     @query
     def missing_words(self) -> MissingWords:
@@ -324,43 +376,21 @@ class Chain:
         Raises:
             ValueError: if no word is missing.
         """
-        steps = self._missing_steps()
-        states = self.marginals().dense(self.transition.num_states)[steps[:, 0], steps[:, 1]].log()
-        return MissingWords(steps, self._words(states, self._emission_inputs_at(steps)))
+        places = self._missing_places()
+        states = self.marginals().dense(self.transition.num_states)[places[:, 0], places[:, 1]].log()
+        return MissingWords(places, self._words(states, self._emission_inputs_at(places)))
 
-    def _word_given_path(self, paths: Tensor, steps: Tensor) -> Tensor:
-        """(S, R, V) log p(x_t | path) up to a constant, at missing steps."""
-        states = paths[:, steps[:, 0], steps[:, 1]]
+    def _word_given_path(self, paths: Tensor, places: Tensor) -> Tensor:
+        """(S, R, V) log p(x_t | path) up to a constant, of missing words; paths (S, B, T)."""
+        states = paths[:, places[:, 0], places[:, 1]]
         if not self._conditional:
             return self.emission.log_probs[states]
-        return self.emission.distribution(states, self._emission_inputs_at(steps)).logits
+        return self.emission.distribution(states, self._emission_inputs_at(places)).logits
 
     @query
     def sample_words(self, num_samples: int = 1) -> Tensor:
-        """(S, T, B) the observations, with missing words drawn jointly from their exact posterior."""
-        paths, steps = self.sample(num_samples), self._missing_steps()
-        words = self.obs.expand(num_samples, *self.obs.shape).clone()
-        words[:, steps[:, 0], steps[:, 1]] = path_scan.sample_log(self._word_given_path(paths, steps))
+        """(S, B, T) the observations, with missing words drawn jointly from their exact posterior."""
+        paths, places = self.sample(num_samples), self._missing_places()
+        words = self.obs.T.expand(paths.shape).clone()
+        words[:, places[:, 0], places[:, 1]] = path_scan.sample_log(self._word_given_path(paths, places))
         return words
-
-
-def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
-    """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`."""
-    from pplseq.distributions.block import BlockTransition
-    from pplseq.distributions.second_order import SecondOrderTransition
-    from pplseq.infer.discrete.block import BlockChain
-    from pplseq.infer.discrete.dense import DenseChain
-    from pplseq.infer.discrete.gap import GapChain
-    from pplseq.infer.discrete.second_order import SecondOrderChain
-
-    if isinstance(transition, SecondOrderTransition):
-        return SecondOrderChain(transition, emission, obs, **options)
-    if isinstance(transition, BlockTransition):
-        chain = BlockChain(transition, emission, obs, **options)
-        return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
-    if isinstance(transition, (DenseTransition, StepTransition)):
-        return DenseChain(transition, emission, obs, **options)
-    raise TypeError(
-        "transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got "
-        f"{type(transition).__name__}"
-    )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pplseq.distributions.dense import StepTransition
 from pplseq.infer.discrete.chain import Chain, query
-from pplseq.infer.discrete.results import Factors
+from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels.log_semiring import log_matmul
 
 
@@ -28,11 +28,12 @@ class DenseChain(Chain):
         return log_matmul(belief.dense(self.transition.num_states).unsqueeze(-2), self._matrix(inputs)).squeeze(-2)
 
     @query
-    def predicted_states(self) -> Tensor:
-        """(T, *B, Z) log p(z_t | x_1..x_{t-1}), nats; without meaning at padded steps."""
+    def predicted_states(self) -> StateMarginals:
+        """p(z_t | x_1..x_{t-1}), (*B, T, Z)."""
         f, filtered = self.factors, self._possible().filtered
         first = f.init.expand(filtered.shape[1:]).unsqueeze(0)
-        return torch.cat([first, log_matmul(filtered[:-1].unsqueeze(-2), f.pair).squeeze(-2)])
+        probs = torch.cat([first, log_matmul(filtered[:-1].unsqueeze(-2), f.pair).squeeze(-2)]).exp()
+        return self._by_state(probs if f.valid is None else probs * f.valid.unsqueeze(-1))
 
     def _emit(self) -> Tensor:
         obs, seen, states = self._aligned(self.obs), self._aligned(self.seen), self._aligned(self.states)
@@ -72,3 +73,38 @@ class DenseChain(Chain):
             pair = transition.matrices(None if inputs is None else inputs[1:])
             pair = pair.expand(self.num_steps - 1, *batch, num_states, num_states)
         return Factors(init, pair, emit, valid)
+
+
+class FactorChain(Chain):
+    """A chain given by its factors alone, without specs; they need not be probabilities: :meth:`log_prob` is the log of their
+    sum over all paths, and every other answer is about the distribution of paths that is proportional to their product.
+
+    Args:
+        factors: the chain in numbers. ids: (T, *B, K) what its positions are called, or None. check: as for :class:`Chain`.
+        missing: why there are no specs, for who asks what needs them.
+    """
+
+    def __init__(self, factors: Factors, ids: Tensor | None = None, *, check: bool = True, missing: str):
+        self.factors, self.ids, self.check, self.missing = factors, ids, check, missing
+        self.valid, self.start, self.seen, self.states, self.inputs = factors.valid, None, None, None, None
+        self.emission_inputs = None
+        self.obs = torch.zeros(factors.emit.shape[:-1])
+        self.batch_shape = self.full_batch = factors.emit.shape[1:-1]
+
+    def _ids(self):
+        return self.ids
+
+    def filtered(self):
+        belief = super().filtered()
+        if self.ids is None:
+            return belief
+        last = self.ids[-1]
+        if self.valid is not None:
+            step = self.valid.sum(0).sub(1).clamp_min(0)
+            last = self.ids.gather(0, step[None, ..., None].expand(1, *last.shape)).squeeze(0)
+        return belief._replace(ids=last)
+
+    def _no_spec(self, *args, **kwargs):
+        raise TypeError(f"{self.missing}; marginals(), pair_marginals(), viterbi(), k_best() and sample() are there")
+
+    next = next_after = missing_words = sample_words = _no_spec

@@ -7,6 +7,7 @@ words inside the runs are found from the messages at both ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -16,8 +17,9 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Ste
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete import gap_sums as gap
 from pplseq.infer.discrete.block import BlockChain
-from pplseq.infer.discrete.chain import Factors, MissingWords, PairMarginals, StateMarginals, query
+from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.results import Factors, MissingWords, PairMarginals, StateMarginals
 from pplseq.kernels import path_scan, scan
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
@@ -119,10 +121,19 @@ class GapChain(BlockChain):
     def _original_step(self, step, row):
         return int(self.gaps.time[(step, *row)])
 
-    def token_log_probs(self):
+    def _step_log_probs(self):
         steps = self._possible().step_log_prob
         full = steps.new_zeros(self.num_steps, *self.batch_shape)
-        return self._unflatten(full.scatter_add(0, self.gaps.time, steps), 1)  # padded slots add 0
+        return full.scatter_add(0, self.gaps.time, steps)  # padded slots add 0
+
+    @query
+    def filtered_states(self):
+        filtered = self._possible().filtered.exp() * self._live.unsqueeze(-1)
+
+        def inside(run):
+            return torch.stack([message.softmax(-1) for message in gap.messages_before(self.transition, run)])
+
+        return self._with_gaps("filtered_states", filtered, inside)
 
     def _filtered(self) -> Belief:
         """With missing tokens some row may end on one: the belief then covers all states."""
@@ -142,37 +153,37 @@ class GapChain(BlockChain):
     def _trailing_messages(self):
         """(rows, (R, N) message at the last step) for rows that end on missing tokens."""
         for run in self._runs(trailing_only=True):
-            message = run.enter
-            for _ in range(run.length - 1):
-                message = self.transition.wide_forward(message)
-            yield run.row, scan.log_normalise(message)[0]
+            yield run.row, scan.log_normalise(gap.messages_before(self.transition, run)[-1])[0]
 
     # ---------------------------------------------------------------- smoothing
-    def _steps_of(self, run: gap.Run) -> Tensor:
-        """(length * R, 2) step and row of every missing token in a batch of runs."""
+    def _places_of(self, run: gap.Run) -> Tensor:
+        """(length * R, 2) row and step of every missing token in a batch of runs."""
         time = run.first + torch.arange(run.length, device=run.row.device).unsqueeze(-1)
-        return torch.stack([time, run.row.expand_as(time)], -1).reshape(-1, 2)
+        return torch.stack([run.row.expand_as(time), time], -1).reshape(-1, 2)
+
+    def _with_gaps(self, query: str, probs: Tensor, inside: Callable[[gap.Run], Tensor]) -> StateMarginals:
+        """From (S, B, K) at seen steps, and (length, R, N) at those inside a batch of runs."""
+        if len(self.full_batch) != 1:
+            raise ValueError(f"{query} with missing tokens needs one batch dimension; flatten the plates")
+        index = self.gaps.time.unsqueeze(-1).expand(probs.shape)
+        full = probs.new_zeros(self.num_steps, *probs.shape[1:]).scatter_add(0, index, probs)
+        runs = list(self._runs())
+        wide = torch.cat([self.layout.scatter(inside(run).flatten(0, 1), 0.0) for run in runs])
+        places = torch.cat([self._places_of(run) for run in runs])
+        return self._by_state(full)._replace(wide_places=places, wide_probs=wide)
 
     @query
     def marginals(self):
-        if len(self.full_batch) != 1:
-            raise ValueError("marginals with missing tokens need one batch dimension; flatten the plates")
-        probs = scan.state_posterior(self._possible().filtered, self._beta, self.factors.valid)
-        index = self.gaps.time.unsqueeze(-1).expand(*self.gaps.time.shape, probs.shape[-1])
-        full = probs.new_zeros(self.num_steps, *self.batch_shape, probs.shape[-1]).scatter_add(0, index, probs)
-        runs = list(self._runs())
-        wide = [self.layout.scatter(gap.run_marginals(self.transition, run).flatten(0, 1), 0.0) for run in runs]
-        return StateMarginals(self._ids(), full, torch.cat([self._steps_of(run) for run in runs]), torch.cat(wide))
+        return self._with_gaps("marginals", self._state_probs(), lambda run: gap.run_marginals(self.transition, run))
 
     @query
     def missing_words(self):
         if self.states is not None:
             return super().missing_words()
-        self._missing_steps()
-        self._possible()
+        self._missing_places()
         runs = list(self._runs())
         words = [gap.run_words(self.transition, self.emission, run).flatten(0, 1) for run in runs]
-        return MissingWords(torch.cat([self._steps_of(run) for run in runs]), torch.cat(words)).in_order()
+        return MissingWords(torch.cat([self._places_of(run) for run in runs]), torch.cat(words)).in_order()
 
     def _dense_twin(self, query: str) -> DenseChain:
         """The same chain over all states, for queries that need pairs of states around missing tokens."""
@@ -199,11 +210,11 @@ class GapChain(BlockChain):
 
     @torch.no_grad()
     def pair_marginals(self):
-        return PairMarginals(None, self._unflatten(self._dense_twin("pair_marginals").pair_marginals().probs, 1))
+        return PairMarginals(None, self._unflatten(self._dense_twin("pair_marginals").pair_marginals().probs))
 
     @torch.no_grad()
     def entropy(self):
-        return self._unflatten(self._dense_twin("entropy").entropy(), 0)
+        return self._unflatten(self._dense_twin("entropy").entropy())
 
     @torch.no_grad()
     def expected_counts(self):
@@ -212,7 +223,7 @@ class GapChain(BlockChain):
     @torch.no_grad()
     def k_best(self, k):
         paths, log_prob = self._dense_twin("k_best").k_best(k)
-        return self._unflatten(paths, 2), self._unflatten(log_prob, 1)
+        return self._unflatten(paths, 1), self._unflatten(log_prob, 1)
 
     # ---------------------------------------------------------------- paths
     def _paths(self, position):
@@ -251,18 +262,19 @@ class GapChain(BlockChain):
 
     @query
     def viterbi(self):
-        self._possible()
+        return super().viterbi()  # its steps in gaps are found from the forward pass
+
+    def _best_path(self):
         f = self._lower(maximum=True)
         f = f._replace(emit=self._with_best_continuation(f.emit))
         position, log_prob = path_scan.viterbi_pass(f.init, scan.StepMatrices(f.pair, f.shared), f.emit, f.valid)
         path = self._fill_paths(self._paths(position).unsqueeze(0), maximum=True).squeeze(0)
         for row in (self.gaps.count == 0).nonzero():
             log_prob[row] = self._prior_log_prob(path[:, row], row)
-        return self._unflatten(path, 1), self._unflatten(log_prob, 0)
+        return path, log_prob
 
-    @query
-    def sample(self, num_samples=1):
-        return self._unflatten(self._fill_paths(super().sample(num_samples), maximum=False), 2)
+    def _draw_paths(self, num_samples):
+        return self._fill_paths(super()._draw_paths(num_samples), maximum=False)
 
     def _with_best_continuation(self, emit: Tensor) -> Tensor:
         """Adds to each row's last seen step the log-probability of the best states over its trailing missing steps."""

@@ -118,18 +118,24 @@ class Run(NamedTuple):
     leave_reset: Tensor | None = None
 
 
-def _messages(transition: BlockTransition, run: Run) -> tuple[list[Tensor], list[Tensor]]:
-    """Log messages (R, N) from before and from behind at every step of the run."""
-    forward, backward = [run.enter], [run.leave]
+def messages_before(transition: BlockTransition, run: Run) -> list[Tensor]:
+    """Log messages (R, N) from before at every step of the run."""
+    forward = [run.enter]
     for _ in range(run.length - 1):
         forward.append(transition.wide_forward(forward[-1]))
+    return forward
+
+
+def _messages_behind(transition: BlockTransition, run: Run) -> list[Tensor]:
+    backward = [run.leave]
+    for _ in range(run.length - 1):
         backward.append(transition.wide_backward(backward[-1]))
-    return forward, backward[::-1]
+    return backward[::-1]
 
 
 def run_marginals(transition: BlockTransition, run: Run) -> Tensor:
     """(length, R, N) p(z_t | x) inside the run."""
-    forward, backward = _messages(transition, run)
+    forward, backward = messages_before(transition, run), _messages_behind(transition, run)
     return torch.softmax(torch.stack(forward) + torch.stack(backward), -1)
 
 
@@ -139,7 +145,7 @@ def run_words(transition: BlockTransition, emission, run: Run) -> Tensor:
     Where the model resets, a missing word says something about the next state: p(reset word | z, behind) is weighed by
     what follows a reset and what follows a normal step.
     """
-    forward, backward = _messages(transition, run)
+    forward, backward = messages_before(transition, run), _messages_behind(transition, run)
     words = []
     for t in range(run.length):
         state = torch.log_softmax(forward[t] + backward[t], -1)

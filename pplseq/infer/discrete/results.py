@@ -20,29 +20,29 @@ class Factors(NamedTuple):
 
 
 class StateMarginals(NamedTuple):
-    """p(z_t | x). ids: (T, *B, K) which states, None for all. probs: (T, *B, K), 0 at padded steps.
+    """p(z_t | some or all of x). ids: (*B, T, K) which states, None for all. probs: (*B, T, K), 0 at padded steps.
 
     In block-sparse chains a missing token opens all states: its row of ``probs`` is 0 and its distribution stands in
-    wide_probs (R, Z), at step and row wide_steps (R, 2).
+    wide_probs (R, Z), at row and step wide_places (R, 2).
     """
 
     ids: Tensor | None
     probs: Tensor
-    wide_steps: Tensor | None = None
+    wide_places: Tensor | None = None
     wide_probs: Tensor | None = None
 
     def dense(self, num_states: int) -> Tensor:
-        """(T, *B, Z) over all states: for small Z."""
+        """(*B, T, Z) over all states: for small Z."""
         if self.ids is None:
             return self.probs
         full = self.probs.new_zeros(*self.probs.shape[:-1], num_states).scatter_add(-1, self.ids, self.probs)
-        if self.wide_steps is not None:
-            full[self.wide_steps[:, 0], self.wide_steps[:, 1]] = self.wide_probs
+        if self.wide_places is not None:
+            full[self.wide_places[:, 0], self.wide_places[:, 1]] = self.wide_probs
         return full
 
 
 class PairMarginals(NamedTuple):
-    """p(z_t, z_{t+1} | x), (T-1, *B, K, K), [from, to], 0 at padded steps; ids as in :class:`StateMarginals`."""
+    """p(z_t, z_{t+1} | x), (*B, T-1, K, K), [from, to], 0 at padded steps; ids as in :class:`StateMarginals`."""
 
     ids: Tensor | None
     probs: Tensor
@@ -75,12 +75,12 @@ class NextDistribution(NamedTuple):
 
 
 class MissingWords(NamedTuple):
-    """log p(x_t | everything seen) of missing words: (R, V) nats, at step and row steps (R, 2)."""
+    """log p(x_t | everything seen) of missing words: (R, V) nats, at row and step places (R, 2)."""
 
-    steps: Tensor
+    places: Tensor
     log_probs: Tensor
 
     def in_order(self) -> MissingWords:
         """Sorted by row, then step."""
-        order = (self.steps[:, 1] * (int(self.steps[:, 0].max()) + 1) + self.steps[:, 0]).argsort()
-        return MissingWords(self.steps[order], self.log_probs[order])
+        order = (self.places[:, 0] * (int(self.places[:, 1].max()) + 1) + self.places[:, 1]).argsort()
+        return MissingWords(self.places[order], self.log_probs[order])

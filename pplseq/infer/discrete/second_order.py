@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pplseq.distributions.dense import Emission
 from pplseq.distributions.second_order import SecondOrderTransition
-from pplseq.infer.discrete.chain import ExpectedCounts, Factors, StateMarginals, query
+from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.results import ExpectedCounts, Factors
 from pplseq.kernels import second_order
 from pplseq.kernels.scan import Forward, forward_in_log_space
 
@@ -54,14 +55,13 @@ class SecondOrderChain(DenseChain):
         return self._matrices.forward(1, belief.dense(self.transition.num_states))
 
     # ---------------------------------------------------------------- pairs and triples
-    @query
-    def marginals(self) -> StateMarginals:
+    def _state_probs(self) -> Tensor:
         f, forward = self.factors, self._possible()
         if not forward.in_logs:
             probs, lost = second_order.state_posterior(forward.messages, self._matrices, f.emit, f.valid)
             if not bool(lost.any()):
-                return StateMarginals(None, probs)
-        return super().marginals()
+                return probs
+        return super()._state_probs()
 
     def _triples(self):
         """(R, M, M, M) p(z_{t-1}, z_t, z_{t+1} | x), step by step, and the rows (R,) that have them."""
@@ -74,12 +74,12 @@ class SecondOrderChain(DenseChain):
     @query
     def expected_counts(self) -> ExpectedCounts:
         """Expected starts (M^2,), transitions (M, M, M) and visits (M^2,) given x, summed over rows."""
-        probs = self.marginals().probs
+        probs = self._state_probs()
         start = probs[0] if self.start is None else torch.zeros_like(probs[0])
         total = torch.zeros_like(self.transition.table)
         for triples, _ in self._triples():
             total += triples.sum(0)
-        return ExpectedCounts(start.sum(0), total, None, probs.sum((0, 1)), StateMarginals(None, probs))
+        return ExpectedCounts(start.sum(0), total, None, probs.sum((0, 1)), self._by_state(probs))
 
     @query
     def entropy(self) -> Tensor:
@@ -88,7 +88,7 @@ class SecondOrderChain(DenseChain):
         if not forward.in_logs:
             return second_order.path_entropy(forward.messages, self._matrices, self.factors.valid)
         # of the first pair, and of each triple given its first two
-        probs = self.marginals().probs
+        probs = self._state_probs()
         total = torch.special.entr(probs[0]).sum(-1)
         for triples, rows in self._triples():
             inner = torch.special.entr(triples.sum(-1)).sum((-1, -2))
@@ -96,25 +96,15 @@ class SecondOrderChain(DenseChain):
         return total
 
     # ---------------------------------------------------------------- paths
-    def viterbi(self) -> tuple[Tensor, Tensor]:
-        paths, log_prob = self._best(1)
-        if self.check and bool(torch.isneginf(log_prob).any()):
-            self._possible()  # says where
+    def _best_path(self) -> tuple[Tensor, Tensor]:
+        paths, log_prob = self._best_paths(1)
         return paths[0], log_prob[0]
 
-    @query
-    def k_best(self, k: int) -> tuple[Tensor, Tensor]:
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        return self._best(k)
-
-    @torch.no_grad()
-    def _best(self, k: int) -> tuple[Tensor, Tensor]:
+    def _best_paths(self, k: int) -> tuple[Tensor, Tensor]:
         f = self.factors
         pairs, log_prob = second_order.k_best_pass(f.init, self._matrices, f.emit, f.valid, k)
         return self._paths(pairs), log_prob
 
-    @query
-    def sample(self, num_samples: int = 1) -> Tensor:
+    def _draw_paths(self, num_samples: int) -> Tensor:
         filtered = self._possible().filtered
         return self._paths(second_order.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))

@@ -41,6 +41,8 @@ def once(method):
 class GaussianChain:
     """p(x, y) of a batch of linear-Gaussian sequences, and its posterior.
 
+    What it is given is laid out as programs and kernels run, time first; what it answers, batch first.
+
     x_1 ~ N(start), x_t = A x_{t-1} + offset + q, and y_t through what it says about x_t:
     log p(y_t | x_t) = constant + vector' x_t - x_t' matrix x_t / 2.
 
@@ -60,7 +62,7 @@ class GaussianChain:
     Raises:
         ValueError, TypeError: for arguments that do not fit; the message names them.
 
-    All log-probabilities are in nats, time comes first. Padded steps are 0 in every result.
+    All log-probabilities are in nats, results batch first. Padded steps are 0 in every result.
     Cost: a few h^3 a step of the transient and behind a gap, else 4 h^2 to 8 h^2 flops a token; memory T h, and h^2 for each
     distinct covariance. Matrices that change take h^3 a step (a step and row, where they differ by row).
 
@@ -234,8 +236,12 @@ class GaussianChain:
         return self._step_log_probs.sum(0).reshape(self.batch_shape)
 
     def token_log_probs(self) -> Tensor:
-        """(T, *B) log p(y_t | y_1..y_{t-1}); 0 at padded and missing steps."""
-        return self._step_log_probs.reshape(self.num_steps, *self.batch_shape)
+        """(*B, T) log p(y_t | y_1..y_{t-1}); 0 at padded and missing steps."""
+        return self._batch_first(self._step_log_probs)
+
+    def _batch_first(self, value: Tensor) -> Tensor:
+        """(T, R, ...) -> (*B, T, ...)"""
+        return value.transpose(0, 1).reshape(*self.batch_shape, len(value), *value.shape[2:])
 
     def filtered(self) -> GaussianBelief:
         """The belief about each row's last state given all its observations; the start for rows without a step."""
@@ -278,7 +284,7 @@ class GaussianChain:
     def _states(self, means: Tensor, covariances: StepCovariances) -> GaussianStates:
         if self.flat.valid is not None:
             means = torch.where(self.flat.valid.unsqueeze(-1), means, 0.0)
-        return GaussianStates(means.reshape(self.num_steps, *self.batch_shape, self.num_states), covariances)
+        return GaussianStates(self._batch_first(means), covariances)
 
     # ---------------------------------------------------------------- smoothing
     @once
@@ -324,13 +330,13 @@ class GaussianChain:
     # ---------------------------------------------------------------- draws and predictions
     @torch.no_grad()
     def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
-        """(S, T, *B, h) exact draws of all states given all observations; no gradients."""
+        """(S, *B, T, h) exact draws of all states given all observations; no gradients."""
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         mean = self.flat.mean
         noise = gaussian_queries.standard_normal((num_samples, self.num_steps, *mean.shape), mean, seed)
-        draws = gaussian_queries.draw_states(self, noise)
-        return draws.reshape(num_samples, self.num_steps, *self.batch_shape, self.num_states)
+        draws = gaussian_queries.draw_states(self, noise).transpose(1, 2)
+        return draws.reshape(num_samples, *self.batch_shape, self.num_steps, self.num_states)
 
     def forecast(self, num_steps: int, *, dynamics: Dynamics | None = None, emission=None) -> GaussianForecast:
         """The states, and observations, of the steps behind each row's own end.
@@ -347,7 +353,7 @@ class GaussianChain:
         return gaussian_queries.forecast(self, num_steps, dynamics, emission)
 
     def innovations(self, observations: Tensor) -> Innovations:
-        """Observations (T, *B, n) minus their predictions from all earlier ones, and the covariances of that."""
+        """Observations (*B, T, n) minus their predictions from all earlier ones, and the covariances of that."""
         return gaussian_queries.innovations(self, observations)
 
 

@@ -76,7 +76,7 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
         covariance = kalman.predict(covariance, step.to(DOUBLE), noise[min(t, len(noise) - 1)])
         means.append(mean)
         covariances.append(covariance)
-    state_means = torch.stack(means).reshape(num_steps, *batch, h)
+    state_means = torch.stack(means, 1).reshape(*batch, num_steps, h)
     state_covariances = torch.stack(covariances).to(mean.dtype)  # (k, 1 | R, h, h)
     shared = state_covariances.shape[1] == 1 and (nodes.dim() == 0 or len(nodes) != 1)
     if emission is None and getattr(chain.emission, "changes", False):
@@ -88,10 +88,10 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
     if emission is None:
         return GaussianForecast(state_means, _batched(state_covariances, shared, batch), None, None)
     # the mean of an observation does not depend on the covariance of its state
-    observed = emission.predict(state_means, state_covariances[0, 0])[0]
+    observed = _predicted_means(emission, state_means, state_covariances[0, 0])
     if getattr(emission, "by_row", False):
         rows = state_covariances.expand(-1, len(mean), -1, -1).reshape(num_steps, *batch, h, h)
-        spread = torch.stack([emission.predict(mean.new_zeros(h), covariance)[1] for covariance in rows])
+        spread = torch.stack([emission.predict(mean.new_zeros(h), covariance)[1] for covariance in rows], -3)
         return GaussianForecast(state_means, _batched(state_covariances, shared, batch), observed, spread)
     spread = _predicted_covariances(emission, state_covariances.flatten(0, 1))
     if spread is not None:
@@ -100,7 +100,15 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
 
 
 def _batched(covariances: Tensor, shared: bool, batch: torch.Size) -> Tensor:
-    return covariances[:, 0] if shared else covariances.reshape(len(covariances), *batch, *covariances.shape[-2:])
+    """(k, 1 | R, n, n) -> (k, n, n) where rows share it, else (*B, k, n, n)."""
+    if shared:
+        return covariances[:, 0]
+    return covariances.transpose(0, 1).reshape(*batch, len(covariances), *covariances.shape[-2:])
+
+
+def _predicted_means(emission, means: Tensor, covariance: Tensor) -> Tensor:
+    """(*B, T, n) of observations from (*B, T, h) of states; emissions, which may differ from step to step, have time first."""
+    return emission.predict(means.movedim(-2, 0), covariance)[0].movedim(0, -2)
 
 
 def _predicted_covariances(emission, covariances: Tensor) -> Tensor | None:
@@ -120,13 +128,13 @@ def innovations(chain, observations: Tensor) -> Innovations:
             "with C x of predicted_states()"
         )
     states = chain.predicted_states()
-    expected = chain.emission.predict(states.means, states.covariances.table[0])[0]
+    expected = _predicted_means(chain.emission, states.means, states.covariances.table[0])
     if observations.shape != expected.shape:
-        raise ValueError(f"observations must be (T, *B, n) = {tuple(expected.shape)}, got {tuple(observations.shape)}")
+        raise ValueError(f"observations must be (*B, T, n) = {tuple(expected.shape)}, got {tuple(observations.shape)}")
     values = observations - expected
     used = chain.flat.used
     if used is not None:
-        values = torch.where(used.view(*values.shape[:-1], 1), values, 0.0)
+        values = torch.where(used.T.reshape(*values.shape[:-1], 1), values, 0.0)
     spread = _predicted_covariances(chain.emission, states.covariances.table)
     if spread is None:
         return Innovations(values, None)

@@ -17,6 +17,8 @@ class StepCovariances:
         table: (N, h, h) the distinct ones: those of the transient, behind gaps and at the ends, and the steady one.
         index: (T,) where rows agree, else (T, R): which one a step and row has. R = prod(B).
         batch_shape: *B. valid: (T, R) bool, False where there is no state (padding), or None.
+
+    Table and index lie as the kernels made them, time first; what :meth:`dense` and :meth:`total` give and take, batch first.
     """
 
     def __init__(self, table: Tensor, index: Tensor, batch_shape: torch.Size, valid: Tensor | None = None):
@@ -63,30 +65,29 @@ class StepCovariances:
         return matrix if self.index.dim() == 1 else matrix.reshape(*self.batch_shape, *matrix.shape[-2:])
 
     def dense(self) -> Tensor:
-        """(T, *B, h, h), zero at padded steps: takes T h^2 memory a row."""
+        """(*B, T, h, h), zero at padded steps: takes T h^2 memory a row."""
         index, h = self.index, self.table.shape[-1]
         rows = math.prod(self.batch_shape)
         full = self.table[index]
-        if index.dim() == 1:
-            full = full.unsqueeze(1).expand(-1, rows, -1, -1)
+        full = full.expand(rows, -1, -1, -1) if index.dim() == 1 else full.transpose(0, 1)
         if self.valid is not None:
-            full = torch.where(self.valid[..., None, None], full, 0.0)
-        return full.reshape(len(index), *self.batch_shape, h, h)
+            full = torch.where(self.valid.T[..., None, None], full, 0.0)
+        return full.reshape(*self.batch_shape, len(index), h, h)
 
     def total(self, mask: Tensor | None = None) -> Tensor:
         """(h, h) their sum over steps and rows.
 
         Args:
-            mask: (T, *B) bool, or weights, which steps and rows to add up; padded ones never count.
+            mask: (*B, T) bool, or weights, which rows and steps to add up; padded ones never count.
         """
         (table, index), rows = self._parts(), math.prod(self.batch_shape)
         weights = torch.ones(len(index), rows, dtype=table.dtype, device=table.device)
         if mask is not None:
-            wanted = (len(index), *self.batch_shape)
+            wanted = (*self.batch_shape, len(index))
             fits = mask.dim() == len(wanted) and all(m in (1, w) for m, w in zip(mask.shape, wanted, strict=True))
             if not fits:
-                raise ValueError(f"mask must be (T, *B) = {wanted}, got {tuple(mask.shape)}")
-            weights = mask.to(table.dtype).expand(wanted).reshape(weights.shape)
+                raise ValueError(f"mask must be (*B, T) = {wanted}, got {tuple(mask.shape)}")
+            weights = mask.to(table.dtype).expand(wanted).reshape(rows, len(index)).T
         if self.valid is not None:
             weights = weights * self.valid
         if index.dim() == 1:
@@ -96,7 +97,7 @@ class StepCovariances:
 
 
 class GaussianStates(NamedTuple):
-    """N(means, covariances) of each step's state. means: (T, *B, h), zero at padded steps."""
+    """N(means, covariances) of each step's state. means: (*B, T, h), zero at padded steps."""
 
     means: Tensor
     covariances: StepCovariances
@@ -105,8 +106,8 @@ class GaussianStates(NamedTuple):
 class GaussianForecast(NamedTuple):
     """The k steps behind each row's own end.
 
-    state_means: (k, *B, h). state_covariances: (k, h, h) where rows agree, else (k, *B, h, h). means: (k, *B, n) of the
-    observations, covariances: (k, n, n) or (k, *B, n, n); both None without an emission, covariances None where the emission
+    state_means: (*B, k, h). state_covariances: (k, h, h) where rows agree, else (*B, k, h, h). means: (*B, k, n) of the
+    observations, covariances: (k, n, n) or (*B, k, n, n); both None without an emission, covariances None where the emission
     gives none.
     """
 
@@ -117,7 +118,7 @@ class GaussianForecast(NamedTuple):
 
 
 class Innovations(NamedTuple):
-    """y_t minus its prediction from y_1..y_{t-1}. values: (T, *B, n), zero at padded and missing steps.
+    """y_t minus its prediction from y_1..y_{t-1}. values: (*B, T, n), zero at padded and missing steps.
 
     covariances: (n, n) matrices as :class:`StepCovariances`, or None where the emission gives none.
     """

@@ -9,7 +9,8 @@ from torch.distributions import constraints
 
 from pplseq.distributions.dense import Emission, Transition
 from pplseq.distributions.state import Belief
-from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 
 
 class BlockHMM(TorchDistribution):

@@ -11,7 +11,8 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
-from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.enumerated import EagerChain
 from pplseq.infer.programs.recording import (
     ChainMessenger,

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.infer.discrete.chain import Chain, Factors
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.dense import FactorChain
+from pplseq.infer.discrete.results import Factors
 
 PLATE_DIMS = 8  # room for plates; states are enumerated left of it
 NUM_DIMS = 37  # each state has a dimension of its own for that many steps, so that a longer memory than one step shows
@@ -125,41 +127,13 @@ class EagerChain:
             masks = [torch.as_tensor(True if mask is None else mask, device=ids.device) for mask in self._masks]
             valid = torch.stack([mask.expand(batch) for mask in masks])
             checks.padding(valid)
-        return SupportChain(Factors(torch.zeros_like(emit[0]), torch.stack(pairs)[1:], emit, valid), ids, check)
+        missing = "a chain of infer={'support': ids} sites has no transition and no emission object that this query needs"
+        factors = Factors(torch.zeros_like(emit[0]), torch.stack(pairs)[1:], emit, valid)
+        return SupportChain(factors, ids, check=check, missing=missing)
 
 
-class SupportChain(Chain):
-    """A chain given by its factors alone; results name the ids of the supports (T, *B, K)."""
+class SupportChain(FactorChain):
+    """A chain over the supports of its sites, whose places mean other states at every step."""
 
-    def __init__(self, factors: Factors, ids: Tensor, check: bool = True):
-        self.factors, self.ids, self.check = factors, ids, check
-        self.valid, self.start, self.seen, self.states, self.inputs = factors.valid, None, None, None, None
-        self.emission_inputs = None
-        self.obs = torch.zeros(ids.shape[:-1])
-        self.batch_shape = ids.shape[1:-1]
-
-    def _paths(self, position):
-        ids = self.ids.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
-        return super()._paths(ids)
-
-    def marginals(self):
-        return super().marginals()._replace(ids=self.ids)
-
-    def pair_marginals(self):
-        return super().pair_marginals()._replace(ids=self.ids)
-
-    def filtered(self):
-        belief = super().filtered()
-        last = self.ids[-1]
-        if self.valid is not None:
-            step = self.valid.sum(0).sub(1).clamp_min(0)
-            last = self.ids.gather(0, step[None, ..., None].expand(1, *last.shape)).squeeze(0)
-        return belief._replace(ids=last)
-
-    def _no_spec(self, *args, **kwargs):
-        raise TypeError(
-            "a chain of infer={'support': ids} sites has no transition and no emission object that this query needs; "
-            "marginals(), pair_marginals(), filtered() and sample() are there"
-        )
-
-    expected_counts = next = missing_words = sample_words = _no_spec
+    def expected_counts(self):
+        return self._no_spec()

@@ -8,24 +8,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq import checks
-from pplseq.infer.discrete.chain import Chain, Factors
+from pplseq.infer.discrete.dense import FactorChain
+from pplseq.infer.discrete.results import Factors
 from pplseq.kernels.scan import chain_log_prob
-
-
-class PotentialChain(Chain):
-    """A chain given by its potentials alone, which need not be probabilities: its ``log_prob`` is their log partition
-    function, and all other answers are about the distribution of paths that is proportional to their product."""
-
-    def __init__(self, factors: Factors, check: bool = True):
-        self.factors, self.check = factors, check
-        self.valid, self.start, self.seen, self.states, self.inputs = factors.valid, None, None, None, None
-        self.batch_shape = factors.emit.shape[1:-1]
-        self.obs = torch.zeros(factors.emit.shape[:-1])
-
-    def _no_spec(self, *args, **kwargs):
-        raise TypeError("a chain of potentials says nothing about words or further steps; ask for paths and marginals")
-
-    next = missing_words = sample_words = _no_spec
 
 
 class LinearChain(TorchDistribution):
@@ -79,9 +64,9 @@ class LinearChain(TorchDistribution):
             checks.padding(valid)
         return Factors(torch.zeros_like(emit[0]), pair, emit, valid, shared)
 
-    def chain(self) -> PotentialChain:
+    def chain(self) -> FactorChain:
         """Its chain, for every query about paths."""
-        return PotentialChain(self._factors())
+        return FactorChain(self._factors(), missing="a chain of potentials says nothing about words or further steps")
 
     def log_partition(self) -> Tensor:
         """(*B,) log Z, nats."""
@@ -115,5 +100,5 @@ class LinearChain(TorchDistribution):
     def sample(self, sample_shape=()):
         """Paths (*sample_shape, *B, T); -1 at padded steps."""
         shape = torch.Size(sample_shape)
-        paths = self.chain().sample(max(shape.numel(), 1)).movedim(1, -1)
+        paths = self.chain().sample(max(shape.numel(), 1))
         return paths.reshape(*shape, *self.batch_shape, self.scores.shape[-2])

@@ -46,7 +46,7 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
             states.remove_node(site)
         for name, chain in handler.chains.items():
             path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]
-            for site, value in zip(handler.state_names[name], path, strict=True):
+            for site, value in zip(handler.state_names[name], path.movedim(-1, 0), strict=True):
                 states.add_node(site, name=site, type="sample", is_observed=False, value=value, infer={})
         with poutine.replay(trace=states):
             return program(*args, **kwargs)

@@ -293,9 +293,9 @@ class HMM(Estimator):
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
         counts = chain.expected_counts()
         probs = counts.marginals.probs.flatten(0, -2)
-        obs = chain.obs.flatten(0, chain.obs.dim() - 1 - len(chain.emission.event_shape))
+        obs = chain.obs.transpose(0, 1).flatten(0, 1)
         if chain.seen is not None:  # padded steps count as seen and have probability 0
-            seen = chain.seen.flatten()
+            seen = chain.seen.T.flatten()
             obs, probs = obs[seen], probs[seen]
         tables = {"initial": counts.start.double(), "transition": counts.transition.double()}
         return tables | self.emissions.statistics(obs, probs)

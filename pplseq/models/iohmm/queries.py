@@ -50,7 +50,7 @@ class IOHMMQueries:
         if self.feedback:
             result = self._simulate(batch.inputs, None, None, num_samples)
         else:
-            result = self._expected(self._chain(batch).filtered_states().exp(), batch.x, batch.inputs, batch.lengths)
+            result = self._expected(self._chain(batch).filtered_states().probs, batch.x, batch.inputs, batch.lengths)
         return self._shaped(result, batch, inputs)
 
     @torch.no_grad()
@@ -61,7 +61,7 @@ class IOHMMQueries:
             x, lengths, inputs: the data; where outputs are missing, predictions run on inputs alone.
         """
         batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        states = self._chain(batch).predicted_states().exp()
+        states = self._chain(batch).predicted_states().probs
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class IOHMMQueries:
         any_inputs = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         unseen = self.missing(*any_inputs.shape[:2])
         chain = self.posterior(unseen, start=belief, inputs=inputs)
-        return self._expected(chain.filtered_states().exp(), unseen, inputs)
+        return self._expected(chain.filtered_states().probs, unseen, inputs)
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""
@@ -186,12 +186,12 @@ class IOHMMQueries:
     def filter(self, x, lengths=None, *, inputs=None):
         """(B, T, Z) p(z_t | x_1..x_t, u_1..u_t)."""
         batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        return self._give(self._chain(batch).filtered_states().exp(), batch, x, inputs)
+        return self.give(self._chain(batch).filtered_states().probs, self._like(x, inputs))
 
     def smooth(self, x, lengths=None, *, inputs=None):
         """(B, T, Z) p(z_t | x_1..x_T, u_1..u_T)."""
         batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        return self._give(self._chain(batch).marginals().probs, batch, x, inputs)
+        return self.give(self._chain(batch).marginals().probs, self._like(x, inputs))
 
     @torch.no_grad()
     def reconstruct(self, x, lengths=None, *, inputs=None) -> Outputs:
@@ -215,12 +215,12 @@ class IOHMMQueries:
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
-            return self._chain(batch).sample(num_samples).transpose(1, 2)
+            return self._chain(batch).sample(num_samples)
 
     def decode(self, x, lengths=None, *, inputs=None):
         """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
         batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        return self.give(self._chain(batch).viterbi()[0].movedim(0, 1), self._like(x, inputs))
+        return self.give(self._chain(batch).viterbi()[0], self._like(x, inputs))
 
     def score(self, x, lengths=None, *, inputs=None, states=None, per_token: bool = False) -> float:
         """log p(x | inputs), nats, summed over sequences; or the mean over steps.
@@ -341,9 +341,8 @@ class IOHMMQueries:
         return self.posterior(batch.x, batch.lengths, **batch.known)
 
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
-        """Outputs of states (T, B, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
+        """Outputs of states (B, T, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
         _, emission = self._specs_at_point()
-        states = states.movedim(0, 1)
         if emission.takes_inputs:
             emission = emission.at(self.network_inputs(x, inputs, lengths, previous)["emission"])
         means = emission_means(emission)
@@ -372,7 +371,7 @@ class IOHMMQueries:
         x = _stacked(trace, "x")
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
         chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
-        each = self._expected(chain.predicted_states().exp(), x, inputs, None, previous)
+        each = self._expected(chain.predicted_states().probs, x, inputs, None, previous)
         by_sequence = Outputs(*(None if v is None else v.unflatten(0, (-1, num_samples)) for v in each))
         mean = [None if v is None else v.mean(1) for v in by_sequence]
         if self.noise is not None:
@@ -383,9 +382,6 @@ class IOHMMQueries:
     @staticmethod
     def _like(x, inputs):
         return inputs if isinstance(inputs, (list, tuple)) else x
-
-    def _give(self, value: Tensor, batch, x, inputs):
-        return self.give(_without_padding(value.movedim(0, 1), batch), self._like(x, inputs))
 
     def _shaped(self, result: Outputs, batch, like) -> Outputs:
         """Results in the form of the data, 0 at padded steps."""

@@ -250,9 +250,8 @@ class LDSFitting(Estimator):
     def expected_statistics(self, chain, batch: Batch) -> Statistics:
         """Sums over steps of the three regressions; see :mod:`pplseq.models.lds.statistics`."""
         smoothed, lag_one = chain.smoothed_states(), chain.lag_one_covariances()
-        valid = _valid(batch.x.shape[:2], batch.lengths, batch.x.device).T
-        x = batch.x.transpose(0, 1)
-        extras = [self._extras(kind, batch.x, batch.inputs).transpose(0, 1) for kind in REGRESSIONS]
+        x, valid = batch.x, _valid(batch.x.shape[:2], batch.lengths, batch.x.device)
+        extras = [self._extras(kind, x, batch.inputs) for kind in REGRESSIONS]
         weights = [self._weights(kind) for kind in REGRESSIONS]
         means, covariances = smoothed.means, smoothed.covariances
         parts = {
@@ -262,10 +261,10 @@ class LDSFitting(Estimator):
             ),
         }
         statistics = {f"{kind}_{name}": v for kind, part in parts.items() for name, v in part._asdict().items()}
-        begun = valid[0]
+        begun = valid[:, 0]
         only_first = torch.zeros_like(valid)
-        only_first[0] = begun
-        first = means[0][begun]
+        only_first[:, 0] = begun
+        first = means[begun, 0]
         return statistics | {
             "num_sequences": begun.sum().to(means),
             "first_mean": first.sum(0),

@@ -35,10 +35,6 @@ class Forecast(NamedTuple):
 class LDSQueries:
     """Mixed into :class:`LDS`; data come and results go as in :class:`~pplseq.models.estimator.Estimator`."""
 
-    @staticmethod
-    def _give(value: Tensor, x):
-        return as_given(value.movedim(0, 1), x)
-
     def filter(self, x, lengths=None, *, inputs=None) -> StateMoments:
         """p(z_t | x_1..x_t) at each step."""
         _, chain = self._posterior(x, lengths, inputs=inputs)
@@ -52,7 +48,7 @@ class LDSQueries:
     def transform(self, x, lengths=None, *, inputs=None):
         """(B, T, h) E[z_t | x]: smoothed means, as features."""
         _, chain = self._posterior(x, lengths, inputs=inputs)
-        return self._give(chain.smoothed_states().means, x)
+        return as_given(chain.smoothed_states().means, x)
 
     def fit_transform(self, x, lengths=None, *, inputs=None, **options):
         """:meth:`fit`, then :meth:`transform` of the same data."""
@@ -126,13 +122,13 @@ class LDSQueries:
         return total
 
     def _moments(self, states, x) -> StateMoments:
-        return StateMoments(self._give(states.means, x), self._give(states.covariances.dense(), x))
+        return StateMoments(as_given(states.means, x), as_given(states.covariances.dense(), x))
 
     @torch.no_grad()
     def _observations(self, states, batch, x, noise: bool = True) -> StateMoments:
         emission, shift = self.emission, self._shift("emission", batch.inputs)
-        means = states.means @ emission.T + (shift if shift.dim() == 1 else shift.transpose(0, 1))
+        means = states.means @ emission.T + shift
         covariances = emission @ states.covariances.dense() @ emission.T
         if noise:
             covariances = covariances + self.emission_noise
-        return StateMoments(self._give(means, x), self._give(covariances, x))
+        return StateMoments(as_given(means, x), as_given(covariances, x))

@@ -69,15 +69,15 @@ def transition_statistics(means, smoothed, lag_one, valid, weights, extras) -> R
     """Statistics of z_t = W (z_{t-1}, extras_t) + noise.
 
     Args:
-        means: (T, B, h) smoothed. smoothed: their covariances, with ``total(mask)``. lag_one: of Cov(z_{t+1}, z_t | x).
-        valid: (T, B) bool. weights: (h, k) W. extras: (T, B, k - h) what beside the state z_t is regressed on.
+        means: (B, T, h) smoothed. smoothed: their covariances, with ``total(mask)``. lag_one: of Cov(z_{t+1}, z_t | x).
+        valid: (B, T) bool. weights: (h, k) W. extras: (B, T, k - h) what beside the state z_t is regressed on.
     """
-    moves = valid[1:]
-    size, edge = weights.shape[0], torch.zeros_like(valid[:1])
+    moves = valid[:, 1:]
+    size, edge = weights.shape[0], torch.zeros_like(valid[:, :1])
     # masked means may be anything, padded inputs too: where, not a product
-    regressors = torch.cat([means[:-1], extras[1:]], -1).where(moves.unsqueeze(-1), 0.0)
-    residuals = (means[1:] - regressors @ weights.T).where(moves.unsqueeze(-1), 0.0)
-    before, after = smoothed.total(torch.cat([moves, edge])), smoothed.total(torch.cat([edge, moves]))
+    regressors = torch.cat([means[:, :-1], extras[:, 1:]], -1).where(moves.unsqueeze(-1), 0.0)
+    residuals = (means[:, 1:] - regressors @ weights.T).where(moves.unsqueeze(-1), 0.0)
+    before, after = (smoothed.total(torch.cat(part, 1)) for part in ([moves, edge], [edge, moves]))
     joint = lag_one.total(moves)
     matrix = weights[:, :size]
     moment, cross, scatter = _outer(regressors, regressors), _outer(residuals, regressors), _outer(residuals, residuals)
@@ -91,8 +91,8 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
     """Statistics of x_t = W (z_t, extras_t) + noise; coordinates that are missing are expected given the others.
 
     Args:
-        means, smoothed: as for :func:`transition_statistics`. x: (T, B, n), finite. observed: (T, B, n) bool.
-        valid: (T, B) bool. weights: (n, k) W. extras: (T, B, k - h). noise: (n, n), or (n,) variances.
+        means, smoothed: as for :func:`transition_statistics`. x: (B, T, n), finite. observed: (B, T, n) bool.
+        valid: (B, T) bool. weights: (n, k) W. extras: (B, T, k - h). noise: (n, n), or (n,) variances.
     """
     size = means.shape[-1]
     seen = valid & observed.any(-1)

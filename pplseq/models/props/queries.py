@@ -14,7 +14,7 @@ from pplseq.kernels.log_semiring import log_matmul
 
 
 class Membership(NamedTuple):
-    """(T, B) of every token: P(z_t is a perturbation), its log-odds against the sources, and anomalies, nats.
+    """(B, T) of every token: P(z_t is a perturbation), its log-odds against the sources, and anomalies, nats.
 
     anomaly: -log p(x_t | past); source_anomaly, perturbation_anomaly: the same given that z_t is a source, or a perturbation,
     state. 0 at padded steps; anomalies are 0 where a token is missing.
@@ -28,7 +28,7 @@ class Membership(NamedTuple):
 
 
 def fixed_lag_smooth(chain: Chain, lag: int) -> Tensor:
-    """p(z_t | x_1..x_{t+lag}), (T, *B, K), 0 at padded steps: what is known ``lag`` tokens later.
+    """p(z_t | x_1..x_{t+lag}), (*B, T, K), 0 at padded steps: what is known ``lag`` tokens later.
 
         p(z_t | x_1..x_{t+L}) prop. to p(z_t | x_1..x_t) b_t^L(z_t),  b_t^L = A (e_{t+1} * b_{t+1}^{L-1}),  b^0 = 1
 
@@ -54,7 +54,7 @@ def fixed_lag_smooth(chain: Chain, lag: int) -> Tensor:
             ahead = torch.where(valid[1:].unsqueeze(-1), ahead, 0.0)
         back = torch.cat([ahead, torch.zeros_like(back[:1])])
     probs = (filtered + back).softmax(-1)
-    return probs if valid is None else probs * valid.unsqueeze(-1)
+    return (probs if valid is None else probs * valid.unsqueeze(-1)).movedim(0, -2)
 
 
 def membership(chain: Chain, num_sources: int, smoothed: bool = False) -> Membership:
@@ -65,7 +65,7 @@ def membership(chain: Chain, num_sources: int, smoothed: bool = False) -> Member
         smoothed: given the whole sequence, instead of the tokens so far.
     """
     tokens = chain.token_log_probs()
-    prior, emit = chain.predicted_states(), chain.factors.emit.detach()
+    prior, emit = chain.predicted_states().probs.log(), chain.factors.emit.detach().movedim(0, -2)
     state = chain.marginals().probs.log() if smoothed else (prior + emit).log_softmax(-1)
     joint = prior + emit
     by_source, by_own = (torch.logsumexp(state[..., part], -1) for part in _parts(num_sources))
@@ -74,7 +74,7 @@ def membership(chain: Chain, num_sources: int, smoothed: bool = False) -> Member
     ]
     values = [by_own.exp(), by_own - by_source, -tokens, *anomalies]
     valid = chain.factors.valid
-    return Membership(*(value if valid is None else value.masked_fill(~valid, 0.0) for value in values))
+    return Membership(*(value if valid is None else value.masked_fill(~valid.movedim(0, -1), 0.0) for value in values))
 
 
 def _parts(num_sources: int) -> tuple[slice, slice]:

@@ -124,10 +124,10 @@ class PosteriorColumns:
             row[: len(line)] = torch.from_numpy(line)
         with torch.no_grad():
             ids, probs = self._strongest(self.model.posterior(x, lengths).marginals())
-        return tuple([part[: len(line), row] for row, line in enumerate(lines)] for part in (ids, probs))
+        return tuple([part[row, : len(line)] for row, line in enumerate(lines)] for part in (ids, probs))
 
     def _strongest(self, marginals) -> tuple[np.ndarray, np.ndarray]:
-        """(T, B, k) states and probabilities, the largest first, -1 where less than `least`."""
+        """(B, T, k) states and probabilities, the largest first, -1 where less than `least`."""
         number = min(int(1 / self.least), marginals.probs.shape[-1])
         probs, place = marginals.probs.topk(number, -1)
         ids = place if marginals.ids is None else marginals.ids.gather(-1, place)

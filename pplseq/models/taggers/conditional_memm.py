@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from pplseq.distributions.dense import Emission, StepTransition
-from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.taggers.conditional import FeatureTagger, FeatureWeights
 from pplseq.models.taggers.tagger import Words

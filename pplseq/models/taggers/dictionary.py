@@ -320,7 +320,7 @@ class DictionaryTagger(GenerativeTagger):
         """The most probable states of each sentence's words, by number, whatever their tags are."""
 
         def paths(chain, lengths):
-            return [tuple(row[:n]) for row, n in zip(chain.viterbi()[0].T.tolist(), lengths, strict=True)]
+            return [tuple(row[:n]) for row, n in zip(chain.viterbi()[0].tolist(), lengths, strict=True)]
 
         return self._each(sentences, paths, tuple)
 

@@ -18,7 +18,8 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Transition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import gather_last, take_rows
-from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.taggers.counts import SMOOTHING, TagCounts, count_tags, transition_probs
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser

@@ -16,7 +16,8 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.block import BlockEmission, BlockTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import DenseTransition, Transition
-from pplseq.infer.discrete.chain import Chain, build_chain
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.taggers import split_merge
 from pplseq.models.taggers.hmm import WordTable

@@ -194,7 +194,7 @@ class ProbabilisticTagger(Tagger):
         return tuple(self.tags[k] for k in self.tag_of_state().to(states.device)[states[:length]].tolist())
 
     def _tag_marginals(self, chain) -> Tensor:
-        """(T, B, tags) probabilities of tags."""
+        """(B, T, tags) probabilities of tags."""
         states = self.tag_of_state()
         probs = chain.marginals().dense(len(states))
         some = states >= 0
@@ -211,9 +211,9 @@ class ProbabilisticTagger(Tagger):
 
         def paths(chain, lengths):
             if decode == "viterbi":
-                found = self.tag_of_state()[chain.viterbi()[0].cpu()].T  # padded steps are cut off below
+                found = self.tag_of_state()[chain.viterbi()[0].cpu()]  # padded steps are cut off below
             else:
-                found = self._tag_marginals(chain).argmax(-1).T
+                found = self._tag_marginals(chain).argmax(-1)
             return [tuple(self.tags[k] for k in row[:n]) for row, n in zip(found.tolist(), lengths, strict=True)]
 
         return self._each(sentences, paths, tuple)
@@ -222,7 +222,7 @@ class ProbabilisticTagger(Tagger):
         """Of each sentence the (T, tags) probabilities of tags given all its words."""
 
         def rows(chain, lengths):
-            probs = self._tag_marginals(chain).transpose(0, 1).cpu().numpy()
+            probs = self._tag_marginals(chain).cpu().numpy()
             return [row[:n].copy() for row, n in zip(probs, lengths, strict=True)]
 
         return self._each(sentences, rows, lambda: np.zeros((0, len(self.tags))))
@@ -253,7 +253,7 @@ class ProbabilisticTagger(Tagger):
             paths, log_probs = chain.k_best(n)
             total = float(chain.log_prob())
         return [
-            (self._names(path[:, 0], len(sentence)), float(log_prob) - total)
+            (self._names(path[0], len(sentence)), float(log_prob) - total)
             for path, log_prob in zip(paths, log_probs[:, 0], strict=True)
             if bool(log_prob > -torch.inf)
         ]
@@ -269,7 +269,7 @@ class ProbabilisticTagger(Tagger):
             if seed is not None:
                 torch.manual_seed(seed)
             paths = self.chain([sentence]).sample(num_samples)
-        return [self._names(path[:, 0], len(sentence)) for path in paths]
+        return [self._names(path[0], len(sentence)) for path in paths]
 
 
 class GenerativeTagger(ProbabilisticTagger):
@@ -283,7 +283,7 @@ class GenerativeTagger(ProbabilisticTagger):
         """(T,) -log p(word | words before), nats: large where a word was not expected."""
 
         def nats(chain, lengths):
-            return [-chain.token_log_probs()[: lengths[0], 0].cpu().numpy()]
+            return [-chain.token_log_probs()[0, : lengths[0]].cpu().numpy()]
 
         values = self._each([sentence], nats, lambda: np.zeros(0))
         return np.asarray(values[0])

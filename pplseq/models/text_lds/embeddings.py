@@ -224,7 +224,7 @@ class TokenEmbedder:
         evidence = chain.evidence._replace(vector=chain.evidence.vector * factor.reshape(-1, 1, 1))
         chain = GaussianChain(chain.start, chain.dynamics, evidence, seen=(ids >= 0).unsqueeze(1))
         states = chain.smoothed_states() if self.kind == "smoothed" else chain.filtered_states()
-        return self._finish((states.means[:, 0].double() @ self._basis.T).to(self.dtype))
+        return self._finish((states.means[0].double() @ self._basis.T).to(self.dtype))
 
     def _finish(self, x: Tensor) -> Tensor:
         return unit_rows(x) if self.normalize else x

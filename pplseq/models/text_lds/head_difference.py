@@ -36,14 +36,14 @@ def head_difference(model: Any, x: Tensor, lengths: Tensor | None = None) -> Hea
         x: (B, T) word ids, -1 for a missing word. lengths: (B,).
     """
     exact, steady = (model.posterior(x, lengths, initial=name) for name in ("stationary", "steady"))
-    steps = torch.arange(x.shape[1], device=x.device).unsqueeze(1)
-    valid = (steps < (x.shape[1] if lengths is None else lengths)).expand(x.shape[1], len(x))
+    steps = torch.arange(x.shape[1], device=x.device)
+    valid = (steps < (x.shape[1] if lengths is None else lengths.unsqueeze(1))).expand(x.shape)
     differences = []
     for states in ("filtered_states", "smoothed_states"):
         means, others = (getattr(chain, states)().means for chain in (exact, steady))
-        error, size = ((value.square().sum(-1) * valid).sum(1).double() for value in (means - others, means))
+        error, size = ((value.square().sum(-1) * valid).sum(0).double() for value in (means - others, means))
         differences.append((error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt().cpu().numpy())
-    num_seen = int((valid & (x.T >= 0)).sum())
+    num_seen = int((valid & (x >= 0)).sum())
     log_prob = float((exact.log_prob() - steady.log_prob()).sum()) / max(num_seen, 1)
     return HeadDifference(*differences, log_prob, filter_decay(model))
 

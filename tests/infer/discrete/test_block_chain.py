@@ -16,7 +16,7 @@ from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete import block as block_chain
 from pplseq.infer.discrete import gap_sums as gaps
 from pplseq.infer.discrete.block import BlockChain
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.kernels import log_norm, log_semiring, path_scan
 from pplseq.models.vlhmm.program import VLHMM
 
@@ -81,7 +81,7 @@ def test_dropped_states(family):
     ):
         close(a, b)
     assert is_kept[chain.viterbi()[0]].all() and is_kept[chain.sample(20)].all()
-    close(chain.marginals().dense(family.num_states)[:, 0], truths[0].marginals())
+    close(chain.marginals().dense(family.num_states)[0], truths[0].marginals())
     close(chain.filtered().dense(family.num_states)[1].exp(), truths[1].filtered().exp())
 
 
@@ -109,7 +109,7 @@ def test_a_belief_carried_to_other_kept_states(family):
     ):
         if a is not None or b is not None:
             close(a, b)
-    close(chain.marginals().dense(family.num_states)[:, 0], truths[0].marginals())
+    close(chain.marginals().dense(family.num_states)[0], truths[0].marginals())
 
 
 def test_the_next_word_under_dropout():
@@ -131,9 +131,9 @@ def test_missing_tokens_under_dropout():
     truth = dropped_truth(family, is_kept, x[0])
     truth = PathTruth(truth.initial, truth.matrices, truth.emit.where(seen.T, torch.zeros(()).to(F64)))
     close(chain.log_prob()[0], truth.log_prob)
-    close(chain.marginals().dense(family.num_states)[:, 0], truth.marginals())
+    close(chain.marginals().dense(family.num_states)[0], truth.marginals())
     close(chain.viterbi()[1][0], truth.scores.max().detach())
-    close(truth.score_of(chain.viterbi()[0][:, 0]), truth.scores.max().detach())
+    close(truth.score_of(chain.viterbi()[0][0]), truth.scores.max().detach())
 
 
 # ------------------------------------------------------------------------------------------------ shapes of batches
@@ -152,21 +152,21 @@ def test_batches_of_other_shapes(family, situation):
     assert chain.log_prob().shape == (2, rows)
     close(chain.log_prob()[0], flat.log_prob())
     close(chain.log_prob()[1], flat.log_prob().flip(0))
-    close(chain.token_log_probs()[:, 0], flat.token_log_probs())
+    close(chain.token_log_probs()[0], flat.token_log_probs())
     for query in (lambda c: c.viterbi()[0], lambda c: c.k_best(2)[0][0]):
-        close(query(chain)[:, 0], query(flat))
+        close(query(chain)[0], query(flat))
     close(chain.viterbi()[1][0], flat.viterbi()[1])
     close(chain.k_best(2)[1][:, 0], flat.k_best(2)[1])
     close(chain.entropy()[0], flat.entropy())
-    close(chain.pair_marginals().probs[:, 0], flat.pair_marginals().probs)
+    close(chain.pair_marginals().probs[0], flat.pair_marginals().probs)
     z = c.family.num_states
     close(chain.filtered().dense(z)[0], flat.filtered().dense(z))
     close(chain.next().state_log_probs[0], flat.next().state_log_probs)
     close(chain.next().word_log_probs[0], flat.next().word_log_probs)
     close(chain.expected_counts().occupancy, 2 * flat.expected_counts().occupancy)
-    assert chain.sample(3).shape == (3, len(c.obs), 2, rows)
+    assert chain.sample(3).shape == (3, 2, rows, len(c.obs))
     if situation != "missing":
-        close(chain.marginals().dense(z)[:, 0], flat.marginals().dense(z))
+        close(chain.marginals().dense(z)[0], flat.marginals().dense(z))
     # a start of that shape too
     again = build_chain(*c.family.specs(), folded(c.obs), **options, start=chain.filtered())
     if c.inputs is None:
@@ -177,7 +177,7 @@ def test_no_batch_dimension():
     c = case("Reset", "plain")
     one = build_chain(*c.family.specs(), c.obs[:, 0], inputs=c.inputs[:, 0])
     close(one.log_prob(), c.chain().log_prob()[0])
-    close(one.viterbi()[0], c.chain().viterbi()[0][:, 0])
+    close(one.viterbi()[0], c.chain().viterbi()[0][0])
     close(one.next().word_log_probs, c.chain().next().word_log_probs[0])
 
 
@@ -269,7 +269,7 @@ def test_missing_words_need_one_batch_dimension():
     c = case("UnevenBlocks", "missing")
     obs, seen = (value.unsqueeze(1).expand(-1, 2, -1) for value in (c.obs, c.seen))
     chain = build_chain(*c.family.specs(), obs, seen=seen)
-    for query in (chain.missing_words, chain.sample_words, chain.marginals):
+    for query in (chain.missing_words, chain.sample_words, chain.marginals, chain.filtered_states):
         with pytest.raises(ValueError, match="one batch dimension"):
             query()
 

@@ -23,12 +23,12 @@ def fillings(score, row):
 
 
 def expected_marginals(score):
-    """{(step, row): (V,)} by brute force."""
+    """{(row, step): (V,)} by brute force."""
     truth = {}
     for b, row in enumerate(ROWS):
         gaps, words, probs = fillings(score, row)
         for k, t in enumerate(gaps):
-            truth[t, b] = torch.zeros(V, dtype=torch.float64).index_add(0, words[:, k], probs)
+            truth[b, t] = torch.zeros(V, dtype=torch.float64).index_add(0, words[:, k], probs)
     return truth
 
 
@@ -42,30 +42,30 @@ def model(request):
 def test_marginals_of_missing_words(model):
     found = model.posterior(torch.tensor(ROWS)).missing_words()
     truth = expected_marginals(model.log_prob)
-    assert [tuple(s) for s in found.steps.tolist()] == sorted(truth, key=lambda s: (s[1], s[0]))
-    for (t, b), log_probs in zip(found.steps.tolist(), found.log_probs, strict=True):
-        torch.testing.assert_close(log_probs.exp(), truth[t, b])
+    assert [tuple(place) for place in found.places.tolist()] == sorted(truth)
+    for (b, t), log_probs in zip(found.places.tolist(), found.log_probs, strict=True):
+        torch.testing.assert_close(log_probs.exp(), truth[b, t])
 
 
 def test_joint_draws_of_missing_words(model):
     samples = 20_000
     words = model.posterior(torch.tensor(ROWS)).sample_words(samples)
-    assert words.shape == (samples, 5, len(ROWS))
+    assert words.shape == (samples, len(ROWS), 5)
     for b, row in enumerate(ROWS):
         gaps, fills, probs = fillings(model.log_prob, row)
         seen = [t for t in range(5) if t not in gaps]
-        assert (words[:, seen, b] == torch.tensor(row)[seen]).all()
+        assert (words[:, b, seen] == torch.tensor(row)[seen]).all()
         if len(gaps) > 3:
             continue
         number = torch.tensor([V ** (len(gaps) - 1 - k) for k in range(len(gaps))])
-        found = torch.bincount((words[:, gaps, b] * number).sum(-1), minlength=len(fills)) / samples
+        found = torch.bincount((words[:, b, gaps] * number).sum(-1), minlength=len(fills)) / samples
         # five standard deviations of a frequency
         assert ((found - probs).abs() < 5 * (probs * (1 - probs) / samples).sqrt() + 1e-4).all()
 
 
 def test_padding_is_not_a_missing_word(model):
     found = model.posterior(torch.tensor(ROWS), torch.tensor([3, 2, 1, 2])).missing_words()
-    assert found.steps.tolist() == [[1, 0], [0, 1], [1, 1], [0, 2], [1, 3]]
+    assert found.places.tolist() == [[0, 1], [1, 0], [1, 1], [2, 0], [3, 1]]
 
 
 def test_dense_chain():
@@ -76,9 +76,9 @@ def test_dense_chain():
     chain = build_chain(transition, emission, x.clamp_min(0).T, seen=(x >= 0).T)
     found = chain.missing_words()
     truth = expected_marginals(lambda x: build_chain(transition, emission, x.T).log_prob())
-    for (t, b), log_probs in zip(found.steps.tolist(), found.log_probs, strict=True):
-        torch.testing.assert_close(log_probs.exp(), truth[t, b])
-    assert chain.sample_words(3).shape == (3, 5, len(ROWS))
+    for (b, t), log_probs in zip(found.places.tolist(), found.log_probs, strict=True):
+        torch.testing.assert_close(log_probs.exp(), truth[b, t])
+    assert chain.sample_words(3).shape == (3, len(ROWS), 5)
 
 
 def test_nothing_missing(model):

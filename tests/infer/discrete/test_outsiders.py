@@ -10,7 +10,7 @@ from pyro.poutine import trace
 from support.tiny_programs import F64, Tables, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 
 close = torch.testing.assert_close
 Z, V, T = 4, 6, 30
@@ -35,10 +35,10 @@ def test_hmmlearn_on_words(discrete):
     for row in range(3):
         column = x[:, row : row + 1].numpy()
         assert chain.log_prob()[row].item() == pytest.approx(peer.score(column))
-        np.testing.assert_allclose(chain.marginals().probs[:, row], peer.predict_proba(column), atol=1e-8)
+        np.testing.assert_allclose(chain.marginals().probs[row], peer.predict_proba(column), atol=1e-8)
         log_prob, path = peer.decode(column)
         assert chain.viterbi()[1][row].item() == pytest.approx(log_prob)
-        np.testing.assert_array_equal(chain.viterbi()[0][:, row], path)
+        np.testing.assert_array_equal(chain.viterbi()[0][row], path)
 
 
 def test_hmmlearn_on_vectors():
@@ -55,8 +55,8 @@ def test_hmmlearn_on_vectors():
         value.numpy() for value in (start, matrix, loc, covariance)
     )
     assert chain.log_prob()[0].item() == pytest.approx(peer.score(y[:, 0].numpy()))
-    np.testing.assert_allclose(chain.marginals().probs[:, 0], peer.predict_proba(y[:, 0].numpy()), atol=1e-8)
-    np.testing.assert_array_equal(chain.viterbi()[0][:, 0], peer.predict(y[:, 0].numpy()))
+    np.testing.assert_allclose(chain.marginals().probs[0], peer.predict_proba(y[:, 0].numpy()), atol=1e-8)
+    np.testing.assert_array_equal(chain.viterbi()[0][0], peer.predict(y[:, 0].numpy()))
 
 
 def test_pyros_discrete_hmm(discrete):
@@ -76,5 +76,5 @@ def test_pyros_discrete_inference():
     chain = build_chain(*specs, x.T)
     decode = infer_discrete(config_enumerate(program), first_available_dim=-2, temperature=0)
     best = trace(decode).get_trace(x, specs)
-    path = torch.stack([best.nodes[f"z_{t}"]["value"] for t in range(4)])
+    path = torch.stack([best.nodes[f"z_{t}"]["value"] for t in range(4)], 1)
     assert torch.equal(path, chain.viterbi()[0])

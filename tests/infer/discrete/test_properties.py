@@ -9,7 +9,7 @@ from support.path_truth import PathTruth
 from pplseq.distributions.block import BlockEmission, EmbeddingTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import forward_loop
 
 F64 = torch.float64
@@ -79,7 +79,7 @@ def test_the_gradient_by_the_emission_is_the_marginal(chain):
     valid = torch.arange(steps).unsqueeze(-1) < lengths
     got = build_chain(DenseTransition(initial, matrix), emission, scores, valid=valid)
     (gradient,) = torch.autograd.grad(got.log_prob().sum(), scores)
-    close(gradient, got.marginals().probs)
+    close(gradient.transpose(0, 1), got.marginals().probs)
     close(gradient.sum(-1), valid.to(F64))
 
 
@@ -94,7 +94,7 @@ def test_best_paths_score_best(chain, k):
     close(log_probs[0], best)
     for row, length in enumerate(lengths.tolist()):
         truth = PathTruth(initial, matrix.expand(length - 1, *matrix.shape), emission_of(table, x, seen, row, length))
-        close(truth.score_of(path[:length, row]), truth.scores.max())
+        close(truth.score_of(path[row, :length]), truth.scores.max())
         assert best[row] <= got.log_prob()[row] + 1e-9
 
 
@@ -105,7 +105,7 @@ def test_the_filter_of_a_prefix_is_the_prefix_of_the_filter(chain):
     whole = chain_of(initial, matrix, table, x, None, seen).token_log_probs()
     for steps in range(1, x.shape[1] + 1):
         prefix = chain_of(initial, matrix, table, x[:, :steps], None, seen[:, :steps])
-        close(prefix.token_log_probs(), whole[:steps])
+        close(prefix.token_log_probs(), whole[:, :steps])
         shorter = chain_of(initial, matrix, table, x, torch.full((len(x),), steps), seen)
         close(shorter.filtered().log_probs, prefix.filtered().log_probs)
 
@@ -134,7 +134,7 @@ def test_padding_changes_nothing(chain):
     for row, length in enumerate(lengths.tolist()):
         alone = chain_of(initial, matrix, table, x[row : row + 1, :length], None, seen[row : row + 1, :length])
         close(together.log_prob()[row], alone.log_prob()[0])
-        close(together.marginals().probs[:length, row], alone.marginals().probs[:, 0])
+        close(together.marginals().probs[row, :length], alone.marginals().probs[0])
         close(together.viterbi()[1][row], alone.viterbi()[1][0])
         close(together.filtered().log_probs[row], alone.filtered().log_probs[0])
         close(together.next().state_log_probs[row], alone.next().state_log_probs[0])

@@ -17,9 +17,9 @@ def dot(values, seed=0):
 
 
 def padded(case, rows, shape):
-    """(T, B, *shape) from one tensor a row, zero behind its end."""
+    """(B, T, *shape) from one tensor a row, zero behind its end."""
     none = torch.zeros(len(case.observations), *shape, dtype=torch.float64)
-    return torch.stack([none if r is None else torch.cat([r, none[len(r) :]]) for r in rows], 1)
+    return torch.stack([none if r is None else torch.cat([r, none[len(r) :]]) for r in rows])
 
 
 def same_gradients(case, result, expected, **tolerance):
@@ -67,7 +67,7 @@ def test_lag_one_covariances(situation):
     case = tiny_case(situation)
     h = case.mean.shape[-1]
     result = case.chain().lag_one_covariances()
-    expected = padded(case, [None if t is None else t.lag_one for t in case.truths()], (h, h))[:-1]
+    expected = padded(case, [None if t is None else t.lag_one for t in case.truths()], (h, h))[:, :-1]
     close(result.dense(), expected)
     close(result.total(), expected.sum((0, 1)))
 
@@ -98,10 +98,10 @@ def test_one_big_gaussian_agrees(situation):
         expected, mean, covariance = joint_posterior(case.sequence(row))
         blocks = covariance.view(length, h, length, h)
         steps = range(length)
-        mine += [log_prob[row], states.means[:length, row], states.covariances.dense()[:length, row]]
+        mine += [log_prob[row], states.means[row, :length], states.covariances.dense()[row, :length]]
         theirs += [expected, mean.view(length, h), torch.stack([blocks[t, :, t] for t in steps])]
         if length > 1:
-            mine.append(lag_one.dense()[: length - 1, row])
+            mine.append(lag_one.dense()[row, : length - 1])
             theirs.append(torch.stack([blocks[t + 1, :, t] for t in steps[:-1]]))
     close(mine, theirs)
     mine, theirs = (sum(dot(value, seed) for seed, value in enumerate(values)) for values in (mine, theirs))

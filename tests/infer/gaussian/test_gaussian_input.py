@@ -58,10 +58,10 @@ def test_any_number_of_plates(batch):
     for masks in ({}, {"seen": seen}, {"valid": valid}, {"seen": seen, "valid": valid}):
         chain = GaussianChain(start, dynamics, evidence, **masks)
         states, draws = chain.smoothed_states(), chain.sample(2)
-        assert chain.log_prob().shape == batch and chain.token_log_probs().shape == (5, *batch)
-        assert states.means.shape == (5, *batch, H) and states.covariances.dense().shape == (5, *batch, H, H)
-        assert chain.lag_one_covariances().dense().shape == (4, *batch, H, H)
-        assert draws.shape == (2, 5, *batch, H) and chain.forecast(3).state_means.shape == (3, *batch, H)
+        assert chain.log_prob().shape == batch and chain.token_log_probs().shape == (*batch, 5)
+        assert states.means.shape == (*batch, 5, H) and states.covariances.dense().shape == (*batch, 5, H, H)
+        assert chain.lag_one_covariances().dense().shape == (*batch, 4, H, H)
+        assert draws.shape == (2, *batch, 5, H) and chain.forecast(3).state_means.shape == (*batch, 3, H)
         assert chain.filtered().mean.shape == (*batch, H)
         belief = chain.filtered()
         # rows one at a time, without any plate
@@ -74,15 +74,15 @@ def test_any_number_of_plates(batch):
                 **{name: mask[row] for name, mask in masks.items()},
             )
             close(chain.log_prob()[tuple(place)], one.log_prob())
-            close(states.means[row], one.smoothed_states().means)
-            close(states.covariances.dense()[row], one.smoothed_states().covariances.dense())
+            close(states.means[tuple(place)], one.smoothed_states().means)
+            close(states.covariances.dense()[tuple(place)], one.smoothed_states().covariances.dense())
             close(belief.mean[tuple(place)], one.filtered().mean)
 
 
 def test_no_rows_at_all():
     chain = GaussianChain(*arguments(3, (0,)))
     assert chain.log_prob().shape == (0,) and chain.filtered().mean.shape == (0, H)
-    assert chain.smoothed_states().means.shape == (3, 0, H) and chain.sample(2).shape == (2, 3, 0, H)
+    assert chain.smoothed_states().means.shape == (0, 3, H) and chain.sample(2).shape == (2, 0, 3, H)
 
 
 WRONG_SHAPES = {

@@ -55,11 +55,11 @@ def test_the_filter_of_a_prefix_is_the_prefix_of_the_filter(arguments, data):
     whole = GaussianChain(**arguments)
     length = data.draw(st.integers(1, whole.num_steps))
     prefix = cut(arguments, 0, length)
-    close(prefix.token_log_probs(), whole.token_log_probs()[:length])
+    close(prefix.token_log_probs(), whole.token_log_probs()[:, :length])
     for name in ("predicted_states", "filtered_states"):
         mine, theirs = getattr(prefix, name)(), getattr(whole, name)()
-        close(mine.means, theirs.means[:length])
-        close(mine.covariances.dense(), theirs.covariances.dense()[:length])
+        close(mine.means, theirs.means[:, :length])
+        close(mine.covariances.dense(), theirs.covariances.dense()[:, :length])
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,10 +73,10 @@ def test_segments_are_one_chain(arguments, data):
     total = first.log_prob()
     if length < whole.num_steps:
         ahead = first.forecast(1)
-        second = cut(arguments, length, None, GaussianBelief(ahead.state_means[0], ahead.state_covariances[0]))
+        second = cut(arguments, length, None, GaussianBelief(ahead.state_means[:, 0], ahead.state_covariances[..., 0, :, :]))
         total = total + second.log_prob()
-        close(second.smoothed_states().means, whole.smoothed_states().means[length:])
-        close(second.filtered().covariance.expand(len(total), -1, -1), whole.filtered_states().covariances.dense()[-1])
+        close(second.smoothed_states().means, whole.smoothed_states().means[:, length:])
+        close(second.filtered().covariance.expand(len(total), -1, -1), whole.filtered_states().covariances.dense()[:, -1])
     close(total, whole.log_prob())
 
 
@@ -94,9 +94,9 @@ def test_rows_do_not_know_of_each_other(arguments):
             seen=arguments["seen"][:, row],
         )
         close(one.log_prob(), whole.log_prob()[row])
-        close(one.smoothed_states().means, states.means[:, row])
-        close(one.smoothed_states().covariances.dense(), states.covariances.dense()[:, row])
-        close(one.lag_one_covariances().dense(), lag_one[:, row])
+        close(one.smoothed_states().means, states.means[row])
+        close(one.smoothed_states().covariances.dense(), states.covariances.dense()[row])
+        close(one.lag_one_covariances().dense(), lag_one[row])
 
 
 @settings(max_examples=30, deadline=None)
@@ -116,7 +116,7 @@ def test_an_observation_that_says_nothing_is_missing(arguments):
         ),
     )
     close(by_mask.log_prob(), by_zeros.log_prob())
-    valid = arguments["valid"]
+    valid = arguments["valid"].T
     mine, theirs = by_mask.smoothed_states(), by_zeros.smoothed_states()
     close(mine.means[valid], theirs.means[valid])
     close(mine.covariances.dense()[valid], theirs.covariances.dense()[valid])
@@ -126,7 +126,7 @@ def test_an_observation_that_says_nothing_is_missing(arguments):
 @given(chains())
 def test_knowing_more_leaves_less_to_know(arguments):
     chain = GaussianChain(**arguments)
-    valid = arguments["valid"]
+    valid = arguments["valid"].T
     dense = [
         getattr(chain, f"{name}_states")().covariances.dense()[valid] for name in ("predicted", "filtered", "smoothed")
     ]

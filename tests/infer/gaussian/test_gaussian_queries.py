@@ -24,7 +24,7 @@ def test_draws_are_the_posterior(situation):
     chain, (num_steps, rows), h = case.chain(), case.observations.shape[:2], case.mean.shape[-1]
     units = torch.eye(num_steps * h, dtype=F64).view(-1, num_steps, 1, h).expand(-1, -1, rows, -1)
     means = draw_states(chain, torch.zeros(1, num_steps, rows, h, dtype=F64))[0]
-    close(means, chain.smoothed_states().means)
+    close(means.transpose(0, 1), chain.smoothed_states().means)
     roots = draw_states(chain, units) - means
     for row, length in enumerate(case.lengths.tolist()):
         assert not roots[:, length:, row].any()
@@ -39,13 +39,13 @@ def test_samples_have_the_moments_of_the_posterior():
     draws = chain.sample(num, seed=0)
     states, lag_one = chain.smoothed_states(), chain.lag_one_covariances().dense()
     centred = draws - states.means
-    covariances = torch.einsum("stri,strj->trij", centred, centred) / num
-    behind = torch.einsum("stri,strj->trij", centred[:, 1:], centred[:, :-1]) / num
+    covariances = torch.einsum("srti,srtj->rtij", centred, centred) / num
+    behind = torch.einsum("srti,srtj->rtij", centred[:, :, 1:], centred[:, :, :-1]) / num
     deviations = states.covariances.dense().diagonal(dim1=-2, dim2=-1).sqrt()
     assert bool((centred.mean(0).abs() <= 5 * deviations / num**0.5 + 1e-12).all())
     scale = deviations.unsqueeze(-1) * deviations.unsqueeze(-2)
     assert bool(((covariances - states.covariances.dense()).abs() <= 7 * scale / num**0.5 + 1e-12).all())
-    scale = deviations[1:].unsqueeze(-1) * deviations[:-1].unsqueeze(-2)
+    scale = deviations[:, 1:].unsqueeze(-1) * deviations[:, :-1].unsqueeze(-2)
     assert bool(((behind - lag_one).abs() <= 7 * scale / num**0.5 + 1e-12).all())
 
 
@@ -53,7 +53,7 @@ def test_seeds_of_draws():
     case = tiny_case("ragged")
     chain = case.chain()
     first = chain.sample(2, seed=1)
-    assert first.shape == (2, 9, 5, 3) and not first.requires_grad
+    assert first.shape == (2, 5, 9, 3) and not first.requires_grad
     assert torch.equal(first, chain.sample(2, seed=1)) and not torch.equal(first, chain.sample(2, seed=2))
     torch.manual_seed(0)
     again = chain.sample()
@@ -102,17 +102,17 @@ def tiny_row(case, row):
 
 
 def same_forecast(case, found, dynamics=None):
-    k, rows, h = found.state_means.shape
+    rows, k, h = found.state_means.shape
     wanted = [continued(case, row, k, dynamics) for row in range(rows)]
-    means, covariances = (torch.stack(part, 1) for part in zip(*wanted, strict=True))
+    means, covariances = (torch.stack(part) for part in zip(*wanted, strict=True))
     shared = found.state_covariances.dim() == 3
     state_covariances = (
-        found.state_covariances.unsqueeze(1).expand(-1, rows, -1, -1) if shared else found.state_covariances
+        found.state_covariances.expand(rows, -1, -1, -1) if shared else found.state_covariances
     )
     mine, theirs = [found.state_means, state_covariances], [means, covariances]
     if found.means is not None:
         n = len(case.variances)
-        mine += [found.means, found.covariances.view(k, -1, n, n).expand(-1, rows, -1, -1)]
+        mine += [found.means, found.covariances.view(-1, k, n, n).expand(rows, -1, -1, -1)]
         spread = case.emission @ covariances @ case.emission.T + torch.diag(case.variances)
         theirs += [means @ case.emission.T, spread]
     close(mine, theirs)
@@ -172,8 +172,8 @@ def test_innovations_are_white():
     size = num_steps * n
     y = torch.cat([torch.zeros(1, size, dtype=F64), torch.eye(size, dtype=F64)]).view(size + 1, num_steps, n)
     chain = chain_of(parts, y.transpose(0, 1), emission=LinearEmission(emission, FullNoise(spread)))
-    found = chain.innovations(y.transpose(0, 1))
-    whitening = (found.values[:, 1:] - found.values[:, :1]).transpose(0, 1).reshape(size, size)  # [unit, innovation]
+    found = chain.innovations(y)
+    whitening = (found.values[1:] - found.values[:1]).reshape(size, size)  # [unit, innovation]
     covariance = torch.eye(h, dtype=F64)
     states = torch.zeros(num_steps, h, num_steps, h, dtype=F64)
     for t in range(num_steps):  # Cov(x_s, x_t)
@@ -184,15 +184,15 @@ def test_innovations_are_white():
         covariance = matrix @ covariance @ matrix.T + noise
     look = torch.block_diag(*[emission] * num_steps)
     of_y = look @ states.view(num_steps * h, -1) @ look.T + torch.block_diag(*[spread] * num_steps)
-    close(whitening.T @ of_y @ whitening, torch.block_diag(*found.covariances.dense()[:, 0]))
+    close(whitening.T @ of_y @ whitening, torch.block_diag(*found.covariances.dense()[0]))
 
 
 @pytest.mark.parametrize("situation", ["plain", "ragged gaps", "offset", "own starts", "one state", "more features"])
 def test_innovations_make_up_the_likelihood(situation):
     case = tiny_case(situation)
     chain = case.chain(emission=emission_of(case))
-    values, covariances = chain.innovations(case.observations)
-    used = case.valid if case.seen is None else case.valid & case.seen
+    values, covariances = chain.innovations(case.observations.transpose(0, 1))
+    used = (case.valid if case.seen is None else case.valid & case.seen).T
     dense = covariances.dense()
     assert not values[~used].any() and not dense[~used].any()
     log_probs = torch.distributions.MultivariateNormal(torch.zeros_like(values[used]), dense[used]).log_prob(
@@ -208,7 +208,7 @@ def test_innovations_that_cannot_be_had():
     case = tiny_case("plain")
     with pytest.raises(ValueError, match="emission: innovations need one"):
         case.chain().innovations(case.observations)
-    with pytest.raises(ValueError, match=r"observations must be \(T, \*B, n\) = \(9, 5, 2\), got \(9, 5, 3\)"):
+    with pytest.raises(ValueError, match=r"observations must be \(\*B, T, n\) = \(5, 9, 2\), got \(9, 5, 3\)"):
         case.chain(emission=emission_of(case)).innovations(torch.zeros(9, 5, 3, dtype=F64))
     for situation in ("evidence by step", "evidence by row"):
         case = tiny_case(situation)
@@ -225,7 +225,7 @@ def test_an_emission_without_covariances():
     chain = case.chain(emission=OfMeans())
     close(chain.forecast(2).means, 2 * chain.forecast(2).state_means)
     assert (
-        chain.forecast(2).covariances is None and chain.innovations(torch.zeros(9, 5, 3, dtype=F64)).covariances is None
+        chain.forecast(2).covariances is None and chain.innovations(torch.zeros(5, 9, 3, dtype=F64)).covariances is None
     )
 
 
@@ -240,18 +240,18 @@ def test_tables_of_covariances():
             wide = index.unsqueeze(1).expand(6, 6) if index.dim() == 1 else index
             full = table[wide] if mask is None else table[wide] * mask[..., None, None]
             dense = covariances.dense()
-            close(dense, full.view(6, 2, 3, 2, 2))
+            close(dense, full.transpose(0, 1).reshape(2, 3, 6, 2, 2))
             assert len(covariances) == 6 and covariances.num_distinct == 4
             close(covariances.total(), full.sum((0, 1)))
             for step in (0, 2, -1):
                 shape = (2, 2) if index.dim() == 1 else (2, 3, 2, 2)
                 close(covariances.at(step), table[index[step]].view(shape))
-            weights = torch.rand(6, 2, 3, dtype=F64)
+            weights = torch.rand(2, 3, 6, dtype=F64)
             close(covariances.total(weights), (weights[..., None, None] * dense).sum((0, 1, 2)))
             some = weights > 0.4
             close(covariances.total(some), (some[..., None, None] * dense).sum((0, 1, 2)))
-            steps = torch.tensor([True, False, True, True, False, False]).view(6, 1, 1)
-            close(covariances.total(steps), dense[steps.flatten()].sum((0, 1, 2)))
-            for wrong in (weights[:5], weights[0], torch.ones(6), torch.ones(6, 3)):  # no guess what its dimensions are
-                with pytest.raises(ValueError, match=r"mask must be \(T, \*B\) = \(6, 2, 3\)"):
+            steps = torch.tensor([True, False, True, True, False, False]).view(1, 1, 6)
+            close(covariances.total(steps), dense[:, :, steps.flatten()].sum((0, 1, 2)))
+            for wrong in (weights[..., :5], weights[0], torch.ones(6), torch.ones(3, 6)):  # no guess what its dimensions are
+                with pytest.raises(ValueError, match=r"mask must be \(\*B, T\) = \(2, 3, 6\)"):
                     covariances.total(wrong)

@@ -76,9 +76,9 @@ def test_long_rows_are_those_of_the_textbook(situation):
             continue
         truth = kalman_loop(case.sequence(row))
         close(log_prob[row], truth.log_prob)
-        close(states.means[:length, row], truth.smoothed[0])
-        close(states.covariances.dense()[:length, row], truth.smoothed[1])
-        close(lag_one.dense()[: length - 1, row], truth.lag_one)
+        close(states.means[row, :length], truth.smoothed[0])
+        close(states.covariances.dense()[row, :length], truth.smoothed[1])
+        close(lag_one.dense()[row, : length - 1], truth.lag_one)
 
 
 def test_one_long_sequence():
@@ -87,7 +87,7 @@ def test_one_long_sequence():
     case = dataclasses.replace(case, seen=torch.rand(700, 1) > 0.01)
     chain, truth = case.chain(), kalman_loop(case.sequence(0))
     close(chain.log_prob()[0], truth.log_prob)
-    close(chain.smoothed_states().means[:, 0], truth.smoothed[0])
+    close(chain.smoothed_states().means[0], truth.smoothed[0])
     mine, theirs = (torch.autograd.grad(v, case.parameters[:4]) for v in (chain.log_prob()[0], truth.log_prob))
     close(mine, theirs, rtol=1e-7, atol=1e-8)
 

@@ -16,7 +16,7 @@ from pplseq.distributions import (
     GaussianEmission,
     StepTransition,
 )
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import enumerate_paths
 from pplseq.models.vlhmm.program import VLHMM
 
@@ -128,7 +128,7 @@ def test_block_sparse():
     with torch.no_grad():
         site = BlockHMM(*model.specs(), num_steps=3)
         close(site.log_prob(x), model.log_prob(x))
-        assert site.chain(x).viterbi()[0].shape == (3, 2)
+        assert site.chain(x).viterbi()[0].shape == (2, 3)
         assert torch.isfinite(site.log_prob(site.sample((5,)))).all()
 
 

@@ -9,7 +9,7 @@ from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import GaussianEmission
 from pplseq.distributions.state import Belief
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import generic_log_prob, program_log_prob
 from pplseq.infer.programs.block_hmm import BlockHMM
 from pplseq.infer.programs.blocked_enum import BlockedEnum
@@ -122,7 +122,7 @@ def test_observed_states(vectorize):
     states = torch.tensor([[0, 1, 2, 0], [2, 2, 2, 1], [1, 0, 0, 0]])
     log_prob, handler = traced_log_prob(program, x, specs, states=states, vectorize=vectorize)
     close(log_prob, program_log_prob(lambda: program(x, specs, states=states)))
-    assert torch.equal(handler.chains["z_0"].viterbi()[0], states.T)
+    assert torch.equal(handler.chains["z_0"].viterbi()[0], states)
     partly = torch.tensor([[0, -1, 2, -1], [-1, -1, -1, -1], [1, 0, 0, 0]])
     log_prob, handler = traced_log_prob(program, x, specs, states=partly, vectorize=vectorize)
     expected = build_chain(*specs, x.T, states=partly.T)
@@ -176,7 +176,7 @@ def test_nested_plates(vectorize):
     flat = build_chain(transition, emission, x.flatten(0, 1).T, valid=torch.arange(4).unsqueeze(-1) < lengths.flatten())
     close(got, flat.log_prob().sum())
     chain = handler.chains["z_0"]
-    assert chain.log_prob().shape == (2, 3) and chain.viterbi()[0].shape == (4, 2, 3)
+    assert chain.log_prob().shape == (2, 3) and chain.viterbi()[0].shape == (2, 3, 4)
     close(chain.marginals().probs.flatten(1, 2), flat.marginals().probs)
     equal_with_gradients(tables, [got, generic_log_prob(nested, x, max_plate_nesting=2)])
 

@@ -11,7 +11,7 @@ from pyro import poutine
 from support.tiny_programs import F64, Tables, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.contraction import MODES, contract_states
 from pplseq.models.vlhmm.program import VLHMM
 
@@ -186,7 +186,7 @@ def test_a_chain(lazy, lengths):
     close(tables.gradients(result.log_prob.sum())[:3], tables.gradients(chain.log_prob().sum())[:3])
     best = contract_states(model, x, tables.specs(), lengths=lengths, mode="map")
     close(best.log_prob, chain.viterbi()[1])
-    paths = torch.stack([best.states[f"z_{t}"] for t in range(4)])
+    paths = torch.stack([best.states[f"z_{t}"] for t in range(4)], 1)
     assert torch.equal(paths, chain.viterbi()[0])
     drawn = contract_states(model, x, tables.specs(), lengths=lengths, mode="sample")
     close(drawn.log_prob, chain.log_prob().detach())
@@ -205,9 +205,9 @@ def test_samples_in_a_plate():
     drawn = torch.stack([states[f"z_{t}"] for t in range(3)])
     chain = build_chain(*tables.specs(), x[:1].T)
     single = torch.nn.functional.one_hot(drawn, 3).to(F64).mean(1)
-    assert ((single - chain.marginals().probs[:, 0]).abs() < 5 * 0.5 / math.sqrt(800)).all()
+    assert ((single - chain.marginals().probs[0]).abs() < 5 * 0.5 / math.sqrt(800)).all()
     pairs = torch.nn.functional.one_hot(drawn[:-1] * 3 + drawn[1:], 9).to(F64).mean(1)
-    assert ((pairs.view(2, 3, 3) - chain.pair_marginals().probs[:, 0]).abs() < 5 * 0.5 / math.sqrt(800)).all()
+    assert ((pairs.view(2, 3, 3) - chain.pair_marginals().probs[0]).abs() < 5 * 0.5 / math.sqrt(800)).all()
 
 
 def test_subsampled_plates_scale():

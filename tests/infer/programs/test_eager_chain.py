@@ -8,7 +8,7 @@ from pyro import poutine
 from support.path_truth import PathTruth
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
 from pplseq.infer.programs.states import infer_states
@@ -61,7 +61,7 @@ def test_full_support_is_the_lazy_form(situation):
     close(chain.token_log_probs().sum(0), twin.token_log_probs().sum(0))
     if situation != "empty row":
         close(chain.filtered().dense(3), twin.filtered().dense(3))
-    assert chain.sample(5).shape == (5, 4, 3)
+    assert chain.sample(5).shape == (5, 3, 4)
 
 
 BLOCK = torch.tensor([[0, 1], [2, 3]])  # states by block
@@ -95,14 +95,14 @@ def test_a_support_per_row(lengths):
     paths, log_prob = chain.viterbi()
     marginals, belief = chain.marginals(), chain.filtered()
     pairs = chain.pair_marginals()
-    assert marginals.probs.shape == (3, 2, 2) and marginals.ids.shape == (3, 2, 2) and pairs.ids.shape == (3, 2, 2)
+    assert marginals.probs.shape == (2, 3, 2) and marginals.ids.shape == (2, 3, 2) and pairs.ids.shape == (2, 3, 2)
     samples = chain.sample(10)
     for b, truth in enumerate(truths):
         close(log_prob[b], truth.scores.max().detach())
-        close(truth.score_of(paths[: truth.num_steps, b]), truth.scores.max().detach())
-        close(marginals.dense(4)[: truth.num_steps, b], truth.marginals())
+        close(truth.score_of(paths[b, : truth.num_steps]), truth.scores.max().detach())
+        close(marginals.dense(4)[b, : truth.num_steps], truth.marginals())
         close(belief.dense(4)[b].exp(), truth.filtered().exp())
-        assert all(torch.isfinite(truth.score_of(path)) for path in samples[:, : truth.num_steps, b])
+        assert all(torch.isfinite(truth.score_of(path)) for path in samples[:, b, : truth.num_steps])
 
 
 def test_states_at_their_sites():
@@ -111,7 +111,7 @@ def test_states_at_their_sites():
     support = lambda t: BLOCK[BLOCK_OF_WORD[x[:, t]]]  # noqa: E731
     _, handler = traced_log_prob(tensor_program, x, logs, support)
     trace = poutine.trace(infer_states(tensor_program)).get_trace(x, logs, support)
-    states = torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(3)])
+    states = torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(3)], 1)
     assert torch.equal(states, handler.chains["z_0"].viterbi()[0])
 
 

@@ -12,7 +12,7 @@ from pyro.nn import PyroModule
 from support.tiny_programs import F64, SmallHMM, Tables, mixture, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO, no_guide

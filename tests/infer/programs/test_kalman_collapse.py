@@ -39,7 +39,7 @@ def test_steps_and_names(system):
     with handler:
         lazy(system, system.y)
     assert handler.state_names["z_0"] == [f"z_{t}" for t in range(T)]
-    assert handler.chains["z_0"].smoothed_states().means.shape == (T, B, len(system.m))
+    assert handler.chains["z_0"].smoothed_states().means.shape == (B, T, len(system.m))
 
 
 def by_mask(s, y, missing):

@@ -60,35 +60,35 @@ def test_every_query(program, masks, vectorize):
         chain.log_prob(), chain.token_log_probs(), chain.lag_one_covariances().dense(), chain.filtered()
     )  # fmt: skip
     states = {name: getattr(chain, f"{name}_states")() for name in ("predicted", "filtered", "smoothed")}
-    forecast, innovations = chain.forecast(AHEAD), chain.innovations(y.transpose(0, 1))
+    forecast, innovations = chain.forecast(AHEAD), chain.innovations(y)
     means = draw_states(chain, torch.zeros(1, T, B, 2, dtype=F64))[0]
     roots = draw_states(chain, torch.eye(2 * T, dtype=F64).view(-1, T, 1, 2).expand(-1, -1, B, -1)) - means
-    assert chain.sample(4, seed=0).shape == (4, T, B, 2)
+    assert chain.sample(4, seed=0).shape == (4, B, T, 2)
     covariances = belief.covariance.expand(B, 2, 2)
-    ahead = [c.view(AHEAD, -1, *c.shape[-2:]).expand(-1, B, -1, -1) for c in (forecast[1], forecast[3])]
+    ahead = [c.view(-1, AHEAD, *c.shape[-2:]).expand(B, -1, -1, -1) for c in (forecast[1], forecast[3])]
     spreads = innovations.covariances.dense()
     for row, length in enumerate(lengths.tolist()):
         truth = kalman_loop(sequence(s, y[row], length))
         close(log_prob[row], truth.log_prob)
-        close(tokens[:length, row], truth.token_log_probs)
+        close(tokens[row, :length], truth.token_log_probs)
         for name, found in states.items():
-            close(found.means[:length, row], getattr(truth, name)[0])
-            close(found.covariances.dense()[:length, row], getattr(truth, name)[1])
-        close(lag_one[: length - 1, row], truth.lag_one)
+            close(found.means[row, :length], getattr(truth, name)[0])
+            close(found.covariances.dense()[row, :length], getattr(truth, name)[1])
+        close(lag_one[row, : length - 1], truth.lag_one)
         close((belief.mean[row], covariances[row]), (truth.filtered[0][-1], truth.filtered[1][-1]))
         close(means[:length, row], truth.smoothed[0])
         root = roots[:, :length, row].reshape(2 * T, -1)
         close(root.T @ root, joint_posterior(sequence(s, y[row], length))[2], rtol=1e-6, atol=1e-8)
         later = [part[length:] for part in kalman_loop(sequence(s, y[row], length, AHEAD)).predicted]
-        close((forecast.state_means[:, row], ahead[0][:, row]), (later[0], later[1]))
-        close(forecast.means[:, row], later[0] @ s.C.T + s.c)
-        close(ahead[1][:, row], s.C @ later[1] @ s.C.T + s.D)
+        close((forecast.state_means[row], ahead[0][row]), (later[0], later[1]))
+        close(forecast.means[row], later[0] @ s.C.T + s.c)
+        close(ahead[1][row], s.C @ later[1] @ s.C.T + s.D)
         for t in range(T):
             if t < length and not y[row, t].isnan().any():
-                close(innovations.values[t, row], y[row, t] - s.C @ truth.predicted[0][t] - s.c)
-                close(spreads[t, row], s.C @ truth.predicted[1][t] @ s.C.T + s.D)
+                close(innovations.values[row, t], y[row, t] - s.C @ truth.predicted[0][t] - s.c)
+                close(spreads[row, t], s.C @ truth.predicted[1][t] @ s.C.T + s.D)
             else:
-                assert not innovations.values[t, row].any() and not spreads[t, row].any()
+                assert not innovations.values[row, t].any() and not spreads[row, t].any()
 
 
 @both_forms
@@ -99,8 +99,8 @@ def test_queries_are_differentiable(vectorize):
     mine, theirs = [], []
     for row, length in enumerate(LENGTHS.tolist()):
         truth = kalman_loop(sequence(s, y[row], length))
-        mine.append(chain.smoothed_states().means[:length, row].sin().sum())
-        mine.append(chain.smoothed_states().covariances.dense()[:length, row].sin().sum())
+        mine.append(chain.smoothed_states().means[row, :length].sin().sum())
+        mine.append(chain.smoothed_states().covariances.dense()[row, :length].sin().sum())
         theirs += [part.sin().sum() for part in truth.smoothed]
     s.same(torch.stack(mine), torch.stack(theirs))
 
@@ -129,17 +129,17 @@ def test_plates_and_subsampling(vectorize):
         (rows,) = chosen
         assert chain.batch_shape == (2, len(rows))
         states, covariances = chain.smoothed_states().means, chain.smoothed_states().covariances.dense()
-        forecast, values = chain.forecast(2), chain.innovations(y[:, rows].permute(2, 0, 1, 3)).values
-        assert chain.sample(3).shape == (3, T, 2, len(rows), 2)
-        assert forecast.means.shape == (2, 2, len(rows), N) and values.shape == (T, 2, len(rows), N)
+        forecast, values = chain.forecast(2), chain.innovations(y[:, rows]).values
+        assert chain.sample(3).shape == (3, 2, len(rows), T, 2)
+        assert forecast.means.shape == (2, len(rows), 2, N) and values.shape == (2, len(rows), T, N)
         for group in range(2):
             one = chain_of(lazy, s, y[group, rows], lengths[group, rows], vectorize=vectorize)
             close(chain.log_prob()[group], one.log_prob())
-            close(states[:, group], one.smoothed_states().means)
-            close(covariances[:, group], one.smoothed_states().covariances.dense())
+            close(states[group], one.smoothed_states().means)
+            close(covariances[group], one.smoothed_states().covariances.dense())
             close(chain.filtered().mean[group], one.filtered().mean)
-            close(forecast.means[:, group], one.forecast(2).means)
-            close(values[:, group], one.innovations(y[group, rows].transpose(0, 1)).values)
+            close(forecast.means[group], one.forecast(2).means)
+            close(values[group], one.innovations(y[group, rows]).values)
 
 
 # ------------------------------------------------------------------------------------------------ the steady state
@@ -245,8 +245,8 @@ def test_observations_with_offsets_of_each_step(which, vectorize):
                 pyro.sample(f"x_{t}", site, obs=y[:, t])
 
     chain = chain_of(program, s.y, vectorize=vectorize)
-    values, spreads = chain.innovations(s.y.transpose(0, 1))
-    close(values, (s.y - u @ W.T).transpose(0, 1) - chain.predicted_states().means @ s.C.T)
+    values, spreads = chain.innovations(s.y)
+    close(values, s.y - u @ W.T - chain.predicted_states().means @ s.C.T)
     log_probs = dist.MultivariateNormal(torch.zeros(N, dtype=F64), spreads.dense()).log_prob(values)
     close(log_probs, chain.token_log_probs())
     with pytest.raises(
@@ -276,9 +276,9 @@ def test_matrices_of_each_step(vectorize):
     with pytest.raises(ValueError, match="observations change from step to step"):
         chain.forecast(2, dynamics=Dynamics(A[0], s.Q))
     with pytest.raises(ValueError, match="evidence.matrix changes from step to step"):
-        chain.innovations(s.y.transpose(0, 1))
+        chain.innovations(s.y)
     assert (
-        chain.forecast(2, dynamics=Dynamics(A[0], s.Q), emission=LinearEmission(C[0], FullNoise(s.D))).means.shape[0]
+        chain.forecast(2, dynamics=Dynamics(A[0], s.Q), emission=LinearEmission(C[0], FullNoise(s.D))).means.shape[1]
         == 2
     )
 
@@ -316,7 +316,7 @@ def test_matrices_of_each_row(num_steps, which, vectorize):
     dynamics = Dynamics(own["A"].expand(1, B, 2, 2), own["Q"].expand(1, B, 2, 2), s.a)
     found = chain.forecast(1, dynamics=dynamics)
     close(
-        (found.means[0], found.covariances[0].expand(B, N, N)),
+        (found.means[:, 0], found.covariances[..., 0, :, :].expand(B, N, N)),
         tuple(torch.stack(part) for part in zip(*ahead, strict=True)),
     )
 

@@ -9,7 +9,7 @@ from pyro import poutine
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov

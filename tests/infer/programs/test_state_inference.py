@@ -10,7 +10,7 @@ from pyro import poutine
 from support.tiny_programs import F64, SmallHMM, Tables, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import program_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
@@ -21,7 +21,7 @@ close = torch.testing.assert_close
 
 
 def states_of(trace, steps):
-    return torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(steps)])
+    return torch.stack([trace.nodes[f"z_{t}"]["value"] for t in range(steps)], -1)
 
 
 @pytest.mark.parametrize("loop", [markov, pyro.markov], ids=["pplseq.markov", "pyro.markov"])
@@ -46,9 +46,9 @@ def test_sampled_states():
     specs, x = Tables().specs(), words(1, 3)
     chain = build_chain(*specs, x.T)
     sample = infer_states(program, mode="sample")
-    drawn = torch.stack([states_of(poutine.trace(sample).get_trace(x, specs), 3)[:, 0] for _ in range(400)])
+    drawn = torch.stack([states_of(poutine.trace(sample).get_trace(x, specs), 3)[0] for _ in range(400)])
     frequency = torch.nn.functional.one_hot(drawn, 3).double().mean(0)
-    assert ((frequency - chain.marginals().probs[:, 0]).abs() < 5 * 0.5 / 20).all()
+    assert ((frequency - chain.marginals().probs[0]).abs() < 5 * 0.5 / 20).all()
     assert len({tuple(path) for path in drawn.tolist()}) > 1
 
 
@@ -60,7 +60,7 @@ def test_unknown_mode():
 def test_modules_and_models():
     x = words(3, 4)
     trace = poutine.trace(infer_states(SmallHMM())).get_trace(x)
-    assert states_of(trace, 4).shape == (4, 3)
+    assert states_of(trace, 4).shape == (3, 4)
     model = VLHMM(4, 4, torch.tensor([0, 0, 1, 1]), hidden_size=4).double().eval()
     x = torch.tensor([[0, 3, -1, 1], [2, 2, 0, 0]])
     trace = poutine.trace(infer_states(model)).get_trace(x, torch.tensor([4, 2]))
@@ -81,7 +81,7 @@ def test_states_belong_to_the_other_latent_values_of_the_same_run():
     x = torch.tensor([[0, 0, 1, 1]])
     for _ in range(10):
         trace = poutine.trace(infer_states(model)).get_trace(x)
-        states = states_of(trace, 4)[:, 0]
+        states = states_of(trace, 4)[0]
         assert torch.equal(states, 1 - x[0] if bool(trace.nodes["flip"]["value"]) else x[0])
 
 
@@ -99,7 +99,7 @@ def test_states_of_a_subsample_belong_to_its_rows():
 
     trace = poutine.trace(infer_states(subsampled)).get_trace(x)
     rows = trace.nodes["sequences"]["value"]
-    assert torch.equal(states_of(trace, 4), x[rows].T)
+    assert torch.equal(states_of(trace, 4), x[rows])
 
 
 # ------------------------------------------------------------------------------------------------ vectorizable or not

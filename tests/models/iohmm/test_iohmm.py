@@ -47,15 +47,15 @@ def test_likelihood_and_gradients_are_the_papers(model, missing):
 def test_posteriors_are_the_papers(model):
     x, inputs = data(model, missing=True, partly=True)
     chain = model.posterior(x, LENGTHS, inputs=inputs)
-    pairs, filtered = chain.pair_marginals().probs, chain.filtered_states().exp()
+    pairs, filtered = chain.pair_marginals().probs, chain.filtered_states().probs
     for row, length in enumerate(LENGTHS.tolist()):
         truth = Truth(model, x, inputs, row, length)
         for t, alpha in enumerate(truth.forward()):
-            close(filtered[t, row], (alpha / alpha.sum()).detach())
+            close(filtered[row, t], (alpha / alpha.sum()).detach())
         if length > 1:
-            close(pairs[: length - 1, row], truth.transitions().detach())
-    close(model.smooth(x, LENGTHS, inputs=inputs).movedim(0, 1), chain.marginals().probs)
-    assert torch.equal(model.decode(x, LENGTHS, inputs=inputs).T, chain.viterbi()[0])
+            close(pairs[row, : length - 1], truth.transitions().detach())
+    close(model.smooth(x, LENGTHS, inputs=inputs), chain.marginals().probs)
+    assert torch.equal(model.decode(x, LENGTHS, inputs=inputs), chain.viterbi()[0])
 
 
 def test_open_and_closed_loop(model):

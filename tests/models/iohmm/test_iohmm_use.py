@@ -59,7 +59,7 @@ def test_a_graph_gives_exact_zeros_and_no_gradient():
     (gradient,) = torch.autograd.grad(model.log_joint(x, inputs=inputs), [model.transition_network.weight])
     assert torch.isfinite(gradient).all() and not gradient.transpose(-1, -2)[~GRAPH].any()
     paths = model.posterior(x, inputs=inputs).sample(20)
-    assert GRAPH[paths[:, :-1], paths[:, 1:]].all()
+    assert GRAPH[paths[..., :-1], paths[..., 1:]].all()
     counts = model.posterior(x, inputs=inputs).expected_counts().transition
     assert not counts[~GRAPH].any()
 

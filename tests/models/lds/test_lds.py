@@ -76,7 +76,7 @@ def test_as_one_big_gaussian(options, holes):
         for t in range(length):
             np.testing.assert_allclose(moments.covariances[row, t], truth.covariance[t, :, t], atol=1e-8)
         for t in range(length - 1):
-            np.testing.assert_allclose(lag_one[t, row], truth.covariance[t + 1, :, t], atol=1e-8)
+            np.testing.assert_allclose(lag_one[row, t], truth.covariance[t + 1, :, t], atol=1e-8)
 
 
 @every_option
@@ -174,7 +174,7 @@ def test_step_by_step_is_vectorised():
     results = []
     for model.vectorize in (True, False):
         chain = model.posterior(x, LENGTHS, inputs=inputs)
-        results.append((chain.log_prob(), chain.smoothed_states().means[:, 0]))
+        results.append((chain.log_prob(), chain.smoothed_states().means[0]))
     close(results[0], results[1])
 
 
@@ -233,7 +233,7 @@ def test_matrices_of_their_own_at_every_step(shared, holes):
     np.testing.assert_allclose(chain.log_prob(), [truth.log_prob for truth in wanted], atol=1e-9)
     means = chain.smoothed_states().means
     for row, length in enumerate(LENGTHS.tolist()):
-        np.testing.assert_allclose(means[:length, row], wanted[row].mean, atol=1e-8)
+        np.testing.assert_allclose(means[row, :length], wanted[row].mean, atol=1e-8)
 
 
 def test_singular_noise_and_a_known_start():

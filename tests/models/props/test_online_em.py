@@ -9,7 +9,7 @@ import torch
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission
 from pplseq.distributions.state import MISSING
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.models.hmm.emissions import CategoricalEmission
 from pplseq.models.props.online_em import start_stream
 from pplseq.models.props.oracle import DenseGaussianStream, DenseStream, averaged
@@ -71,7 +71,7 @@ def test_with_steps_1_over_t_the_recursion_is_forward_backward(sizes):
         np.testing.assert_allclose(log_prob, float(chain.log_prob()), rtol=1e-12, atol=1e-12)
         expected = chain.expected_counts()
         moves = moves + expected.transition.numpy()
-        probs = expected.marginals.probs[:, 0].numpy()
+        probs = expected.marginals.probs[0].numpy()
         np.add.at(counts.T, words[first:last][words[first:last] >= 0], probs[words[first:last] >= 0])
     np.testing.assert_allclose(60 * dense.transition_statistics, moves, rtol=0, atol=1e-12)
     np.testing.assert_allclose(60 * dense.emission_statistics, counts, rtol=0, atol=1e-12)
@@ -237,7 +237,7 @@ def test_vectors_with_steps_1_over_t_are_weighted_moments():
     )  # steps as words: any factor will do
     transition = DenseTransition.from_probs(*(torch.as_tensor(tables[name]) for name in ("initial", "transition")))
     emission.log_probs = torch.tensor(np.stack(density))
-    probs = build_chain(transition, emission, torch.arange(50).unsqueeze(-1)).marginals().probs[:, 0].numpy()
+    probs = build_chain(transition, emission, torch.arange(50).unsqueeze(-1)).marginals().probs[0].numpy()
     moments = np.concatenate([np.ones((50, 1)), y, (y[:, :, None] * y[:, None]).reshape(50, -1)], 1)
     np.testing.assert_allclose(dense.rho_moments @ dense.filter, probs.T @ moments / 50, rtol=0, atol=1e-12)
 

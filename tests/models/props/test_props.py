@@ -73,11 +73,11 @@ def test_a_stream_with_fixed_parameters_is_the_chain():
     chain = model.posterior(x, source_log_probs=seen)
     stream = model.start()
     infos = [stream.step(int(x[0, t]), seen[0, t].tolist(), learn=False) for t in range(6)]
-    close(torch.tensor([info.log_prob for info in infos]).double(), chain.token_log_probs()[:, 0])
+    close(torch.tensor([info.log_prob for info in infos]).double(), chain.token_log_probs()[0])
     close(torch.tensor(infos[-1].filter), chain.filtered().log_probs[0].exp())
     found = membership(chain, 2)
     for name in ("perturbation", "log_odds", "anomaly", "source_anomaly", "perturbation_anomaly"):
-        close(torch.tensor([getattr(info, name) for info in infos]).double(), getattr(found, name)[:, 0])
+        close(torch.tensor([getattr(info, name) for info in infos]).double(), getattr(found, name)[0])
     smoothed = membership(chain, 2, smoothed=True)
     close(smoothed.perturbation, chain.marginals().probs[..., 2:].sum(-1))
 
@@ -91,8 +91,8 @@ def test_fixed_lag_smoothing_is_the_posterior_of_a_longer_prefix():
             for t in range(length):
                 stop = min(t + lag + 1, length)
                 prefix = model.posterior(x[row : row + 1, :stop], source_log_probs=seen[row : row + 1, :stop])
-                close(found[t, row], prefix.marginals().probs[t, 0])
-            assert (found[length:, row] == 0).all()
+                close(found[row, t], prefix.marginals().probs[0, t])
+            assert (found[row, length:] == 0).all()
     with pytest.raises(ValueError, match="lag"):
         fixed_lag_smooth(chain, -1)
 

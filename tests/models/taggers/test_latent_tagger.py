@@ -46,7 +46,7 @@ def test_the_program_of_tagged_words(tagger):
         np.testing.assert_allclose(float(joint[i]), total + of_tags, atol=1e-6)
     # the marginals of its states lie in the tags' blocks
     probs = posterior.chains["state_0"].marginals().dense(len(states))
-    assert all(states[probs[t, i] > 1e-9].unique().tolist() == [tags[i][t]] for i in range(2) for t in range(3))
+    assert all(states[probs[i, t] > 1e-9].unique().tolist() == [tags[i][t]] for i in range(2) for t in range(3))
 
 
 def test_posterior_decoding_sums_over_substates(tagger):
@@ -55,7 +55,7 @@ def test_posterior_decoding_sums_over_substates(tagger):
     probs, states = chain.marginals().probs, tagger.tag_of_state()
     for i, tags in enumerate(tagger.tag(WORDS[:3])):
         for t, tag in enumerate(tags):
-            sums = [float(probs[t, i, states == k].sum()) for k in range(len(tagger.tags))]
+            sums = [float(probs[i, t, states == k].sum()) for k in range(len(tagger.tags))]
             assert tagger.tags[int(np.argmax(sums))] == tag
 
 

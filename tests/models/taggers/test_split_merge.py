@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pplseq.distributions.block import BlockEmission, TableTransition
-from pplseq.infer.discrete.chain import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.models.taggers import split_merge
 from pplseq.models.taggers.split_merge import SubstateModel, TaggedTokens
 

@@ -62,7 +62,7 @@ def test_posteriors_are_those_of_each_sentence_alone_without_words_left_out(voca
     for sentence in SENTENCES:
         kept = [forms(word) for word in sentence if word.isalpha()]
         x = torch.tensor([[*vocabulary.encode(kept), vocabulary.eos_id]])
-        probs = iter(model.posterior(x).marginals().dense(6)[:-1, 0].numpy())
+        probs = iter(model.posterior(x).marginals().dense(6)[0, :-1].numpy())
         for word in sentence:
             expected = next(probs) if word.isalpha() else np.zeros(6)
             got = np.zeros(6)

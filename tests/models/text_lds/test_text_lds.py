@@ -85,7 +85,7 @@ def test_log_prob(model):
     expected = torch.stack([log_gain(model, words) for words in SENTENCES])
     close(model.log_prob(X, LENGTHS), expected)
     chain = model.posterior(X, LENGTHS)
-    close(chain.token_log_probs().sum(0), expected)
+    close(chain.token_log_probs().sum(1), expected)
 
 
 @pytest.mark.parametrize("num_words, num_states", [(2, 1), (5, 1), (6, 5)])
@@ -113,10 +113,10 @@ def test_posterior(model):
     covariances = states.covariances.dense()
     for row, words in enumerate(SENTENCES):
         means, covariance = smoothed(model, words)
-        close(states.means[: len(words), row], means)
+        close(states.means[row, : len(words)], means)
         for t in range(len(words)):
             block = slice(t * NUM_STATES, (t + 1) * NUM_STATES)
-            close(covariances[t, row], covariance[block, block])
+            close(covariances[row, t], covariance[block, block])
 
 
 def test_missing_words(model):
@@ -124,8 +124,8 @@ def test_missing_words(model):
     chain = model.posterior(torch.tensor([words, [1, 2, 3, 4, 5, 6]]))
     close(chain.log_prob()[0], log_gain(model, words))
     close(chain.log_prob()[1], log_gain(model, [1, 2, 3, 4, 5, 6]))
-    close(chain.smoothed_states().means[:, 0], smoothed(model, words)[0])
-    assert (chain.token_log_probs()[[1, 3, 4], 0] == 0).all()
+    close(chain.smoothed_states().means[0], smoothed(model, words)[0])
+    assert (chain.token_log_probs()[0, [1, 3, 4]] == 0).all()
 
 
 def test_segments(model):
@@ -410,7 +410,7 @@ def test_the_recurrent_network_predicts_as_the_model_does(form):
     weights = rnn_weights(model, form)
     white = model.rnn_weights(form, coordinates="whitened")
     vectors = model.word_emission().whiten(torch.tensor(words)).detach().numpy()
-    states = model.posterior(torch.tensor([words])).filtered_states().means[:, 0]
+    states = model.posterior(torch.tensor([words])).filtered_states().means[0]
     state, white_state = np.zeros(NUM_STATES), np.zeros(NUM_STATES)
     for t, word in enumerate(words):
         state = weights["recurrent"] @ state + weights["input"][:, word]

@@ -1,0 +1,33 @@
+"""Which kind of chain a transition makes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pplseq.distributions.block import BlockTransition
+from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
+from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.infer.discrete.block import BlockChain
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.gap import GapChain
+from pplseq.infer.discrete.second_order import SecondOrderChain
+
+
+def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
+    """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`.
+
+    Raises:
+        TypeError: for a transition of no family.
+    """
+    if isinstance(transition, SecondOrderTransition):
+        return SecondOrderChain(transition, emission, obs, **options)
+    if isinstance(transition, BlockTransition):
+        chain = BlockChain(transition, emission, obs, **options)
+        return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
+    if isinstance(transition, (DenseTransition, StepTransition)):
+        return DenseChain(transition, emission, obs, **options)
+    raise TypeError(
+        "transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got "
+        f"{type(transition).__name__}"
+    )
