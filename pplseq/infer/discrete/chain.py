@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
+from pplseq.distributions.dense import Emission, Transition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.results import (
     ExpectedCounts,

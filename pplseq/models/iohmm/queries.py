@@ -114,7 +114,7 @@ class IOHMMQueries:
             known[part] = torch.cat([known[part], value], 1).index_put(here, value[:, 0])
         seen = torch.cat([batch.x, self.missing(rows, 1)], 1).index_put(here, self.missing(1, 1)[0, 0])
         wide = batch._replace(x=seen, lengths=here[1] + 1, inputs=known)
-        states = self._chain(wide).predicted_states().exp()
+        states = self._chain(wide).predicted_states().probs
         found = self._expected(states, wide.x, wide.inputs, wide.lengths)
         return Outputs(*(None if value is None else value[here] for value in found))
 
