@@ -51,7 +51,7 @@ truth.noise.set(torch.full((3, 1, 1), NOISE**2).double())
 # %% Data: sequences of different lengths, a tenth of the outputs lost.
 lengths = [options.steps - n % 5 for n in range(options.sequences)]
 inputs = [torch.randn(length, 2).double() for length in lengths]
-outputs, modes = truth.sample(inputs=inputs, seed=1)
+outputs, modes, _ = truth.sample(inputs=inputs, seed=1)
 complete = [x.clone() for x in outputs]
 for x in outputs:
     x[torch.rand(len(x)) < 0.1] = torch.nan
@@ -83,8 +83,8 @@ assert (found - true).abs().mean() < 0.05, "moves are not recovered"
 # %% States: filtered (what is known at the time), smoothed (what is known in the end), the best path.
 known = torch.cat(modes)
 answers = {
-    "filter": torch.cat(model.filter(outputs, inputs=inputs)).argmax(-1),
-    "smooth": torch.cat(model.smooth(outputs, inputs=inputs)).argmax(-1),
+    "filter": torch.cat(model.filter(outputs, inputs=inputs).probs).argmax(-1),
+    "smooth": torch.cat(model.smooth(outputs, inputs=inputs).probs).argmax(-1),
     "decode": torch.cat(model.decode(outputs, inputs=inputs)),
 }
 for name, states in answers.items():
@@ -105,10 +105,10 @@ for name, expected in (
 # %% Forecast: what the plan for the next five minutes will draw.
 plan = torch.tensor([[0.0, 2.0]] * 5).double()  # a mild evening, and everybody comes home
 ahead = model.forecast([outputs[0]], inputs=[inputs[0]], future_inputs=plan)
-for minute, (mean, variance) in enumerate(zip(ahead.outputs[0], ahead.covariances[0], strict=True), 1):
+for minute, (mean, variance) in enumerate(zip(ahead.means[0], ahead.covariances[0], strict=True), 1):
     print(f"in {minute} minutes: {float(mean):.2f} +- {float(variance.sqrt()):.2f}")
 best = truth.forecast([outputs[0]], inputs=[inputs[0]], future_inputs=plan)  # by who knows the system
-assert (ahead.outputs[0] - best.outputs[0]).abs().max() < 0.2, "the forecast is off"
+assert (ahead.means[0] - best.means[0]).abs().max() < 0.2, "the forecast is off"
 
 # %% Effect curves: panels and lines in the order of MODES.
 if options.picture:

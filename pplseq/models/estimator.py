@@ -68,6 +68,10 @@ class Estimator(SequenceModel):
             return batch
         return batch._replace(states=padded_states(states, x, batch, self.num_states))
 
+    def results_like(self, x, **known) -> Any:
+        """The data in whose form results come back."""
+        return x
+
     # ---------------------------------------------------------------- fit
     def fit(
         self,
@@ -177,11 +181,11 @@ class Estimator(SequenceModel):
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), x)
+        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), x)
+        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), self.results_like(x, **known))
 
     @staticmethod
     def _by_state(states: StateMarginals, x) -> StateMarginals:
@@ -190,7 +194,7 @@ class Estimator(SequenceModel):
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
-        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], x)
+        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], self.results_like(x, **known))
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""

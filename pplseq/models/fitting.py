@@ -30,12 +30,18 @@ RACE_ITERATIONS = 10  # of EM, after which the worse half of several starts is d
 BEST_OF = 100  # draws of NUTS among which the point estimate is looked for
 
 
-def check_options(model: Estimator, method: str, options: dict) -> None:
-    """Raises TypeError for options that a method does not have; says which it has."""
-    parameters = inspect.signature(FITTERS[method]).parameters.values()
+def check_options(
+    model: Estimator, method: str, options: dict, fitter: Callable | None = None, own: Sequence[str] = ()
+) -> None:
+    """Raises TypeError for options that a method does not have; says which it has.
+
+    Args:
+        fitter: what carries the method out, by default that of this file. own: its arguments that are not the user's.
+    """
+    parameters = inspect.signature(fitter or FITTERS[method]).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("initial", "on_iteration")]
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("initial", "on_iteration", *own)]
     if unknown := sorted(options.keys() - set(known)):
         raise TypeError(
             f"{type(model).__name__}.fit with method {method!r} has no option {', '.join(map(repr, unknown))}; it takes "

@@ -91,9 +91,17 @@ def read_model(folder, device: str | torch.device = "cpu"):
 
 
 def check_finite(tensors: dict[str, torch.Tensor], folder) -> None:
-    """Raises FolderError for weights that are no numbers: every answer would be wrong without a word."""
+    """Raises FolderError for weights that are no numbers: every answer would be wrong without a word.
+
+    Logits of tables may be -inf, probabilities of zero.
+    """
     for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if not value.is_floating_point():
+            continue
+        sound = torch.isfinite(value)
+        if name.endswith("logits"):
+            sound |= value == -torch.inf
+        if not bool(sound.all()):
             raise FolderError(
                 f"{folder}: {name} holds values that are not finite; the model was spoilt before it was saved, use an earlier "
                 "checkpoint"

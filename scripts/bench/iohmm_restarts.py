@@ -68,6 +68,7 @@ def problem(task: str, grammar: int | None = None):
     import torch
 
     from pplseq.models import IOHMM
+    from pplseq.models.iohmm.fit import restart_problem
 
     if task == "symbols":
         model = IOHMM(STATES, num_symbols={"transition": 1}, num_outputs=2)
@@ -81,7 +82,7 @@ def problem(task: str, grammar: int | None = None):
         else:
             model = IOHMM(STATES, num_inputs=1, num_outputs=2)
             batch = model.as_batch(prefixes, inputs=[[[float(c)] for c in s] for s in x])
-    return model._problem(batch, model._restart_networks())
+    return restart_problem(model, batch)
 
 
 def cpu_seconds(run, repeat: int = 3) -> float:

@@ -97,16 +97,12 @@ def test_input_output_hmm(options):
         gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
         answers = [
             loss.detach(),
-            model.smooth(x, lengths, inputs=inputs),
+            model.smooth(x, lengths, inputs=inputs).probs,
             model.predictive(x, lengths, inputs=inputs).outputs,
         ]
-        answers += [model.decode(x, lengths, inputs=inputs), model.filter(x, lengths, inputs=inputs)]
+        answers += [model.decode(x, lengths, inputs=inputs), model.filter(x, lengths, inputs=inputs).probs]
         assert model.sample(inputs=inputs)[0].device.type == device
-        assert (
-            model.forecast(
-                x, inputs=inputs, future_inputs=inputs[:, :2], lengths=lengths, num_samples=2
-            ).outputs.device.type
-            == device
-        )
+        coming = model.forecast(x, 2, lengths, inputs=inputs, future_inputs=inputs[:, :2], num_samples=2)
+        assert coming.state_log_probs.device.type == device
         results.append(([answer.cpu() for answer in answers], gradients))
     torch.testing.assert_close(results[1], results[0])

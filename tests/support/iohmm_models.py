@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pplseq.models import IOHMM
+from pplseq.models.iohmm.queries import Outputs
 
 LENGTHS = torch.tensor([5, 1, 3])
 GRAPH = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]]).bool()
@@ -61,19 +62,25 @@ def inputs_of(model, rows=3, steps=5):
     return parts
 
 
+def outputs_of(coming):
+    """What comes next as expected outputs."""
+    outputs = coming.word_log_probs.exp() if coming.means is None else coming.means
+    return Outputs(coming.state_log_probs.exp(), outputs, coming.covariances)
+
+
 def data(model, rows=3, steps=5, missing=False, partly=False):
     """Outputs and inputs; some targets missing, or parts of them."""
     inputs = inputs_of(model, rows, steps)
     if model.outputs == "states":  # possible ones
         x = model.sample(inputs=inputs, seed=0)[0]
-    elif model.discrete:
+    elif model.format.discrete:
         x = torch.randint(model.num_outputs, (rows, steps))
     elif model.outputs == "bernoulli":
         x = torch.randint(2, (rows, steps, model.num_outputs)).double()
     else:
         x = torch.randn(rows, steps, model.num_outputs).double()
     if missing:
-        x[0, 1], x[0, 4], x[2, 0] = (model.missing(1, 1)[0, 0] for _ in range(3))
+        x[0, 1], x[0, 4], x[2, 0] = (model.format.missing(1, 1)[0, 0] for _ in range(3))
     if partly and x.is_floating_point():
         x[0, 2, 0] = x[2, 1, -1] = x[1, 0, 0] = torch.nan
     return x, inputs

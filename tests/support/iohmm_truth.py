@@ -21,7 +21,7 @@ class Truth:
 
     def __init__(self, model, x: Tensor, inputs, row: int, length: int):
         self.model, self.x, self.length = model, x[row, :length], length
-        seen = model.network_inputs(x, inputs)
+        seen = model.format.network_inputs(x, inputs)
         self.eta, self.phi = [], []
         for t in range(length):
             logits = rows_of(model.transition_network, seen["transition"], row, t)
@@ -55,7 +55,7 @@ class Truth:
         """f(x_t; eta_i) of each state, 1 where there is no target."""
         x, eta, model = self.x[t], self.eta[t], self.model
         ones = torch.ones(model.num_states).double()
-        if model.discrete:
+        if model.format.discrete:
             return ones if int(x) < 0 else eta[:, int(x)]
         seen = ~x.isnan()
         if not bool(seen.any()):

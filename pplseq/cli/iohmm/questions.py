@@ -234,7 +234,7 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
         one, given = [x[n]], None if inputs is None else [inputs[n]]
         answer: dict[str, Any] = {"id": name}
         if question in ("filter", "smooth"):
-            answer["states"] = getattr(model, question)(one, inputs=given)[0].tolist()
+            answer["states"] = getattr(model, question)(one, inputs=given).probs[0].tolist()
         elif question == "decode":
             answer["path"] = model.decode(one, inputs=given)[0].tolist()
         elif question == "sample":
@@ -248,14 +248,13 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
             if question == "forecast":
                 if name not in future:
                     raise ValueError(f"{options['future']}: it has no rows of sequence {name!r}")
-                found = (
-                    model.forecast(one, future[name])
-                    if inputs is None
-                    else model.forecast(one, inputs=given, future_inputs=future[name])
-                )
+                steps, ahead = (future[name], None) if inputs is None else (None, future[name])
+                found = model.forecast(one, steps, inputs=given, future_inputs=ahead)
+                outputs = found.word_log_probs.exp() if found.means is None else found.means
             else:
                 found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
-            answer["outputs"] = [_outputs(columns, row) for row in found.outputs[0]]
+                outputs = found.outputs
+            answer["outputs"] = [_outputs(columns, row) for row in outputs[0]]
             if found.covariances is not None:
                 answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]
         yield answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,13 +19,28 @@ PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None
 
 
-class IOData:
-    """Mixed into :class:`~pplseq.models.iohmm.program.IOHMM`.
+Source = tuple[str, int]  # ("vectors", U) or ("symbols", L)
+
+
+class IOFormat(NamedTuple):
+    """What an input-output HMM takes: checks of its data, and what its networks see of them.
 
     Outputs x are (B, T) integers for "categorical" and "states", ``MISSING`` (-1) where there is no target; else (B, T, D),
     NaN in the dimensions that have none. Inputs are (B, T, U) vectors, (B, T) symbols, or a mapping from "initial",
     "transition" and "emission" to such. Ragged data are lists of (T_i[, D]) and (T_i[, U]), or a mapping to such lists.
+
+    Attributes:
+        outputs: family of the outputs. num_outputs: V, or D. num_states: Z.
+        sources: part -> what it sees, ("vectors", U), ("symbols", L) or None. feedback: parts that also see past outputs.
+        reference: a tensor of the model's type and device.
     """
+
+    outputs: str
+    num_outputs: int
+    num_states: int
+    sources: Mapping[str, Source | None]
+    feedback: tuple[str, ...]
+    reference: Tensor
 
     # ---------------------------------------------------------------- outputs
     @property
@@ -32,7 +48,7 @@ class IOData:
         """Whether outputs are integers."""
         return self.outputs in ("categorical", "states")
 
-    def check_observations(self, x: Tensor) -> None:
+    def check(self, x: Tensor) -> None:
         """Raises unless x holds outputs of the model's family, or marks of missing ones."""
         if not isinstance(x, Tensor):
             raise TypeError(
@@ -195,15 +211,18 @@ class IOData:
             past = torch.cat([before.nan_to_num(0.0), known.to(before)], -1)
         return torch.cat([inputs.to(self.reference), past.to(self.reference)], -1)
 
-    def joined_source(self, source: tuple[str, int]) -> tuple[str, int]:
-        """Kind and size of what :meth:`join` gives."""
+    def source(self, part: str) -> Source | None:
+        """Kind and size of what a part's network sees: its inputs, or what :meth:`join` gives; None for nothing."""
+        source = self.sources[part]
+        if source is None or part not in self.feedback:
+            return source
         kind, size = source
         if self.discrete:
             return ("symbols", size * (self.num_outputs + 1)) if kind == "symbols" else (kind, size + self.num_outputs)
         return "vectors", size + self.num_outputs + 1
 
     # ---------------------------------------------------------------- the public door
-    def as_batch(self, x, lengths=None, states=None, *, inputs=None, partly: bool = False) -> Batch:
+    def batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors of the model's type and device, in a :class:`~pplseq.infer.fit.em.Batch`.
 
         Args:
@@ -212,7 +231,6 @@ class IOData:
             inputs: a tensor, array, list of sequences, or a mapping from parts to such; (B, T) numbers will do for U = 1.
             lengths: (B,), of tensors.
             states: observed states like x, negative where unknown, or None.
-            partly: allow vectors of which some dimensions are missing.
 
         Raises:
             ValueError, TypeError: for what is no such data; says where and what to do.
@@ -240,13 +258,7 @@ class IOData:
         checks.lengths(lengths, x)
         if lengths is not None and bool((lengths == x.shape[1]).all()):
             lengths = None
-        self.check_observations(x)
-        if not partly and self.partly_missing(x):
-            row, step = (x.isnan().any(-1) & ~x.isnan().all(-1)).nonzero()[0].tolist()
-            raise ValueError(
-                f"x: row {row}, step {step} is partly NaN, which queries take, but a fit does not; make it NaN in all of its "
-                "dimensions, or maximise log_joint"
-            )
+        self.check(x)
         checked = self.check_inputs(_on(inputs, device), tuple(x.shape[:2]), lengths)
         if states is not None:
             states = _padded(states, "states", 0, None, fill=-1)[0].to(device)
@@ -295,14 +307,6 @@ class IOData:
         full[torch.arange(shape[0]), last - 1] = target
         return full
 
-    def give(self, value: Tensor, like) -> Tensor | list[Tensor]:
-        """(B, T, ...) results in the form in which data came: a list for a list."""
-        if isinstance(like, Mapping):
-            like = next(iter(like.values()))
-        if not isinstance(like, (list, tuple)):
-            return value
-        return [row[: len(sequence)] for row, sequence in zip(value, like, strict=True)]
-
 
 class Sight:
     """What the networks of each part see at a step: its inputs, joined by the output before it where that is fed back.
@@ -312,20 +316,20 @@ class Sight:
         feeding: whether outputs are fed back as they are generated, so that steps come one after the other.
     """
 
-    def __init__(self, model: IOData, given: Given, inputs: Inputs, previous: Tensor | None):
-        self._model, self.feeding = model, given.generates and bool(model.feedback)
-        values = model.missing(*given.shape) if given.generates else given.x
-        self._parts = model.network_inputs(values, inputs, given.lengths, previous)
+    def __init__(self, form: IOFormat, given: Given, inputs: Inputs, previous: Tensor | None):
+        self._format, self.feeding = form, given.generates and bool(form.feedback)
+        values = form.missing(*given.shape) if given.generates else given.x
+        self._parts = form.network_inputs(values, inputs, given.lengths, previous)
         self.first = self._parts["initial"]
         if self.feeding:
-            self._parts = self._parts | model.check_inputs(inputs, given.shape, given.lengths)
-            self._previous = model.outputs_before(values, previous)[:, 0]
+            self._parts = self._parts | form.check_inputs(inputs, given.shape, given.lengths)
+            self._previous = form.outputs_before(values, previous)[:, 0]
 
     def __call__(self, part: str, t, before: Tensor | None) -> Tensor | None:
         """(B[, U]); before: what the program has drawn last, which counts only where it generates."""
         value = None if self._parts[part] is None else self._parts[part][:, t]
-        if self.feeding and part in self._model.feedback:
-            return self._model.join(part, value, self._previous if before is None else before)
+        if self.feeding and part in self._format.feedback:
+            return self._format.join(part, value, self._previous if before is None else before)
         return value
 
 

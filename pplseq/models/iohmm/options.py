@@ -60,11 +60,6 @@ def feedback_parts(outputs: str, sources: Sources, feedback: bool | str) -> tupl
     return tuple(chosen)
 
 
-def check_count(name: str, value) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
 def per_part(name: str, value, kind: type) -> dict:
     """An option by part: a mapping as it is, one value for all."""
     if value is None:

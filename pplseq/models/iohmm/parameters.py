@@ -2,39 +2,66 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pplseq.models.iohmm.data import PARTS
-from pplseq.models.iohmm.networks import GaussianNoise, Network
+from pplseq.models.estimator import Estimator
+from pplseq.models.iohmm.data import PARTS, IOFormat
+from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
 
 SPREAD = 0.5  # standard deviation of the first weights
 
 
-class IOParameters:
-    """Mixed into :class:`~pplseq.models.iohmm.program.IOHMM`."""
+class IOParameters(Estimator):
+    """An estimator whose parameters are networks "initial_network", "transition_network" and "emission_network", and noise.
 
-    def _networks(self) -> dict[str, Network | GaussianNoise]:
-        """Networks and noise by attribute; read so that Pyro does not take their parameters for used."""
+    Attributes:
+        graph, start_states: what softmaxes of transitions and of the start normalise over, None for all.
+        noise: of "gaussian" outputs. priors: of the weights, or None.
+    """
+
+    outputs: str
+    num_outputs: int
+    covariance_floor: float
+    graph: Tensor | None
+    start_states: Tensor | None
+    noise: GaussianNoise | None
+    priors: WeightPriors | None
+
+    @property
+    def format(self) -> IOFormat:
+        """What data the model takes."""
+        raise NotImplementedError
+
+    def network(self, part: str) -> Network:
+        """That of "initial", "transition" or "emission"; read so that Pyro does not take its parameters for used."""
+        return cast(Network, self._modules[f"{part}_network"])
+
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """Networks and noise by the names of their attributes; "states" as outputs have no network."""
         names = [*(f"{part}_network" for part in PARTS), "noise"]
-        return {name: self._modules[name] for name in names if self._modules.get(name) is not None}
+        return {name: module for name in names if (module := self._modules.get(name)) is not None}
 
-    def _weights(self) -> dict[str, dict[str, Tensor]]:
-        """Weights of each network by name: the module's parameters, or with priors drawn at their sites."""
+    def draw_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Weights of each part by name: the module's parameters, or with priors drawn at their sites."""
         if self.priors is None or self.__dict__.get("_fixed", False):
             # read as attributes: inside a Pyro program this registers their parameters
-            return {name: dict(getattr(self, name).named_parameters()) for name in self._networks()}
+            return {name: dict(getattr(self, name).named_parameters()) for name in self.parts}
         return {
             name: {
-                weight: pyro.sample(f"{name}.{weight}", self._prior(name, value))
-                for weight, value in network.named_parameters()
+                weight: pyro.sample(f"{name}.{weight}", self.prior_of(name, value))
+                for weight, value in part.named_parameters()
             }
-            for name, network in self._networks().items()
+            for name, part in self.parts.items()
         }
 
-    def _prior(self, name: str, value: Tensor) -> dist.TorchDistribution:
+    def prior_of(self, name: str, value: Tensor) -> dist.TorchDistribution:
+        """The prior of a weight of one of :attr:`parts`."""
         scale = value.new_tensor(getattr(self.priors, name.removesuffix("_network")))
         return dist.Normal(torch.zeros_like(value), scale).to_event(value.dim())
 
@@ -42,19 +69,15 @@ class IOParameters:
         """log density of the weights under the priors, nats; 0 without priors."""
         total = self.reference.new_zeros(())
         if self.priors is not None:
-            for name, network in self._networks().items():
-                for value in network.parameters():
-                    total = total + self._prior(name, value.detach()).log_prob(value)
+            for name, part in self.parts.items():
+                for value in part.parameters():
+                    total = total + self.prior_of(name, value.detach()).log_prob(value)
         return total
 
     @torch.no_grad()
     def sites(self) -> dict[str, Tensor]:
         """Values of the program's latent sites at the point estimate: where SVI and NUTS start."""
-        return {
-            f"{name}.{weight}": value.clone()
-            for name, network in self._networks().items()
-            for weight, value in network.named_parameters()
-        }
+        return {name: value.clone() for name, value in self.named_parameters()}
 
     def from_sites(self, sites: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters from (a batch of) values of the sites: the same tensors."""
@@ -79,23 +102,23 @@ class IOParameters:
 
         Args:
             initial: (Z,), or (L, Z). transition: (L, Z, Z) [from, to]. emission: (Z, V), or (L, Z, V); of "bernoulli" outputs
-                the probabilities of a one.
+                the probabilities of a one, of "gaussian" ones means.
         """
         for part, value in (("initial", initial), ("transition", transition), ("emission", emission)):
             if value is None:
                 continue
-            network = self._modules[f"{part}_network"]
-            logits = getattr(network, "logits", None)
+            logits = getattr(self.network(part), "logits", None)
             value = torch.as_tensor(value, dtype=torch.float64).to(self.reference)
             if logits is None or value.shape != logits.shape:
                 shape = None if logits is None else tuple(logits.shape)
                 raise ValueError(
                     f"{part} must have shape {shape} (None: its network is no table), got {tuple(value.shape)}"
                 )
-            bits = part == "emission" and self.outputs != "categorical"
-            if self.outputs == "gaussian" and bits:
-                logits.copy_(value)  # means
+            outputs = self.outputs if part == "emission" else "categorical"
+            if outputs == "gaussian":
+                logits.copy_(value)
                 continue
+            bits = outputs == "bernoulli"
             total = torch.ones_like(value[..., 0]) if bits else value.sum(-1)
             if not bool(((value >= 0) & (value <= 1 + 1e-4)).all() & ((total - 1).abs() < 1e-4).all()):
                 raise ValueError(f"{part}: every row must hold probabilities" + ("" if bits else " that sum to 1"))
@@ -105,17 +128,14 @@ class IOParameters:
     @property
     def num_free_parameters(self) -> int:
         """Weights that count, for information criteria: none for forbidden moves, one less for each softmax."""
-        states = torch.ones(self.num_states, self.num_outputs, dtype=torch.bool)
-        allowed = {
-            "initial_network": self.start_states, "transition_network": self.graph, "emission_network": states,
-        }  # fmt: skip
+        allowed = {"initial": self.start_states, "transition": self.graph}
         total = 0 if self.noise is None else self.noise.num_free
-        for name, network in self._networks().items():
-            if name == "noise":
+        for part in PARTS:
+            if f"{part}_network" not in self.parts:
                 continue
-            mask = allowed[name]
+            network, mask = self.network(part), allowed.get(part)
             mask = torch.ones(network.shape, dtype=torch.bool) if mask is None else mask.clone().cpu()
-            if name != "emission_network" or self.outputs == "categorical":
+            if part != "emission" or self.outputs == "categorical":
                 first = mask.to(torch.int64).argmax(-1, keepdim=True)
                 mask.scatter_(-1, first, False)  # what is left when the others are known
             total += network.num_free(mask)
@@ -124,9 +144,9 @@ class IOParameters:
     @torch.no_grad()
     def initialize(self, batch=None, scale: float = SPREAD) -> None:
         """Random weights; with data, means of Gaussian outputs at outputs that occur and covariances as wide as they are."""
-        for name, network in self._networks().items():
+        for name in self.parts:
             if name != "noise":
-                network.randomise(scale)
+                self.network(name.removesuffix("_network")).randomise(scale)
         if self.noise is None or batch is None:
             return
         values, seen = self.observed(batch.x)
@@ -139,9 +159,9 @@ class IOParameters:
         spread = spread + self.covariance_floor * torch.eye(self.num_outputs).to(spread)
         self.noise.set(spread.expand(self.num_states, -1, -1))
         picked = values[torch.randint(len(values), (self.num_states,)).to(values.device)]
-        network = self._modules["emission_network"]
+        network, weights = self.network("emission"), dict(self.network("emission").named_parameters())
         if network.kind in ("constant", "table"):
-            network.logits.copy_(picked.expand(network.logits.shape))
+            weights["logits"].copy_(picked.expand(weights["logits"].shape))
         elif network.kind == "linear":
-            network.weight *= spread.diagonal().sqrt().clamp_max(1.0)  # slopes no steeper than outputs vary
-            network.weight[..., -1, :] = picked
+            weights["weight"].mul_(spread.diagonal().sqrt().clamp_max(1.0))  # slopes no steeper than outputs vary
+            weights["weight"][..., -1, :] = picked

@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 import pyro
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, StepTransition, Transition
 from pplseq.distributions.state import Belief
-from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel
+from pplseq.models.batch import seeded
 from pplseq.models.given import Sizes
-from pplseq.models.hmm.emissions import COVARIANCES, like
+from pplseq.models.hmm.emissions import COVARIANCES
 from pplseq.models.hmm.program import DTYPES
-from pplseq.models.iohmm.data import PARTS, Inputs, IOData, Sight
-from pplseq.models.iohmm.fit import IOHMMFitting
+from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
+from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
 from pplseq.models.iohmm.options import (
     PerPart,
     allowed_moves,
     allowed_starts,
-    check_count,
     feedback_parts,
     input_sources,
     make_network,
     per_part,
     plain,
 )
-from pplseq.models.iohmm.parameters import SPREAD, IOParameters
+from pplseq.models.iohmm.parameters import SPREAD
 from pplseq.models.iohmm.queries import IOHMMQueries
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
 OUTPUTS = ("categorical", "bernoulli", "gaussian", "states")
 INITIAL = ("constant", "inputs", "transition")
 
 
-class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
+class IOHMM(IOHMMQueries):
     """z_1 ~ initial(u_1),  z_t ~ transition(z_{t-1}, u_t),  x_t ~ emission(z_t, v_t).
 
     Of a network for transitions the rows are softmaxes over the successors that ``graph`` allows. Inputs are real vectors
@@ -64,7 +63,7 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         covariance: of "gaussian" outputs: "diag", "full", "tied" (one full matrix for all states) or "spherical".
         covariance_floor: smallest variance EM may give a state in any direction.
         feedback: join the output before each step to the inputs: True, "transition" or "emission"; see
-            :meth:`~pplseq.models.iohmm.data.IOData.join`.
+            :meth:`~pplseq.models.iohmm.data.IOFormat.join`.
         transition, emission, initial_network: torch modules of your own for a part: one step's inputs (*B, U), or symbols
             (*B,), to logits (*B, Z, Z), (*B, Z, V or D) (means of "gaussian" outputs) or (*B, Z).
         priors: :class:`~pplseq.models.iohmm.networks.WeightPriors`, a mapping of its arguments, True, or None. With priors the
@@ -77,13 +76,14 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
     Example::
 
         model = IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=1)
-        model.fit(outputs, inputs, method="em")
-        model.predictive(outputs, inputs).outputs
+        model.fit(x, inputs=inputs, num_restarts=10)
+        model.predictive(x, inputs=inputs).outputs
 
     Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, sections 2 and 3.
     """
 
     name = "iohmm"
+    methods = METHODS
     num_words = None
 
     def __init__(
@@ -109,25 +109,19 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         dtype: str = "float64",
     ):
         super().__init__()
-        check_count("num_states", num_states)
-        for option, value, choices in (
-            ("outputs", outputs, OUTPUTS), ("initial", initial, INITIAL), ("covariance", covariance, COVARIANCES),
-            ("dtype", dtype, tuple(DTYPES)),
-        ):  # fmt: skip
-            if value not in choices:
-                raise ValueError(f"{option} must be one of {', '.join(choices)}; got {value!r}")
+        self.num_states = checks.count("num_states", num_states)
+        self.outputs = checks.choice("outputs", outputs, OUTPUTS)
+        self.initial = checks.choice("initial", initial, INITIAL)
+        self.covariance = checks.choice("covariance", covariance, COVARIANCES)
+        real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
         if outputs == "states":
             if num_outputs not in (None, num_states) or mealy or emission is not None:
                 raise ValueError("outputs='states': targets are the states; leave num_outputs, mealy and emission out")
             num_outputs = num_states
         if num_outputs is None:
             raise ValueError(f"num_outputs: say how many symbols, or dimensions, {outputs} outputs have; got None")
-        check_count("num_outputs", num_outputs)
-        if not covariance_floor > 0:
-            raise ValueError(f"covariance_floor must be positive, got {covariance_floor}")
-        self.num_states, self.num_outputs, self.outputs = int(num_states), int(num_outputs), outputs
-        self.mealy, self.initial, self.covariance = bool(mealy), initial, covariance
-        self.covariance_floor = float(covariance_floor)
+        self.num_outputs, self.mealy = checks.count("num_outputs", num_outputs), bool(mealy)
+        self.covariance_floor = float(checks.positive("covariance_floor", covariance_floor))
         self.priors = WeightPriors.of(priors)
         self.sources = input_sources(initial, self.mealy, num_inputs, num_symbols)
         self.feedback = feedback_parts(outputs, self.sources, feedback)
@@ -142,13 +136,11 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             "initial": (self.num_states,), "transition": (self.num_states, self.num_states),
             "emission": (self.num_states, self.num_outputs),
         }  # fmt: skip
-        real = DTYPES[dtype]
+        form = IOFormat(outputs, self.num_outputs, self.num_states, self.sources, self.feedback, torch.empty(0))
         for part, shape in shapes.items():
             network = None
             if part != "emission" or outputs != "states":
-                source = self.sources[part]
-                source = self.joined_source(source) if part in self.feedback else source
-                network = make_network(part, source, shape, hidden.get(part, ()), own[part], real)
+                network = make_network(part, form.source(part), shape, hidden.get(part, ()), own[part], real)
                 if own[part] is None:
                     network.randomise(SPREAD)
             self.add_module(f"{part}_network", network)
@@ -160,11 +152,23 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             num_outputs=None if outputs == "states" else self.num_outputs, mealy=self.mealy,
             graph=None if self.graph is None else self.graph.tolist(),
             start_states=None if start_states is None else [int(state) for state in start_states], initial=initial,
-            hidden={part: list(sizes) for part, sizes in hidden.items()}, covariance=covariance,
+            hidden={part: list(sizes) for part, sizes in hidden.items() if sizes}, covariance=covariance,
             covariance_floor=self.covariance_floor, feedback=feedback,
         )  # fmt: skip
-        self.__dict__["history"] = None  # of the last fit
 
+    @property
+    def format(self) -> IOFormat:
+        return IOFormat(
+            self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, self.reference
+        )
+
+    def check_observations(self, x: Tensor) -> None:
+        self.format.check(x)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.format.observed(x)
+
+    # ---------------------------------------------------------------- folders
     @property
     def config(self):
         dtype = next(name for name, value in DTYPES.items() if value == self.reference.dtype)
@@ -179,9 +183,12 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
                 f"this model has {', '.join(config['own_networks'])} networks of its user's, which a folder does not hold; "
                 "build the model as it was built and call its load_weights(folder)"
             )
-        config = dict(config)
-        graph = config.pop("graph")
-        return cls(**config, graph=None if graph is None else torch.tensor(graph))
+        return cls(**config)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        named = {"initial": "initial_network", "transition": "transition", "emission": "emission"}
+        own = {named[part]: getattr(self.network(part), "module", self.network(part)) for part in self._own}
+        return {name: value for name, value in self.config.items() if name != "own_networks"} | own
 
     def load_weights(self, folder) -> IOHMM:
         """Reads the parameters of a folder that a model built the same way saved; for networks of your own."""
@@ -195,11 +202,6 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
         self.load_state_dict(tensors)
         return self
 
-    @property
-    def reference(self) -> Tensor:
-        """An empty tensor of the model's type and device."""
-        return like(self)
-
     # ---------------------------------------------------------------- the program
     def specs(self, first: Tensor | None = None, *, partly: bool = False) -> tuple[Transition, Emission]:
         """Transition and emission: of the module's parameters, or with priors drawn at their sites.
@@ -208,10 +210,9 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             first: (B[, U]) inputs of the start distribution, where it sees some.
             partly: whether some vectors lack some of their dimensions.
         """
-        weights, networks = self._weights(), self._networks()
-        network = networks["initial_network"]
+        weights, network = self.draw_weights(), self.network("initial")
         start = network.prepare(weights["initial_network"], lambda x: masked_log_softmax(x, self.start_states))(first)
-        network = networks["transition_network"]
+        network = self.network("transition")
         move = network.prepare(weights["transition_network"], lambda x: masked_log_softmax(x, self.graph))
         if network.kind == "constant":
             transition = DenseTransition(start, move())
@@ -219,20 +220,19 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             transition = StepTransition(start, move, self.num_states, network.input_dims, self.reference.device)
         if self.outputs == "states":  # the target is the state
             return transition, CategoricalEmission(torch.eye(self.num_states).to(self.reference).log())
-        network = networks["emission_network"]
+        network, noise = self.network("emission"), self.noise
 
         def build(logits: Tensor) -> Emission:
             if self.outputs == "categorical":
                 return CategoricalEmission(logits)
-            bits = self.outputs == "bernoulli"
-            emission = BernoulliEmission(logits) if bits else networks["noise"].emission(logits, weights["noise"])
+            emission = BernoulliEmission(logits) if noise is None else noise.emission(logits, weights["noise"])
             return CoordinateEmission(emission) if partly else emission
 
         scale = (lambda x: torch.log_softmax(x, -1)) if self.outputs == "categorical" else (lambda x: x)
         output = network.prepare(weights["emission_network"], scale)
         if network.kind == "constant":
             return transition, build(output())
-        event = dict(num_words=self.num_outputs) if self.discrete else dict(event_shape=(self.num_outputs,))
+        event = dict(num_words=self.num_outputs) if self.format.discrete else dict(event_shape=(self.num_outputs,))
         support = BernoulliEmission.support_constraint if self.outputs == "bernoulli" else None
         emission = ConditionalEmission(
             lambda v: build(output(v)), self.num_states, input_dims=network.input_dims, support=support, **event
@@ -263,11 +263,11 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
         if x is None and inputs is not None:  # they say how much is generated
-            rows = next(iter(self.check_inputs(inputs, None, lengths).values())).shape
+            rows = next(iter(self.format.check_inputs(inputs, None, lengths).values())).shape
             sizes = sizes | {"num_sequences": rows[0], "num_steps": rows[1]}
         given = self.given(x, lengths, start, states=states, **sizes)
-        see = Sight(self, given, inputs, previous)
-        transition, emission = self.specs(see.first, partly=x is not None and self.partly_missing(x))
+        see = Sight(self.format, given, inputs, previous)
+        transition, emission = self.specs(see.first, partly=x is not None and self.format.partly_missing(x))
         z, before = start, None
         if start is None and self.initial == "transition":
             z = Belief(None, transition.initial_log_prob().expand(given.shape[0], self.num_states))
@@ -280,29 +280,85 @@ class IOHMM(IOHMMFitting, IOHMMQueries, IOParameters, IOData, SequenceModel):
                         before = pyro.sample(f"x_{t}", emission(z, inputs=v), obs=given.value(t))
         return x
 
-    def posterior(
-        self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Inputs = None, **options
-    ) -> Chain:
-        """The chain of observations at the point estimate; arguments as for :meth:`model`."""
-        with self._at_point():
-            return super().posterior(x, lengths, start, inputs=inputs, **options)
+    # ---------------------------------------------------------------- fit
+    def fit(
+        self, x, lengths=None, *, inputs=None, states=None, method: str | None = None,
+        num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
+        validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None, **options,
+    ) -> Self:  # fmt: skip
+        """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
-    def log_prob(
-        self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Inputs = None, **options
-    ) -> Tensor:
-        """(B,) log p(x | inputs) of each row, nats, at the point estimate; arguments as for :meth:`model`."""
-        return self.posterior(x, lengths, start, inputs=inputs, **options).log_prob()
+        Args:
+            x, lengths, inputs: the data; targets may be missing anywhere, or given at the last step only.
+            states: observed states like x, negative where unknown.
+            method: "em" (exact for tables, generalised linear models and Gaussians, a few gradient steps an iteration for
+                networks with layers; with priors: maximum a posteriori), "gem" (gradient steps for all), "sgd" (Adam, on
+                mini-batches of ``batch_size`` sequences), or, with priors, "svi" (``history.guide``) and "nuts"
+                (``history.samples``).
+            num_restarts: how many random starts; or :class:`RestartBlock` (or mappings of its arguments), one a block of
+                starts with settings of its own. All are fitted as one batch.
+            select: which one the model keeps: "likelihood", "validation", "bic" or "smallest_consistent"; see
+                :func:`~pplseq.models.iohmm.restarts.choice.choose_restart`. To choose among sizes see :meth:`fit_sizes`.
+            validation: (x, inputs) or (x, inputs, lengths) held out, for ``select``.
+            warm_start: start from the parameters as they are; then there is one start.
+            batch_size: sequences of a mini-batch of "sgd", "svi"; None for all.
+            seed: makes the fit repeatable; None draws from torch's generator.
+            **options: max_iterations (100) and tolerance (1e-5 nats per step) of "em" and "gem"; num_steps and learning_rate
+                of "sgd" and "svi"; those of :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
 
-    def log_joint(
-        self, x: Tensor, lengths: Tensor | None = None, *, inputs: Inputs = None, states=None, share: float = 1.0
-    ) -> Tensor:
-        """log p(x | inputs) summed over rows plus ``share`` of the log prior, nats; differentiable in the weights.
+        Returns:
+            The model itself.
 
-        Its gradient is that of the expected complete-data log-likelihood (Fisher's identity): a step along it is the
-        generalised EM step of networks whose M-step has no closed form.
+        Raises:
+            ValueError, TypeError: for bad data or options; ArithmeticError where every restart collapsed.
+
+        Warns:
+            RuntimeWarning: where the likelihood of restarts broke, and about empty states and floors of the chosen one.
         """
-        with self._at_point(), poutine.block():
-            self(x, lengths, inputs=inputs, states=states)
-        # with its graph, a chain left behind would stand in the way of copies of the model
-        chain = self.__dict__.pop("_chains").popitem()[1]
-        return chain.log_prob().sum() + share * self.log_prior()
+        plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)
+        if validation is None and select == "validation":
+            raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
+        batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
+        held_out = None
+        if validation is not None:
+            if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+                raise TypeError("validation must be (x, inputs) or (x, inputs, lengths)")
+            other, other_inputs, *other_lengths = validation
+            held_out = with_steps(self.as_batch(other, *other_lengths, inputs=other_inputs))
+        with seeded(seed):
+            self.__dict__["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide
+        self.is_fitted = True
+        return self
+
+    @classmethod
+    def fit_sizes(cls, sizes: Sequence[int], x, lengths=None, *, model: Mapping, select: str = "bic", **fit) -> IOHMM:
+        """Models of several sizes, of which the best is kept: by BIC, validation data, or the smallest that is consistent.
+
+        Args:
+            sizes: numbers of states; for "smallest_consistent" they are tried in this order until one is consistent.
+            x, lengths: the data. model: options of the model beside ``num_states``. select, **fit: see :meth:`fit`.
+
+        Returns:
+            The fitted model; its ``history.sizes`` holds (size, score) of every size tried.
+
+        Raises:
+            ValueError: for "likelihood", which larger models always win, and for no sizes.
+        """
+        if select == "likelihood":
+            raise ValueError(
+                "select: the likelihood grows with the size; use 'bic', 'validation' or 'smallest_consistent'"
+            )
+        if not len(sizes):
+            raise ValueError("sizes must hold at least one number of states, got none")
+        tried: list[tuple[int, float]] = []
+        best = None
+        for size in sizes:
+            candidate = cls(size, **model).fit(x, lengths, select=select, **fit)
+            score = candidate.history.restarts.score
+            if best is None or score > max(score for _, score in tried):
+                best = candidate
+            tried.append((size, score))
+            if select == "smallest_consistent" and score == 1:
+                break
+        best.history.sizes = tried
+        return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,9 +13,14 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission
-from pplseq.distributions.dense import CategoricalEmission, Emission
+from pplseq.distributions.dense import CategoricalEmission, Emission, Transition
 from pplseq.distributions.state import Belief
-from pplseq.models.iohmm.data import Inputs
+from pplseq.infer.discrete.results import NextDistribution
+from pplseq.infer.fit.em import Batch
+from pplseq.models.batch import as_given
+from pplseq.models.estimator import Sample
+from pplseq.models.iohmm.data import Inputs, Source
+from pplseq.models.iohmm.parameters import IOParameters
 
 
 class Outputs(NamedTuple):
@@ -30,8 +36,25 @@ class Outputs(NamedTuple):
     covariances: Tensor | list[Tensor] | None
 
 
-class IOHMMQueries:
-    """Mixed into :class:`IOHMM`; data come as :meth:`~pplseq.models.iohmm.data.IOData.as_batch` says."""
+class IOHMMQueries(IOParameters):
+    """What an input-output HMM tells, beside what every estimator does; data come as ``IOFormat.batch`` says."""
+
+    initial: str
+    feedback: tuple[str, ...]
+    sources: Mapping[str, Source | None]
+
+    def specs(self, first: Tensor | None = None, *, partly: bool = False) -> tuple[Transition, Emission]:
+        """Transition and emission; ``first``: (B[, U]) inputs of the start distribution, where it sees some."""
+        raise NotImplementedError
+
+    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+        """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`."""
+        return self.format.batch(x, lengths, states=states, inputs=inputs)
+
+    def results_like(self, x, *, inputs=None, **known):
+        if isinstance(inputs, Mapping):
+            inputs = next(iter(inputs.values()))
+        return inputs if isinstance(inputs, (list, tuple)) else x
 
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()
@@ -46,12 +69,12 @@ class IOHMMQueries:
 
         Source: Bengio and Frasconi (1995), equations 2 to 4.
         """
-        batch = self.as_batch(None, lengths, inputs=inputs)
+        batch, chain = self._posterior(None, lengths, inputs=inputs)
         if self.feedback:
             result = self._simulate(batch.inputs, None, None, num_samples)
         else:
-            result = self._expected(self._chain(batch).filtered_states().probs, batch.x, batch.inputs, batch.lengths)
-        return self._shaped(result, batch, inputs)
+            result = self._expected(chain.filtered_states().probs, batch.x, batch.inputs, batch.lengths)
+        return self._shaped(result, batch, None, inputs)
 
     @torch.no_grad()
     def predictive(self, x, lengths=None, *, inputs=None) -> Outputs:
@@ -60,9 +83,9 @@ class IOHMMQueries:
         Args:
             x, lengths, inputs: the data; where outputs are missing, predictions run on inputs alone.
         """
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        states = self._chain(batch).predicted_states().probs
-        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        states = chain.predicted_states().probs
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, x, inputs)
 
     @torch.no_grad()
     def classify(self, inputs, lengths=None) -> Tensor:
@@ -78,7 +101,7 @@ class IOHMMQueries:
         rows, steps = batch.x.shape[:2]
         last = torch.full((rows,), steps) if batch.lengths is None else batch.lengths
         empty = last == 0
-        if bool(empty.any()) and (self.initial != "transition" or self.emission_inputs_seen):
+        if bool(empty.any()) and (self.initial != "transition" or self.sources["emission"] is not None):
             raise ValueError(
                 f"inputs: sequence {int(empty.nonzero()[0])} is empty; only a model with initial='transition' whose outputs do "
                 "not see inputs answers that"
@@ -94,8 +117,8 @@ class IOHMMQueries:
         return result
 
     @torch.no_grad()
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Outputs:
-        """What is expected behind each row's last step, E[x_{T+1} | x_1..x_T, u_1..u_{T+1}]; exact with feedback, too.
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> NextDistribution:
+        """What comes behind each row's last step, p(x_{T+1} | x_1..x_T, u_1..u_{T+1}); exact with feedback, too.
 
         Args:
             x, lengths, inputs: the past; rows may be empty.
@@ -103,26 +126,25 @@ class IOHMMQueries:
                 mapping from parts to such; None where the model takes no inputs.
 
         Returns:
-            Tensors without an axis of steps: (B, Z) states, (B, V or D) outputs, (B, D, D) covariances.
+            (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
+        batch, form = self.as_batch(x, lengths, inputs=inputs), self.format
         rows, steps = batch.x.shape[:2]
         here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
-        known = self.check_inputs(batch.inputs, (rows, steps), batch.lengths)
+        known = form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
         coming = self._future(next_inputs, rows, 1, one_step=True)
-        for part, value in self.check_inputs(coming, (rows, 1), None).items():
+        for part, value in form.check_inputs(coming, (rows, 1), None).items():
             known[part] = torch.cat([known[part], value], 1).index_put(here, value[:, 0])
-        seen = torch.cat([batch.x, self.missing(rows, 1)], 1).index_put(here, self.missing(1, 1)[0, 0])
-        wide = batch._replace(x=seen, lengths=here[1] + 1, inputs=known)
-        states = self._chain(wide).predicted_states().probs
-        found = self._expected(states, wide.x, wide.inputs, wide.lengths)
-        return Outputs(*(None if value is None else value[here] for value in found))
+        seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
+        chain = self.posterior(seen, here[1] + 1, inputs=known)
+        found = self._expected(chain.predicted_states().probs, seen, known, here[1] + 1)
+        return self._as_next(Outputs(*(None if value is None else value[here] for value in found)))
 
     @torch.no_grad()
     def forecast(
         self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, num_samples: int = 500
-    ) -> Outputs:
-        """Outputs after the last one given, for inputs that are to come: E[x_{T+k} | x_1..x_T, u_1..u_{T+k}], k = 1..K.
+    ) -> NextDistribution:
+        """What comes in the next K steps, for inputs that are to come: p(x_{T+k} | x_1..x_T, u_1..u_{T+k}), k = 1..K.
 
         Args:
             x, lengths, inputs: the past.
@@ -132,20 +154,24 @@ class IOHMMQueries:
             num_samples: as for :meth:`production`.
 
         Returns:
-            Tensors, one row for each sequence: they all end K steps after it.
+            As :meth:`predict_next`, with an axis of steps, (B, K, ...); all rows end K steps after them.
         """
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        rows = len(batch.x)
-        belief = self._chain(batch).filtered()
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        rows, belief = len(batch.x), chain.filtered()
         inputs = self._future(future_inputs, rows, num_steps)
         if self.feedback:
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
-            return self._simulate(inputs, belief, previous, num_samples)
+            return self._as_next(self._simulate(inputs, belief, previous, num_samples))
         any_inputs = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-        unseen = self.missing(*any_inputs.shape[:2])
+        unseen = self.format.missing(*any_inputs.shape[:2])
         chain = self.posterior(unseen, start=belief, inputs=inputs)
-        return self._expected(chain.filtered_states().probs, unseen, inputs)
+        return self._as_next(self._expected(chain.filtered_states().probs, unseen, inputs))
+
+    def _as_next(self, found: Outputs) -> NextDistribution:
+        words = found.outputs.log() if self.format.discrete else None
+        means = None if self.format.discrete else found.outputs
+        return NextDistribution(found.states.log(), words, means, found.covariances)
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""
@@ -154,7 +180,7 @@ class IOHMMQueries:
             checks.count("num_steps", num_steps)
         try:
             if inputs is None and num_steps is not None:
-                return self.check_inputs(None, (rows, num_steps), None)
+                return self.format.check_inputs(None, (rows, num_steps), None)
             batch = self.as_batch(None, inputs=self._for_all(inputs, rows, one_step))
             if len(batch.x) != rows:
                 raise ValueError(f"must have one row for each of the {rows} sequences, got {len(batch.x)}")
@@ -182,17 +208,7 @@ class IOHMMQueries:
         one_row = 1 if plain or symbols else 2
         return inputs.expand(rows, *inputs.shape) if inputs.dim() == one_row else inputs
 
-    # ---------------------------------------------------------------- states and samples
-    def filter(self, x, lengths=None, *, inputs=None):
-        """(B, T, Z) p(z_t | x_1..x_t, u_1..u_t)."""
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        return self.give(self._chain(batch).filtered_states().probs, self._like(x, inputs))
-
-    def smooth(self, x, lengths=None, *, inputs=None):
-        """(B, T, Z) p(z_t | x_1..x_T, u_1..u_T)."""
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        return self.give(self._chain(batch).marginals().probs, self._like(x, inputs))
-
+    # ---------------------------------------------------------------- data
     @torch.no_grad()
     def reconstruct(self, x, lengths=None, *, inputs=None) -> Outputs:
         """What is expected of each output given all others too, E[eta(z_t, u_t) | x, u_1..u_T]: where a target is missing, its
@@ -201,83 +217,46 @@ class IOHMMQueries:
         Args:
             x, lengths, inputs: the data.
         """
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        states = self._chain(batch).marginals().probs
-        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, self._like(x, inputs))
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        states = chain.marginals().probs
+        return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, x, inputs)
 
-    def sample_states(self, x, num_samples: int = 1, lengths=None, *, inputs=None, seed=None) -> Tensor:
-        """(S, B, T) exact posterior paths of states, -1 at padded steps; lists are padded.
-
-        Args:
-            x, lengths, inputs: the data. num_samples: S. seed: makes the draw repeatable.
-        """
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        with torch.random.fork_rng(enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            return self._chain(batch).sample(num_samples)
-
-    def decode(self, x, lengths=None, *, inputs=None):
-        """(B, T) the most probable path of states (Viterbi), -1 at padded steps."""
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
-        return self.give(self._chain(batch).viterbi()[0], self._like(x, inputs))
-
-    def score(self, x, lengths=None, *, inputs=None, states=None, per_token: bool = False) -> float:
-        """log p(x | inputs), nats, summed over sequences; or the mean over steps.
-
-        Args:
-            x, lengths, inputs: the data. states: observed states, or None. per_token: divide by the number of steps.
-        """
-        batch = self.as_batch(x, lengths, states, inputs=inputs, partly=True)
-        total = float(self._chain(batch).log_prob().sum(dtype=torch.float64))
-        return total / batch.num_tokens if per_token else total
-
-    def aic(self, x, lengths=None, *, inputs=None) -> float:
-        """Akaike's information criterion, -2 log p(x | inputs) + 2 parameters: lower is better."""
-        return -2 * self.score(x, lengths, inputs=inputs) + 2 * self.num_free_parameters
-
-    def bic(self, x, lengths=None, *, inputs=None) -> float:
+    def bic(self, x, lengths=None, **known) -> float:
         """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
-        batch = self.as_batch(x, lengths, inputs=inputs, partly=True)
+        batch = self.as_batch(x, lengths, **known)
         seen = self.observed(batch.x)[1]
         if batch.lengths is not None:
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-        return -2 * self.score(x, lengths, inputs=inputs) + self.num_free_parameters * float(
-            np.log(max(1, int(seen.sum())))
-        )
+        return -2 * self.score(x, lengths, **known) + self.num_free_parameters * math.log(max(1, int(seen.sum())))
 
-    @torch.no_grad()
     def sample(
-        self,
-        num_steps: int | None = None,
-        num_sequences: int = 1,
-        *,
-        inputs=None,
-        lengths=None,
-        seed: int | None = None,
-    ):
+        self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, inputs=None,
+        lengths=None, **known,
+    ) -> Sample:  # fmt: skip
         """Outputs drawn from the model, for given inputs.
 
         Args:
             num_steps, num_sequences: how much to draw where the model takes no inputs.
-            inputs, lengths: the inputs, and with them how many sequences and steps.
             seed: makes the draw repeatable; None draws from torch's generator.
+            inputs, lengths: the inputs, and with them how many sequences and steps.
+            **known: what else the program takes.
 
         Returns:
             x (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
         """
-        batch = None if inputs is None else self.as_batch(None, lengths, inputs=inputs)
-        given = dict(num_sequences=num_sequences, num_steps=num_steps) if batch is None else dict(inputs=batch.inputs)
-        with torch.random.fork_rng(enabled=seed is not None), self._at_point(), poutine.block():
-            if seed is not None:
-                torch.manual_seed(seed)
-            trace = poutine.trace(self.model).get_trace(**given)
-        x, states = _stacked(trace, "x"), _stacked(trace, "z")
-        if batch is not None and batch.lengths is not None:
-            padded = torch.arange(x.shape[1], device=x.device) >= batch.lengths.unsqueeze(-1)
+        if inputs is None:
+            if num_steps is None:
+                raise ValueError("num_steps: say how many steps to generate where the model takes no inputs")
+            return super().sample(num_steps, num_sequences, seed=seed, **known)
+        batch = self.as_batch(None, lengths, inputs=inputs)
+        rows, steps = batch.x.shape[:2]
+        x, states, _ = super().sample(steps, rows, seed=seed, inputs=batch.inputs, **known)
+        if batch.lengths is not None:
+            padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
-            x = x.masked_fill(padded, -1) if self.discrete else x.masked_fill(padded.unsqueeze(-1), torch.nan)
-        return self.give(x, inputs), self.give(states, inputs)
+            x = torch.where(padded if self.format.discrete else padded.unsqueeze(-1), batch.x, x)
+        like = self.results_like(None, inputs=inputs)
+        return Sample(as_given(x, like), as_given(states, like))
 
     # ---------------------------------------------------------------- effects of inputs
     @torch.no_grad()
@@ -296,10 +275,10 @@ class IOHMMQueries:
         """
         if part not in self.sources:
             raise ValueError(f"part must be one of {', '.join(self.sources)}; got {part!r}")
-        source = self.sources[part]
+        source = self.format.source(part)
         if source is None:
             raise ValueError(f"part: {part} sees no inputs in this model")
-        kind, size = self.joined_source(source) if part in self.feedback else source
+        kind, size = source
         values = torch.as_tensor(values).to(self.reference.device)
         if kind == "symbols":
             if feature is not None:
@@ -323,11 +302,6 @@ class IOHMMQueries:
         return emission_means(emission.at(inputs)) if part == "emission" else transition.matrices(inputs).exp()
 
     # ---------------------------------------------------------------- inside
-    @property
-    def emission_inputs_seen(self) -> bool:
-        """Whether outputs see inputs (or past outputs)."""
-        return self.sources["emission"] is not None
-
     def _specs_at_point(self, first: Tensor | None = None):
         """Transition and emission at the point estimate; starts that see inputs need the first."""
         if first is None and self.sources["initial"] is not None:
@@ -337,14 +311,11 @@ class IOHMMQueries:
         with self._at_point(), poutine.block():
             return self.specs(first)
 
-    def _chain(self, batch):
-        return self.posterior(batch.x, batch.lengths, **batch.known)
-
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
         """Outputs of states (B, T, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
         _, emission = self._specs_at_point()
         if emission.takes_inputs:
-            emission = emission.at(self.network_inputs(x, inputs, lengths, previous)["emission"])
+            emission = emission.at(self.format.network_inputs(x, inputs, lengths, previous)["emission"])
         means = emission_means(emission)
         means = means.expand(*states.shape, means.shape[-1])
         outputs = torch.einsum("btz,btzo->bto", states, means)
@@ -368,7 +339,8 @@ class IOHMMQueries:
         start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
         with self._at_point(), poutine.block():
             trace = poutine.trace(self.model).get_trace(start=start, inputs=inputs, previous=previous)
-        x = _stacked(trace, "x")
+        steps = sum(name.startswith("x_") for name in trace.nodes)
+        x = torch.stack([trace.nodes[f"x_{t}"]["value"] for t in range(steps)], 1)
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
         chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
         each = self._expected(chain.predicted_states().probs, x, inputs, None, previous)
@@ -379,21 +351,10 @@ class IOHMMQueries:
             mean[2] = mean[2] + torch.einsum("bstd,bste->btde", apart, apart) / num_samples
         return Outputs(*mean)
 
-    @staticmethod
-    def _like(x, inputs):
-        return inputs if isinstance(inputs, (list, tuple)) else x
-
-    def _shaped(self, result: Outputs, batch, like) -> Outputs:
+    def _shaped(self, result: Outputs, batch: Batch, x, inputs) -> Outputs:
         """Results in the form of the data, 0 at padded steps."""
-        return Outputs(
-            *(None if value is None else self.give(_without_padding(value, batch), like) for value in result)
-        )
-
-
-def _stacked(trace, site: str) -> Tensor:
-    """(B, T, ...) the values at a program's sites of all steps."""
-    steps = sum(name.startswith("z_") for name in trace.nodes)
-    return torch.stack([trace.nodes[f"{site}_{t}"]["value"] for t in range(steps)], 1)
+        like = self.results_like(x, inputs=inputs)
+        return Outputs(*(None if v is None else as_given(_without_padding(v, batch), like) for v in result))
 
 
 def _without_padding(value: Tensor, batch) -> Tensor:

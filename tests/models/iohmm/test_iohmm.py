@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pyro import poutine
-from support.iohmm_models import LENGTHS, OPTIONS, data, make
+from support.iohmm_models import LENGTHS, OPTIONS, data, make, outputs_of
 from support.iohmm_truth import Truth
 from torch import nn
 
@@ -26,7 +26,7 @@ def gradients(model, value):
 
 @pytest.mark.parametrize("missing", ["nothing", "targets", "parts"])
 def test_likelihood_and_gradients_are_the_papers(model, missing):
-    if missing == "parts" and model.discrete:
+    if missing == "parts" and model.format.discrete:
         pytest.skip("symbols have no parts")
     x, inputs = data(model, missing=missing != "nothing", partly=missing == "parts")
     values = [model.log_joint(x, LENGTHS, inputs=inputs)]
@@ -54,7 +54,7 @@ def test_posteriors_are_the_papers(model):
             close(filtered[row, t], (alpha / alpha.sum()).detach())
         if length > 1:
             close(pairs[row, : length - 1], truth.transitions().detach())
-    close(model.smooth(x, LENGTHS, inputs=inputs), chain.marginals().probs)
+    close(model.smooth(x, LENGTHS, inputs=inputs).probs, chain.marginals().probs)
     assert torch.equal(model.decode(x, LENGTHS, inputs=inputs), chain.viterbi()[0])
 
 
@@ -91,7 +91,7 @@ def test_missing_targets_are_reconstructed():
         close(got[row, step], torch.stack(scores).softmax(0))
     paths = model.sample_states(x, 4000, LENGTHS, inputs=inputs, seed=0)
     shares = nn.functional.one_hot(paths.clamp_min(0), 3).double().mean(0)
-    close(shares[0], model.smooth(x, LENGTHS, inputs=inputs)[0], rtol=0, atol=0.03)
+    close(shares[0], model.smooth(x, LENGTHS, inputs=inputs).probs[0], rtol=0, atol=0.03)
     assert paths.shape == (4000, 3, 5) and (paths[:, 1, 1:] == -1).all()
 
 
@@ -111,17 +111,19 @@ def test_forecasts_are_predictions_where_nothing_is_seen(model):
         for cut in (slice(5), slice(5, 8))
     )
     hidden = x.clone()
-    hidden[:, 5:] = model.missing(3, 3)
-    got = model.forecast(x[:, :5], inputs=past, future_inputs=future)
+    hidden[:, 5:] = model.format.missing(3, 3)
+    got = outputs_of(model.forecast(x[:, :5], inputs=past, future_inputs=future))
     if not model.feedback:
         close(got.outputs, model.predictive(hidden, inputs=inputs).outputs[:, 5:])
     assert got.outputs.shape[:2] == (3, 3) and (got.covariances is None) == (model.noise is None)
     ahead = dict(inputs=past, future_inputs=future)
-    ragged = model.forecast(x[:, :5], 3, LENGTHS, **ahead)
-    close(model.forecast(x[:, :5], lengths=LENGTHS.new_full((3,), 5), **ahead).states[:, 0], got.states[:, 0])
+    ragged = outputs_of(model.forecast(x[:, :5], 3, LENGTHS, **ahead))
+    again = outputs_of(model.forecast(x[:, :5], lengths=LENGTHS.new_full((3,), 5), **ahead))
+    close(again.states[:, 0], got.states[:, 0])
     shorter = {part: v[1:2, :1] for part, v in past.items()} if isinstance(past, dict) else past[1:2, :1]
     later = {part: v[1:2] for part, v in future.items()} if isinstance(future, dict) else future[1:2]
-    close(model.forecast(x[1:2, :1], inputs=shorter, future_inputs=later).states[0, 0], ragged.states[1, 0])
+    alone = outputs_of(model.forecast(x[1:2, :1], inputs=shorter, future_inputs=later))
+    close(alone.states[0, 0], ragged.states[1, 0])
 
 
 def test_the_next_output(model):
@@ -131,12 +133,12 @@ def test_the_next_output(model):
     parts = inputs if isinstance(inputs, dict) else {"": inputs}
     later = {part: value[torch.arange(3), lengths] for part, value in parts.items()}
     hidden = x.clone()
-    hidden[torch.arange(3), lengths] = model.missing(1, 1)[0, 0]
+    hidden[torch.arange(3), lengths] = model.format.missing(1, 1)[0, 0]
     expected = model.predictive(hidden, lengths + 1, inputs=inputs)
     past = {part: value[:, :5] for part, value in parts.items()}
     if not isinstance(inputs, dict):
         past, later = past[""], later[""]
-    got = model.predict_next(x[:, :5], lengths, inputs=past, next_inputs=later)
+    got = outputs_of(model.predict_next(x[:, :5], lengths, inputs=past, next_inputs=later))
     for value, whole in zip(got, expected, strict=True):
         assert (value is None) == (whole is None)
         if value is not None:
@@ -157,7 +159,8 @@ def test_feedback_is_summed_out_by_sampling():
     # and of the step behind one that is given, exactly
     x = torch.tensor([[1], [2]])
     together = model.predictive(torch.cat([x, x], 1), inputs=inputs).outputs[:, 1]
-    close(model.forecast(x, inputs=inputs[:, :1], future_inputs=inputs[:, 1:], num_samples=3).outputs[:, 0], together)
+    got = model.forecast(x, inputs=inputs[:, :1], future_inputs=inputs[:, 1:], num_samples=3)
+    close(outputs_of(got).outputs[:, 0], together)
 
 
 def test_feedback_of_vectors_has_the_whole_variance():
@@ -173,12 +176,12 @@ def test_feedback_of_vectors_has_the_whole_variance():
 def test_samples_have_the_models_distribution():
     model = make("symbols, mealy")
     inputs = torch.tensor([[0, 2, 1]]).expand(20_000, 3)
-    x, states = model.sample(inputs=inputs, seed=3)
+    x, states, _ = model.sample(inputs=inputs, seed=3)
     expected = model.production(inputs[:1])
     close(torch.nn.functional.one_hot(x, 2).double().mean(0), expected.outputs[0], rtol=0, atol=0.015)
     close(torch.nn.functional.one_hot(states, 3).double().mean(0), expected.states[0], rtol=0, atol=0.015)
     assert torch.equal(model.sample(inputs=inputs, seed=3)[0], x)
-    x, states = model.sample(inputs=[[0, 1, 1], [2]], seed=0)
+    x, states, _ = model.sample(inputs=[[0, 1, 1], [2]], seed=0)
     assert [len(row) for row in x] == [3, 1] == [len(row) for row in states]
 
 
@@ -194,10 +197,10 @@ def test_lists_are_padded(model):
         ragged = [row[:length] for row, length in zip(inputs, LENGTHS, strict=True)]
     assert model.score(lists, inputs=ragged) == pytest.approx(float(model.log_prob(x, LENGTHS, inputs=inputs).sum()))
     for name in ("filter", "smooth", "decode"):
-        whole = getattr(model, name)(x, LENGTHS, inputs=inputs)
-        for got, expected, length in zip(
-            getattr(model, name)(lists, inputs=ragged), whole, LENGTHS.tolist(), strict=True
-        ):
+        whole, parts = getattr(model, name)(x, LENGTHS, inputs=inputs), getattr(model, name)(lists, inputs=ragged)
+        if name != "decode":
+            whole, parts = whole.probs, parts.probs
+        for got, expected, length in zip(parts, whole, LENGTHS.tolist(), strict=True):
             close(got, expected[:length])
     got = model.predictive(lists, inputs=ragged).outputs
     close(got[2], model.predictive(x, LENGTHS, inputs=inputs).outputs[2, :3])
@@ -214,4 +217,7 @@ def test_an_hmm_is_one_without_inputs():
     assert model.num_free_parameters == hmm.num_free_parameters
     assert model.sample(num_sequences=2, num_steps=4)[0].shape == (2, 4)
     assert model.score(x) == pytest.approx(hmm.score(x))
-    close(model.forecast(x, 2).outputs[:, 0], hmm.posterior(x).next().word_log_probs.exp())
+    for got, expected in zip(model.forecast(x, 2)[:2], hmm.forecast(x, 2)[:2], strict=True):
+        close(got, expected)
+    for got, expected in zip(model.predict_next(x)[:2], hmm.predict_next(x)[:2], strict=True):
+        close(got, expected)

@@ -35,7 +35,7 @@ def cases(draw):
 
 def factors(model, x, inputs, row, length):
     """Initial (Z,), matrices (T-1, Z, Z) and emissions (T, Z) of one row, in logarithms, step by step."""
-    seen = model.network_inputs(x, inputs)
+    seen = model.format.network_inputs(x, inputs)
     weights = [None if seen["initial"] is None else seen["initial"][row : row + 1]]
     transition, emission = model.specs(*weights)
     start, values = transition.initial_log_prob().reshape(-1), x[row, :length]
@@ -44,7 +44,7 @@ def factors(model, x, inputs, row, length):
         start = torch.logsumexp(start.unsqueeze(-1) + moves[0], 0)
     emit = []
     for t in range(length):
-        if model.discrete and int(values[t]) < 0 or not model.discrete and bool(values[t].isnan().any()):
+        if model.format.discrete and int(values[t]) < 0 or not model.format.discrete and bool(values[t].isnan().any()):
             emit.append(torch.zeros(model.num_states).double())
         elif emission.takes_inputs:
             emit.append(emission.at(seen["emission"][row, t]).log_likelihood(values[t]))
@@ -80,10 +80,10 @@ def test_likelihood_and_gradients_are_those_of_all_paths(case):
 @given(cases())
 def test_a_prefix_is_filtered_as_in_the_whole(case):
     model, x, inputs, _ = case
-    whole = model.filter(x, inputs=inputs)
+    whole = model.filter(x, inputs=inputs).probs
     for length in range(1, x.shape[1] + 1):
-        close(model.filter(x[:, :length], inputs=inputs[:, :length]), whole[:, :length])
-        ends = model.smooth(x[:, :length], inputs=inputs[:, :length])[:, -1]
+        close(model.filter(x[:, :length], inputs=inputs[:, :length]).probs, whole[:, :length])
+        ends = model.smooth(x[:, :length], inputs=inputs[:, :length]).probs[:, -1]
         close(ends, whole[:, length - 1])
 
 
@@ -116,4 +116,4 @@ def test_names_of_states_do_not_matter(case, random):
             for dim in dims:
                 value.copy_(value.index_select(dim, order))
     close(other.log_prob(x, lengths, inputs=inputs), model.log_prob(x, lengths, inputs=inputs))
-    close(other.smooth(x, lengths, inputs=inputs), model.smooth(x, lengths, inputs=inputs)[..., order])
+    close(other.smooth(x, lengths, inputs=inputs).probs, model.smooth(x, lengths, inputs=inputs).probs[..., order])

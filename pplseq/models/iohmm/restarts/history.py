@@ -85,6 +85,11 @@ class Restarts:
         mask[list(self.dropped)] = False
         return mask.nonzero().squeeze(-1)
 
+    @property
+    def score(self) -> float:
+        """That of the chosen restart."""
+        return float(self.scores[self.chosen])
+
     def summary(self) -> str:
         """One line."""
         kept = self.log_likelihoods[self.kept]

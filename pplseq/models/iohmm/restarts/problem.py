@@ -162,6 +162,11 @@ class RestartProblem:
         result = {p: {k: _zero_if_none(next(grads), v) for k, v in w.items()} for p, w in parameters.items()}
         return expected.log_prob.sum(0), result
 
+    def forget(self) -> None:
+        """Forgets what networks remember between steps."""
+        for part in (self.initial, self.transition, self.outputs):
+            part.forget()
+
     def take(self, restarts: Tensor) -> None:
         """Keeps what networks remember between steps for some restarts only."""
         for part in (self.initial, self.transition, self.outputs):
