@@ -95,7 +95,7 @@ class SGDTraining(Training):
         self.previous: Tensor | None = None  # (B, 1) the word before each stream's next segment
         self.best: dict[str, Tensor] = {}
 
-    def begin(self, resumed: bool) -> Step:
+    def first(self, resumed: bool) -> Step:
         self.model.history = self.records
         return Step()
 

@@ -45,19 +45,24 @@ class Step(NamedTuple):
 class Training:
     """A training, as the loop sees it. Subclasses give at least `step`, `ended`, `state`, `restore` and `save_model`.
 
-    The loop calls, in this order: `restore` (if it resumes), `begin`, then `ended`, `step`, `ended`, `step`, ... until there
-    is a reason to end, and `finish`. Between two calls it may write checkpoints and measure held-out data.
+    The loop calls, in this order: `restore` (if it resumes), `begin`, `first`, then `ended`, `step`, `ended`, `step`, ...
+    until there is a reason to end, and `finish`. Between two calls it may write checkpoints and measure held-out data.
 
     Attributes:
         progress: counters, which a subclass moves (`step`, `epoch`, `position`) and the loop keeps (`best`, `seconds`, ...).
         records: set by the loop: what was written so far.
+        says_best: whether the steps say what is best (:attr:`Step.best`), instead of validations.
     """
 
     progress: Progress
     records: list[dict[str, Any]]
+    says_best = False
 
-    def begin(self, resumed: bool) -> Step:
+    def begin(self) -> None:
         """What comes before the first step. A signal, or the end of the time, may cut it short anywhere."""
+
+    def first(self, resumed: bool) -> Step:
+        """Called behind `begin`: what is known of the start, or again of the checkpoint that was restored."""
         return Step()
 
     def ended(self) -> str:
@@ -94,6 +99,9 @@ class Training:
             ValueError: the checkpoint is of another model, text or settings.
         """
         raise NotImplementedError
+
+    def restore_best(self, folder: Path) -> None:
+        """Called after `restore` with the folder of the best model, for trainings that say what is best."""
 
     def save_model(self, folder: Path) -> Any:
         """Write the model as it is into a folder, which is there and empty."""
@@ -218,10 +226,11 @@ class _Loop:
         limit = None if type(training).begin is Training.begin else self._left()
         try:
             with self.signals.immediate(limit):
-                first = training.begin(resumed)
+                training.begin()
         except TimeOver:
             p.seconds = self._clock()
             return "max_time"
+        first = training.first(resumed)
         self.ready = True
         self._write(first.records)
         self.best_due = first.best
@@ -241,7 +250,7 @@ class _Loop:
             elif step.save or time.monotonic() - self.saved_at > self.checkpoint_interval:
                 self.save("last")
             self.signals.check()
-        if reason == "max_time" and self.validated_at != p.step:
+        if reason == "max_time" and self.validated_at != p.step and not training.says_best:
             # Outside the schedule, so that a longer run resumed from here takes the same steps.
             self._validate(scheduled=False)
         self.save("last")
@@ -333,6 +342,8 @@ class _Loop:
         state = header["state"]
         self.training.progress = Progress(**state.pop("progress"))
         self.training.restore(tensors, state)
+        if self.training.says_best:
+            self.training.restore_best(self.folder / "best")
         self.seconds_before += self.progress.seconds
 
     def _say(self, status: str, reason: str = "") -> None:

@@ -89,16 +89,17 @@ def test_starts(folder, tmp_path, start):
 
 @pytest.mark.parametrize("stop_at", [0, 3])
 def test_an_interrupted_fit_resumes_exactly(run, folder, tmp_path, monkeypatch, stop_at):
-    record = text_fitting._Fit._record
+    evaluate = text_fitting._CountTraining._evaluate
 
-    def interrupted(self, *arguments):
-        record(self, *arguments)
-        if self.step == stop_at:
+    def interrupted(self):
+        found = evaluate(self)
+        if self.progress.step == stop_at:
             os.kill(os.getpid(), signal.SIGINT)
+        return found
 
     options = [*FIT, "--held-out", folder / "valid"]
     with monkeypatch.context() as patch:
-        patch.setattr(text_fitting._Fit, "_record", interrupted)
+        patch.setattr(text_fitting._CountTraining, "_evaluate", interrupted)
         result = pplseq("lds", "fit", folder / "train", *options, "--out", tmp_path / "run", code=130)
     assert "stopped and saved; continue with" in result.stderr
     assert len(records(tmp_path / "run")) == stop_at + 1

@@ -22,16 +22,14 @@ from pplseq.runs.settings import NonFiniteLoss, Progress
 class Counting(Training):
     """Adds up random numbers; `values` are what its validations give, `every` how often there is one."""
 
-    def __init__(self, num_steps=6, values=None, every=2, act=None, begin=None):
+    def __init__(self, num_steps=6, values=None, every=2, act=None):
         self.progress, self.num_steps, self.every = Progress(), num_steps, every
         self.values = iter(values) if values is not None else None
-        self.act, self.start = act or (lambda step: None), begin
+        self.act = act or (lambda step: None)
         self.total, self.finished = torch.zeros(()), False
         torch.manual_seed(0)
 
-    def begin(self, resumed):
-        if self.start is not None:
-            self.start()
+    def first(self, resumed):
         return Step() if resumed else Step([{"kind": "start"}])
 
     def ended(self):
@@ -66,12 +64,8 @@ class Counting(Training):
         self.finished = True
 
 
-class Quick(Counting):
-    begin = Training.begin
-
-
 class SlowBegin(Counting):
-    def begin(self, resumed):
+    def begin(self):
         while True:
             time.sleep(0.01)
 
@@ -174,7 +168,7 @@ def test_a_validation_whose_record_was_written_but_not_saved_is_made_once(tmp_pa
 
 # ---- time
 def test_no_time_at_all_takes_no_step_but_validates(tmp_path):
-    history = run(Quick(values=[3.0]), tmp_path / "run", max_time=1e-9)
+    history = run(Counting(values=[3.0]), tmp_path / "run", max_time=1e-9)
     assert history.stop_reason == "max_time" and history.progress.step == 0
     history = run(Counting(values=[5.0, 1.0, 2.0]), tmp_path / "run", resume=True)
     assert history.progress.step == 6
@@ -189,7 +183,7 @@ def test_what_comes_before_the_first_step_is_cut_short(tmp_path):
 
 
 def test_time_before_the_loop_counts(tmp_path):
-    history = run(Quick(values=[3.0]), tmp_path / "run", max_time=60, began=time.monotonic() - 61)
+    history = run(Counting(values=[3.0]), tmp_path / "run", max_time=60, began=time.monotonic() - 61)
     assert history.stop_reason == "max_time" and history.progress.step == 0 and history.progress.seconds > 61
 
 

@@ -19,8 +19,9 @@ from pplseq.data.text import Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import whole_folder
 from pplseq.runs.checkpoint import TRAINING, only_one_run
+from pplseq.runs.signals import TimeOver
 
-BEGUN = {".lock", "fit.json", "metrics.jsonl"}  # what a run leaves that ended before its first checkpoint
+BEGUN = {".lock", "fit.json", "metrics.jsonl", "status.json"}  # what a run leaves that ended before its first checkpoint
 SUFFIXES = (".npz", ".tsv", ".jsonl")
 STEADY_LINES = 256  # lines that one chain takes when a likelihood is computed
 
@@ -79,6 +80,9 @@ def _fit(folder, counts, held_out, settings, sources, on_record, *, resume: bool
         os.replace(folder / ".fit.json.new", folder / "fit.json")
         try:
             model.fit(counts, held_out=held_out, folder=folder, resume=resume, on_record=on_record, **chosen)
+        except TimeOver as error:
+            click.echo(str(error), err=True)
+            return {"run": str(folder), "stop_reason": "max_time", "iterations": 0}
         except (KeyboardInterrupt, SystemExit):
             if (folder / "last").exists():
                 click.echo(f"\nstopped and saved; continue with: pplseq lds fit --resume {folder}", err=True)

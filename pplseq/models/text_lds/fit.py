@@ -8,13 +8,13 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,17 +22,15 @@ import torch
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.folder import replace_folder, whole_folder
-from pplseq.models.text_lds.asos import asos_likelihood, asos_statistics, maximize
+from pplseq.models.text_lds.asos import AsosStatistics, asos_likelihood, asos_statistics, maximize
 from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
 from pplseq.models.text_lds.realisation import Realisation, realise
 from pplseq.models.text_lds.steady_state import SteadyState, TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
-from pplseq.runs.checkpoint import TRAINING
-from pplseq.runs.metrics_log import MetricsLog
-from pplseq.runs.settings import NonFiniteLoss
-from pplseq.runs.signals import Stopped, StopSignals
+from pplseq.runs.loop import Step, Training, run_training
+from pplseq.runs.settings import NonFiniteLoss, Progress
+from pplseq.runs.signals import TimeOver
 
 if TYPE_CHECKING:
     from pplseq.models.text_lds.program import TextLDS
@@ -163,18 +161,22 @@ def fit_text_lds(
             pseudo-counts), or a folder that holds a run already.
         NonFiniteLoss: naming the iteration; the checkpoint is from before it.
         SaveError, FolderError: the folder cannot be written, or not be read.
+        TimeOver: `max_time` was over before there were any parameters.
     """
     if held_out is not None and held_out.vocabulary.words != counts.vocabulary.words:
         raise ValueError(
             f"held_out: its vocabulary ({held_out.num_words} words) is not that of the training counts ({counts.num_words} "
             "words); count it with the training text's vocabulary"
         )
-    run = _Fit(like, counts, settings, held_out, None if folder is None else Path(folder), on_record or (lambda record: None))
-    if resume:
-        run.load()
-    elif run.folder is not None and whole_folder(run.folder / "last").exists():
-        raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
-    return run.run(initial)
+    training = _CountTraining(like, counts, settings, held_out, initial)
+    history = run_training(
+        training, folder=folder, resume=resume, max_time=settings.max_time,
+        checkpoint_interval=settings.checkpoint_interval, on_record=on_record,
+    )  # fmt: skip
+    if training.best is None:
+        raise TimeOver(f"max_time: {settings.max_time} s were over before there were any parameters; give more")
+    fit = TextFit(history.records, training.best_gain, training.progress.best_step, history.stop_reason)
+    return training.model_of(training.best), fit
 
 
 def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[TextParameters, Realisation]:
@@ -186,44 +188,43 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
     return realisation.parameters.rebased(), realisation
 
 
-class _Fit:
-    def __init__(self, like: TextLDS, counts, settings, held_out, folder, on_record) -> None:
-        self.like, self.counts, self.settings, self.folder, self.on_record = like, counts, settings, folder, on_record
+class _Evaluated(NamedTuple):
+    """Parameters, and moments of the smoothed and filtered means under them."""
+
+    parameters: TextParameters
+    moments: tuple[np.ndarray, np.ndarray]
+
+
+class _CountTraining(Training):
+    """An iteration of EM a step: its M-step, then what is known of the new parameters."""
+
+    says_best = True
+
+    def __init__(self, like: TextLDS, counts, settings: FitSettings, held_out, initial: TextParameters | None) -> None:
+        self.like, self.counts, self.settings = like, counts, settings
         self.cov = LagCovariances.from_counts(
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
         )
         self.held_out = None if held_out is None else LagCovariances.from_counts(held_out, probs_from=self.cov)
-        self.parameters: TextParameters | None = None
+        self.progress = Progress()
+        self.parameters = initial
         self.gram: np.ndarray | None = None
-        self.step, self.seconds_before, self.resumed_at = 0, 0.0, None
-        self.gain: float | None = None  # of the parameters before these
+        self.statistics: AsosStatistics | None = None  # under the parameters
+        self.gain: float | None = None  # of the parameters
+        self.gain_before: float | None = None  # of those before them
         self.fell = False
+        self.best_gain = -math.inf
         self.remarks: list[str] = []
-        self.fit = TextFit()
-        self.state: tuple | None = None  # parameters, and moments of the means under them
-        self.best_state: tuple | TextLDS | None = None
-        self.best_saved = True
-        self.signals = StopSignals()
+        self.now: _Evaluated | None = None
+        self.best: _Evaluated | TextLDS | None = None  # a model where it was read from the folder
 
-    # ---------------------------------------------------------------- the loop
-    def run(self, initial: TextParameters | None) -> tuple[TextLDS, TextFit]:
-        self.started = self.saved_at = time.monotonic()
-        self.log = None if self.folder is None else MetricsLog(self.folder / "metrics.jsonl", self.resumed_at)
-        if self.log is not None:
-            self.fit.records = self.log.records
-        try:
-            with self.signals:
-                if self.parameters is None:
-                    with self.signals.immediate():
-                        self.parameters = initial or self._identify()
-                self._iterate()
-        except Stopped:
-            pass
-        finally:
-            if self.log is not None:
-                self.log.close()
-        self.signals.reraise()
-        return self._model(self.best_state), self.fit
+    def begin(self) -> None:
+        if self.parameters is None:
+            self.parameters = self._identify()
+
+    def first(self, resumed: bool) -> Step:
+        step = self._evaluate()
+        return Step() if resumed else step
 
     def _identify(self) -> TextParameters:
         parameters, realisation = initial_parameters(self.cov, self.settings)
@@ -232,82 +233,63 @@ class _Fit:
         self.remarks = [f"start by {realisation.method}: {realisation.report.reason}"]
         return parameters
 
-    def _iterate(self) -> None:
-        settings = self.settings
-        while True:
-            try:
-                with np.errstate(all="ignore"):
-                    steady = SteadyState(self.parameters, emission_gram=self.gram)
-                    statistics = asos_statistics(steady, self.cov, horizon=settings.horizon)
-                if not math.isfinite(statistics.likelihood.gain):
-                    raise ArithmeticError("the likelihood is not finite")
-                if np.linalg.eigvalsh(self.parameters.reduction)[0] < 0:
-                    raise ArithmeticError("the states' second moment is not positive definite")
-            except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
-                if self.step == 0:
-                    raise ValueError(f"the starting parameters cannot be used: {error}") from error
-                self._save_best()
-                raise NonFiniteLoss(
-                    f"EM failed in iteration {self.step}: {error}; use more pseudo_counts or fewer states"
-                ) from error
-            self.state = self.parameters, (statistics.smoothed_moment, statistics.filtered_moment)
-            self._record(steady, statistics)
-            reason = self._reason()
-            due = time.monotonic() - self.saved_at >= settings.checkpoint_interval
-            if reason or due or self.step == 0 or self.signals.received is not None:
-                self._save()
-            self.signals.check()
-            if reason:
-                self.fit.stop_reason = reason
-                return
-            noise = None if settings.update_state_noise else self.parameters.state_noise
-            self.parameters, self.gram, self.remarks = maximize(statistics, self.cov, state_noise=noise)
-            self.step += 1
+    def ended(self) -> str:
+        p, settings = self.progress, self.settings
+        if self.fell:
+            return "fell"
+        if p.step >= settings.num_iterations:
+            return "iterations"
+        return "patience" if settings.patience is not None and p.step - p.best_step >= settings.patience else ""
 
-    def _record(self, steady: SteadyState, statistics: Any) -> None:
-        record: dict[str, Any] = {"kind": "fit", "step": self.step, "gain_per_token": statistics.likelihood.gain}
-        value = gain = record["gain_per_token"]
+    def step(self) -> Step:
+        noise = None if self.settings.update_state_noise else self.parameters.state_noise
+        self.parameters, self.gram, self.remarks = maximize(self.statistics, self.cov, state_noise=noise)
+        self.statistics = None  # a block of the vocabulary's size less at the peak
+        self.gain_before = self.gain
+        self.progress.step += 1
+        return self._evaluate()
+
+    def _evaluate(self) -> Step:
+        p = self.progress
+        try:
+            with np.errstate(all="ignore"):
+                steady = SteadyState(self.parameters, emission_gram=self.gram)
+                self.statistics = asos_statistics(steady, self.cov, horizon=self.settings.horizon)
+            if not math.isfinite(self.statistics.likelihood.gain):
+                raise ArithmeticError("the likelihood is not finite")
+            if np.linalg.eigvalsh(self.parameters.reduction)[0] < 0:
+                raise ArithmeticError("the states' second moment is not positive definite")
+        except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
+            if p.step == 0:
+                raise ValueError(f"the starting parameters cannot be used: {error}") from error
+            raise NonFiniteLoss(
+                f"EM failed in iteration {p.step}: {error}; use more pseudo_counts or fewer states"
+            ) from error
+        self.now = _Evaluated(self.parameters, (self.statistics.smoothed_moment, self.statistics.filtered_moment))
+        self.gain = value = self.statistics.likelihood.gain
+        record: dict[str, Any] = {"kind": "fit", "gain_per_token": self.gain}
         slack = SLACK[(self.settings.horizon or self.cov.max_lag) < 4]
-        self.fell = self.gain is not None and gain < self.gain - slack
-        self.gain_before, self.gain = self.gain, gain  # resumption evaluates these parameters again
+        self.fell = self.gain_before is not None and self.gain < self.gain_before - slack
         if self.held_out is not None:
             horizon = None if self.settings.horizon is None else min(self.settings.horizon, self.held_out.max_lag)
             value = record["held_out_gain_per_token"] = asos_likelihood(steady, self.held_out, horizon=horizon).gain
-        improved = value > self.fit.best
+        improved = value > self.best_gain
         if improved:
-            self.fit.best, self.fit.best_step = value, self.step
-        if improved or (self.held_out is None and not self.fell):  # without held-out text the last ones are the best
-            self.best_state, self.best_saved = self.state, False
-        record |= {"best": improved, "seconds": round(self._clock(), 3)}
+            self.best_gain, p.best_step = value, p.step
+        # without held-out text the last ones are the best
+        if best := improved or (self.held_out is None and not self.fell):
+            self.best = self.now
+        record["best"] = improved
         if self.remarks:
             record["remarks"] = self.remarks
-        if self.log is None:
-            self.fit.records.append(record)
-        elif self.resumed_at is None or self.step > self.resumed_at:
-            self.log.write(record)
-        self.on_record(record)
+        return Step([record], best=best)
 
-    def _reason(self) -> str:
-        settings = self.settings
-        if self.fell:
-            return "fell"
-        if self.step >= settings.num_iterations:
-            return "iterations"
-        if settings.patience is not None and self.step - self.fit.best_step >= settings.patience:
-            return "patience"
-        if settings.max_time is not None and self._clock() >= settings.max_time:
-            return "max_time"
-        return ""
-
-    def _clock(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
-
-    def _model(self, state: tuple | TextLDS) -> TextLDS:
-        if not isinstance(state, tuple):
-            return state  # as it was read from the folder
-        parameters, moments = state
+    def model_of(self, found: _Evaluated | TextLDS) -> TextLDS:
+        """A model of parameters."""
+        if not isinstance(found, _Evaluated):
+            return found
         model = self.like.from_parameters(
-            parameters, self.cov.probs, moments=moments, dtype=getattr(torch, self.settings.dtype),
+            found.parameters, self.cov.probs, moments=found.moments, dtype=getattr(torch, self.settings.dtype),
             forms=self.counts.forms, initial=self.like.initial, measure=self.like.measure,
         )  # fmt: skip
         smoothed = self.counts.counts + UNSEEN
@@ -316,63 +298,37 @@ class _Fit:
         return model
 
     # ---------------------------------------------------------------- checkpoints
-    def _save(self) -> None:
-        self.saved_at = time.monotonic()
-        if self.folder is None:
-            return
-        self._save_best()
+    def save_model(self, folder: Path) -> Path:
+        return self.model_of(self.now).save(folder)
 
+    def save_best(self, folder: Path) -> Path:
+        return self.model_of(self.best).save(folder)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors = {name: torch.from_numpy(np.array(getattr(self.parameters, name))) for name in ARRAYS}
         if self.gram is not None:
             tensors["emission_gram"] = torch.from_numpy(np.array(self.gram))
-        state = {
-            "step": self.step,
-            "best": self.fit.best,
-            "best_step": self.fit.best_step,
-            "seconds": self._clock(),
-            "settings": asdict(self.settings),
-            "fingerprint": self._fingerprint(),
-            "remarks": self.remarks,
-            "gain": self.gain_before,
-        }
+        state = {"best_gain": self.best_gain, "gain": self.gain_before, "remarks": self.remarks}
+        return tensors, {**state, "settings": asdict(self.settings), "fingerprint": self._fingerprint()}
 
-        def write_model(new: Path) -> None:
-            self._write_model(new, self.state)
-
-        TRAINING.write(self.folder / "last", {"state": state}, tensors=tensors, more=write_model)
-
-    def _save_best(self) -> None:
-        if self.folder is not None and not self.best_saved:
-            replace_folder(self.folder / "best", lambda new: self._write_model(new, self.best_state))
-            self.best_saved = True
-
-    def _write_model(self, folder: Path, state: tuple | TextLDS) -> None:
-        self._model(state).save(folder)
-
-    def load(self) -> None:
-        if self.folder is None:
-            raise ValueError("resume: give the folder of the run")
-        header, tensors, *_ = TRAINING.read(self.folder / "last")
-        state = header["state"]
-        if state.get("fingerprint") != self._fingerprint():
+    def restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        if state["fingerprint"] != self._fingerprint():
             raise ValueError(
-                f"{self.folder}: the counts are no longer those of the run (vocabulary, numbers or pseudo-counts); restore "
-                "them, or start a new run"
+                "the counts are no longer those of the run (vocabulary, numbers or pseudo-counts); restore them, or start a "
+                "new run"
             )
         fixed = ("num_states", "start", "horizon", "update_state_noise", "dtype")
         if changed := [name for name in fixed if state["settings"][name] != getattr(self.settings, name)]:
-            raise ValueError(f"{self.folder}: {', '.join(changed)} cannot change when a run is resumed")
+            raise ValueError(f"{', '.join(changed)} cannot change when a run is resumed")
         self.parameters = TextParameters(*(tensors[name].numpy() for name in ARRAYS))
         self.gram = tensors["emission_gram"].numpy() if "emission_gram" in tensors else None
-        self.step = self.resumed_at = state["step"]
-        self.seconds_before, self.remarks, self.gain = state["seconds"], state["remarks"], state["gain"]
-        self.fit.best, self.fit.best_step = state["best"], state["best_step"]
-        self.best_state = self.like.load(self.folder / "best")
+        self.best_gain, self.gain_before, self.remarks = state["best_gain"], state["gain"], state["remarks"]
+
+    def restore_best(self, folder: Path) -> None:
+        self.best = self.like.load(folder)
 
     def _fingerprint(self) -> str:
         """Of what must not change between two parts of a run."""
-        import hashlib
-
         content = hashlib.sha256(self.counts.vocabulary.fingerprint().encode())
         content.update(np.ascontiguousarray(self.counts.counts).tobytes())
         content.update(json.dumps([self.settings.pseudo_counts, self.counts.num_pairs.tolist()]).encode())
