@@ -70,7 +70,9 @@ def _ask(ctx: click.Context, recipe: Recipe, question: str) -> None:
     failed = False
     for answer in answers(run, question, ctx.params["file"], watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
-        click.echo(recipe.readable(answer) if ctx.params["as_text"] else json.dumps(answer, ensure_ascii=False))
+        line = recipe.readable(answer) if ctx.params["as_text"] else json.dumps(answer, ensure_ascii=False)
+        # what a line of JSON may hold and a terminal may not: half of a surrogate pair
+        click.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stdout.flush()
     if failed:
         ctx.exit(1)

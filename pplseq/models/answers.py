@@ -210,7 +210,7 @@ def answer_lines(
     for number, line in enumerate(lines, 1):
         answer: dict[str, Any] = {"line": number}
         try:
-            text = line.decode("utf-8") if isinstance(line, bytes) else line
+            text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
             if not text.strip():
                 continue
             words, handed_through = _parse(text)
@@ -223,6 +223,8 @@ def answer_lines(
             answer["error"] = f"not UTF-8 text: byte {error.start + 1} of the line"
         except (ValueError, TypeError) as error:
             answer["error"] = str(error)
+        except Exception as error:  # whatever it is, the next line may be answered
+            answer["error"] = f"{type(error).__name__}: {error}"
         yield answer
 
 

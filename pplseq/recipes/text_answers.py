@@ -15,8 +15,9 @@ import torch
 
 from pplseq.data.text import Text, read_text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.recipes.recipe import choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
-from pplseq.recipes.text_training import choose_device, read_corpus
+from pplseq.recipes.text_training import read_corpus
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.progress import Watch
 

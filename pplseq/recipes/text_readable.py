@@ -18,7 +18,8 @@ def _answer(answer: dict[str, Any]) -> str:
     if answer["unknown"]:
         lines.append(f"  unknown: {', '.join(words[t] for t in answer['unknown'])}")
     if "token_log_probs" in answer:
-        lines.append(f"  log p = {answer['log_prob']:.3f} nats, perplexity {answer['perplexity']:,.1f}")
+        each = "" if answer["perplexity"] is None else f", perplexity {answer['perplexity']:,.1f}"
+        lines.append(f"  log p = {answer['log_prob']:.3f} nats{each}")
         lines += [f"  {log_prob:9.3f}  {word}" for word, log_prob in zip(words, answer["token_log_probs"], strict=True)]
     for word, states in zip(words, answer.get("states", []), strict=False):
         lines.append(f"  {word:<20}" + "  ".join(f"{entry['state']} ({entry['prob']:.1%})" for entry in states))

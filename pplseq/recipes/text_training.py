@@ -16,7 +16,7 @@ from pplseq.data.text import Corpus, Text, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
-from pplseq.recipes.recipe import Job
+from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.runs.settings import History, TrainSettings
 from pplseq.runs.training import model_device
@@ -100,19 +100,6 @@ def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
 
 
 # ---------------------------------------------------------------- its parts
-def choose_device(name: str) -> torch.device:
-    """The named device; `auto` is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:NUMBER, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r}: this machine or this build of torch has no CUDA; use cpu")
-    return device
-
-
 def read_corpus(data: str, settings: Any, vocabulary: Vocabulary | None = None) -> Corpus:
     """Read the corpus.
 

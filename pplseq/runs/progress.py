@@ -46,6 +46,7 @@ class TrainingBar(Watch):
         self.terminal, self.tokens, self.since, self.logged = sys.stderr.isatty(), 0, time.monotonic(), time.monotonic()
         self.bar = tqdm(unit="step", mininterval=0.5, dynamic_ncols=True, disable=not self.terminal)
         self.bar.bar_format = "{desc} [{elapsed}]"
+        self.bar.set_description_str("starting")
         self.shown: dict[str, str] = {}
         self.stepping = threading.Event()
         if self.terminal:

@@ -261,6 +261,34 @@ def test_one_broken_line_does_not_lose_the_rest(run):
     assert "not UTF-8" in answers[6]["error"]
 
 
+def test_no_line_ends_the_command(run):
+    """Nesting that no parser follows, half a surrogate pair, a mark of byte order: answers like any other."""
+    lines = ['{"words": ' + "[" * 100_000 + "}", '{"text": "\\ud800 cat"}', "\ufeffcat", "cat"]
+    answers = ask(run, "score", input="\n".join(lines), code=1)
+    assert [answer["line"] for answer in answers] == [1, 2, 3, 4] and "RecursionError" in answers[0]["error"]
+    assert answers[1]["words"] == ["\ud800", "cat", "<eos>"] and answers[1]["unknown"] == [0]
+    assert answers[2]["words"] == answers[3]["words"]
+    gaps = pplseq("query", run, "score", "--text", "--no-eos", input='{"words": [null, null]}\n').stdout
+    assert "log p = 0.000 nats" in gaps or "log p = -0.000 nats" in gaps
+
+
+def test_questions_from_python(run):
+    from pplseq.recipes import query
+
+    found = list(query(run, "next-word", ["the cat", '{"words": 3}'], top=2))
+    assert found[0] == ask(run, "next-word", "--top", 2, input="the cat")[0]
+    assert found[1]["line"] == 2 and "expected" in found[1]["error"]
+    with pytest.raises(ValueError, match="vlhmm does not answer 'next'. Did you mean 'next-word'?"):
+        list(query(run, "next", ["the"]))
+    with pytest.raises(ValueError, match="score does not read 'top'"):
+        list(query(run, "score", ["the"], top=3))
+
+
+def test_options_of_other_questions_are_refused(run):
+    message = pplseq("query", run, "score", "--num-paths", 3, input="the", code=2).stderr
+    assert "--num-paths is an option of decode; score does not read it, leave it out" in message
+
+
 def test_infill_without_a_gap(run):
     assert "words must have a gap" in ask(run, "infill", code=1)[0]["error"]
 

@@ -1,10 +1,12 @@
 """`pplseq train` with the real model: settings, exact resumption, interruptions, failures."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 import tomllib
 from pathlib import Path
@@ -373,6 +375,24 @@ def test_other_settings_drop_the_clusters_of_an_unfinished_run(text, finished, t
     pplseq("train", "vlhmm", text, *SMALL, "--num-blocks", "6", "--out", run)
     blocks = {line.split("\t")[0] for line in (run / "clusters.paths").read_text().splitlines()}
     assert len(blocks) == 6
+
+
+def test_the_bar_is_there_before_anything_slow(text, tmp_path):
+    """On a terminal the first thing is the bar, before torch is imported; then what is prepared, with its seconds."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    command = [sys.executable, "-c", "from pplseq.cli import main; main()", "train", "vlhmm", str(text), *SMALL]
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "run")], stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # which is how a terminal ends
+        while piece := os.read(ours, 4096):
+            seen += piece
+    assert process.wait() == 0
+    places = [seen.index(word) for word in (b"starting", b"reading", b"clustering", b"building", b"epoch 1")]
+    assert places == sorted(places) and b"starting [00:0" in seen and b"step" in seen
 
 
 def test_train_and_evaluate_from_python(text, finished, tmp_path):

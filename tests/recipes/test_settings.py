@@ -1,0 +1,132 @@
+"""Settings: what a dataclass says of its options, values from three doors, and TOML there and back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pplseq import checks
+from pplseq.recipes import RECIPES
+from pplseq.recipes.settings import Duration, fill, options_of, read_toml, setting, to_toml
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The run.
+
+    Args:
+        seed: of the draws.
+        max_time: stop after this long.
+    """
+
+    seed: int = 0
+    max_time: Duration | None = setting(None, free=True)
+
+
+@dataclass(kw_only=True)
+class Model(Run):
+    """The model.
+
+    Args:
+        states, layers: how many, a whole number
+            of at least 1.
+        kind: which.
+        hidden: sizes of layers.
+
+    Example:
+        none: this is no setting.
+    """
+
+    states: int = setting(3, check=checks.count)
+    layers: int = setting(1, check=checks.count)
+    kind: Literal["wide", "deep"] = "wide"
+    hidden: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    rate: float | None = 0.5
+    out: Path | None = None
+    tied: bool = setting(True, flag="--tied/--untied")
+    seed: int = 7
+
+
+def test_what_is_said_once_is_found():
+    options = options_of(Model)
+    assert list(options)[:4] == ["states", "layers", "kind", "hidden"] and list(options)[-2:] == ["seed", "max_time"]
+    assert options["states"].help == options["layers"].help == "How many, a whole number of at least 1."
+    assert (options["seed"].group, options["seed"].default, options["seed"].help) == ("The run", 7, "Of the draws.")
+    assert options["states"].group == "The model" and options["kind"].choices == ("wide", "deep")
+    assert options["max_time"].free and options["max_time"].duration and not options["seed"].free
+    assert options["out"].kind is Path and options["hidden"].many and options["rate"].optional
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"states": 5}, 5), ({"rate": 1}, 1.0), ({"rate": "none"}, None), ({"rate": None}, None),
+        ({"hidden": "16, 8"}, (16, 8)), ({"hidden": [16, 8]}, (16, 8)), ({"hidden": 4}, (4,)), ({"names": ""}, ()),
+        ({"max_time": "2m"}, 120.0), ({"max_time": "1.5"}, 1.5), ({"max_time": 3}, 3.0), ({"max-time": "1d"}, 86400.0),
+        ({"out": "a/b"}, Path("a/b")), ({"tied": False}, False), ({"kind": "deep"}, "deep"),
+    ],
+)  # fmt: skip
+def test_values(given, found):
+    name = next(iter(given)).replace("-", "_")
+    value = getattr(fill(Model, given), name)
+    assert value == found and type(value) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"staets": 1}, ValueError, "unknown setting 'staets'. Did you mean 'states'?"),
+        ({"states": 0}, ValueError, "states must be at least 1, got 0"),
+        ({"states": 1.5}, TypeError, "states must be a whole number, got 1.5"),
+        ({"states": True}, TypeError, "states must be a whole number, got True"),
+        ({"states": None}, TypeError, "states must be a whole number, got None"),
+        ({"kind": "dep"}, ValueError, "kind must be one of wide, deep, got 'dep'. Did you mean 'deep'?"),
+        ({"hidden": "16,x"}, TypeError, "hidden must be a whole number, got 'x'"),
+        ({"max_time": "soon"}, ValueError, "max_time must be positive seconds, or like 90s, 10m, 2h; got 'soon'"),
+        ({"max_time": "-1s"}, ValueError, "must be positive seconds"),
+        ({"max_time": "nan"}, ValueError, "must be positive seconds"),
+        ({"rate": "0.5"}, TypeError, "rate must be a number or none, got '0.5'"),
+        ({"tied": 1}, TypeError, "tied must be true or false, got 1"),
+    ],
+)
+def test_what_is_refused(given, error, message):
+    with pytest.raises(error) as caught:
+        fill(Model, given)
+    assert message in str(caught.value)
+
+
+def test_the_command_line_converts_what_toml_must_not():
+    options = options_of(Model)
+    assert options["states"].read_text("5") == 5 and options["rate"].read_text("none") is None
+    assert options["hidden"].read_text("2,3") == (2, 3) and options["max_time"].read_text("10s") == 10
+    with pytest.raises(TypeError, match="states must be a whole number, got 'many'"):
+        options["states"].read_text("many")
+
+
+def test_toml_there_and_back(tmp_path):
+    chosen = fill(
+        Model, {"states": 9, "hidden": (2, 3), "names": ['a "b"', "é\n"], "rate": None, "out": "x", "max_time": "2h"}
+    )
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml(chosen), encoding="utf-8")
+    assert fill(Model, read_toml(path)) == chosen
+    path.write_text("states 9")
+    with pytest.raises(ValueError, match="is not TOML"):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_setting_of_a_recipe_says_what_it_is(name, tmp_path):
+    recipe = RECIPES[name]
+    for kind in (recipe.settings, recipe.evaluation, recipe.asking, recipe.reporting):
+        options = options_of(kind)
+        assert all(option.help.endswith((".", ")")) for option in options.values()), kind
+        assert {"device", "threads"} <= set(options)
+        chosen = fill(kind, {})
+        (tmp_path / "settings.toml").write_text(to_toml(chosen), encoding="utf-8")
+        assert fill(kind, read_toml(tmp_path / "settings.toml")) == chosen
+    assert {"seed", "max_time"} <= set(options_of(recipe.settings))
+    special = {read for question in recipe.questions.values() for read in question.reads}
+    assert special <= set(options_of(recipe.asking))
