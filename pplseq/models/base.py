@@ -46,7 +46,7 @@ class SequenceModel(PyroModule):
     # ---------------------------------------------------------------- what a program is given
     def check_observations(self, x: Tensor) -> None:
         """Raises unless x holds observations of the model's kind, or marks of missing ones; here: words."""
-        checks.words(x, self.num_words)
+        checks.words(x, self.num_words or 0)
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x with something harmless where it is missing, and where it is not: (B, T), or (B, T, n) of vectors seen in part."""
@@ -93,16 +93,16 @@ class SequenceModel(PyroModule):
 
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
-        handler = self.messenger(vectorize=self.vectorize, factor=not self.__dict__.get("_queried", False))
+        handler = self.messenger(vectorize=self.vectorize, factor=not vars(self).get("_queried", False))
         with handler:
             result = self.model(*args, **kwargs)
-        self.__dict__["_chains"] = handler.chains
+        vars(self)["_chains"] = handler.chains
         return result
 
     @property
     def chain(self) -> Chain:
         """The chain (a ``GaussianChain`` under ``KalmanCollapse``) of the last call."""
-        chains = self.__dict__.get("_chains")
+        chains = vars(self).get("_chains")
         if not chains:
             raise RuntimeError("no chain yet: call the model (or posterior) on observations first")
         return next(iter(chains.values()))
@@ -110,14 +110,14 @@ class SequenceModel(PyroModule):
     @contextlib.contextmanager
     def _at_point(self):
         """The program with its parameters as they stand, instead of drawn from their priors."""
-        before = self.__dict__.get("_fixed", False)
-        self.__dict__["_fixed"] = True
+        before = vars(self).get("_fixed", False)
+        vars(self)["_fixed"] = True
         try:
             # queries leave nothing in Pyro's parameter store, where another model's names may be the same
             with pyro.get_param_store().scope():
                 yield
         finally:
-            self.__dict__["_fixed"] = before
+            vars(self)["_fixed"] = before
 
     def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Chain:
         """The chain of observations under the model at test: no dropout, no gradients.
@@ -130,14 +130,14 @@ class SequenceModel(PyroModule):
         """
         training = self.training
         self.eval()
-        self.__dict__["_queried"] = True
+        vars(self)["_queried"] = True
         try:
             with self._at_point(), torch.no_grad(), poutine.block():
                 self(x, lengths, start, **known)
         finally:
-            self.__dict__["_queried"] = False
+            vars(self)["_queried"] = False
             self.train(training)
-        return self.__dict__.pop("_chains").popitem()[1]
+        return vars(self).pop("_chains").popitem()[1]
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
         """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
     x = x.long() if words else x.to(reference.dtype)
     if lengths is not None and ragged and bool((lengths == x.shape[1]).all()):
         lengths = None
-    return Batch(*(None if v is None else v.to(reference.device) for v in (x, lengths)))
+    return Batch(x.to(reference.device), None if lengths is None else lengths.to(reference.device))
 
 
 def padded_states(states, x, batch: Batch, num_states: int) -> Tensor:
@@ -81,7 +82,7 @@ def _cut(value, rows: slice, steps: int):
     return None if value is None else value[rows, :steps]
 
 
-def with_a_missing_step(x, lengths=None, *, num_features: int | None = None) -> tuple[list | Tensor, Tensor | None]:
+def with_a_missing_step(x, lengths=None, *, num_features: int | None = None) -> tuple[Any, Any]:
     """x with one more step in each row (which may have been empty), whose observation is missing; and lengths.
 
     Args:

@@ -121,7 +121,7 @@ class Estimator(SequenceModel):
             if not warm_start:
                 start_anew(self, batches, lambda: self.initialize(batch), num_restarts)
             history = fit_parameters(self, batches, method, options)
-        self.__dict__["history"] = history  # no submodule, though it may hold a guide
+        vars(self)["history"] = history  # no submodule, though it may hold a guide
         self.is_fitted = True
         return self
 
@@ -139,7 +139,7 @@ class Estimator(SequenceModel):
         """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
         with self._at_point(), poutine.block():
             self(x, lengths, **known)
-        return self.__dict__.pop("_chains").popitem()[1].log_prob().sum() + share * self.log_prior()
+        return vars(self).pop("_chains").popitem()[1].log_prob().sum() + share * self.log_prior()
 
     # ---------------------------------------------------------------- likelihood
     def posterior(self, x, lengths=None, start=None, **known):
@@ -209,8 +209,8 @@ class Estimator(SequenceModel):
         Args:
             x, lengths: the past; a row may be empty, and what comes is then the first step.
         """
-        step = self.forecast(x, 1, lengths)
-        return NextDistribution(*(None if value is None else value[:, 0] for value in step))
+        states, *seen = self.forecast(x, 1, lengths)
+        return NextDistribution(states[:, 0], *(None if value is None else value[:, 0] for value in seen))
 
     @torch.no_grad()
     def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:
@@ -251,7 +251,8 @@ class Estimator(SequenceModel):
                 trace = poutine.trace(self.model).get_trace(num_sequences=num_sequences, num_steps=num_steps, **known)
         finally:
             self.train(training)
-        x, states = (torch.stack([trace.nodes[f"{s}_{t}"]["value"] for t in range(num_steps)], 1) for s in "xz")
+        sites: Any = trace.nodes
+        x, states = (torch.stack([sites[f"{name}_{t}"]["value"] for t in range(num_steps)], 1) for name in "xz")
         words = None
         if self.vocabulary is not None:
             words = [[self.vocabulary.words[word] for word in row] for row in x.tolist()]
@@ -278,11 +279,11 @@ class Estimator(SequenceModel):
         same = {n: v.shape for n, v in kept.items()} == {n: v.shape for n, v in new.items()}
         if same:
             built.load_state_dict(kept)
-            built.__dict__["history"], built.is_fitted = self.history, self.is_fitted
+            vars(built)["history"], built.is_fitted = self.history, self.is_fitted
         built.vocabulary, built.clusters = self.vocabulary, self.clusters
         built.train(self.training)
-        self.__dict__.clear()
-        self.__dict__.update(built.__dict__)
+        vars(self).clear()
+        vars(self).update(vars(built))
         return self
 
     def __repr__(self) -> str:

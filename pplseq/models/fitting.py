@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
@@ -49,7 +49,7 @@ def check_options(
         )
 
 
-def fit_parameters(model: Estimator, batches: Sequence[Batch], method: str, options: dict) -> FitHistory:
+def fit_parameters(model: Any, batches: Sequence[Batch], method: str, options: dict) -> FitHistory:
     """Fits from the parameters as they are, and leaves the model at the best ones found, a median, or the best draw."""
     if method in ("em", "sgd", "lbfgs"):
         return FITTERS[method](model, batches, **options)
@@ -61,13 +61,13 @@ def fit_parameters(model: Estimator, batches: Sequence[Batch], method: str, opti
     if len(batches) > 1:
         raise ValueError("batch_size: NUTS sees all sequences at once; leave it out, or use method 'svi'")
     history = sample_parameters(model, batches[0], initial=model.sites(), **options)
-    history.samples = model.from_sites(history.samples)
-    _set(model, _best_draw(model, history.samples, batches))
+    samples = history.samples = model.from_sites(history.samples)
+    _set(model, _best_draw(model, samples, batches))
     return history
 
 
 def start_anew(
-    model: Estimator, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1
+    model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1
 ) -> None:
     """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out."""
     starts = []
@@ -88,11 +88,11 @@ def start_anew(
     model.load_state_dict(starts[0])
 
 
-def _set(model: Estimator, values: dict[str, Tensor]) -> None:
+def _set(model: Any, values: dict[str, Tensor]) -> None:
     model.set_parameters(**{name: value.detach() for name, value in values.items()})
 
 
-def _best_draw(model: Estimator, samples: dict[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
+def _best_draw(model: Any, samples: dict[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The draw of the largest posterior density."""
     num_draws = len(next(iter(samples.values())))
     best, best_value = {}, -math.inf

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pyro
 import torch
@@ -68,11 +67,13 @@ class Given:
         self.shape, self.x, self.lengths, self.states, self.num_total = shape, x, lengths, states, num_total
         self.inputs: Tensor | None = None
         self.first: Tensor | None = None
-        self._values = values
-        in_part = observed is not None and observed.dim() > 2
-        seen = observed.any(-1) if in_part else observed
-        self._seen = None if seen is None or bool(seen.all()) else seen  # masks that say nothing are left out
-        self._observed = observed if in_part and bool((seen & ~observed.all(-1)).any()) else None
+        self._values, self._before = values, None
+        self._seen, self._observed = observed, None
+        if observed is not None and observed.dim() > 2:
+            self._seen = observed.any(-1)
+            self._observed = observed if bool((self._seen & ~observed.all(-1)).any()) else None
+        if self._seen is not None and bool(self._seen.all()):
+            self._seen = None  # a mask that says nothing is left out
 
     @property
     def generates(self) -> bool:
@@ -98,11 +99,11 @@ class Given:
 
     def valid(self, t):
         """A context in which padded steps are masked: neither their state nor their observation counts."""
-        return poutine.mask(mask=True if self.lengths is None else t < self.lengths)
+        return _masked(None if self.lengths is None else t < self.lengths)
 
     def seen(self, t):
         """A context in which missing observations are masked."""
-        return poutine.mask(mask=True if self._seen is None else self._seen[:, t])
+        return _masked(None if self._seen is None else self._seen[:, t])
 
     def state(self, t) -> Tensor | None:
         """(B,) known states, negative where unknown; None where none is known."""
@@ -124,10 +125,12 @@ class Given:
         """(B,) the observation before step t, or what the program has ``generated`` last; None where nothing depends on it."""
         if self.first is None:
             return None
-        if self.generates:
+        if self.x is None:
             return self.first if generated is None else generated
+        if self._before is None:
+            self._before = torch.cat([self.first.unsqueeze(1), self.x[:, :-1]], 1)
         return self._before[:, t]
 
-    @cached_property
-    def _before(self) -> Tensor:
-        return torch.cat([self.first.unsqueeze(1), self.x[:, :-1]], 1)
+
+def _masked(mask: Any):
+    return poutine.mask(mask=True if mask is None else mask)

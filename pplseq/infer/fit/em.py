@@ -42,20 +42,31 @@ class Batch(NamedTuple):
 class ExpectationModel(Protocol):
     """What a model offers to be fitted by EM."""
 
-    def posterior(self, x: Tensor, lengths: Tensor | None = None, **options):
+    def posterior(self, x: Tensor, lengths: Tensor | None = None, **known) -> Any:
         """The :class:`~pplseq.infer.discrete.chain.Chain`, or ``GaussianChain``, of a batch."""
 
     def expected_statistics(self, chain, batch: Batch) -> Statistics:
         """The E-step: expected sufficient statistics of a batch, from its chain."""
+        ...
 
     def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         """Statistics of which the current parameters are the maximum: where stepwise EM starts from."""
+        ...
 
     def maximize(self, statistics: Statistics) -> list[str]:
         """The M-step: sets the parameters; returns what was remarkable (empty or collapsed states), in words."""
+        ...
 
     def log_prior(self) -> Tensor:
         """log density of the current parameters under their priors, nats; 0 without priors."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Sets the parameters."""
 
 
 class StepSize(NamedTuple):
@@ -88,7 +99,7 @@ class FitHistory:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # of gradient methods, nats per token
-    guide: object = None  # of SVI
+    guide: Any = None  # of SVI
     samples: dict[str, Tensor] | None = None  # of NUTS
     diagnostics: dict | None = None  # of NUTS
 

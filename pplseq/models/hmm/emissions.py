@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -202,7 +204,7 @@ class GaussianTable(PyroModule):
             values["precision_lower"] = factor[..., row, column]
         return values
 
-    def from_sites(self, loc: Tensor, precision=None, precision_diag=None, precision_lower=None) -> dict[str, Tensor]:
+    def from_sites(self, loc: Tensor, precision: Any = None, precision_diag: Any = None, precision_lower: Any = None):
         """Means and precisions from (a batch of) values of the sites."""
         if precision is None:
             factor = bartlett(precision_diag, precision_lower)
@@ -213,12 +215,15 @@ class GaussianTable(PyroModule):
     def set_values(self, loc: Tensor, precision: Tensor | None = None, covariance: Tensor | None = None) -> None:
         """Parameters from means and either precisions or covariances, (Z, D), (Z, 1), (Z, D, D) or (D, D)."""
         self.loc.copy_(loc)
+        given = precision if covariance is None else covariance
+        if given is None:
+            raise TypeError("covariance, precision: give one of the two")
         if self.covariance in ("diag", "spherical"):
-            self.log_scale.copy_((covariance.log() if precision is None else -precision.log()) / 2)
+            self.log_scale.copy_((-given.log() if covariance is None else given.log()) / 2)
             return
         if covariance is None:
-            covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-        tril = torch.linalg.cholesky(covariance.to(self.loc))
+            given = torch.cholesky_inverse(torch.linalg.cholesky(given))
+        tril = torch.linalg.cholesky(given.to(self.loc))
         self.scale_tril.copy_(tril.tril(-1) + torch.diag_embed(tril.diagonal(dim1=-2, dim2=-1).log()))
 
     def log_prior(self, priors: Priors) -> Tensor:

@@ -30,6 +30,7 @@ def inverse_tril(factor: Tensor) -> Tensor:
     return torch.linalg.cholesky(torch.cholesky_inverse(factor))
 
 
+@dataclass(frozen=True)
 class PriorOptions:
     """What dataclasses of priors share: they come from mappings, and go into a model's config as such."""
 
@@ -96,11 +97,11 @@ class Priors(PriorOptions):
 
     @staticmethod
     def _table(name: str, value: Concentration, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        table = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         try:
-            return value.expand(shape)
+            return table.expand(shape)
         except RuntimeError:
-            raise ValueError(f"priors: {name} must be a number or of shape {shape}, got {tuple(value.shape)}") from None
+            raise ValueError(f"priors: {name} must be a number or of shape {shape}, got {tuple(table.shape)}") from None
 
     def check_mode(self, num_states: int, num_words: int | None, like: Tensor) -> None:
         """Raises where the posterior density has no maximum, which EM would look for."""
@@ -132,14 +133,16 @@ class Priors(PriorOptions):
         shape, rate = (like.new_tensor(value) for value in (self.precision_shape, self.precision_rate))
         if covariance in ("diag", "spherical"):
             width = size if covariance == "diag" else 1
-            return pyro.sample("precision", dist.Gamma(shape, rate).expand([num_states, width]).to_event(2))
+            return pyro.sample("precision", dist.Independent(dist.Gamma(shape, rate).expand([num_states, width]), 2))
         # Bartlett's decomposition: unlike the matrix itself, its parts have constraints that guides and NUTS can handle
         batch = [] if covariance == "tied" else [num_states]
         shapes = shape + torch.arange(size - 1, -1, -1).to(like) / 2
-        squares = dist.Gamma(shapes, rate).expand([*batch, size]).to_event(len(batch) + 1)
+        squares = dist.Gamma(shapes, rate).expand([*batch, size])
         lower = dist.Normal(0 * rate, (2 * rate).rsqrt()).expand([*batch, size * (size - 1) // 2])
+        dims = len(batch) + 1
         return bartlett(
-            pyro.sample("precision_diag", squares), pyro.sample("precision_lower", lower.to_event(len(batch) + 1))
+            pyro.sample("precision_diag", dist.Independent(squares, dims)),
+            pyro.sample("precision_lower", dist.Independent(lower, dims)),
         )
 
     def draw_loc(self, covariance: str, precision: Tensor, num_states: int, size: int) -> Tensor:
@@ -150,7 +153,7 @@ class Priors(PriorOptions):
         loc = self._table("loc", self.loc, (size,), precision)
         if covariance in ("diag", "spherical"):
             scale = (self.loc_strength * precision).rsqrt()
-            return dist.Normal(loc, scale.expand(num_states, size)).to_event(2)
+            return dist.Independent(dist.Normal(loc, scale.expand(num_states, size)), 2)
         tril = inverse_tril(precision) * self.loc_strength**-0.5
         return dist.MultivariateNormal(loc, scale_tril=tril.expand(num_states, size, size)).to_event(1)
 

@@ -103,7 +103,7 @@ class HMM(Estimator):
         self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
         if num_words is not None:
             self.emissions = CategoricalTable(num_states, num_words, real)
-        else:
+        elif num_features is not None:
             self.emissions = GaussianTable(num_states, num_features, covariance, covariance_floor, real)
 
     @property
