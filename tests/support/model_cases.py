@@ -72,7 +72,7 @@ class Case:
         return {name: value[rows, steps] for name, value in self.known.items()}
 
 
-LONG = {"fit": {"epochs": 30, "lr": 0.03}, "pending": True}
+LONG = {"fit": {"epochs": 30, "lr": 0.03}}
 EM = {"method": "em", "max_iterations": 3}
 IO = {"verbs": ASKED | FITTED | AHEAD, "fit": EM, "pending": True}
 
