@@ -24,7 +24,7 @@ from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.progress import TrainingBar
-from pplseq.runs.settings import History, TrainSettings
+from pplseq.runs.settings import History, Progress, TrainSettings
 from pplseq.runs.training import train
 
 BLOCKS = ("brown", "uniform", "none")
@@ -56,6 +56,7 @@ def fit(
     batch_size: int = 16,
     segment_length: int = 32,
     batch_tokens: int = 512,
+    on_step: Callable[[Progress, int], None] | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> History:
@@ -77,6 +78,7 @@ def fit(
         reset: after ``<eos>`` the state starts afresh, in training and evaluation; for a model without words.
         protocol, shuffle, batch_size, segment_length, batch_tokens: see :func:`~pplseq.models.texts.make_batches`; without a
             protocol it is "carried" for text whose lines end in ``<eos>``, else "sentence".
+        on_step: called after every step with (where the run stands, tokens of the batch).
         on_record: called with every record of the metrics.
         **settings: of :class:`~pplseq.runs.settings.TrainSettings`: lr, epochs, max_time, patience, early_stop, clip, ...
 
@@ -131,12 +133,6 @@ def fit(
         bar = TrainingBar() if progress else None
         if bar is not None:
             bar.begin(schedule.epochs * len(batches) if schedule.max_time is None else None)
-
-        def on_any_record(record: dict[str, Any]) -> None:
-            for watcher in (bar and bar.record, on_record):
-                if watcher is not None:
-                    watcher(record)
-
         try:
             return train(
                 model,
@@ -145,8 +141,8 @@ def fit(
                 settings=schedule,
                 folder=place,
                 resume=resume,
-                on_step=bar and bar.step,
-                on_record=on_any_record,
+                on_step=_both(bar and bar.step, on_step),
+                on_record=_both(bar and bar.record, on_record),
             )
         finally:
             if bar is not None:
@@ -259,6 +255,17 @@ def check_divisible(num_states: int, num_blocks: int) -> None:
         raise ValueError(
             f"states = {num_states} is not divisible by num_blocks = {num_blocks}: the nearest sizes are {' and '.join(sizes)}"
         )
+
+
+def _both(*watchers: Callable[..., None] | None) -> Callable[..., None]:
+    """One function that calls those that there are."""
+    there = [watcher for watcher in watchers if watcher is not None]
+
+    def tell(*news: Any) -> None:
+        for watcher in there:
+            watcher(*news)
+
+    return tell
 
 
 def _settings(given: dict[str, Any]) -> TrainSettings:
