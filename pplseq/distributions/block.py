@@ -186,7 +186,8 @@ class BlockTransition(Transition):
     def wide_rows(self, previous: Tensor, previous_word: Tensor | None = None) -> Tensor:
         """(R, P, N) log p(z_t | z_{t-1} = previous), local numbers (R, P), over all kept states."""
         every = torch.arange(self.layout.num_kept, device=self.device)
-        rows = self.scores(previous, every.expand(*previous.shape[:-1], -1)) - self.log_norm()[previous].unsqueeze(-1)
+        log_norm = self.log_norm(self.layout.block_of_kept[previous].unique())  # all rows cost Z^2 h
+        rows = self.scores(previous, every.expand(*previous.shape[:-1], -1)) - log_norm[previous].unsqueeze(-1)
         return self._after(previous_word, rows, previous, self.initial)
 
     def rows_between(self, previous: Tensor, following: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,11 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.ragged import pad_sequences
+from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
+
+if TYPE_CHECKING:
+    from pplseq.data.vocabulary import Vocabulary
 
 
 def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
@@ -50,6 +54,34 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
     return Batch(x.to(reference.device), None if lengths is None else lengths.to(reference.device))
 
 
+def holds_words(x) -> bool:
+    """Whether x are sentences: strings, or sequences of strings among which None is a gap."""
+    if not isinstance(x, (list, tuple)) or not len(x):
+        return False
+    if all(isinstance(sentence, str) for sentence in x):
+        return True
+    if not all(isinstance(sentence, (list, tuple)) for sentence in x):
+        return False
+    first = next((word for sentence in x for word in sentence if word is not None), None)
+    return isinstance(first, str)
+
+
+def in_ids(x, vocabulary: Vocabulary | None):
+    """Sentences as lists of word ids, MISSING for None; anything else, or without a vocabulary, as it is.
+
+    Raises:
+        ValueError: for an unknown word where the vocabulary has no word for those.
+    """
+    if vocabulary is None or not holds_words(x):
+        return x
+    found = []
+    for sentence in x:
+        words = sentence.split() if isinstance(sentence, str) else sentence
+        ids = iter(vocabulary.encode([word for word in words if word is not None]).tolist())
+        found.append([MISSING if word is None else next(ids) for word in words])
+    return found
+
+
 def padded_states(states, x, batch: Batch, num_states: int) -> Tensor:
     """(B, T) observed states, given like x, negative where unknown and at padded steps."""
     if isinstance(x, (list, tuple)):
@@ -82,35 +114,41 @@ def _cut(value, rows: slice, steps: int):
     return None if value is None else value[rows, :steps]
 
 
-def with_a_missing_step(x, lengths=None, *, num_features: int | None = None) -> tuple[Any, Any]:
-    """x with one more step in each row (which may have been empty), whose observation is missing; and lengths.
+def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> tuple[Any, Any, Tensor | None]:
+    """x with a step that means nothing in rows that have none; lengths; and (B,) which rows those are, None for none.
 
     Args:
         x, lengths: as for :func:`to_batch`. num_features: D of vectors, None for words.
     """
     if isinstance(x, (list, tuple)):
-        if num_features is None:
-            return [np.append(np.asarray(row, dtype=None if len(row) else np.int64), -1) for row in x], None
-        gap = np.full((1, num_features), np.nan)
-        return [np.concatenate([np.asarray(row, dtype=float).reshape(-1, num_features), gap]) for row in x], None
+        empty = [hasattr(row, "__len__") and len(row) == 0 for row in x]
+        if not any(empty):
+            return x, lengths, None
+        nothing = [0] if num_features is None else np.zeros((1, num_features))
+        return [nothing if skip else row for row, skip in zip(x, empty, strict=True)], lengths, torch.tensor(empty)
     if not isinstance(x, (np.ndarray, Tensor)) or len(x.shape) != (2 if num_features is None else 3):
-        return x, lengths  # the model says what is wrong with it
+        return x, lengths, None  # the model says what is wrong with it
     x = torch.as_tensor(x)
-    fill = -1 if num_features is None else torch.nan
-    longer = torch.cat([x, torch.full_like(x[:, :1] if x.shape[1] else x.new_empty(len(x), 1, *x.shape[2:]), fill)], 1)
+    if x.shape[1] == 0:
+        return x.new_zeros(len(x), 1, *x.shape[2:]), None, torch.ones(len(x), dtype=torch.bool)
     if lengths is None:
-        return longer, None
+        return x, None, None
     lengths = torch.as_tensor(lengths, device=x.device)
     checks.lengths(lengths, x)
-    longer[torch.arange(len(x), device=x.device), lengths] = fill
-    return longer, lengths + 1
+    empty = lengths == 0
+    if not bool(empty.any()):
+        return x, lengths, None
+    x = x.clone()
+    x[empty, 0] = 0
+    return x, lengths.clamp_min(1), empty
 
 
 def as_given(value: Tensor, x):
     """(B, T, ...) results in the form in which x came: a list of (T_i, ...) for a list of sequences."""
     if not isinstance(x, (list, tuple)):
         return value
-    return [row[: len(sequence)] for row, sequence in zip(value, x, strict=True)]
+    lengths = (len(sequence.split() if isinstance(sequence, str) else sequence) for sequence in x)
+    return [row[:length] for row, length in zip(value, lengths, strict=True)]
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.discrete.results import NextDistribution, StateMarginals
+from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.base import SequenceModel
-from pplseq.models.batch import as_given, padded_states, seeded, split_rows, to_batch, with_a_missing_step
+from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
 from pplseq.models.fitting import check_options, fit_parameters, start_anew
 
 
@@ -36,6 +36,7 @@ class Estimator(SequenceModel):
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
     one padded array or tensor (B, T) or (B, T, D) with ``lengths`` (B,). Missing words are -1, missing vectors rows of NaN.
+    A model with a ``vocabulary`` also takes sentences, strings or lists of words where None is missing; no ``<eos>`` is added.
     Results come back as lists where x was one. ``known`` is what else a model takes with its sequences: ``states`` of
     models with discrete states (negative where unknown), ``inputs`` of models that have some.
 
@@ -46,7 +47,7 @@ class Estimator(SequenceModel):
 
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
     num_features: int | None = None
-    history: FitHistory | None = None
+    history: Any = None  # of the last fit: a FitHistory, or the History of a training run
     is_fitted: bool = False
 
     # ---------------------------------------------------------------- data
@@ -61,6 +62,7 @@ class Estimator(SequenceModel):
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
+        x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
         self.check_observations(batch.x)
         checks.lengths(batch.lengths, batch.x)
@@ -224,10 +226,13 @@ class Estimator(SequenceModel):
             (B, K, D, D).
         """
         checks.count("num_steps", num_steps)
-        # an observation that is missing behind the last one: its state is the next one, also of an empty row
-        chain = self._posterior(*with_a_missing_step(x, lengths, num_features=self.num_features))[1]
+        x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
+        chain = self._posterior(x, lengths)[1]
         belief = chain.filtered()
-        states = [belief.dense(self.num_states)]
+        states = [chain.next_after(belief).state_log_probs]
+        if empty is not None:
+            first = chain.next_after(None).state_log_probs
+            states[0] = torch.where(empty.to(first.device).unsqueeze(-1), first, states[0])
         unseen = None if belief.last_observation is None else torch.full_like(belief.last_observation, MISSING)
         for _ in range(num_steps - 1):
             states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)
@@ -236,6 +241,16 @@ class Estimator(SequenceModel):
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         """What is observed of states distributed as given, (..., Z) nats."""
         return NextDistribution(states, emission.word_log_prob(states))
+
+    def infill(self, x, lengths=None, **known) -> MissingWords:
+        """p(x_t | all that was seen) of every missing word, exactly, in the order of rows and steps.
+
+        Raises:
+            ValueError: no word is missing, or x are vectors.
+        """
+        if self.num_features is not None:
+            raise ValueError("infill is about missing words; of vectors, ask smooth for the states and their emissions")
+        return self._posterior(x, lengths, **known)[1].missing_words().in_order()
 
     @torch.no_grad()
     def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
@@ -272,9 +287,11 @@ class Estimator(SequenceModel):
         known = self.get_params()
         if unknown := [name for name in params if name not in known]:
             raise ValueError(f"no argument {unknown[0]!r} of {type(self).__name__}.{checks.nearest(unknown[0], known)}")
-        built = type(self)(**(known | params)).to(self.reference.device)  # raises before anything has changed
-        if "dtype" not in params:
-            built.to(self.reference.dtype)
+        built = type(self)(**(known | params))  # raises before anything has changed
+        if next(self.parameters(), None) is not None:
+            built.to(self.reference.device)
+            if "dtype" not in params:
+                built.to(self.reference.dtype)
         kept, new = self.state_dict(), built.state_dict()
         same = {n: v.shape for n, v in kept.items()} == {n: v.shape for n, v in new.items()}
         if same:

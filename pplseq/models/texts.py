@@ -17,6 +17,7 @@ from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.coding import CodedLines
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.models.batch import holds_words
 from pplseq.runs.evaluation import PROTOCOLS, score_text
 
 SHUFFLES = ("line", "article", "none")
@@ -64,7 +65,7 @@ def as_texts(
         for name, text in (("x", x), ("valid", valid)):
             _check_same_words(name, text, vocabulary or x.vocabulary)
         return Texts(x, valid, True)
-    if _holds_words(x):
+    if holds_words(x):
         lines = _lines(x, "x")
         held_out = None if valid is None else valid if isinstance(valid, Text) else _lines(valid, "valid")
         if vocabulary is None and isinstance(held_out, Text):
@@ -139,20 +140,9 @@ def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = N
 
 
 # ---------------------------------------------------------------- kinds of text
-def _holds_words(x: Any) -> bool:
-    if not isinstance(x, (list, tuple)):
-        return False
-    first = next((sentence for sentence in x if len(sentence)), None) if all(map(_has_length, x)) else None
-    return isinstance(first, str) or first is not None and isinstance(first[0], str)
-
-
-def _has_length(sentence: Any) -> bool:
-    return hasattr(sentence, "__len__")
-
-
 def _lines(x: Any, name: str) -> list[list[str]]:
     """Sentences as lists of words."""
-    if not _holds_words(x):
+    if not holds_words(x):
         raise TypeError(f"{name} must be sentences like x (strings, or lists of words), got {type(x).__name__}")
     return [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in x]
 

@@ -134,7 +134,8 @@ def test_wrong_options(wrong):
 
 def test_wrong_observations():
     model = make()
-    for x in ([[0, 1]], torch.tensor([[0.5]]), torch.tensor([0, 1]), torch.zeros(1, 2, 3, dtype=torch.long)):
+    assert torch.equal(model.log_prob([[0, 1]]), model.log_prob(torch.tensor([[0, 1]])))
+    for x in (torch.tensor([[0.5]]), torch.tensor([0, 1]), torch.zeros(1, 2, 3, dtype=torch.long)):
         with pytest.raises(TypeError, match="x must be an integer tensor"):
             model.log_prob(x)
     for x in (torch.tensor([[0, 6]]), torch.tensor([[MISSING - 1, 0]])):

@@ -24,7 +24,7 @@ from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.progress import TrainingBar
-from pplseq.runs.settings import History, Progress, TrainSettings
+from pplseq.runs.settings import Progress, TrainSettings
 from pplseq.runs.training import train
 
 BLOCKS = ("brown", "uniform", "none")
@@ -59,7 +59,7 @@ def fit(
     on_step: Callable[[Progress, int], None] | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
-) -> History:
+) -> None:
     """Gives a model its words, blocks and parameters where it has none yet, and trains it.
 
     Args:
@@ -82,9 +82,8 @@ def fit(
         on_record: called with every record of the metrics.
         **settings: of :class:`~pplseq.runs.settings.TrainSettings`: lr, epochs, max_time, patience, early_stop, clip, ...
 
-    Returns:
-        What happened. The model has the parameters that were best on held-out text, or the last ones where there is none, also
-        when Ctrl-C ends the training (which is raised once they are in place).
+    The model ends with the parameters that were best on held-out text, or the last ones where there is none, also when Ctrl-C
+    ends the training (which is raised once they are in place). Its ``history`` says what happened.
 
     Raises:
         ValueError, TypeError: for data, sizes or settings that do not fit; before anything is computed.
@@ -134,7 +133,8 @@ def fit(
         if bar is not None:
             bar.begin(schedule.epochs * len(batches) if schedule.max_time is None else None)
         try:
-            return train(
+            model.is_fitted = True
+            model.history = train(
                 model,
                 batches,
                 evaluate=validation(model, valid_text, protocol),

@@ -244,6 +244,8 @@ class VLHMM(Estimator):
         return out if self._config["temperature"] == 1 else out / self._config["temperature"]
 
     # ---------------------------------------------------------------- learning
+    methods = ("sgd",)
+
     def fit(
         self,
         x: Any,
@@ -277,10 +279,7 @@ class VLHMM(Estimator):
         """
         from pplseq.models.vlhmm.fit import fit
 
-        self.__dict__["history"] = fit(
-            self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options
-        )
-        self.is_fitted = True
+        fit(self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options)
         return self
 
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
@@ -349,6 +348,14 @@ class VLHMM(Estimator):
     @property
     def config(self):
         return dict(self._config)
+
+    def as_batch(self, x, lengths=None, *, states=None):
+        self.check_words_known()
+        return super().as_batch(x, lengths, states=states)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        blocks = None if self.num_words is None else self.block_of_word
+        return {"blocks": blocks, **self._config}
 
     def save(self, folder) -> Path:
         self.check_words_known()
