@@ -13,7 +13,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
-from pplseq.infer.fit.em import Batch, FitHistory
+from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
 from pplseq.models.fitting import check_options, fit_parameters, start_anew

@@ -6,13 +6,14 @@ Source: J. Chiu and A. M. Rush (2020), Scaling Hidden Markov Language Models, EM
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pplseq import checks
 from pplseq.data import clustering
@@ -112,12 +113,13 @@ def fit(
     if fresh:
         check_blocks(model.num_states, len(vocabulary), blocks, num_blocks, block_sizes)
     with _run_folder(folder, resume) as place, torch.random.fork_rng(enabled=seed is not None):
-        if folder is not None:
+        if place is not None:
             check_same_text(place, train_text, resume)
         clusters = None
         if fresh and blocks != "none":
             sizes = dict(eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed, progress=progress)
-            clusters = cached_clusters(place, train_text, blocks, num_blocks, **sizes)
+            made = make_clusters if place is None else partial(cached_clusters, place)
+            clusters = made(train_text, blocks, num_blocks, **sizes)
         if seed is not None:
             torch.manual_seed(seed)
         if fresh:
@@ -129,6 +131,12 @@ def fit(
         else:
             model.clusters = None  # which are of words
         model.to(device)
+        best: dict[str, Tensor] = {}
+
+        def keep_best(record: dict[str, Any]) -> None:
+            if place is None and record.get("best"):
+                best.update({name: value.clone() for name, value in model.state_dict().items()})
+
         bar = TrainingBar() if progress else None
         if bar is not None:
             bar.begin(schedule.epochs * len(batches) if schedule.max_time is None else None)
@@ -141,14 +149,16 @@ def fit(
                 settings=schedule,
                 folder=place,
                 resume=resume,
-                on_step=_both(bar and bar.step, on_step),
-                on_record=_both(bar and bar.record, on_record),
+                on_step=_all(bar and bar.step, on_step),
+                on_record=_all(keep_best, bar and bar.record, on_record),
             )
         finally:
             if bar is not None:
                 bar.close()
-            if valid_text is not None and (place / "best").exists():
-                model.load_state_dict(read_model(place / "best").state_dict())
+            if place is not None and valid_text is not None and (place / "best").exists():
+                best = read_model(place / "best").state_dict()
+            if best:
+                model.load_state_dict(best)
             model.eval()
 
 
@@ -257,9 +267,11 @@ def check_divisible(num_states: int, num_blocks: int) -> None:
         )
 
 
-def _both(*watchers: Callable[..., None] | None) -> Callable[..., None]:
+def _all(*watchers: Callable[..., None] | None) -> Callable[..., None] | None:
     """One function that calls those that there are."""
     there = [watcher for watcher in watchers if watcher is not None]
+    if len(there) < 2:
+        return there[0] if there else None
 
     def tell(*news: Any) -> None:
         for watcher in there:
@@ -276,7 +288,7 @@ def _settings(given: dict[str, Any]) -> TrainSettings:
 
 
 @contextlib.contextmanager
-def _run_folder(folder: str | Path | None, resume: bool) -> Iterator[Path]:
+def _run_folder(folder: str | Path | None, resume: bool) -> Iterator[Path | None]:
     if folder is not None:
         place = Path(folder)
         with only_one_run(place):
@@ -288,5 +300,4 @@ def _run_folder(folder: str | Path | None, resume: bool) -> Iterator[Path]:
         return
     if resume:
         raise ValueError("resume: give the folder of the run")
-    with tempfile.TemporaryDirectory(prefix="pplseq-") as place:
-        yield Path(place)
+    yield None

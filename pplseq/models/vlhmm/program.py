@@ -349,14 +349,6 @@ class VLHMM(Estimator):
     def config(self):
         return dict(self._config)
 
-    def as_batch(self, x, lengths=None, *, states=None):
-        self.check_words_known()
-        return super().as_batch(x, lengths, states=states)
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        blocks = None if self.num_words is None else self.block_of_word
-        return {"blocks": blocks, **self._config}
-
     def save(self, folder) -> Path:
         self.check_words_known()
         return super().save(folder)
