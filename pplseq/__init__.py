@@ -9,9 +9,9 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "BlockedEnum": "@pplseq.infer.programs.blocked_enum",
         "markov": "@pplseq.infer.programs.markov",
-        "TraceBlockedEnum_ELBO": "@pplseq.infer.programs.elbo",
+        "TraceBlockedEnum_ELBO": "@pplseq.infer.programs.blocked_enum",
         "KalmanCollapse": "@pplseq.infer.programs.kalman_collapse",
-        "TraceKalman_ELBO": "@pplseq.infer.programs.elbo",
+        "TraceKalman_ELBO": "@pplseq.infer.programs.kalman_collapse",
         "LinearGaussian": "distributions.linear_gaussian",
         "infer_states": "@pplseq.infer.programs.states",
         "check_vectorizable": "@pplseq.infer.programs.states",

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.blocks import BlockLayout
-from pplseq.distributions.dense import Emission, Transition
-from pplseq.distributions.state import MISSING, Belief
+from pplseq.distributions.state import MISSING, Belief, Emission, Transition
 from pplseq.kernels.log_norm import streamed_log_norm
 from pplseq.kernels.log_semiring import log_matmul, logsumexp
 

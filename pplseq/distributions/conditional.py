@@ -11,8 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.distributions.dense import Emission
-from pplseq.distributions.state import broadcast_shapes, take_rows
+from pplseq.distributions.state import Emission, broadcast_shapes, take_rows
 
 
 class ConditionalEmission(Emission):

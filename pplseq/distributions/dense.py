@@ -9,74 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pplseq.distributions.state import StateCategorical, StateEmission, take_rows
+from pplseq.distributions.state import Emission, Transition, take_rows
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
-
-
-class Transition:
-    """What every transition offers. Calling it gives a lazy distribution for ``pyro.sample``.
-
-    Attributes:
-        num_states: Z.
-        batch_shape: shape of a batch of parameter sets (outer enumeration, a plate of parameters); () for one set.
-        input_dims: trailing dimensions of ``inputs`` that belong to one step (0 for a word, 1 for a feature vector).
-    """
-
-    num_states: int
-    batch_shape: torch.Size = torch.Size()
-    input_dims: int = 0
-    device: torch.device
-
-    def __call__(self, previous=None, inputs: Tensor | None = None) -> StateCategorical:
-        """p(z_t | z_{t-1} = previous[, inputs]); the start distribution for None, one step on for a Belief."""
-        return StateCategorical(self, previous, inputs)
-
-    def initial_log_prob(self) -> Tensor:
-        """(*b, Z) log p(z_1)."""
-        raise NotImplementedError
-
-    def rows(self, previous: Tensor | None, inputs: Tensor | None = None) -> Tensor:
-        """(*B, Z) log p(z_t | z_{t-1} = previous), the generic path: meant for small Z."""
-        raise NotImplementedError
-
-
-class Emission:
-    """What every emission offers: ``emission(z)`` for ``pyro.sample`` and likelihoods of observations under all states.
-
-    One that depends on inputs besides the state is called as ``emission(z, inputs=v[:, t])``, and its other methods get the
-    inputs as a last argument.
-
-    Attributes:
-        takes_inputs: whether it does.
-        input_dims: trailing dimensions of ``inputs`` that belong to one step (0 for a symbol, 1 for a feature vector).
-    """
-
-    num_states: int
-    batch_shape: torch.Size = torch.Size()
-    event_shape: torch.Size = torch.Size()
-    support_constraint: constraints.Constraint = constraints.real
-    takes_inputs: bool = False
-    input_dims: int = 0
-
-    def __call__(self, state, inputs: Tensor | None = None) -> StateEmission:
-        """p(x_t | z_t = state[, inputs]) for ``pyro.sample``.
-
-        Raises:
-            ValueError: for inputs to an emission that takes none, or none to one that does.
-        """
-        if (inputs is not None) != self.takes_inputs:
-            expected, got = ("inputs=v[:, t]", "None") if self.takes_inputs else ("no inputs", f"{tuple(inputs.shape)}")
-            raise ValueError(f"inputs: {type(self).__name__} takes {expected} at every step, got {got}")
-        return StateEmission(self, state, inputs)
-
-    def log_likelihood(self, obs: Tensor) -> Tensor:
-        """(*B, Z) log p(obs | z) for every z, nats."""
-        raise NotImplementedError
-
-    def distribution(self, state: Tensor) -> dist.TorchDistribution:
-        """p(x | z = state) as an ordinary distribution of batch shape (*B,)."""
-        raise NotImplementedError
 
 
 def _check_states(name: str, value: Tensor, shape: str, sizes: tuple[int, ...]) -> None:

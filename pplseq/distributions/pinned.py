@@ -7,8 +7,8 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
 from pplseq.distributions.conditional import ConditionalEmission
-from pplseq.distributions.dense import CategoricalEmission, Emission
-from pplseq.distributions.state import broadcast_shapes
+from pplseq.distributions.dense import CategoricalEmission
+from pplseq.distributions.state import Emission, broadcast_shapes
 
 
 class PinnedEmission(Emission):

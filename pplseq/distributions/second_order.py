@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from pplseq.distributions.dense import Transition, check_normalised
-from pplseq.distributions.state import take_rows
+from pplseq.distributions.dense import check_normalised
+from pplseq.distributions.state import Transition, take_rows
 
 
 class SecondOrderTransition(Transition):

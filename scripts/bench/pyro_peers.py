@@ -19,7 +19,7 @@ from record import in_turn, record
 
 from pplseq.distributions import CategoricalEmission, DenseTransition
 from pplseq.infer import TraceBlockedEnum_ELBO, markov
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 
 T, B, V = 32, 16, 100
 

@@ -19,7 +19,7 @@ from pplseq.data.batches import StreamBatches
 from pplseq.data.clustering import brown_clusters
 from pplseq.data.text import load_corpus
 from pplseq.infer import TraceBlockedEnum_ELBO
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models import VLHMM
 
 

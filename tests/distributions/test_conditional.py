@@ -12,8 +12,7 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Gau
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop, generic_log_prob
-from pplseq.infer.programs.blocked_enum import BlockedEnum
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.markov import markov
 
 close = torch.testing.assert_close

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pplseq.infer import TraceBlockedEnum_ELBO
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.kernels.log_norm import log_norm_reference, streamed_log_norm
 from pplseq.models import IOHMM, VLHMM
 

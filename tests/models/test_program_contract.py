@@ -10,7 +10,7 @@ from support.model_cases import CASES, DISCRETE, GAUSSIAN, LENGTHS, ROWS, STEPS
 
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.oracles.discrete import generic_log_prob
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.infer.programs.states import check_vectorizable, infer_states
 from pplseq.models import SequenceModel
 

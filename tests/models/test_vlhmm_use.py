@@ -12,7 +12,7 @@ from torch import nn
 
 from pplseq.distributions import MISSING, Belief
 from pplseq.infer.oracles.discrete import forward_loop
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models import VLHMM
 
 close = torch.testing.assert_close

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from pplseq.distributions.block import BlockTransition
-from pplseq.distributions.dense import DenseTransition, Emission, StepTransition, Transition
+from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.distributions.state import Emission, Transition
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.distributions.dense import Emission, Transition
-from pplseq.distributions.state import Belief
+from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.results import (
     ExpectedCounts,
     Factors,

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pplseq.distributions.dense import Emission
 from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.results import ExpectedCounts, Factors

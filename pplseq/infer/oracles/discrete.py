@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from torch import Tensor
 
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 
 
 def generic_log_prob(model: Callable, *args, max_plate_nesting: int = 1, **kwargs) -> Tensor:

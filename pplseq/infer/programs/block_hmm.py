@@ -7,8 +7,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.distributions.dense import Emission, Transition
-from pplseq.distributions.state import Belief
+from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 

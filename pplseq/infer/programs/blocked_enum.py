@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass, field
 
 import torch
+from pyro.infer import Trace_ELBO
 from pyro.nn import PyroModule
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from pplseq.distributions.state import Belief, StateCategorical, StateEmission, 
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.enumerated import EagerChain
-from pplseq.infer.programs.recording import (
+from pplseq.infer.programs.markov import (
     ChainMessenger,
     Chains,
     as_mask,
@@ -253,3 +254,27 @@ def _module_context(recording: _Recording):
                 if isinstance(spec, PyroModule):
                     stack.enter_context(spec._pyro_context)
         yield
+
+
+class TraceBlockedEnum_ELBO(Trace_ELBO):
+    """``Trace_ELBO`` whose model runs under :class:`BlockedEnum`; guides for the other (continuous) sites work as usual.
+
+    Use it with ``pyro.infer.SVI``, or as ``TraceBlockedEnum_ELBO()(model, guide)`` (an ``ELBOModule``) with one
+    ``torch.optim`` optimizer. For a further discrete site to be enumerated outside the chains, use Pyro's
+    ``TraceEnum_ELBO`` on ``BlockedEnum()(model)`` instead.
+
+    Args:
+        vectorize: let ``pplseq.markov`` run loop bodies once for all steps.
+        **options: those of ``pyro.infer.Trace_ELBO``.
+    """
+
+    def __init__(self, *, vectorize: bool = True, **options):
+        super().__init__(**options)
+        self.vectorize = vectorize
+
+    def _get_trace(self, model, guide, args, kwargs):
+        return super()._get_trace(BlockedEnum(vectorize=self.vectorize)(model), guide, args, kwargs)
+
+
+def no_guide(*args, **kwargs) -> None:
+    """The guide of a model whose only latent sites are hidden states."""

@@ -15,7 +15,7 @@ from pplseq.distributions.noise import Noise, same_noise, same_tensor
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
 from pplseq.infer.programs.gaussian_sites import SiteEmission, shared
-from pplseq.infer.programs.recording import as_mask, plate_shape, says, stack_steps
+from pplseq.infer.programs.markov import as_mask, plate_shape, says, stack_steps
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from pyro.distributions import MultivariateNormal
+from pyro.infer import Trace_ELBO
 
 from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.gaussian_types import GaussianBelief
@@ -11,7 +12,7 @@ from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian,
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.programs.gaussian_sites import AffineSite, covariance_of, read_site
-from pplseq.infer.programs.recording import ChainMessenger, Chains, check_place, emit_factor
+from pplseq.infer.programs.markov import ChainMessenger, Chains, check_place, emit_factor
 
 START = (
     "A chain starts at an unobserved LinearGaussian whose state is None, or at a MultivariateNormal with "
@@ -169,3 +170,20 @@ def _check_dtype(name: str, what: str, value: torch.Tensor, recording: Recording
 def _symbol(recording: Recording, batch_shape: torch.Size, size: int | None = None) -> GaussianVar:
     zero = recording.zero if size in (None, len(recording.zero)) else recording.zero.new_zeros(size)
     return GaussianVar.make(zero.expand(*batch_shape, -1), recording, len(recording.steps) - 1)
+
+
+class TraceKalman_ELBO(Trace_ELBO):
+    """``Trace_ELBO`` whose model runs under :class:`KalmanCollapse`; see
+    :class:`~pplseq.infer.programs.blocked_enum.TraceBlockedEnum_ELBO`.
+
+    Args:
+        vectorize, tol: of the handler.
+        **options: those of ``pyro.infer.Trace_ELBO``.
+    """
+
+    def __init__(self, *, vectorize: bool = True, tol: float | None = None, **options):
+        super().__init__(**options)
+        self.vectorize, self.tol = vectorize, tol
+
+    def _get_trace(self, model, guide, args, kwargs):
+        return super()._get_trace(KalmanCollapse(self.vectorize, self.tol)(model), guide, args, kwargs)

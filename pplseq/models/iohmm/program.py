@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, StepTransition, Transition
-from pplseq.distributions.state import Belief
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
+from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.programs.markov import markov
 from pplseq.models.batch import seeded
 from pplseq.models.given import Sizes

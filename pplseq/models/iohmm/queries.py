@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission
-from pplseq.distributions.dense import CategoricalEmission, Emission, Transition
-from pplseq.distributions.state import Belief
+from pplseq.distributions.dense import CategoricalEmission
+from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given

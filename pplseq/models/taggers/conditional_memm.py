@@ -10,7 +10,8 @@ from pyro import poutine
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from pplseq.distributions.dense import Emission, StepTransition
+from pplseq.distributions.dense import StepTransition
+from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov

@@ -15,9 +15,9 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Transition
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
-from pplseq.distributions.state import gather_last, take_rows
+from pplseq.distributions.state import Transition, gather_last, take_rows
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov

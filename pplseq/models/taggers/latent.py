@@ -15,7 +15,8 @@ from torch import Tensor
 from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.block import BlockEmission, BlockTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout
-from pplseq.distributions.dense import DenseTransition, Transition
+from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.state import Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov

@@ -7,8 +7,8 @@ import torch
 from support.tiny_chains import SITUATIONS, Case, case
 from support.tiny_families import FAMILIES
 
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Emission, GaussianEmission, StepTransition
-from pplseq.distributions.state import Belief
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
+from pplseq.distributions.state import Belief, Emission
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import forward_loop
 

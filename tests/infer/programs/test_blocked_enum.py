@@ -177,7 +177,7 @@ def test_nested_plates(vectorize):
     close(got, flat.log_prob().sum())
     chain = handler.chains["z_0"]
     assert chain.log_prob().shape == (2, 3) and chain.viterbi()[0].shape == (2, 3, 4)
-    close(chain.marginals().probs.flatten(1, 2), flat.marginals().probs)
+    close(chain.marginals().probs.flatten(0, 1), flat.marginals().probs)
     equal_with_gradients(tables, [got, generic_log_prob(nested, x, max_plate_nesting=2)])
 
 

@@ -10,8 +10,8 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from support.linear_systems import LENGTHS, B, N, System, T, close, lazy
 
 from pplseq.distributions.linear_gaussian import LinearGaussian
-from pplseq.infer.programs.elbo import TraceKalman_ELBO, no_guide
-from pplseq.infer.programs.kalman_collapse import KalmanCollapse
+from pplseq.infer.programs.blocked_enum import no_guide
+from pplseq.infer.programs.kalman_collapse import KalmanCollapse, TraceKalman_ELBO
 from pplseq.infer.programs.markov import markov
 from pplseq.infer.programs.states import check_vectorizable
 from pplseq.models.lds.program import LDS

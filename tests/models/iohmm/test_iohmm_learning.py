@@ -13,8 +13,7 @@ from support.iohmm_models import LENGTHS, data, make
 from support.iohmm_truth import Truth
 
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, sample_parameters
-from pplseq.infer.programs.blocked_enum import BlockedEnum
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.models import IOHMM
 
 close = torch.testing.assert_close

@@ -10,7 +10,7 @@ from pyro.infer import SVI, Trace_ELBO
 from support.dense_lds import dense, joint, values
 
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models.lds.program import LDS
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ from support.text_lds_truth import NUM_STATES, NUM_WORDS, log_gain, make, rebase
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.infer.programs.elbo import no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models.text_lds.embeddings import TokenEmbedder
 from pplseq.models.text_lds.next_word import best_weight, score_next_words, token_probs, tune_mixture_weight, word_probs
 from pplseq.models.text_lds.program import TextLDS
@@ -165,7 +165,7 @@ def test_it_generates():
 
 
 def test_svi_moves_every_parameter():
-    from pplseq.infer.programs.elbo import TraceKalman_ELBO
+    from pplseq.infer.programs.kalman_collapse import TraceKalman_ELBO
 
     model = make().train()
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
