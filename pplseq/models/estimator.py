@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -16,6 +17,7 @@ from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateM
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
+from pplseq.models.fit_run import run_fit
 from pplseq.models.fitting import check_options, fit_parameters, start_anew
 
 
@@ -85,6 +87,9 @@ class Estimator(SequenceModel):
         warm_start: bool = False,
         num_restarts: int = 1,
         seed: int | None = None,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        max_time: float | None = None,
         **options,
     ) -> Self:
         """Fits the parameters to data; ``history`` says afterwards how it went.
@@ -99,6 +104,9 @@ class Estimator(SequenceModel):
             warm_start: start from the parameters as they are, instead of anew from the data.
             num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
             seed: makes the fit repeatable; None draws from torch's generator.
+            folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``; Ctrl-C and SIGTERM leave a checkpoint.
+            resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
+            max_time: seconds, over all resumptions.
             **options: what is ``known`` with the sequences (observed states make the fit supervised, or partly so), and
                 options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
                 the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, learning_rate, guide, num_samples, ...).
@@ -120,9 +128,12 @@ class Estimator(SequenceModel):
         batch = self.as_batch(x, lengths, **known)
         batches = split_rows(batch, batch_size)
         with seeded(seed):
-            if not warm_start:
+            if not (warm_start or resume):
                 start_anew(self, batches, lambda: self.initialize(batch), num_restarts)
-            history = fit_parameters(self, batches, method, options)
+            if folder is None and max_time is None and not resume:
+                history = fit_parameters(self, batches, method, options)
+            else:
+                history = run_fit(self, batches, method, options, folder=folder, resume=resume, max_time=max_time)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         self.is_fitted = True
         return self

@@ -189,12 +189,15 @@ def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
 
 
 def batch_iteration(
-    model: ExpectationModel, batches: Sequence[Batch]
+    model: ExpectationModel, batches: Sequence[Batch], before: dict[str, Tensor] | None = None
 ) -> Callable[[FitHistory, float], bool]:
     """A function (history, tolerance) that makes one iteration of batch EM; True where it ended without an M-step, with the
     reason in the history.
+
+    Args:
+        before: is kept up to date with the parameters that the last entry of the history is about; what was in it goes on.
     """
-    before: dict[str, Tensor] = {}
+    before = {} if before is None else before
 
     def iterate(history: FitHistory, tolerance: float) -> bool:
         total: Statistics = {}

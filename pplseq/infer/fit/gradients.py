@@ -21,38 +21,55 @@ def _start_at(initial: dict[str, Tensor] | None):
     return init_to_median if initial is None else init_to_value(values=initial)
 
 
-def maximize_by_gradient(
-    model, batches: Sequence[Batch], *, num_steps: int = 500, learning_rate: float = 0.05
-) -> FitHistory:
+class Descent:
     """Adam on -(log p(x) + log prior) / tokens, over ``model.parameters()``; a batch a step, in random order.
 
     Args:
         model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
-        num_steps: gradient steps.
-        learning_rate: Adam's; falls to a tenth over the run.
+        num_steps: gradient steps. learning_rate: Adam's; falls to a tenth over the run.
+
+    Attributes:
+        history: losses so far. order: numbers of the batches that come before all are drawn again.
+    """
+
+    def __init__(self, model, batches: Sequence[Batch], num_steps: int = 500, learning_rate: float = 0.05):
+        self.model, self.batches = model, batches
+        self.num_steps = checks.count("num_steps", num_steps)
+        self.history = FitHistory("sgd", sum(batch.num_tokens for batch in batches))
+        self.order: list[int] = []
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(parameters, lr=checks.positive("learning_rate", learning_rate))
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
+
+    def step(self) -> float:
+        """The loss of the next batch, nats per token, before the step that it makes."""
+        self.order = self.order or torch.randperm(len(self.batches)).tolist()
+        batch = self.batches[self.order.pop()]
+        self.optimizer.zero_grad()
+        share = batch.num_tokens / self.history.num_tokens
+        loss = -self.model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
+        if bool(loss.isnan()):
+            raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller learning_rate")
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.history.losses.append(float(loss.detach()))
+        return self.history.losses[-1]
+
+
+def maximize_by_gradient(
+    model, batches: Sequence[Batch], *, num_steps: int = 500, learning_rate: float = 0.05
+) -> FitHistory:
+    """A :class:`Descent` to its end; arguments as there.
 
     Raises:
         ArithmeticError: if the loss is NaN.
     """
-    history = FitHistory("sgd", sum(batch.num_tokens for batch in batches))
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / num_steps))
-    order: list[int] = []
-    for step in range(num_steps):
-        order = order or torch.randperm(len(batches)).tolist()
-        batch = batches[order.pop()]
-        optimizer.zero_grad()
-        share = batch.num_tokens / history.num_tokens
-        loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
-        if bool(loss.isnan()):
-            raise ArithmeticError(f"the loss is NaN at step {step}; use a smaller learning_rate")
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        history.losses.append(float(loss.detach()))
-    history.reason = f"num_steps = {num_steps} done"
-    return history
+    descent = Descent(model, batches, num_steps, learning_rate)
+    for _ in range(descent.num_steps):
+        descent.step()
+    descent.history.reason = f"num_steps = {num_steps} done"
+    return descent.history
 
 
 def maximize_by_lbfgs(
