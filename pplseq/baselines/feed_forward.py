@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pplseq.baselines.neural import NeuralLanguageModel, State, check_sizes
+from pplseq import checks
+from pplseq.baselines.neural import State, TiedNetwork
 from pplseq.data.vocabulary import Vocabulary
 
 
-class FeedForward(NeuralLanguageModel):
+class FeedForward(TiedNetwork):
     """Two layers over the vectors of the n - 1 words before, and one table of words for input and output.
 
         g_t = ReLU(sum_k W_k E[w_{t-k}] + b),   f_t = ReLU(U g_t + a),   p(w_t | w_{t-n+1}..w_{t-1}) = softmax(E f_t + c)
@@ -30,29 +31,19 @@ class FeedForward(NeuralLanguageModel):
     """
 
     name: ClassVar[str] = "ff"
+    order: int
 
     def __init__(
         self, vocabulary: Vocabulary, num_units: int = 256, *, order: int = 5, dropout: float = 0.3, seed: int = 0
     ) -> None:
-        super().__init__(vocabulary)
-        check_sizes(dropout, num_units=num_units, order=order)
-        if order < 2:
-            raise ValueError(f"order: expected at least 2, a word and one before it; got {order}")
-        self.num_units, self.order = num_units, order
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.embedding = nn.Parameter(torch.randn(len(vocabulary), num_units) / num_units**0.5)
-            self.window = nn.Conv1d(num_units, num_units, order - 1)
-            self.hidden = nn.Linear(num_units, num_units)
-        self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(vocabulary, num_units, dropout, seed, order=checks.count("order", order, least=2))
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"num_units": self.num_units, "order": self.order, "dropout": self.dropout.p}
+    def make_layers(self, dropout: float) -> None:
+        self.window = nn.Conv1d(self.num_units, self.num_units, self.order - 1)
+        self.hidden = nn.Linear(self.num_units, self.num_units)
 
     def initial_state(self, batch_size: int) -> State:
-        ids = torch.full((batch_size, self.order - 2), self.vocabulary.eos_id, device=self.embedding.device)
+        ids = torch.full((batch_size, self.order - 2), self.eos_id, device=self.embedding.device)
         return (ids,)
 
     def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
@@ -65,7 +56,3 @@ class FeedForward(NeuralLanguageModel):
             return features, (words[:, words.shape[1] - num_before :],)
         places = lengths.unsqueeze(1) + torch.arange(num_before, device=words.device)
         return features, (words.gather(1, places),)
-
-    @property
-    def softmax_weights(self) -> tuple[Tensor, Tensor]:
-        return self.embedding, self.output_bias

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from pplseq.baselines.neural import NeuralLanguageModel, State, check_sizes
+from pplseq.baselines.neural import State, TiedNetwork
 from pplseq.data.vocabulary import Vocabulary
 
 
-class LSTM(NeuralLanguageModel):
+class LSTM(TiedNetwork):
     """Layers of long short-term memory between one table of words, used for input and output.
 
         h_t = LSTM(E[w_{t-1}], h_{t-1}),   p(w_t | w_1..w_{t-1}) = softmax(E h_t + c),   h_0 = 0
@@ -28,25 +27,16 @@ class LSTM(NeuralLanguageModel):
     """
 
     name: ClassVar[str] = "lstm"
+    num_layers: int
 
     def __init__(
         self, vocabulary: Vocabulary, num_units: int = 256, *, num_layers: int = 2, dropout: float = 0.3, seed: int = 0
     ) -> None:
-        super().__init__(vocabulary)
-        check_sizes(dropout, num_units=num_units, num_layers=num_layers)
-        self.num_units, self.num_layers = num_units, num_layers
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.embedding = nn.Parameter(torch.randn(len(vocabulary), num_units) / num_units**0.5)
-            self.layers = nn.LSTM(
-                num_units, num_units, num_layers, batch_first=True, dropout=dropout if num_layers > 1 else 0.0
-            )
-        self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(vocabulary, num_units, dropout, seed, num_layers=num_layers)
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"num_units": self.num_units, "num_layers": self.num_layers, "dropout": self.dropout.p}
+    def make_layers(self, dropout: float) -> None:
+        dropout = dropout if self.num_layers > 1 else 0.0
+        self.layers = nn.LSTM(self.num_units, self.num_units, self.num_layers, batch_first=True, dropout=dropout)
 
     def initial_state(self, batch_size: int) -> State:
         zeros = self.embedding.new_zeros(batch_size, self.num_layers, self.num_units)
@@ -63,7 +53,3 @@ class LSTM(NeuralLanguageModel):
             packed, (hidden, cell) = self.layers(packed, (hidden, cell))
             features, _ = pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
         return self.dropout(features), (hidden.transpose(0, 1), cell.transpose(0, 1))
-
-    @property
-    def softmax_weights(self) -> tuple[Tensor, Tensor]:
-        return self.embedding, self.output_bias

@@ -8,7 +8,6 @@ library's own models (`pplseq train`), to which a network looks like a model who
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -18,11 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pplseq import checks
 from pplseq.baselines.sgd import SGDSettings, SGDTraining, State
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import FolderError
 from pplseq.runs.loop import run_training
+from pplseq.runs.settings import perplexity
 
 
 class Carried(NamedTuple):
@@ -41,7 +42,7 @@ class Carried(NamedTuple):
 
     def detach(self) -> Carried:
         """The same without its history of gradients."""
-        return Carried(*(part if part is None else part.detach() for part in self))
+        return Carried(self.last_word.detach(), self.hidden.detach(), None if self.cell is None else self.cell.detach())
 
 
 class Reading:
@@ -52,7 +53,7 @@ class Reading:
         carried: the state at each row's end.
     """
 
-    def __init__(self, log_probs: Tensor | None, carried: Carried):
+    def __init__(self, log_probs: Any, carried: Carried) -> None:
         self._log_probs, self._carried = log_probs, carried
 
     def token_log_probs(self) -> Tensor:
@@ -92,7 +93,7 @@ class NeuralLanguageModel(nn.Module):
         super().__init__()
         if vocabulary.eos_id is None:
             raise ValueError(f"vocabulary: it has no {vocabulary.eos!r}, which stands before the first word; add it")
-        self.vocabulary = vocabulary
+        self.vocabulary, self.eos_id = vocabulary, vocabulary.eos_id
         self.history: list[dict[str, Any]] = []
 
     def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
@@ -208,7 +209,7 @@ class NeuralLanguageModel(nn.Module):
 
     def _read(self, x: Tensor, lengths: Tensor | None, start: Carried | None) -> tuple[Tensor, Carried]:
         if start is None:
-            eos = x.new_full((len(x),), self.vocabulary.eos_id)
+            eos = x.new_full((len(x),), self.eos_id)
             start = Carried(eos, *self.initial_state(len(x)))
         words = torch.cat([start.last_word.unsqueeze(1), x[:, :-1]], 1)
         if lengths is None:
@@ -236,7 +237,7 @@ class NeuralLanguageModel(nn.Module):
         self._check(text, "text")
         device = next(self.parameters()).device
         tokens = torch.from_numpy(text.tokens.astype(np.int64)).to(device)
-        before = torch.cat([tokens.new_full((1,), self.vocabulary.eos_id), tokens[:-1]])
+        before = torch.cat([tokens.new_full((1,), self.eos_id), tokens[:-1]])
         state, scores = self.initial_state(1), []
         with torch.no_grad(), _evaluating(self):
             for words, targets in zip(before.split(at_once), tokens.split(at_once), strict=True):
@@ -246,8 +247,7 @@ class NeuralLanguageModel(nn.Module):
 
     def perplexity(self, text: Text) -> float:
         """exp(-mean log-probability) over all tokens, `<eos>` and `<unk>` counted, the state carried over the text."""
-        nats = -float(self.log_prob(text).mean())
-        return math.exp(nats) if nats < 700 else math.inf
+        return perplexity(-float(self.log_prob(text).mean()))
 
     def next_word(self, context: Sequence[str] | Sequence[int] = ()) -> np.ndarray:
         """Log-probabilities of the word after a text's first words, (V,) nats.
@@ -255,9 +255,8 @@ class NeuralLanguageModel(nn.Module):
         Args:
             context: words or ids from the start of a text, `<eos>` between lines; () for the first word.
         """
-        if isinstance(context, str) or any(isinstance(word, str) for word in context):
-            context = self.vocabulary.encode(context)
-        ids = np.array([self.vocabulary.eos_id, *context], dtype=np.int64)
+        words = isinstance(context, str) or any(isinstance(word, str) for word in context)
+        ids = np.array([self.eos_id, *(self.vocabulary.encode(context) if words else context)], dtype=np.int64)  # type: ignore
         if not 0 <= ids.min() <= ids.max() < len(self.vocabulary):
             raise ValueError(f"context: expected ids from 0 to {len(self.vocabulary) - 1}, got {ids[1:].tolist()}")
         with torch.no_grad(), _evaluating(self):
@@ -288,7 +287,7 @@ class NeuralLanguageModel(nn.Module):
         from pplseq.models.storage import MODEL, check_finite, read_words
 
         header, tensors, _, words = MODEL.read(folder, more=read_words)
-        kind = header.get("model")
+        kind = str(header.get("model"))
         if kind not in NETWORKS or not issubclass(NETWORKS[kind], cls):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
             raise ValueError(f"{folder}: expected a model of kind {expected!r}, got {kind!r}")
@@ -308,6 +307,40 @@ class NeuralLanguageModel(nn.Module):
             )
         if text.num_tokens == 0:
             raise ValueError(f"{name}: {text.name!r} has no tokens")
+
+
+class TiedNetwork(NeuralLanguageModel):
+    """A network with dropout and one (V, D) table of words, `embedding`, for input and output.
+
+    Args:
+        vocabulary: with `<eos>`. num_units: D. dropout, seed: as of the subclasses.
+        **sizes: whole numbers of at least 1, kept as attributes and in `config`.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, num_units: int, dropout: float, seed: int, **sizes: int) -> None:
+        super().__init__(vocabulary)
+        self.num_units, self.sizes = checks.count("num_units", num_units), sizes
+        for name, size in sizes.items():
+            setattr(self, name, checks.count(name, size))
+        dropout = checks.share("dropout", dropout, "[0, 1)")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embedding = nn.Parameter(torch.randn(len(vocabulary), num_units) / num_units**0.5)
+            self.make_layers(dropout)
+        self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
+        self.dropout = nn.Dropout(dropout)
+
+    def make_layers(self, dropout: float) -> None:
+        """Sets the modules between the two tables, with weights drawn from torch's generator."""
+        raise NotImplementedError
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"num_units": self.num_units, **self.sizes, "dropout": self.dropout.p}
+
+    @property
+    def softmax_weights(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.output_bias
 
 
 ROWS_AT_ONCE = 1024  # of the (N, V) table that a softmax needs
@@ -337,7 +370,7 @@ class _SoftmaxNats(torch.autograd.Function):
         return nats
 
     @staticmethod
-    def backward(ctx, by_nats):
+    def backward(ctx, by_nats):  # pyright: ignore[reportIncompatibleMethodOverride]
         by_features, by_weights, by_bias = ctx.saved_tensors
         return by_nats * by_features, by_nats * by_weights, by_nats * by_bias, None, None
 
@@ -351,17 +384,6 @@ class MaximumLikelihood(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Tensor:
         return self.model.loss(x, lengths, start)
-
-
-def check_sizes(dropout: float = 0.0, **sizes: int) -> None:
-    """Raises unless the named sizes are whole numbers of at least 1 and dropout lies in [0, 1)."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{name}: expected an integer, got {size!r}")
-        if size < 1:
-            raise ValueError(f"{name}: expected at least 1, got {size}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: expected at least 0 and below 1, got {dropout}")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pplseq.baselines.neural import NeuralLanguageModel, State, check_sizes
+from pplseq import checks
+from pplseq.baselines.neural import NeuralLanguageModel, State
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 
@@ -38,8 +39,7 @@ class RNN(NeuralLanguageModel):
 
     def __init__(self, vocabulary: Vocabulary, num_units: int, *, init_scale: float = 0.1, seed: int = 0) -> None:
         super().__init__(vocabulary)
-        check_sizes(num_units=num_units)
-        self.num_units, num_words = num_units, len(vocabulary)
+        self.num_units, num_words = checks.count("num_units", num_units), len(vocabulary)
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int) -> nn.Parameter:
@@ -133,26 +133,22 @@ class RNN(NeuralLanguageModel):
         ):
             if part.shape != shape:
                 raise ValueError(f"{name}: expected shape {shape} (D = {num_units}, V = {num_words}), got {part.shape}")
-            if not np.isfinite(part).all():
-                raise ValueError(
-                    f"{name}: it holds values that are not finite; use the parameters of a converged filter"
-                )
+            checks.finite(name, part, "use the parameters of a converged filter")
         if not mu.min() > 0:
             raise ValueError(f"probs: expected positive probabilities, got {mu.min():.4g}; train with pseudo-counts")
-        if not scale > 0:
-            raise ValueError(f"scale: expected a positive number, got {scale}")
+        checks.positive("scale", scale)
         if (radius := np.abs(np.linalg.eigvals(A)).max()) >= 1:
             raise ValueError(
                 f"A: expected a stable filter, got spectral radius {radius:.4f}; give A - A K C or A - K C A"
             )
 
-        states = _filter(A, B, text.tokens[:sample_tokens], text.vocabulary.eos_id)
+        model = cls(text.vocabulary, num_units)
+        states = _filter(A, B, text.tokens[:sample_tokens], model.eos_id)
         values, vectors = np.linalg.eigh(states.T @ states / len(states))
         roots = np.sqrt(np.maximum(values, 1e-12 * values.max()))
         whiten, unwhiten = (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
         A, B, C = whiten @ A @ unwhiten, whiten @ B, C @ unwhiten
 
-        model = cls(text.vocabulary, num_units)
         with torch.no_grad():
             model.transition.copy_(torch.from_numpy(4 * A))
             model.embedding.copy_(torch.from_numpy((scale * B - 2 * A.sum(1, keepdims=True)).T))
@@ -201,7 +197,7 @@ def _log_ratio_fit(states: np.ndarray, ratios: np.ndarray, num_states: int = 20_
 def _best_gain(model: RNN, logs: Tensor, text: Text, num_tokens: int) -> float:
     """g in [0, 2] under which softmax(logs + g (C h + c)) makes a sample of the text likeliest; it is concave in g."""
     tokens = torch.from_numpy(text.tokens[:num_tokens].astype(np.int64))
-    before = torch.cat([tokens.new_full((1,), text.vocabulary.eos_id), tokens[:-1]])
+    before = torch.cat([tokens.new_full((1,), model.eos_id), tokens[:-1]])
     features, _ = model(before[None], model.initial_state(1))
 
     def slope(gain: float) -> float:

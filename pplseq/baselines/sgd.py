@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.batches import StreamBatches
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training
@@ -57,19 +58,14 @@ class SGDSettings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "segment_length"):
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-        for name in ("lr", "epochs", "batch_size", "segment_length", "checkpoint_interval"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 < self.decay < 1:
-            raise ValueError(f"decay must lie between 0 and 1, got {self.decay}")
-        if not 0 <= self.min_improvement < 1:
-            raise ValueError(f"min_improvement must lie in [0, 1), got {self.min_improvement}")
-        if self.precision not in ("full", "bfloat16"):
-            raise ValueError(f"precision must be 'full' or 'bfloat16', got {self.precision!r}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be positive, or None not to clip, got {self.clip}")
+            checks.count(name, getattr(self, name))
+        checks.positive("lr", self.lr)
+        checks.positive("checkpoint_interval", self.checkpoint_interval)
+        checks.share("decay", self.decay, "(0, 1)")
+        checks.share("min_improvement", self.min_improvement, "[0, 1)")
+        checks.choice("precision", self.precision, ("full", "bfloat16"))
+        if self.clip is not None:
+            checks.positive("clip", self.clip)
 
 
 class SGDTraining(Training):
@@ -120,10 +116,11 @@ class SGDTraining(Training):
 
     def _learn(self, batch: Any) -> None:
         p, x = self.progress, batch.x.to(self.device)
-        if batch.is_first or self.previous is None:
+        previous = self.previous
+        if batch.is_first or previous is None:
             self.state_now = self.model.initial_state(len(x))
-            self.previous = x.new_full((len(x), 1), self.model.vocabulary.eos_id)
-        words = torch.cat([self.previous, x[:, :-1]], 1)
+            previous = x.new_full((len(x), 1), self.model.eos_id)
+        words = torch.cat([previous, x[:, :-1]], 1)
         features, state = self.model(words, tuple(part.detach() for part in self.state_now))
         loss = self.model.nats(features.flatten(0, 1), x.flatten(), self.settings.precision) / len(x)
         gradients = torch.autograd.grad(loss, self.parameters)

@@ -112,7 +112,7 @@ class LagCounts:
             and all(a.nnz == b.nnz and (a != b).nnz == 0 for a, b in zip(self.lags, other.lags, strict=True))
         )
 
-    __hash__ = None
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:
         return (

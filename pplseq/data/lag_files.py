@@ -69,7 +69,7 @@ def load_counts(folder: str | Path) -> LagCounts:
     header, _, arrays, vocabulary = COUNTS.read(folder, more=read_vocab)
     try:
         lags = [
-            csr_counts(*(arrays[f"{name}_{lag}"] for name in ("values", "columns", "indptr")), header["num_words"])
+            csr_counts(arrays[f"values_{lag}"], arrays[f"columns_{lag}"], arrays[f"indptr_{lag}"], header["num_words"])
             for lag in range(1, header["max_lag"] + 1)
         ]
         for matrix in lags:

@@ -136,7 +136,7 @@ def count_lags(
     report = progress or (lambda position, num_bytes, num_tokens: None)
     with ExitStack() as stack:
         if vocabulary is None:
-            spool = stack.enter_context(_Spool(folder))
+            spool = stack.enter_context(_Spool(None if folder is None else Path(folder)))
             vocabulary, table = _make_vocabulary(
                 stream, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, spool, report
             )
@@ -150,6 +150,7 @@ def count_lags(
             num_tokens += len(tokens)
             report(stream.position, stream.num_bytes, num_tokens)
         counts, lags = counter.result()
+    assert stream.fingerprint is not None  # it has been read
     part = Part(stream.name, stream.fingerprint, number, num_shards)
     result = LagCounts(vocabulary, counts, lags, unit, (part,), forms)
     if num_shards > 1:

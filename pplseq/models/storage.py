@@ -28,13 +28,15 @@ def save_model(model, folder) -> Path:
     """
     from pplseq.data.clustering import write_paths
 
-    def more(folder: Path) -> None:
-        if model.vocabulary is not None:
-            model.vocabulary.save(folder / "vocab.txt")
-        if model.clusters is not None:
-            write_paths(folder / "clusters.paths", model.clusters, model.vocabulary)
+    vocabulary, clusters = model.vocabulary, model.clusters
 
-    if model.clusters is not None and model.vocabulary is None:
+    def more(folder: Path) -> None:
+        if vocabulary is not None:
+            vocabulary.save(folder / "vocab.txt")
+        if vocabulary is not None and clusters is not None:
+            write_paths(folder / "clusters.paths", clusters, vocabulary)
+
+    if clusters is not None and vocabulary is None:
         raise ValueError("clusters: they are written by word, so set model.vocabulary too")
     header = {"model": model.name, "config": model.config}
     return MODEL.write(folder, header, tensors=model.state_dict(), more=more)

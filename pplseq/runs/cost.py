@@ -135,7 +135,7 @@ def measure_speed(hidden_size: int = 256, size: int = 2048, device: torch.device
 
     def product() -> None:
         with torch.no_grad():
-            out @ into.T
+            torch.matmul(out, into.T)
 
     return Speed(
         4 * flops / _best_time(training, device), flops / _best_time(test, device), flops / _best_time(product, device)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from pplseq import checks
+
 
 class NonFiniteLoss(RuntimeError):
     """The loss or its gradient became NaN or infinite."""
@@ -46,16 +48,13 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         for name in ("lr", "factor", "epochs", "validate_per_epoch", "log_interval", "checkpoint_interval"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            checks.positive(name, getattr(self, name))
         for name in ("clip", "max_time", "early_stop"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive or None, got {value}")
-        if self.schedule not in ("plateau", "linear"):
-            raise ValueError(f"schedule must be plateau or linear, got {self.schedule!r}")
-        if self.patience is not None and self.patience < 0:
-            raise ValueError(f"patience must be 0 or more, or None to keep the learning rate, got {self.patience}")
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        checks.choice("schedule", self.schedule, ("plateau", "linear"))
+        if self.patience is not None:
+            checks.count("patience", self.patience, least=0)
 
 
 @dataclass

@@ -188,7 +188,7 @@ def test_a_loaded_network_learns_with_dropout(text, tmp_path):
         torch.manual_seed(0)
         perplexities.append(model.fit(text, settings=settings).history[-1]["train_perplexity"])
     assert perplexities[0] == pytest.approx(perplexities[1])
-    with pytest.raises(TypeError, match="epochs must be an integer, got 2.5"):
+    with pytest.raises(TypeError, match="epochs must be a whole number, got 2.5"):
         SGDSettings(epochs=2.5)
 
 
@@ -210,10 +210,10 @@ def test_folders(tmp_path, text):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda v: LSTM(v, 0), ValueError, "num_units: expected at least 1, got 0"),
-        (lambda v: LSTM(v, 4, num_layers=2.0), TypeError, "num_layers: expected an integer"),
-        (lambda v: LSTM(v, 4, dropout=1.0), ValueError, "dropout: expected at least 0 and below 1"),
-        (lambda v: FeedForward(v, 4, order=1), ValueError, "order: expected at least 2"),
+        (lambda v: LSTM(v, 0), ValueError, "num_units must be at least 1, got 0"),
+        (lambda v: LSTM(v, 4, num_layers=2.0), TypeError, "num_layers must be a whole number"),
+        (lambda v: LSTM(v, 4, dropout=1.0), ValueError, "dropout must lie in"),
+        (lambda v: FeedForward(v, 4, order=1), ValueError, "order must be at least 2"),
     ],
 )
 def test_sizes_are_checked(text, make, error, message):

@@ -268,15 +268,15 @@ def test_linear_start_gain_is_the_likeliest(texts, filter_arrays):
 
 def test_refusals(texts, filter_arrays):
     train, valid = texts
-    with pytest.raises(TypeError, match="num_units: expected an integer"):
+    with pytest.raises(TypeError, match="num_units must be a whole number"):
         RNN(train.vocabulary, 2.0)
-    with pytest.raises(ValueError, match="num_units: expected at least 1"):
+    with pytest.raises(ValueError, match="num_units must be at least 1"):
         RNN(train.vocabulary, 0)
     with pytest.raises(ValueError, match="it has no '<eos>'"):
         RNN(Vocabulary(("a", "b")), 2)
-    with pytest.raises(ValueError, match="batch_size must be positive"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
         SGDSettings(batch_size=0)
-    with pytest.raises(ValueError, match="precision must be 'full' or 'bfloat16'"):
+    with pytest.raises(ValueError, match="precision must be one of full, bfloat16"):
         SGDSettings(precision="half")
     model = RNN(train.vocabulary, 2)
     other = Text.from_lines([["a", "b"]])
@@ -297,13 +297,13 @@ def test_refusals(texts, filter_arrays):
         RNN.from_linear(A, B, C, train, probs=np.ones(3))
     with pytest.raises(ValueError, match="probs: expected positive probabilities"):
         RNN.from_linear(A, B, C, train, probs=np.zeros(len(train.vocabulary)))
-    with pytest.raises(ValueError, match="scale: expected a positive number"):
+    with pytest.raises(ValueError, match="scale must be positive"):
         RNN.from_linear(A, B, C, train, scale=0.0)
     with pytest.raises(ValueError, match="C: expected shape"):
         RNN.from_linear(A, B, C.T, train)
     with pytest.raises(ValueError, match="expected a stable filter, got spectral radius 1.2"):
         RNN.from_linear(2 * A, B, C, train)
-    with pytest.raises(ValueError, match="B: it holds values that are not finite"):
+    with pytest.raises(ValueError, match="B must be finite"):
         RNN.from_linear(A, B * np.nan, C, train)
     with pytest.raises(NotImplementedError):
         NeuralLanguageModel(train.vocabulary).initial_state(1)

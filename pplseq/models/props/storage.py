@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -170,11 +171,10 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
         same = state.options == first.options and state.num_states == first.num_states
         same = same and np.array_equal(state.initial, first.initial)
         same = same and np.array_equal(state.first_transition, first.first_transition)
-        same = same and type(state.emissions) is type(first.emissions) and state.num_own == first.num_own
-        if words:
-            same = same and state.emissions.num_words == first.emissions.num_words
-        else:
-            same = same and np.array_equal(state.emissions.center, first.emissions.center)
+        own: Any = state.emissions
+        theirs: Any = first.emissions
+        same = same and type(own) is type(theirs) and state.num_own == first.num_own
+        same = same and (own.num_words == theirs.num_words if words else np.array_equal(own.center, theirs.center))
         if not same:
             raise ValueError(
                 f"states: stream {k} has other sizes, options or first parameters than stream 0; start them alike"
@@ -189,7 +189,7 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
     for state in states:
         share = state.num_steps / total
         result.rows[: _settled(result)] += share * state.rows[: _settled(state)]
-        if result.sums is not None:  # means weighted by tokens, as the statistics
+        if result.sums is not None and state.sums is not None:  # means weighted by tokens, as the statistics
             per_step = share * result.total_weight / state.total_weight if state.total_weight else 0.0
             result.sums[: _settled(result)] += per_step * state.sums[: _settled(state)]
         if words:
@@ -219,11 +219,11 @@ def _empty_like(state: StreamState) -> StreamState:
 
 def _merge_words(result: StreamState, state: StreamState, share: float) -> None:
     """Adds a stream's words to the cold ones of another."""
-    own, cold = state.emissions, result.emissions.cold
-    averaging = result.sums is not None and state.total_weight > 0
+    own: Any = state.emissions
+    cold = cast(WordStatistics, result.emissions).cold
     words, counts = own.counts(state.rows[state.num_fixed :], None)
     means = counts * 0
-    if averaging:
+    if result.sums is not None and state.sums is not None and state.total_weight > 0:
         means = own.counts(state.sums[state.num_fixed :] / state.total_weight, state.total_weight)[1]
     for word, count, mean in zip(words.tolist(), share * counts, share * result.total_weight * means, strict=True):
         cold.add(word, count, mean if result.sums is not None else None)
