@@ -8,20 +8,16 @@
 
 import sys
 
-import torch
-
-from pplseq import MISSING, load
+from pplseq import load
 
 
 def main(folder: str, sentence: str) -> None:
     model = load(folder)
     vocabulary, clusters = model.vocabulary, model.clusters
     words = [*sentence.split(), vocabulary.eos]
-    ids = [MISSING if word == "_" else int(vocabulary.encode([word])[0]) for word in words]
-    x = torch.tensor([ids])  # (B, T): one row
 
-    # One exact forward-backward pass answers everything below.
-    chain = model.posterior(x)
+    # One exact forward-backward pass answers everything below; it is about one row of words.
+    chain = model.posterior([[None if word == "_" else word for word in words]])
     print(f"log p(words) = {chain.log_prob().item():.3f} nats")
 
     # p(z_t | all words): the three most probable states at each word.
@@ -45,8 +41,8 @@ def main(folder: str, sentence: str) -> None:
             print(f"word {t + 1} could be:", ", ".join(f"{word} ({p:.1%})" for word, p in guesses))
 
     # The words of the same block as the first one: what the clustering found alike.
-    if clusters is not None and ids[0] != MISSING:
-        block = clusters.block_of_word[ids[0]]
+    if clusters is not None and words[0] != "_":
+        block = clusters.block_of_word[int(vocabulary.encode([words[0]])[0])]
         alike = (clusters.block_of_word == block).nonzero()[0]
         print(f"in one block with {words[0]!r}:", " ".join(vocabulary.decode(alike[:12])))
 

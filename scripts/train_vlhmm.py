@@ -3,19 +3,18 @@
 
     python scripts/train_vlhmm.py runs/example --data builtin:python --states 1024 --blocks 64 --minutes 1
 
-The command `pplseq train` does the same with more options; this is what it comes down to.
+`VLHMM(num_states=1024).fit(corpus, num_blocks=64, folder=...)` does the same in one line, and the command `pplseq train` with
+more options; this is what they come down to.
 """
 
 import argparse
 from pathlib import Path
 
 import pyro
-import torch
 
-from pplseq.data.batches import StreamBatches
-from pplseq.data.clustering import brown_clusters
-from pplseq.data.text import load_corpus
-from pplseq.models import VLHMM
+from pplseq import VLHMM, load, load_corpus
+from pplseq.models.texts import make_batches, validation
+from pplseq.models.vlhmm.fit import lay_out, make_clusters
 from pplseq.runs.evaluation import score_text
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.training import train
@@ -33,36 +32,26 @@ def main() -> None:
 
     # A text, its vocabulary, and blocks of words with similar neighbours; <eos> has a block of its own.
     corpus = load_corpus(options.data)
-    vocabulary = corpus.vocabulary
-    clusters = brown_clusters(
-        corpus.train.tokens, len(vocabulary), options.blocks, own_block=[vocabulary.eos_id], progress=True
-    )
+    clusters = make_clusters(corpus.train, "brown", options.blocks, progress=True)
 
     # A Pyro program. Word w is emitted only by the Z / M states of its block, so the exact likelihood is cheap.
     pyro.set_rng_seed(0)
-    model = VLHMM(
-        len(vocabulary),
-        options.states,
-        torch.from_numpy(clusters.block_of_word),
-        hidden_size=options.hidden,
-        state_dropout=0.5,
-        reset_id=vocabulary.eos_id,
-    )
-
-    model.vocabulary, model.clusters = vocabulary, clusters  # saved with it
+    model = VLHMM(num_states=options.states, hidden_size=options.hidden, state_dropout=0.5)
+    lay_out(model, corpus.vocabulary, clusters)
+    model.vocabulary = corpus.vocabulary  # saved with it
 
     # 16 streams of 32 tokens a step; the filtered belief is carried from one segment to the next.
     history = train(
         model,
-        StreamBatches(corpus.train, batch_size=16, segment_length=32, shuffle="line"),
-        evaluate=lambda: score_text(model, corpus.valid, "carried").summary(),
+        make_batches(corpus.train, "carried", batch_size=16, segment_length=32),
+        evaluate=validation(model, corpus.valid, "carried"),
         settings=TrainSettings(max_time=60 * options.minutes),
         folder=options.folder,
         on_record=lambda record: print(f"step {record['step']:5d}  {record['kind']:<10}  {record['perplexity']:9.2f}"),
     )
     print(f"stopped by {history.stop_reason} after {history.progress.step} steps")
 
-    best = VLHMM.load(options.folder / "best")
+    best = load(options.folder)
     for protocol in ("carried", "sentence"):
         score = score_text(best, corpus.test, protocol)
         print(f"test perplexity, {protocol}: {score.perplexity:.2f} over {score.num_tokens:,} tokens")

@@ -6,6 +6,7 @@ Source: J. Chiu and A. M. Rush (2020), Scaling Hidden Markov Language Models, EM
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,7 @@ def fit(
         ValueError, TypeError: for data, sizes or settings that do not fit; before anything is computed.
         NonFiniteLoss: naming the step.
     """
+    began = time.monotonic()
     schedule = _settings(settings)
     fresh = model.num_words is None
     own = dict(blocks=blocks, num_blocks=num_blocks, block_sizes=block_sizes)
@@ -149,6 +151,7 @@ def fit(
                 settings=schedule,
                 folder=place,
                 resume=resume,
+                began=began,
                 on_step=_all(bar and bar.step, on_step),
                 on_record=_all(keep_best, bar and bar.record, on_record),
             )

@@ -1,0 +1,31 @@
+"""What `import pplseq` offers, and that it costs nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+import pplseq
+
+NAMES = """
+    VLHMM HMM LDS TextLDS IOHMM PROPS PROPSLearner StreamingHMM HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger
+    AutomatonLearner load train evaluate load_corpus Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO KalmanCollapse
+    TraceKalman_ELBO LinearGaussian infer_states check_vectorizable Belief MISSING BlockHMM DenseTransition CategoricalEmission
+""".split()
+
+
+def test_the_names():
+    assert sorted(NAMES) == pplseq.__all__ == dir(pplseq)
+    assert all(getattr(pplseq, name) is not None for name in NAMES)
+    with pytest.raises(AttributeError, match="module 'pplseq' has no attribute 'VLHM'"):
+        pplseq.VLHM  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["pplseq", "pplseq.models", "pplseq.baselines", "pplseq.recipes", "pplseq.infer", "pplseq.distributions", "pplseq.data",
+     "pplseq.sources", "pplseq.report", "pplseq.runs", "pplseq.cli"],
+)  # fmt: skip
+def test_importing_a_room_does_not_import_torch(module):
+    code = f"import sys, {module}; assert not {{'torch', 'pyro', 'sklearn'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
