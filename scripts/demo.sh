@@ -9,7 +9,7 @@ out="${1:-demo}"
 run="$out/run"
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-ask() { pplseq query "$run" "$@" --text --no-unknown --threads 2; }
+ask() { pplseq query "$run" "$@" --text --threads 2; }
 
 rm -rf "$run"  # an earlier demonstration; whatever else is in the folder stays
 
@@ -23,17 +23,17 @@ say "3. Perplexity of text it has not seen, belief carried over and sentence by 
 pplseq evaluate "$run" --threads 2 --per-token "$out/tokens.tsv" > "$out/evaluation.jsonl"
 
 say "4. What comes next?"
-printf '%s\n' "the value of the" "if the object is" | ask next-word
+printf '%s\n' "the value of the" "if the object is" | ask next-word --no-unknown
 
 say "5. Which word is missing?"
-printf '%s\n' "the value of _ is an object ." "a _ is raised if the _ is not a string ." | ask infill
+printf '%s\n' "the value of _ is an object ." "a _ is raised if the _ is not a string ." | ask infill --no-unknown
 
 say "6. The most probable states of a sentence (word/state), and the posterior of each"
 echo "the method returns a new object ." | ask decode
 echo "the method returns a new object ." | ask smooth --top 3
 
 say "7. Sentences that go on from a beginning"
-echo "a class" | ask continue --num-samples 4 --temperature 0.7
+echo "a class" | ask continue --no-unknown --num-samples 4 --temperature 0.7
 
 say "8. The same as JSON lines, for programs"
 echo '{"id": 1, "words": ["the", null, "of", "the", "object"]}' | pplseq query "$run" infill --top 2 --threads 2

@@ -133,7 +133,7 @@ def large_case(folder: Path, num_states: int, num_iterations: int, threads: int)
     if not (folder / "counts.json").exists():
         source = data_folder() / "gutenberg" / "gutenberg.train.txt.xz"
         command = ["count", str(source), "--max-lag", str(MAX_LAG), "--max-vocabulary", "200000", "--out", str(folder)]
-        subprocess.run([sys.executable, "-m", "pplseq.cli", *command, "--digits", "NUM"], check=True)
+        subprocess.run([sys.executable, "-m", "pplseq", *command, "--digits", "NUM"], check=True)
     counts = load_counts(folder)
     results = {"num_words": counts.num_words, "num_tokens": counts.num_tokens, "num_states": num_states}
     results["threads"] = threads
