@@ -27,6 +27,8 @@ from pplseq.runs.settings import History, NonFiniteLoss, Progress
 from pplseq.runs.signals import Stopped, StopSignals, TimeOver
 
 STATUS = "status.json"
+GRACE = 1.0  # seconds that a validation may take beyond `max_time`
+ASIDE = 0.2  # share of `max_time` that is kept for a validation as long as none was timed
 
 
 class Step(NamedTuple):
@@ -136,7 +138,9 @@ def run_training(
         folder: gets `last/`, `best/`, `metrics.jsonl` and `status.json`; None keeps the records in memory.
         resume: continue from `folder/last`; otherwise the folder must not hold a run.
         max_time: seconds over all resumptions, with what came before the loop (see `began`) and the last validation, for
-            which time is set aside as soon as one was timed; exceeded by a step at most. None has no limit.
+            which time is set aside; exceeded by a step or a second at most. A validation that takes longer is cut short: it
+            is due again when the run is resumed, and where there was none before, `best` is the model as it is. None has no
+            limit.
         early_stop: stop after so many validations in a row without a new best.
         checkpoint_interval: seconds after which `last` is saved even if no validation came.
         on_record: called with every record.
@@ -237,24 +241,34 @@ class _Loop:
         if not resumed:
             # A folder that cannot be written to is found out now; and there is a checkpoint to fall back on from here.
             self.save("last")
+        try:
+            reason = self._steps()
+        except TimeOver:  # in a validation
+            reason = "max_time"
+        self.save("last")
+        return reason
+
+    def _steps(self) -> str:
+        training, p = self.training, self.progress
         if p.validation_due:
             self._validate()
         self.signals.check()
-        while not (reason := self._reason()):
-            step = training.step()
-            self._write(step.records)
-            self.best_due = self.best_due or step.best
-            if step.validate:
-                p.validation_due = True
-                self._validate()
-            elif step.save or time.monotonic() - self.saved_at > self.checkpoint_interval:
-                self.save("last")
-            self.signals.check()
-        if reason == "max_time" and self.validated_at != p.step and not training.says_best:
-            # Outside the schedule, so that a longer run resumed from here takes the same steps.
+        while True:
+            while not (reason := self._reason()):
+                step = training.step()
+                self._write(step.records)
+                self.best_due = self.best_due or step.best
+                if step.validate:
+                    p.validation_due = True
+                    self._validate()
+                elif step.save or time.monotonic() - self.saved_at > self.checkpoint_interval:
+                    self.save("last")
+                self.signals.check()
+            if reason != "max_time" or self.validated_at == p.step or training.says_best:
+                return reason
+            # Outside the schedule, so that a longer run resumed from here takes the same steps. The first one may have been
+            # quicker than what was set aside for it: then there is time for more steps.
             self._validate(scheduled=False)
-        self.save("last")
-        return reason
 
     def _reason(self) -> str:
         if reason := self.training.ended():
@@ -262,16 +276,24 @@ class _Loop:
         if self.early_stop is not None and self.progress.checks_since_best >= self.early_stop:
             return "early_stop"
         left = self._left()
-        return "max_time" if left is not None and left <= self.validation_seconds else ""
+        if left is None or self.max_time is None:
+            return ""
+        timed = self.validated_at is not None or self.training.says_best
+        return "max_time" if left <= (self.validation_seconds if timed else ASIDE * self.max_time) else ""
 
     def _validate(self, scheduled: bool = True) -> None:
         training, p = self.training, self.progress
         training.flush()
         before = time.monotonic()
+        left = self._left()
         # Validation changes nothing, so a signal may cut it short; the checkpoint then says that it is still due.
         try:
-            with self.signals.immediate():
+            with self.signals.immediate(None if left is None else max(left, 0.0) + GRACE):
                 metrics = dict(training.evaluate() or {})
+        except TimeOver:
+            if self.folder is not None and not whole_folder(self.folder / "best").exists():
+                self.save("best")
+            raise
         except FloatingPointError:
             metrics = {"nats_per_token": math.nan}
         except Exception:

@@ -14,7 +14,7 @@ import torch
 
 from pplseq.folder import FolderError, SaveError, whole_folder
 from pplseq.runs.checkpoint import TRAINING, only_one_run
-from pplseq.runs.loop import Step, Training, run_status, run_training
+from pplseq.runs.loop import GRACE, Step, Training, run_status, run_training
 from pplseq.runs.metrics_log import read_metrics
 from pplseq.runs.settings import NonFiniteLoss, Progress
 
@@ -201,6 +201,25 @@ def test_time_is_set_aside_for_the_last_validation(tmp_path):
     history = run(Slow(num_steps=10**6, every=5), None, max_time=1.5)
     assert history.stop_reason == "max_time" and time.monotonic() - began < 1.5 + 0.2
     assert history.records[-1]["kind"] == "validation"
+
+
+def test_a_validation_that_takes_too_long_is_cut_short(tmp_path):
+    class Slow(Counting):
+        def evaluate(self):
+            time.sleep(20)
+
+    began = time.monotonic()
+    history = run(Slow(num_steps=10**6, every=10**6, act=lambda step: time.sleep(0.02)), tmp_path / "run", max_time=1.0)
+    assert history.stop_reason == "max_time" and time.monotonic() - began < 1.0 + GRACE + 0.5
+    assert history.progress.step > 10 and (tmp_path / "run" / "best").is_dir() and math.isinf(history.progress.best)
+
+
+def test_the_first_validation_comes_early_enough_and_steps_go_on_behind_it(tmp_path):
+    nap = lambda step: time.sleep(0.02)  # noqa: E731
+    history = run(Counting(values=[3.0] * 9, num_steps=10**6, every=10**6, act=nap), tmp_path / "run", max_time=1.0)
+    found = [record["step"] for record in history.records if record["kind"] == "validation"]
+    assert len(found) == 2 and found[0] < found[1] == history.progress.step and history.stop_reason == "max_time"
+    assert history.progress.seconds < 1.3
 
 
 def test_time_counts_over_resumptions(tmp_path):
