@@ -21,6 +21,7 @@ from pplseq.models.given import Given
 if TYPE_CHECKING:
     from pplseq.data.clusters import Clusters
     from pplseq.data.vocabulary import Vocabulary
+    from pplseq.infer.fit.em import Batch
 
 
 class SequenceModel(PyroModule):
@@ -138,6 +139,10 @@ class SequenceModel(PyroModule):
             vars(self)["_queried"] = False
             self.train(training)
         return vars(self).pop("_chains").popitem()[1]
+
+    def chain_of(self, batch: Batch) -> Chain:
+        """The chain of a batch, for EM; a model may have a shorter way to it than running its program."""
+        return self.posterior(batch.x, batch.lengths, **batch.known)
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
         """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""

@@ -48,6 +48,7 @@ class Estimator(SequenceModel):
     """
 
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
+    starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     num_features: int | None = None
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
     is_fitted: bool = False
@@ -85,6 +86,7 @@ class Estimator(SequenceModel):
         method: str | None = None,
         batch_size: int | None = None,
         warm_start: bool = False,
+        initialization: str | None = None,
         num_restarts: int = 1,
         seed: int | None = None,
         folder: str | Path | None = None,
@@ -102,6 +104,7 @@ class Estimator(SequenceModel):
             batch_size: sequences at a time; None for all. In EM it bounds the memory and changes nothing else, unless
                 ``step_size`` is given.
             warm_start: start from the parameters as they are, instead of anew from the data.
+            initialization: how to start anew, one of ``starts``, by default the first.
             num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
             seed: makes the fit repeatable; None draws from torch's generator.
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``; Ctrl-C and SIGTERM leave a checkpoint.
@@ -121,15 +124,17 @@ class Estimator(SequenceModel):
         known = {name: options.pop(name) for name in inspect.signature(self.as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
+        how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
         self.check_method(method)
         if num_restarts > 1 and (warm_start or "em" not in self.methods):
             why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
         batch = self.as_batch(x, lengths, **known)
+        self.check_data(batch)
         batches = split_rows(batch, batch_size)
         with seeded(seed):
             if not (warm_start or resume):
-                start_anew(self, batches, lambda: self.initialize(batch), num_restarts)
+                start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts)
             if folder is None and max_time is None and not resume:
                 history = fit_parameters(self, batches, method, options)
             else:
@@ -141,7 +146,10 @@ class Estimator(SequenceModel):
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""
 
-    def initialize(self, batch: Batch) -> None:
+    def check_data(self, batch: Batch) -> None:
+        """Raises ValueError for data of which nothing can be learned."""
+
+    def initialize(self, batch: Batch, how: str = "") -> None:
         """Where a fit starts: by default the parameters as they are."""
 
     def log_prior(self) -> Tensor:

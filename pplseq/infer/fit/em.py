@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 class ExpectationModel(Protocol):
     """What a model offers to be fitted by EM."""
 
-    def posterior(self, x: Tensor, lengths: Tensor | None = None, **known) -> Any:
+    def chain_of(self, batch: Batch) -> Any:
         """The :class:`~pplseq.infer.discrete.chain.Chain`, or ``GaussianChain``, of a batch."""
 
     def expected_statistics(self, chain, batch: Batch) -> Statistics:
@@ -167,7 +167,7 @@ def expectation_maximization(
 
 def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
     with pyro.validation_enabled(False):  # it would report a NaN first, and less clearly
-        chain = model.posterior(batch.x, batch.lengths, **batch.known)
+        chain = model.chain_of(batch)
     log_prob = float(chain.log_prob().sum(dtype=torch.float64))
     if math.isnan(log_prob):
         raise ArithmeticError("the log-likelihood is NaN; check the parameters and x for NaN and infinite values")

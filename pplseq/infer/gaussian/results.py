@@ -103,6 +103,13 @@ class GaussianStates(NamedTuple):
     covariances: StepCovariances
 
 
+class StateMoments(NamedTuple):
+    """Means (B, T, h) and covariances (B, T, h, h) of each step's state, 0 at padded steps; lists of them for ragged data."""
+
+    means: Tensor | list[Tensor]
+    covariances: Tensor | list[Tensor]
+
+
 class GaussianForecast(NamedTuple):
     """The k steps behind each row's own end.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,104 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.kernels.matrix_equations import check_stable, stationary_covariance, symmetric
 
-__all__ = ["check_stable", "covariance_of", "scale_of", "stationary_belief", "stationary_mean"]
+__all__ = [
+    "Parameters", "RegressionPrior", "as_prior", "check_stable", "covariance_of", "scale_of", "stationary_belief",
+    "stationary_mean",
+]  # fmt: skip
+
+REGRESSIONS = ("transition", "emission")
+
+
+class Parameters(NamedTuple):
+    """What a system is, as it is usually written; None for what a model has not.
+
+    Both moves and observations are regressions, y = W (z, 1, u) + noise, whose weights W (size, k) stand side by side in
+    ``transition`` or ``emission`` (size, h), ``_offset`` (size,) and ``_inputs`` (size, U).
+
+    state_noise: (h, h). emission_noise: (n, n), or (n,) variances. initial_mean: (h,). initial_covariance: (h, h).
+    """
+
+    transition: Tensor
+    transition_offset: Tensor | None
+    transition_inputs: Tensor | None
+    state_noise: Tensor
+    emission: Tensor
+    emission_offset: Tensor | None
+    emission_inputs: Tensor | None
+    emission_noise: Tensor
+    initial_mean: Tensor | None
+    initial_covariance: Tensor | None
+
+    def detach(self) -> Parameters:
+        """The same without gradients."""
+        return Parameters(*(None if value is None else value.detach() for value in self))
+
+    def columns(self, kind: str) -> dict[str, Tensor]:
+        """The parts (size, columns) of a regression's weights, by name."""
+        parts = {name: getattr(self, name) for name in (kind, f"{kind}_offset", f"{kind}_inputs")}
+        return {name: v.unsqueeze(-1) if v.dim() == 1 else v for name, v in parts.items() if v is not None}
+
+    def weights(self, kind: str) -> Tensor:
+        """(size, k) W of a regression."""
+        return torch.cat([*self.columns(kind).values()], -1)
+
+    def with_weights(self, kind: str, weights: Tensor) -> Parameters:
+        """The same with another W."""
+        columns = self.columns(kind)
+        parts = weights.split([part.shape[-1] for part in columns.values()], -1)
+        named = zip(columns, parts, strict=True)
+        return self._replace(**{name: part.squeeze(-1) if name.endswith("_offset") else part for name, part in named})
+
+    def extras(self, kind: str, x: Tensor, inputs: Tensor | None) -> Tensor:
+        """(B, T, k - h) what beside the state x (B, T, n) is regressed on: ones for the offset, inputs."""
+        parts = [x.new_ones(*x.shape[:2], 1 if getattr(self, f"{kind}_offset") is not None else 0)]
+        if getattr(self, f"{kind}_inputs") is not None and inputs is not None:
+            parts.append(inputs)
+        return torch.cat(parts, -1)
+
+    def shift(self, kind: str, inputs: Tensor | None) -> Tensor | None:
+        """Offset and inputs (*b, U) of a regression: (*b, size), (size,), or None for neither."""
+        offset, weights = getattr(self, f"{kind}_offset"), getattr(self, f"{kind}_inputs")
+        if weights is None or inputs is None:
+            return offset
+        driven = inputs @ weights.T
+        return driven if offset is None else offset + driven
+
+
+class RegressionPrior(NamedTuple):
+    """Pseudo-observations: log p(W, S) = -count/2 log|S| - tr S^-1 (count variance I + strength W W') / 2 + constant.
+
+    Args:
+        count: how many steps of residual variance ``variance`` they are worth.
+        variance: of the noise, in every direction.
+        strength: pulls the weights, but no offset, towards zero (ridge regression).
+    """
+
+    count: float = 0.0
+    variance: float = 1.0
+    strength: float = 0.0
+
+    def log_prob(self, weights: Tensor, noise: Tensor, shrunk: Tensor) -> Tensor:
+        """The log density (up to a constant, nats) at weights (n, k) and a covariance (n, n); shrunk: (k,) bool."""
+        if self.count == 0 and self.strength == 0:
+            return weights.new_zeros(())
+        factor = torch.linalg.cholesky(noise)
+        pull = weights * shrunk
+        target = self.count * self.variance * torch.eye(len(noise)).to(noise) + self.strength * pull @ pull.T
+        return -self.count * factor.diagonal().log().sum() - torch.cholesky_solve(target, factor).trace() / 2
+
+
+def as_prior(name: str, prior: RegressionPrior | Mapping[str, Any] | None) -> RegressionPrior:
+    """A prior from a mapping of its arguments, or None for none; raises for what is none."""
+    try:
+        prior = RegressionPrior(**prior) if isinstance(prior, Mapping) else RegressionPrior(*(prior or ()))
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a RegressionPrior, or a mapping of its {', '.join(RegressionPrior._fields)}; got {prior!r}"
+        ) from None
+    if not (prior.count >= 0 and prior.variance > 0 and prior.strength >= 0):
+        raise ValueError(f"{name}: count and strength must not be negative and variance positive, got {prior}")
+    return prior
 
 
 def stationary_mean(transition: Tensor, offset: Tensor | None) -> Tensor:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from numbers import Integral
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Self, Unpack
 
 import pyro
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.partly_observed import PartlyObserved
-from pplseq.infer.programs.kalman_collapse import KalmanCollapse
+from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
+from pplseq.models.batch import with_a_missing_step
 from pplseq.models.given import Given, Sizes
-from pplseq.models.hmm.program import DTYPES
-from pplseq.models.lds.fit import LDSFitting
-from pplseq.models.lds.parameters import check_stable, covariance_of, scale_of, stationary_belief
-from pplseq.models.lds.queries import LDSQueries
-from pplseq.models.lds.statistics import RegressionPrior
+from pplseq.models.lds.arguments import (
+    as_tensor,
+    check_inputs,
+    check_observations,
+    step_matrices,
+    to_come,
+    with_a_further_step,
+    with_inputs,
+)
+from pplseq.models.lds.fit import EMOptions, chain_of, check_enough, e_step, first_parameters, m_step
+from pplseq.models.lds.queries import Forecast, forecast, observed_moments
+from pplseq.models.lds.start import STARTS
+from pplseq.models.lds.tensors import LDSTensors
 
-NOISE = ("full", "diagonal")
-PLACES = ("both", "transition", "emission", "none")
-INITIAL = ("learned", "stationary")
 
-
-class LDS(LDSQueries, LDSFitting):
+class LDS(LDSTensors):
     """A chain of h-dimensional Gaussian states, observed through a linear map with noise.
 
         z_1 ~ N(initial_mean, initial_covariance)
@@ -62,183 +69,8 @@ class LDS(LDSQueries, LDSFitting):
     """
 
     name = "lds"
-    messenger = KalmanCollapse
-    num_words = None
-
-    def __init__(
-        self,
-        num_states: int,
-        num_features: int,
-        *,
-        num_inputs: int = 0,
-        inputs_to: str = "both",
-        offsets: str = "both",
-        state_noise: str = "full",
-        emission_noise: str = "full",
-        initial: str = "learned",
-        state_prior: RegressionPrior | Mapping | None = None,
-        emission_prior: RegressionPrior | Mapping | None = None,
-        noise_floor: float = 1e-6,
-        dtype: str = "float64",
-    ):
-        super().__init__()
-        for name, value, least in (
-            ("num_states", num_states, 1), ("num_features", num_features, 1), ("num_inputs", num_inputs, 0),
-        ):  # fmt: skip
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name, value, choices in (
-            ("inputs_to", inputs_to, PLACES), ("offsets", offsets, PLACES), ("state_noise", state_noise, NOISE),
-            ("emission_noise", emission_noise, NOISE), ("initial", initial, INITIAL), ("dtype", dtype, tuple(DTYPES)),
-        ):  # fmt: skip
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
-        if num_inputs and inputs_to == "none":
-            raise ValueError(f"inputs_to: {num_inputs} inputs must enter somewhere, got 'none'")
-        if not noise_floor > 0:
-            raise ValueError(f"noise_floor must be positive, got {noise_floor}")
-        self.num_states, self.num_features, self.num_inputs = int(num_states), int(num_features), int(num_inputs)
-        self.initial, self.noise_floor = initial, float(noise_floor)
-        self.state_prior = _prior("state_prior", state_prior)
-        self.emission_prior = _prior("emission_prior", emission_prior)
-        self._config = dict(
-            num_states=self.num_states, num_features=self.num_features, num_inputs=self.num_inputs, inputs_to=inputs_to,
-            offsets=offsets, state_noise=state_noise, emission_noise=emission_noise, initial=initial,
-            noise_floor=self.noise_floor,
-        )  # fmt: skip
-        real = DTYPES[dtype]
-        h, n, inputs = self.num_states, self.num_features, self.num_inputs
-        turn = torch.linalg.qr(torch.randn(h, h, dtype=real))[0]
-        # contiguous: Pyro's store would copy it otherwise, and train the copy
-        self.transition = nn.Parameter(((0.5 if initial == "stationary" else 0.9) * turn).contiguous())
-        self.emission = nn.Parameter(torch.randn(n, h, dtype=real) / h**0.5)
-        for kind, size in (("transition", h), ("emission", n)):
-            given = {
-                "offset": torch.zeros(size, dtype=real) if offsets in ("both", kind) else None,
-                "inputs": torch.zeros(size, inputs, dtype=real) if inputs and inputs_to in ("both", kind) else None,
-            }
-            for suffix, value in given.items():
-                self.register_parameter(f"{kind}_{suffix}", None if value is None else nn.Parameter(value))
-        self.state_scale = nn.Parameter(
-            torch.eye(h, dtype=real) if state_noise == "full" else torch.ones(h, dtype=real)
-        )
-        self.emission_scale = nn.Parameter(torch.zeros(*(n,) * (2 if emission_noise == "full" else 1), dtype=real))
-        if initial == "learned":
-            self.initial_mean = nn.Parameter(torch.zeros(h, dtype=real))
-            self.initial_scale = nn.Parameter(torch.eye(h, dtype=real))
-        self.__dict__["history"] = None  # the FitHistory of the last fit
-
-    @property
-    def config(self):
-        dtype = next(name for name, value in DTYPES.items() if value == self.reference.dtype)
-        priors = {name: getattr(self, name)._asdict() for name in ("state_prior", "emission_prior")}
-        return self._config | priors | {"dtype": dtype}
-
-    @classmethod
-    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> LDS:
-        """The model of a saved folder, before its parameters are loaded."""
-        return cls(**config)
-
-    @property
-    def reference(self) -> Tensor:
-        """An empty tensor of the model's type and device."""
-        return next(self.parameters()).detach().new_empty(0)
-
-    # ---------------------------------------------------------------- parameters
-    @property
-    def state_noise(self) -> Tensor:
-        """(h, h) covariance of a move."""
-        return covariance_of(self.state_scale)
-
-    @property
-    def emission_noise(self) -> Tensor:
-        """(n, n) covariance of an observation given its state."""
-        noise = self._emission_noise
-        return torch.diag(noise) if noise.dim() == 1 else noise
-
-    @property
-    def _emission_noise(self) -> Tensor:
-        # (n,) variances, or (n, n); logarithms on the diagonal keep it invertible
-        scale = self.emission_scale
-        if scale.dim() == 1:
-            return (2 * scale).exp()
-        return covariance_of(scale.tril(-1) + torch.diag(scale.diagonal().exp()))
-
-    @property
-    def initial_belief(self) -> GaussianBelief:
-        """Mean (h,) and covariance (h, h) of z_1, before x_1 is seen."""
-        if self.initial == "learned":
-            return GaussianBelief(self.initial_mean, covariance_of(self.initial_scale))
-        return stationary_belief(self.transition, self.transition_offset, self.state_noise)
-
-    @property
-    def num_free_parameters(self) -> int:
-        total = 0
-        for name, value in self.named_parameters():
-            triangle = name.endswith("scale") and value.dim() == 2
-            total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
-        return total
-
-    @torch.no_grad()
-    def set_parameters(
-        self, *, transition=None, state_noise=None, emission=None, emission_noise=None, transition_offset=None,
-        transition_inputs=None, emission_offset=None, emission_inputs=None, initial_mean=None, initial_covariance=None,
-    ) -> LDS:  # fmt: skip
-        """Sets parameters; what is None stays.
-
-        Args:
-            transition: (h, h). state_noise: (h, h), or (h,) variances; may be singular.
-            emission: (n, h). emission_noise: (n, n), or (n,) variances.
-            transition_offset: (h,). transition_inputs: (h, U). emission_offset: (n,). emission_inputs: (n, U).
-            initial_mean: (h,). initial_covariance: (h, h), or (h,) variances; may be singular.
-
-        Raises:
-            ValueError: for wrong shapes, values that are not finite, matrices that are no covariances, parameters that
-                this model has not, and an unstable transition where the start is stationary.
-        """
-        weights = dict(
-            transition=transition, emission=emission, transition_offset=transition_offset, initial_mean=initial_mean,
-            transition_inputs=transition_inputs, emission_offset=emission_offset, emission_inputs=emission_inputs,
-        )  # fmt: skip
-        checked = {}
-        for name, value in weights.items():
-            if value is not None:
-                target = getattr(self, name, None)
-                if target is None:
-                    raise ValueError(f"{name}: this model has none; see its options offsets, inputs_to and initial")
-                checked[name] = self._finite(name, value, target.shape)
-        scales = {}
-        for name, attribute, value in (
-            ("state_noise", "state_scale", state_noise), ("emission_noise", "emission_scale", emission_noise),
-            ("initial_covariance", "initial_scale", initial_covariance),
-        ):  # fmt: skip
-            if value is not None:
-                target = getattr(self, attribute, None)
-                if target is None:
-                    raise ValueError(f"{name}: this model has none, its start is stationary")
-                scales[attribute] = self._scale(name, value, target)
-        if self.initial == "stationary" and "transition" in checked:
-            check_stable("transition", checked["transition"])
-        for name, value in (checked | scales).items():
-            getattr(self, name).copy_(value)
-        return self
-
-    def _finite(self, name: str, value, shape) -> Tensor:
-        value = torch.as_tensor(value).to(self.reference)
-        if value.shape != shape:
-            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(value.shape)}")
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"{name} must be finite, but holds NaN or infinity")
-        return value
-
-    def _scale(self, name: str, value, target: Tensor) -> Tensor:
-        """What ``target`` must hold for this covariance."""
-        value, size, exact = torch.as_tensor(value).to(self.reference), len(target), name == "emission_noise"
-        value = self._finite(name, torch.diag(value) if value.dim() == 1 else value, (size, size))
-        scale = scale_of(name, value, diagonal=target.dim() == 1, definite=exact)
-        if not exact:
-            return scale
-        return scale.log() if scale.dim() == 1 else scale.tril(-1) + torch.diag(scale.diagonal().log())
+    methods = ("em", "sgd", "lbfgs")
+    starts = STARTS
 
     # ---------------------------------------------------------------- the program
     def model(
@@ -265,7 +97,7 @@ class LDS(LDSQueries, LDSFitting):
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
-        given.inputs = self.check_inputs(inputs, given.shape, lengths)
+        given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         transition, emission = self.specs(given, start, transitions, emissions)
         z = start
         with given.plate:
@@ -282,8 +114,8 @@ class LDS(LDSQueries, LDSFitting):
 
     def specs(self, given: Given, start: GaussianBelief | None, transitions: Tensor | None, emissions: Tensor | None):
         """Functions of (state, step): the distributions of the next state, and of what is observed of a state."""
-        moves = self._matrices("transitions", transitions, (self.num_states, self.num_states), given.shape)
-        designs = self._matrices("emissions", emissions, (self.num_features, self.num_states), given.shape)
+        moves = step_matrices("transitions", transitions, (self.num_states, self.num_states), given.shape)
+        designs = step_matrices("emissions", emissions, (self.num_features, self.num_states), given.shape)
         matrix, offset, weights = self._coefficients("transition")
         loadings, emission_offset, emission_weights = self._coefficients("emission")
         state_noise, noise = self.state_noise, self._emission_noise
@@ -310,23 +142,135 @@ class LDS(LDSQueries, LDSFitting):
         values = [getattr(self, name) for name in (kind, f"{kind}_offset", f"{kind}_inputs")]
         return values if torch.is_grad_enabled() else [None if v is None else v.detach() for v in values]
 
-    def posterior(self, x, lengths=None, start=None, inputs=None, **options):
-        """The :class:`~pplseq.infer.gaussian.chain.GaussianChain` of observations; arguments as for :meth:`model`."""
-        with self._at_point():
-            return super().posterior(x, lengths, start, inputs=inputs, **options)
+    # ---------------------------------------------------------------- data
+    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+        """x, its lengths and inputs as tensors of the model's type and device; see :class:`Estimator`."""
+        if states is not None:
+            raise ValueError("states: those of a linear dynamical system cannot be given")
+        return with_inputs(super().as_batch(x, lengths), inputs, x, self.num_inputs)
 
-    def log_prob(self, x, lengths=None, start=None, inputs=None, **options) -> Tensor:
-        """(B,) log p(x) of each row, nats; arguments as for :meth:`model`."""
-        return self.posterior(x, lengths, start, inputs, **options).log_prob()
+    def check_observations(self, x: Tensor) -> None:
+        check_observations(x, self.num_features)
 
+    def check_data(self, batch: Batch) -> None:
+        check_enough(batch, self.num_states)
 
-def _prior(name: str, prior) -> RegressionPrior:
-    if prior is None:
-        return RegressionPrior()
-    try:
-        prior = RegressionPrior(**prior) if isinstance(prior, Mapping) else RegressionPrior(*prior)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be a RegressionPrior, or a mapping of its {', '.join(RegressionPrior._fields)}; got {prior!r}"
-        ) from None
-    return prior.check(name)
+    # ---------------------------------------------------------------- fit
+    def fit(
+        self, x, lengths=None, *, fixed: Sequence[str] = (), initialization: str | None = None, warm_start: bool = False,
+        num_restarts: int = 1, **options,
+    ) -> Self:  # fmt: skip
+        """Fits the parameters to data; see :meth:`Estimator.fit`, and beside it:
+
+        Args:
+            initialization: how to start anew: "subspace" (the default), "pca" or "random"; see
+                :func:`~pplseq.models.lds.start.guess_parameters`. num_restarts: only "random" starts differ.
+            fixed: names of parameters, as in :meth:`set_parameters`, that keep their values. With "transition" or
+                "emission" among them the fit is a warm start: they say in which coordinates states are.
+        """
+        names = [name for name, value in self.values._asdict().items() if value is not None]
+        fixed = {fixed} if isinstance(fixed, str) else set(fixed)
+        if not fixed <= set(names):
+            unknown = ", ".join(sorted(fixed - set(names)))
+            raise ValueError(f"fixed: {unknown} are no parameters of this model; it has {', '.join(names)}")
+        if num_restarts != 1 and initialization != "random":
+            raise ValueError(f"num_restarts: starts are alike unless initialization='random'; got {num_restarts}")
+        if options.get("step_size") is not None:
+            raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
+        self.held = frozenset(fixed)
+        for name in fixed:
+            self._parameter_of(name).requires_grad_(False)
+        try:
+            warm = warm_start or bool({"transition", "emission"} & fixed)
+            return super().fit(
+                x, lengths, initialization=initialization, warm_start=warm, num_restarts=num_restarts, **options
+            )
+        finally:
+            self.held = frozenset()
+            for name in fixed:
+                self._parameter_of(name).requires_grad_(True)
+
+    def initialize(self, batch: Batch, how: str = "subspace") -> None:
+        """Parameters guessed from the data: where a fit starts."""
+        self._put(first_parameters(self.values, batch, how, self._diagonal))
+
+    # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
+    @torch.no_grad()
+    def chain_of(self, batch: Batch) -> GaussianChain:
+        missing = batch.x.isnan()
+        if bool((missing.any(-1) & ~missing.all(-1)).any()):  # vectors seen in part
+            return super().chain_of(batch)
+        return chain_of(self.values, self.initial_belief.detach(), batch)
+
+    def expected_statistics(self, chain: GaussianChain, batch: Batch) -> Statistics:
+        return e_step(self.values, chain, batch)
+
+    def maximize(self, statistics: Statistics) -> list[str]:
+        options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self._diagonal, self.held)
+        parameters, notes = m_step(self.values, statistics, options)
+        self._put(parameters)
+        return notes
+
+    def log_prior(self) -> Tensor:
+        """log density of the parameters under the priors, nats, up to a constant; 0 without priors."""
+        total = self.reference.new_zeros(())
+        for kind, noise, prior in (
+            ("transition", self.state_noise, self.state_prior), ("emission", self.emission_noise, self.emission_prior),
+        ):  # fmt: skip
+            if prior.count or prior.strength:
+                parts = [v for name in (kind, f"{kind}_inputs") if (v := getattr(self, name)) is not None]
+                weights = torch.cat(parts, -1)
+                total = total + prior.log_prob(weights, noise, torch.ones_like(weights[0], dtype=torch.bool))
+        return total
+
+    # ---------------------------------------------------------------- queries
+    def transform(self, x, lengths=None, *, inputs=None):
+        """(B, T, h) E[z_t | x]: smoothed means, as features for other models; the same as :meth:`decode`."""
+        return self.decode(x, lengths, inputs=inputs)
+
+    def fit_transform(self, x, lengths=None, *, inputs=None, **options):
+        """:meth:`fit`, then :meth:`transform` of the same data."""
+        return self.fit(x, lengths, inputs=inputs, **options).transform(x, lengths, inputs=inputs)
+
+    @torch.no_grad()
+    def predictive(self, x, lengths=None, *, inputs=None) -> StateMoments:
+        """Means (B, T, n) and covariances (B, T, n, n) of p(x_t | x_1..x_{t-1}); their errors are the innovations."""
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        return observed_moments(self.values, chain.predicted_states(), batch.inputs, x, self.emission_noise)
+
+    @torch.no_grad()
+    def reconstruct(self, x, lengths=None, *, inputs=None) -> StateMoments:
+        """Means (B, T, n) and covariances (B, T, n, n) of emission z_t + offsets given all of x: its signal without noise."""
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        return observed_moments(self.values, chain.smoothed_states(), batch.inputs, x, None)
+
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Forecast:
+        """p(x_{T+1} | x) of each row, which may be empty: means (B, n), covariances (B, n, n), and those of its state.
+
+        Args:
+            x, lengths, inputs: the past. next_inputs: (B, U), or (U,) for all rows: those of the step to come.
+        """
+        further = None if next_inputs is None else as_tensor(next_inputs).unsqueeze(-2)
+        return Forecast(*(value[:, 0] for value in self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further)))
+
+    @torch.no_grad()
+    def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> Forecast:
+        """p(x_{T+1}), ..., p(x_{T+K}) given x.
+
+        Args:
+            x, lengths, inputs: the past; a row may be empty. num_steps: K.
+            future_inputs: (B, K, U), or (K, U) for all rows: those of the steps to come.
+
+        Returns:
+            Tensors, one row for each sequence: they all end K steps after it.
+
+        Raises:
+            ValueError: for future inputs that are missing or of another shape.
+        """
+        checks.count("num_steps", num_steps)
+        future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
+        further = None if future is None else future[:, 0]
+        # an observation that is missing behind the last one: its state is the next one, also of an empty row
+        past = with_a_missing_step(x, lengths, num_features=self.num_features)
+        first = self._belief_behind(*past, inputs=with_a_further_step(inputs, further, x, lengths))
+        return forecast(self.values, first, future, num_steps, self.emission_noise)

@@ -19,6 +19,7 @@ from torch import Tensor
 from pplseq.distributions.partly_observed import masked_precisions
 from pplseq.infer.fit.em import floor_eigenvalues
 from pplseq.kernels.matrix_equations import stationary_covariance, symmetric
+from pplseq.models.lds.parameters import RegressionPrior
 
 STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics
 HALVINGS = 30
@@ -34,34 +35,6 @@ class Regression(NamedTuple):
     moment: Tensor
     cross: Tensor
     scatter: Tensor
-
-
-class RegressionPrior(NamedTuple):
-    """Pseudo-observations: log p(W, S) = -count/2 log|S| - tr S^-1 (count variance I + strength W W') / 2 + constant.
-
-    Args:
-        count: how many steps of residual variance ``variance`` they are worth.
-        variance: of the noise, in every direction.
-        strength: pulls the weights, but no offset, towards zero (ridge regression).
-    """
-
-    count: float = 0.0
-    variance: float = 1.0
-    strength: float = 0.0
-
-    def check(self, name: str) -> RegressionPrior:
-        if not (self.count >= 0 and self.variance > 0 and self.strength >= 0):
-            raise ValueError(f"{name}: count and strength must not be negative and variance positive, got {self}")
-        return self
-
-    def log_prob(self, weights: Tensor, noise: Tensor, shrunk: Tensor) -> Tensor:
-        """The log density (up to a constant, nats) at weights (n, k) and a covariance (n, n); shrunk: (k,) bool."""
-        if self.count == 0 and self.strength == 0:
-            return weights.new_zeros(())
-        factor = torch.linalg.cholesky(noise)
-        pull = weights * shrunk
-        target = self.count * self.variance * torch.eye(len(noise)).to(noise) + self.strength * pull @ pull.T
-        return -self.count * factor.diagonal().log().sum() - torch.cholesky_solve(target, factor).trace() / 2
 
 
 # ------------------------------------------------------------------------------------------------ E-step

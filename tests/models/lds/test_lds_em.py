@@ -80,7 +80,7 @@ def test_statistics_are_those_of_the_joint_gaussian():
     np.testing.assert_allclose(got["transition_moment"][:H, :H], moment)
     pairs = sum(t.mean[1:].T @ t.mean[:-1] for t in truths)
     pairs += sum(t.covariance[k + 1, :, k] for t in truths for k in range(len(t.mean) - 1))
-    weights = model._weights("transition")
+    weights = model.values.weights("transition")
     absolute = got["transition_cross"] + weights @ got["transition_moment"]
     np.testing.assert_allclose(absolute[:, :H], pairs)
     assert float(got["transition_count"]) == 7 + 4 + 1 + 6 - 4 and float(got["emission_count"]) == 18
@@ -125,6 +125,24 @@ def regression(seed=0, steps=30, size=2, width=3):
 
 FREE = torch.tensor([True, True, True])
 PLAIN = dict(free=FREE, shrunk=FREE, prior=RegressionPrior(), floor=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
+@pytest.mark.parametrize("options", [{}, dict(num_inputs=2), dict(initial="stationary", emission_noise="diagonal")])
+def test_em_s_chain_is_the_program_s(sizes, options):
+    model = LDS(*sizes, **options)
+    x = torch.randn(4, 7, sizes[1], dtype=F64) + 3
+    x[0, 2] = x[1, 0] = torch.nan
+    inputs = torch.randn(4, 7, 2, dtype=F64) if model.num_inputs else None
+    batch = model.as_batch(x, torch.tensor([7, 7, 3, 1]), inputs=inputs)
+    direct, program = model.chain_of(batch), model.posterior(batch.x, batch.lengths, **batch.known)
+    for found, expected in zip(
+        (direct.token_log_probs(), *direct.smoothed_states()), (program.token_log_probs(), *program.smoothed_states()),
+        strict=True,
+    ):
+        close = torch.testing.assert_close
+        dense = [value if isinstance(value, torch.Tensor) else value.dense() for value in (found, expected)]
+        close(*dense, rtol=1e-11, atol=1e-11)
 
 
 def test_the_mode_is_least_squares():

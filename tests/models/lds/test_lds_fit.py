@@ -188,7 +188,7 @@ def test_states_become_features(truth, sequences):
     assert len(together) == len(sequences)
     # innovations are white: what was predicted is orthogonal to what was seen before
     x, *_ = truth.sample(400, 1, seed=2)
-    error = (x - truth.predict(x))[0, 20:]
+    error = (x - truth.predictive(x).means)[0, 20:]
     lag_one = (error[1:].T @ error[:-1] / len(error)).abs().max() / error.var(0).max()
     assert float(lag_one) < 0.15
 
@@ -199,6 +199,47 @@ def test_forecasts_of_ragged_rows_start_at_their_own_ends(truth, sequences):
     alone = truth.forecast(sequences[5:6], 4)
     close(together.means[5], alone.means[0])
     close(together.covariances[5], alone.covariances[0])
+
+
+def test_the_next_step_behind_rows_that_may_be_empty():
+    model = LDS(H, N, num_inputs=1)
+    torch.manual_seed(0)
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.3)
+    x, inputs = torch.randn(3, 5, N).double(), torch.randn(3, 5, 1).double()
+    lengths, further = torch.tensor([5, 0, 3]), torch.randn(3, 1).double()
+    found = model.predict_next(x, lengths, inputs=inputs, next_inputs=further)
+    for row, length in enumerate(lengths.tolist()):  # the same as a step of which nothing was seen
+        longer = torch.cat([x[row, :length], torch.full((1, N), torch.nan).double()])[None]
+        given = torch.cat([inputs[row, :length], further[row : row + 1]])[None]
+        expected = model.predictive(longer, inputs=given)
+        close(found.means[row], expected.means[0, -1])
+        close(found.covariances[row], expected.covariances[0, -1])
+    ragged = [row[:length] for row, length in zip(x, lengths.tolist(), strict=True)]
+    driven = [row[:length] for row, length in zip(inputs, lengths.tolist(), strict=True)]
+    again = model.predict_next(ragged, inputs=driven, next_inputs=further)
+    close(again.means, found.means)
+    with pytest.raises(ValueError, match="future_inputs: inputs must be given"):
+        model.predict_next(x, lengths, inputs=inputs)
+
+
+def test_paths_drawn_from_the_posterior(truth):
+    x, lengths = truth.sample(6, 2, seed=1).x, torch.tensor([6, 4])
+    draws, smoothed = truth.sample_states(x, 4000, lengths, seed=0), truth.smooth(x, lengths)
+    assert draws.shape == (4000, 2, 6, H) and not draws[:, 1, 4:].any()
+    close(draws.mean(0), smoothed.means, atol=0.05, rtol=0)
+    close(draws[:, 0, 3].T.cov(), smoothed.covariances[0, 3], atol=0.05, rtol=0)
+    assert draws.equal(truth.sample_states(x, 4000, lengths, seed=0))
+    close(truth.decode(x, lengths), smoothed.means)
+
+
+def test_random_starts_race(sequences):
+    options = dict(initialization="random", max_iterations=12, tolerance=0.0)
+    one = LDS(H, N).fit(sequences, seed=3, **options)
+    best = LDS(H, N).fit(sequences, seed=3, num_restarts=4, **options)
+    assert best.history.log_likelihoods[0] > one.history.log_likelihoods[0]
+    with pytest.raises(ValueError, match="num_restarts: starts are alike"):
+        LDS(H, N).fit(sequences, num_restarts=2)
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -219,7 +260,7 @@ def test_bad_fits_are_refused(sequences):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             model.fit(bad)
-    with pytest.raises(ValueError, match="num_steps must be a positive integer"):
+    with pytest.raises(ValueError, match="num_steps must be at least 1"):
         model.forecast(sequences, 0)
 
 

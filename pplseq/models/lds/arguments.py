@@ -1,0 +1,101 @@
+"""What a linear dynamical system takes beside its observations, checked: inputs, and matrices of single steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.data.ragged import pad_sequences
+from pplseq.infer.fit.em import Batch
+
+
+def check_observations(x: Tensor, num_features: int) -> None:
+    """Raises unless x is (B, T, n) of numbers that are finite, or NaN where missing."""
+    expected = f"a floating-point tensor (B, T, n) with n = {num_features}"
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+    if x.dim() != 3 or x.shape[-1] != num_features:
+        raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
+    if 0 in x.shape:
+        raise ValueError(f"x must hold at least one row and one step, got shape {tuple(x.shape)}")
+    if bool(x.isinf().any()):
+        raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
+
+
+def check_inputs(inputs: Tensor | None, shape: tuple[int, int], num_inputs: int, lengths: Tensor | None) -> Tensor | None:
+    """The inputs, zero at padded steps; raises unless they are (B, T, U) and finite elsewhere."""
+    if not num_inputs:
+        if inputs is not None:
+            raise ValueError("inputs: this model takes none; make it with num_inputs=...")
+        return None
+    expected = f"(B, T, U) = {(*shape, num_inputs)}"
+    if inputs is None:
+        raise ValueError(f"inputs must be given, {expected}: the model has num_inputs={num_inputs}")
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        what = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise TypeError(f"inputs must be a floating-point tensor {expected}, got {what}")
+    if inputs.shape != (*shape, num_inputs):
+        raise ValueError(f"inputs must have shape {expected}, got {tuple(inputs.shape)}")
+    if lengths is not None:
+        inputs = inputs.where((torch.arange(shape[1], device=inputs.device) < lengths.unsqueeze(-1)).unsqueeze(-1), 0.0)
+    if not bool(inputs.isfinite().all()):
+        raise ValueError("inputs must be finite: fill missing ones (only observations may be NaN)")
+    return inputs
+
+
+def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
+    """The batch of x with its inputs, given like x: (T_i, U) for each sequence, or (B, T, U)."""
+    if inputs is not None and isinstance(x, (list, tuple)):
+        inputs, own = pad_sequences(inputs, event_dims=1, name="inputs")
+        wanted = torch.tensor([len(row) for row in x])
+        if len(own) != len(wanted) or bool((own != wanted).any()):
+            raise ValueError(
+                f"inputs must have a row for each step of each sequence of x, lengths {wanted.tolist()}; got {own.tolist()}"
+            )
+    inputs = None if inputs is None else as_tensor(inputs).to(batch.x)
+    return batch._replace(inputs=check_inputs(inputs, batch.x.shape[:2], num_inputs, batch.lengths))
+
+
+def to_come(inputs, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
+    """(B, K, U) inputs of the steps to come, given so or as (K, U) for all rows."""
+    if inputs is not None:
+        inputs = as_tensor(inputs).to(reference)
+        inputs = inputs.expand(rows, *inputs.shape) if inputs.dim() == 2 else inputs
+    try:
+        return check_inputs(inputs, (rows, num_steps), num_inputs, None)
+    except ValueError as error:
+        raise ValueError(f"future_inputs: {error}") from None
+
+
+def with_a_further_step(inputs, further: Tensor | None, x, lengths=None):
+    """Inputs with those of one more step (B, U) behind each row's last one, in the form in which x came."""
+    if further is None:
+        return inputs
+    if isinstance(x, (list, tuple)):
+        return [
+            np.concatenate([np.asarray(row, dtype=float).reshape(-1, further.shape[-1]), last[None]])
+            for row, last in zip(inputs, further.cpu().numpy(), strict=True)
+        ]
+    inputs = as_tensor(inputs).to(further)
+    longer = torch.cat([inputs, further.unsqueeze(1)], 1)
+    if lengths is not None:
+        longer[torch.arange(len(longer)), torch.as_tensor(lengths)] = further
+    return longer
+
+
+def step_matrices(name: str, value: Tensor | None, size: tuple[int, int], shape: tuple[int, int]) -> Tensor | None:
+    """(B or 1, T, *size) per-step matrices."""
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor of shape {(*shape, *size)}, got {type(value).__name__}")
+    if value.shape not in ((*shape, *size), (shape[1], *size)):
+        raise ValueError(
+            f"{name} must have shape {(*shape, *size)} or, for all rows, {(shape[1], *size)}; got {tuple(value.shape)}"
+        )
+    return value if value.dim() == 4 else value.unsqueeze(0)
+
+
+def as_tensor(values) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
