@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pplseq import checks
@@ -24,15 +23,15 @@ class GaussianEstimator(Estimator):
 
     def filter(self, x, lengths=None, **known) -> StateMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
         """p(z_t | x_1..x_t) at each step: means (B, T, h) and covariances (B, T, h, h), 0 at padded steps."""
-        return self._moments(self._posterior(x, lengths, **known)[1].filtered_states(), x)
+        return self._moments(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
 
     def smooth(self, x, lengths=None, **known) -> StateMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
-        return self._moments(self._posterior(x, lengths, **known)[1].smoothed_states(), x)
+        return self._moments(self._posterior(x, lengths, **known)[1].smoothed_states(), self.results_like(x, **known))
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence, which is that of the smoothed means: (B, T, h), or a list of (T_i, h)."""
-        return as_given(self._posterior(x, lengths, **known)[1].smoothed_states().means, x)
+        return as_given(self._posterior(x, lengths, **known)[1].smoothed_states().means, self.results_like(x, **known))
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T, h) paths of states drawn from their exact posterior, 0 at padded steps; lists are padded."""
@@ -42,10 +41,3 @@ class GaussianEstimator(Estimator):
     @staticmethod
     def _moments(states: GaussianStates, x) -> StateMoments:
         return StateMoments(as_given(states.means, x), as_given(states.covariances.dense(), x))
-
-    @torch.no_grad()
-    def _belief_behind(self, x, lengths, **known) -> GaussianBelief:
-        """p(z_T | x_1..x_T) of each row with its own covariance."""
-        belief = self._posterior(x, lengths, **known)[1].filtered()
-        shape = *belief.mean.shape, self.num_states
-        return GaussianBelief(belief.mean, belief.covariance.expand(shape))

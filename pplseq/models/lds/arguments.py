@@ -68,20 +68,14 @@ def to_come(inputs, rows: int, num_steps: int, num_inputs: int, reference: Tenso
         raise ValueError(f"future_inputs: {error}") from None
 
 
-def with_a_further_step(inputs, further: Tensor | None, x, lengths=None):
-    """Inputs with those of one more step (B, U) behind each row's last one, in the form in which x came."""
-    if further is None:
-        return inputs
+def for_empty_rows(inputs, x, num_inputs: int):
+    """Inputs with a step of zeros in rows that have none, as observations have then; see ``without_empty_rows``."""
+    if inputs is None:
+        return None
     if isinstance(x, (list, tuple)):
-        return [
-            np.concatenate([np.asarray(row, dtype=float).reshape(-1, further.shape[-1]), last[None]])
-            for row, last in zip(inputs, further.cpu().numpy(), strict=True)
-        ]
-    inputs = as_tensor(inputs).to(further)
-    longer = torch.cat([inputs, further.unsqueeze(1)], 1)
-    if lengths is not None:
-        longer[torch.arange(len(longer)), torch.as_tensor(lengths)] = further
-    return longer
+        return [row if len(row) else np.zeros((1, num_inputs)) for row in inputs]
+    inputs = as_tensor(inputs)
+    return inputs if inputs.dim() < 2 or inputs.shape[1] else inputs.new_zeros(len(inputs), 1, num_inputs)
 
 
 def step_matrices(name: str, value: Tensor | None, size: tuple[int, int], shape: tuple[int, int]) -> Tensor | None:

@@ -17,19 +17,19 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
-from pplseq.models.batch import with_a_missing_step
+from pplseq.models.batch import without_empty_rows
 from pplseq.models.given import Given, Sizes
 from pplseq.models.lds.arguments import (
     as_tensor,
     check_inputs,
     check_observations,
+    for_empty_rows,
     step_matrices,
     to_come,
-    with_a_further_step,
     with_inputs,
 )
 from pplseq.models.lds.fit import EMOptions, chain_of, check_enough, e_step, first_parameters, m_step
-from pplseq.models.lds.queries import Forecast, forecast, observed_moments
+from pplseq.models.lds.queries import Forecast, next_states, observed_forecast, observed_moments
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.tensors import LDSTensors
 
@@ -269,8 +269,8 @@ class LDS(LDSTensors):
         """
         checks.count("num_steps", num_steps)
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
-        further = None if future is None else future[:, 0]
-        # an observation that is missing behind the last one: its state is the next one, also of an empty row
-        past = with_a_missing_step(x, lengths, num_features=self.num_features)
-        first = self._belief_behind(*past, inputs=with_a_further_step(inputs, further, x, lengths))
-        return forecast(self.values, first, future, num_steps, self.emission_noise)
+        inputs = for_empty_rows(inputs, x, self.num_inputs)
+        x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
+        last = self._posterior(x, lengths, inputs=inputs)[1].filtered()
+        states = next_states(self.values, last, future, num_steps, (empty, self.initial_belief))
+        return observed_forecast(self.values, states, future, self.emission_noise)

@@ -39,24 +39,39 @@ def observed_moments(
     )
 
 
-def forecast(
-    parameters: Parameters, first: GaussianBelief, inputs: Tensor | None, num_steps: int, noise: Tensor
-) -> Forecast:
-    """The K steps from one on whose state is N(mean (B, h), covariance (B, h, h)).
+def next_states(
+    parameters: Parameters, last: GaussianBelief, inputs: Tensor | None, num_steps: int,
+    empty: tuple[Tensor | None, GaussianBelief],
+) -> GaussianBelief:  # fmt: skip
+    """Means (B, K, h) and covariances (B, K, h, h) of the K states behind the last one.
 
     Args:
-        inputs: (B, K, U). noise: (n, n) of observations.
+        last: mean (B, h), covariance (h, h) or (B, h, h). inputs: (B, K, U) of the steps to come.
+        empty: (B,) bool, rows that have no last state (None for none), and what their first one is, (h,) and (h, h).
     """
-    transition, emission = parameters.transition, parameters.emission
-    moves, seen = parameters.shift("transition", inputs), parameters.shift("emission", inputs)
-    means, covariances = [first.mean], [first.covariance]
-    for step in range(1, num_steps):
-        mean = means[-1] @ transition.T
+    transition, moves = parameters.transition, parameters.shift("transition", inputs)
+    none, first = empty
+    mean, covariance = last.mean, last.covariance.expand(*last.mean.shape, last.mean.shape[-1])
+    means, covariances = [], []
+    for step in range(num_steps):
+        mean = mean @ transition.T
         if moves is not None:
             mean = mean + (moves if moves.dim() == 1 else moves[:, step])
+        covariance = symmetric(transition @ covariance @ transition.T + parameters.state_noise)
+        if step == 0 and none is not None:
+            none = none.to(mean.device)
+            mean = torch.where(none[:, None], first.mean, mean)
+            covariance = torch.where(none[:, None, None], first.covariance, covariance)
         means.append(mean)
-        covariances.append(symmetric(transition @ covariances[-1] @ transition.T + parameters.state_noise))
-    states, spread = torch.stack(means, 1), torch.stack(covariances, 1)
-    observed = states @ emission.T
-    observed = observed if seen is None else observed + seen
-    return Forecast(observed, emission @ spread @ emission.T + noise, states, spread)
+        covariances.append(covariance)
+    return GaussianBelief(torch.stack(means, 1), torch.stack(covariances, 1))
+
+
+def observed_forecast(
+    parameters: Parameters, states: GaussianBelief, inputs: Tensor | None, noise: Tensor
+) -> Forecast:
+    """Those states and what is observed of them; noise: (n, n)."""
+    emission, shift = parameters.emission, parameters.shift("emission", inputs)
+    means = states.mean @ emission.T
+    covariances = emission @ states.covariance @ emission.T + noise
+    return Forecast(means if shift is None else means + shift, covariances, *states)
