@@ -7,7 +7,7 @@ import csv
 import difflib
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class _Reader:
             places = {name: self._place(header, name) for name in (*self.inputs, *self.outputs, *self._id_column())}
             ids: list[str] = []
             began: dict[str, int] = {}
-            cells: list[tuple[list[str], list[str]]] = []  # of each sequence, columns joined row by row
+            cells: list[tuple[list[list[Any]], list[list[Any]]]] = []  # of each sequence, columns joined row by row
             numbers: list[list[int]] = []
             for number, row in enumerate(rows, 2):
                 if not row:
@@ -131,15 +131,16 @@ class _Reader:
             self._levels(names, [part[k] for part in cells], given)
             for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
         ]
-        sides = [
+        coded_inputs, coded_outputs = (
             [
                 self._encode(names, part[k], rows, levels[k], missing=k == 1 and self.allow_missing)
                 for part, rows in zip(cells, numbers, strict=True)
             ]
             for k, names in enumerate((self.inputs, self.outputs))
-        ]
+        )
         return SequenceTable(
-            tuple(ids), [len(rows) for rows in numbers], *sides, self.inputs, self.outputs, *levels
+            tuple(ids), [len(rows) for rows in numbers], coded_inputs, coded_outputs, self.inputs, self.outputs,
+            levels[0], levels[1],
         )  # fmt: skip
 
     def _id_column(self) -> tuple[str, ...]:
@@ -219,7 +220,7 @@ class _Reader:
             raise ValueError(f"{where}: expected a finite number, got {cell!r}")
         return value
 
-    def _text_rows(self) -> Iterator[list[str]]:
+    def _text_rows(self) -> Generator[list[Any], None, None]:
         delimiter = "\t" if ".tsv" in Path(self.name).suffixes else ","
         try:
             with opened(self.path, "a .csv, .tsv or .parquet file") as (_, stream):
@@ -237,7 +238,7 @@ class _Reader:
             raise ValueError(f"{self.name}: not a table that can be read ({error})") from None
 
 
-def _parquet_rows(path: str | Path) -> Iterator[list[Any]]:
+def _parquet_rows(path: str | Path) -> Generator[list[Any], None, None]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -247,7 +248,7 @@ def _parquet_rows(path: str | Path) -> Iterator[list[Any]]:
         file = parquet.ParquetFile(path)
         yield list(file.schema_arrow.names)
         for batch in file.iter_batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
 

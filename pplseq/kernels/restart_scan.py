@@ -36,9 +36,9 @@ class Expectation(NamedTuple):
     """log p(x | u) (B, R), and expected counts given x by table entry: start (Z, I, R), pair (Z, Z, L, R), emit (Z, M, R)."""
 
     log_prob: Tensor
-    start: Tensor | None = None
-    pair: Tensor | None = None
-    emit: Tensor | None = None
+    start: Tensor
+    pair: Tensor
+    emit: Tensor
 
 
 class Lattice:
@@ -95,55 +95,58 @@ class Lattice:
         return result
 
 
-def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice, *, counts: bool = True) -> Expectation:
+def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Expectation:
     """Log-likelihoods and expected counts of R parameter sets; see the module's head for the tables.
 
     Args:
-        init, pair, emit: (Z, I, R), (Z, Z, L, R), (Z, M, R) logarithms; -inf allowed.
-        lattice: of the rows.
-        counts: also the expected counts; False for log-likelihoods only.
+        init, pair, emit: (Z, I, R), (Z, Z, L, R), (Z, M, R) logarithms; -inf allowed. lattice: of the rows.
 
     Returns:
         Impossible rows (log_prob -inf) count nothing; NaN in a parameter set gives NaN in its log_prob.
 
     Cost: R times the number of steps times Z^2.
     """
-    num_restarts, together = pair.shape[-1], _together(pair, lattice)
-    if together < num_restarts:
-        parts = [
-            _expectation(*(table[..., part].contiguous() for table in (init, pair, emit)), lattice, counts)
-            for part in torch.arange(num_restarts, device=pair.device).split(together)
-        ]
-        return Expectation(*(None if v[0] is None else torch.cat(v, -1) for v in zip(*parts, strict=True)))
-    return _expectation(init, pair, emit, lattice, counts)
+    parts = [_expectation(*tables, lattice) for tables in _batches(init, pair, emit, lattice)]
+    return parts[0] if len(parts) == 1 else Expectation(*(torch.cat(v, -1) for v in zip(*parts, strict=True)))
 
 
-def _together(pair: Tensor, lattice: Lattice) -> int:
-    """How many restarts go through the scan at once."""
-    num_restarts = pair.shape[-1]
-    if pair.is_cuda:
-        return num_restarts
-    most = max(1, STEP_CELLS // (lattice.sizes[0] * pair.shape[0] ** 2))
-    return math.ceil(num_restarts / math.ceil(num_restarts / most))  # in equal parts
+def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
+    """(B, R) log-likelihoods alone; arguments as for :func:`expectation`."""
+    parts = []
+    for tables in _batches(init, pair, emit, lattice):
+        first, move, seen = tables
+        *_, steps, risky = _forward(first, move.exp(), seen, lattice)
+        rows = lattice.by_row(steps)
+        _redo(*tables, lattice, risky, rows)
+        parts.append(lattice.unsort(rows))
+    return torch.cat(parts, -1)
 
 
-def _expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice, counts: bool) -> Expectation:
+def _batches(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The tables of restarts that go through the scan at once."""
+    num_restarts, most = pair.shape[-1], pair.shape[-1]
+    if not pair.is_cuda:
+        most = max(1, STEP_CELLS // (lattice.sizes[0] * pair.shape[0] ** 2))
+    if most >= num_restarts:
+        return [(init, pair, emit)]
+    parts = torch.arange(num_restarts, device=pair.device).split(
+        math.ceil(num_restarts / math.ceil(num_restarts / most))  # in equal parts
+    )
+    return [(init[..., p].contiguous(), pair[..., p].contiguous(), emit[..., p].contiguous()) for p in parts]
+
+
+def _expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Expectation:
     matrices = pair.exp()
     alpha, weight, step_log_prob, risky = _forward(init, matrices, emit, lattice)
     log_prob = lattice.by_row(step_log_prob)
-    total = None
-    if counts:
-        gamma, weight, outweighed = _backward(matrices, alpha, weight, lattice)
-        risky = risky | outweighed
-    any_risky = bool(risky.any())
-    if counts:
-        if any_risky:  # they count below
-            keep = ~risky[lattice.row]
-            gamma, weight, alpha = (value.where(keep, 0.0) for value in (gamma, weight, alpha))
-        total = _count(gamma, alpha, weight, matrices, init.shape[1], emit.shape[1], lattice)
-    if any_risky:
-        _redo(init, pair, emit, lattice, risky, log_prob, total)
-    return Expectation(lattice.unsort(log_prob), *(total or ()))
+    gamma, weight, outweighed = _backward(matrices, alpha, weight, lattice)
+    risky = risky | outweighed
+    if bool(risky.any()):  # they count below
+        keep = ~risky[lattice.row]
+        gamma, weight, alpha = (value.where(keep, 0.0) for value in (gamma, weight, alpha))
+    total = _count(gamma, alpha, weight, matrices, init.shape[1], emit.shape[1], lattice)
+    _redo(init, pair, emit, lattice, risky, log_prob, total)
+    return Expectation(lattice.unsort(log_prob), *total)
 
 
 def production(init: Tensor, pair: Tensor, lattice: Lattice) -> Tensor:
@@ -167,7 +170,7 @@ class _Steps:
             self.stacked = matrices.permute(3, 0, 2, 1).flatten(-2)  # (R, Z, L Z)
 
     def __call__(self, message: Tensor, part: slice) -> Tensor:
-        if self.stacked is not None:
+        if self.stacked is not None and self.entry is not None:
             product = torch.matmul(message.permute(2, 1, 0), self.stacked)
             product = product.reshape(len(product), -1, self.num_states)
             entry = self.entry[part]
@@ -228,13 +231,15 @@ def _backward(matrices, alpha, weight, lattice):
     return beta.mul_(alpha), future, _rows_of(outweighed, lattice)
 
 
-def _count(gamma, alpha, future, matrices, num_starts: int, num_emissions: int, lattice: Lattice) -> list[Tensor]:
+def _count(
+    gamma, alpha, future, matrices, num_starts: int, num_emissions: int, lattice: Lattice
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over rows and steps for each entry of the three tables."""
     first = lattice.sizes[0]
     start = _sum_entries(gamma[:, :first], lattice.init_index, num_starts)
     emit = gamma if lattice.emit_index is None else _sum_entries(gamma, lattice.emit_index, num_emissions)
     if len(lattice.before) == 0:
-        return [start, torch.zeros_like(matrices), emit]
+        return start, torch.zeros_like(matrices), emit
     before, after = alpha.index_select(1, lattice.before), future[:, first:]
     entry, num_entries = lattice.pair_index, matrices.shape[2]
     if entry is not None and num_entries <= FEW:
@@ -247,7 +252,7 @@ def _count(gamma, alpha, future, matrices, num_starts: int, num_emissions: int, 
             # (else each of the R products copies its own factors)
             left, right = left.permute(2, 0, 1).contiguous(), right.permute(2, 1, 0).contiguous()
             pairs[:, :, k] = torch.matmul(left, right).permute(1, 2, 0)
-        return [start, pairs.mul_(matrices), emit]
+        return start, pairs.mul_(matrices), emit
     pairs = torch.zeros_like(matrices)
     for z in range(len(matrices)):
         each = before[z] * after
@@ -255,7 +260,7 @@ def _count(gamma, alpha, future, matrices, num_starts: int, num_emissions: int, 
             pairs[z, :, first:] = each
         else:
             pairs[z] = _sum_entries(each, entry[first:], num_entries)
-    return [start, pairs.mul_(matrices), emit]
+    return start, pairs.mul_(matrices), emit
 
 
 def _sum_entries(value: Tensor, entry: Tensor, num_entries: int) -> Tensor:
@@ -295,7 +300,7 @@ def expectation_in_log_space(init: Tensor, pair: Tensor, emit: Tensor, lattice: 
     return Expectation(lattice.unsort(log_prob), start, pairs, emissions)
 
 
-def _redo(init, pair, emit, lattice, risky, log_prob, total) -> None:
+def _redo(init, pair, emit, lattice, risky, log_prob, total=None) -> None:
     """Puts the risky rows (B, R) in, by the log-space recursion: into log_prob (B, R) and, if given, the counts."""
     for row in risky.any(1).nonzero().squeeze(-1).tolist():
         sets = risky[row].nonzero().squeeze(-1)

@@ -134,7 +134,7 @@ def likelihood_of_tables(task: str, grammar: int | None, initial, transition, em
     """Our log-likelihood under a peer's tables: (Z,), (L, Z, Z), (Z, V) log-probabilities."""
     import torch
 
-    from pplseq.kernels.restart_scan import expectation
+    from pplseq.kernels.restart_scan import log_prob
 
     ours = problem(task, grammar)
     pair = torch.tensor(transition, dtype=torch.float64)
@@ -146,7 +146,7 @@ def likelihood_of_tables(task: str, grammar: int | None, initial, transition, em
         pair.movedim(0, -1).unsqueeze(-1),
         words.unsqueeze(-1),
     )
-    return float(expectation(*tables, ours.lattice, counts=False).log_prob.sum())
+    return float(log_prob(*tables, ours.lattice).sum())
 
 
 # ------------------------------------------------------------------------------------------------ peers

@@ -179,7 +179,7 @@ def compile_pattern(
     whole = positions.whole
     # a state is the set of positions that the last symbol may have been at; the start is before all of them
     sets: list[frozenset[int] | None] = [None]
-    number = {None: 0}
+    number: dict[frozenset[int] | None, int] = {None: 0}
     transitions: list[list[int]] = []
     for state in sets:
         ahead = whole.first if state is None else frozenset().union(*(positions.follow[p] for p in state))

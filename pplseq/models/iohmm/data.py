@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +99,7 @@ class IOFormat(NamedTuple):
         return self.reference.new_full((num_sequences, num_steps, self.num_outputs), torch.nan)
 
     # ---------------------------------------------------------------- inputs
-    def check_inputs(self, inputs: Inputs, shape: tuple[int, int] | None, lengths: Tensor | None) -> dict[str, Tensor]:
+    def check_inputs(self, inputs: Inputs, shape: Sequence[int] | None, lengths: Tensor | None) -> dict[str, Tensor]:
         """Inputs of each part that sees some, (B, T[, U]), finite also behind the ends of rows.
 
         Args:
@@ -164,7 +164,7 @@ class IOFormat(NamedTuple):
 
     # ---------------------------------------------------------------- feedback
     def network_inputs(
-        self, x: Tensor | None, inputs: Inputs, lengths: Tensor | None = None, previous: Tensor | None = None
+        self, x: Tensor, inputs: Inputs, lengths: Tensor | None = None, previous: Tensor | None = None
     ) -> dict[str, Tensor | None]:
         """What the networks of each part are called with: inputs, joined by the outputs before them where they are fed back.
 
@@ -176,12 +176,12 @@ class IOFormat(NamedTuple):
         Returns:
             "initial" -> (B[, U]), of the first step; "transition", "emission" -> (B, T[, U]); None for parts without inputs.
         """
-        given = self.check_inputs(inputs, None if x is None else tuple(x.shape[:2]), lengths)
+        given = self.check_inputs(inputs, tuple(x.shape[:2]), lengths)
         result: dict[str, Tensor | None] = {}
         before = None
         for part in PARTS:
             value = given.get(part)
-            if part in self.feedback:
+            if value is not None and part in self.feedback:
                 if before is None:
                     before = self.outputs_before(x, previous)
                 value = self.join(part, value, before)
@@ -193,13 +193,13 @@ class IOFormat(NamedTuple):
         first = self.missing(len(x), 1) if previous is None else previous.unsqueeze(1)
         return torch.cat([first.to(x), x[:, :-1]], 1)
 
-    def join(self, part: str, inputs: Tensor | None, before: Tensor) -> Tensor:
+    def join(self, part: str, inputs: Tensor, before: Tensor) -> Tensor:
         """One part's inputs (..., [U]) with the outputs before them (..., [D]) joined.
 
         Symbols and words become one symbol u (V + 1) + before + 1. Otherwise a vector: the inputs (symbols one-hot), then
         before one-hot, or before and a 1 where all of it is known; zeros where it is missing.
         """
-        kind, size = self.sources[part]
+        kind, size = self.sources[part] or ("vectors", 0)
         if self.discrete and kind == "symbols":
             return inputs * (self.num_outputs + 1) + before + 1
         if kind == "symbols":
@@ -318,7 +318,7 @@ class Sight:
 
     def __init__(self, form: IOFormat, given: Given, inputs: Inputs, previous: Tensor | None):
         self._format, self.feeding = form, given.generates and bool(form.feedback)
-        values = form.missing(*given.shape) if given.generates else given.x
+        values = form.missing(*given.shape) if given.x is None else given.x
         self._parts = form.network_inputs(values, inputs, given.lengths, previous)
         self.first = self._parts["initial"]
         if self.feeding:
@@ -327,7 +327,10 @@ class Sight:
 
     def __call__(self, part: str, t, before: Tensor | None) -> Tensor | None:
         """(B[, U]); before: what the program has drawn last, which counts only where it generates."""
-        value = None if self._parts[part] is None else self._parts[part][:, t]
+        value = self._parts[part]
+        if value is None:
+            return None
+        value = value[:, t]
         if self.feeding and part in self._format.feedback:
             return self._format.join(part, value, self._previous if before is None else before)
         return value

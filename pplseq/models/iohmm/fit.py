@@ -90,12 +90,12 @@ def with_steps(batch: Batch) -> Batch:
     if not bool(keep.any()):
         raise ValueError("x must hold at least one step, got empty sequences only")
 
-    def kept(value):
-        if isinstance(value, Mapping):
-            return {part: one[keep] for part, one in value.items()}
-        return None if value is None else value[keep]
-
-    return Batch(*map(kept, batch))
+    states, inputs = batch.states, batch.inputs
+    if isinstance(inputs, Mapping):
+        inputs = {part: value[keep] for part, value in inputs.items()}
+    elif inputs is not None:
+        inputs = inputs[keep]
+    return Batch(batch.x[keep], batch.lengths[keep], None if states is None else states[keep], inputs)
 
 
 def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] | None = None) -> RestartProblem:
@@ -190,7 +190,7 @@ def _check_possible(problem: RestartProblem, result: Restarts) -> None:
     """Raises where no start can explain the data: it is the data, or the graph."""
     if not bool(torch.isneginf(result.log_likelihoods).all()):
         return
-    log_prob = problem.expect(result.parameters, counts=False).log_prob
+    log_prob = problem.log_prob(result.parameters)
     row = int(torch.isneginf(log_prob).all(1).nonzero()[:1].sum())
     raise ValueError(
         f"x: sequence {row} has probability zero under every start; check the graph, start_states and observed states"

@@ -49,7 +49,7 @@ class Network(nn.Module):
         """(*B, *shape) for inputs (*B[, U])."""
         raise NotImplementedError
 
-    def prepare(self, weights: Weights, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def prepare(self, weights: Weights, transform: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
         """The function inputs -> transform(value) under weights given by name."""
         return lambda inputs: transform(functional_call(self, dict(weights), (inputs,)))
 

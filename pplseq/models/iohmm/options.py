@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,13 +69,11 @@ def per_part(name: str, value, kind: type) -> dict:
     for part, one in given.items():
         if part not in PARTS:
             raise ValueError(f"{name}: unknown part {part!r}; known: {', '.join(PARTS)}")
-        sizes = [one] if kind is Integral else one
+        sizes: Any = [one] if kind is Integral else one
         if (
             not isinstance(one, kind)
             or isinstance(one, (bool, str))
-            or any(
-                not isinstance(size, Integral) or size < (name == "hidden" or name == "num_symbols") for size in sizes
-            )
+            or any(not isinstance(size, Integral) or int(size) < (name != "num_inputs") for size in sizes)
         ):
             raise ValueError(f"{name} must hold positive integers, got {value!r}")
     return given
@@ -113,7 +112,7 @@ def allowed_starts(states, num_states: int) -> Tensor | None:
         return None
     mask = torch.zeros(num_states, dtype=torch.bool)
     for state in states:
-        if not isinstance(state, Integral) or not 0 <= state < num_states:
+        if not isinstance(state, Integral) or not 0 <= int(state) < num_states:
             raise ValueError(f"start_states must be among 0..{num_states - 1}, got {state!r}")
         mask[int(state)] = True
     if not bool(mask.any()):

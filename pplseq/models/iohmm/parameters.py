@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Self, cast
 
 import pyro
 import pyro.distributions as dist
@@ -84,7 +84,7 @@ class IOParameters(Estimator):
         return dict(sites)
 
     @torch.no_grad()
-    def set_parameters(self, **values: Tensor) -> IOParameters:
+    def set_parameters(self, **values: Tensor) -> Self:
         """Sets weights by the names of :meth:`sites`; returns the model."""
         known = dict(self.named_parameters())
         for name, value in values.items():
@@ -97,7 +97,7 @@ class IOParameters(Estimator):
         return self
 
     @torch.no_grad()
-    def set_tables(self, *, initial=None, transition=None, emission=None) -> IOParameters:
+    def set_tables(self, *, initial=None, transition=None, emission=None) -> Self:
         """Sets constant networks and tables from probabilities (zeros forbid); returns the model.
 
         Args:

@@ -33,7 +33,7 @@ from pplseq.models.iohmm.options import (
 )
 from pplseq.models.iohmm.parameters import SPREAD
 from pplseq.models.iohmm.queries import IOHMMQueries
-from pplseq.models.iohmm.restarts.history import RestartBlock
+from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory
 
 OUTPUTS = ("categorical", "bernoulli", "gaussian", "states")
 INITIAL = ("constant", "inputs", "transition")
@@ -232,11 +232,12 @@ class IOHMM(IOHMMQueries):
         output = network.prepare(weights["emission_network"], scale)
         if network.kind == "constant":
             return transition, build(output())
-        event = dict(num_words=self.num_outputs) if self.format.discrete else dict(event_shape=(self.num_outputs,))
         support = BernoulliEmission.support_constraint if self.outputs == "bernoulli" else None
+        words, event = (self.num_outputs, ()) if self.format.discrete else (None, (self.num_outputs,))
         emission = ConditionalEmission(
-            lambda v: build(output(v)), self.num_states, input_dims=network.input_dims, support=support, **event
-        )
+            lambda v: build(output(v)), self.num_states, input_dims=network.input_dims, support=support, num_words=words,
+            event_shape=event,
+        )  # fmt: skip
         return transition, emission
 
     def model(
@@ -326,7 +327,7 @@ class IOHMM(IOHMMQueries):
             other, other_inputs, *other_lengths = validation
             held_out = with_steps(self.as_batch(other, *other_lengths, inputs=other_inputs))
         with seeded(seed):
-            self.__dict__["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide
+            vars(self)["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide
         self.is_fitted = True
         return self
 
@@ -350,15 +351,14 @@ class IOHMM(IOHMMQueries):
             )
         if not len(sizes):
             raise ValueError("sizes must hold at least one number of states, got none")
-        tried: list[tuple[int, float]] = []
-        best = None
+        fitted: list[tuple[IOHMM, RestartHistory]] = []
         for size in sizes:
             candidate = cls(size, **model).fit(x, lengths, select=select, **fit)
-            score = candidate.history.restarts.score
-            if best is None or score > max(score for _, score in tried):
-                best = candidate
-            tried.append((size, score))
-            if select == "smallest_consistent" and score == 1:
+            if not isinstance(candidate.history, RestartHistory):
+                raise ValueError("method: only those with restarts compare sizes: 'em', 'gem' or 'sgd'")
+            fitted.append((candidate, candidate.history))
+            if select == "smallest_consistent" and candidate.history.restarts.score == 1:
                 break
-        best.history.sizes = tried
+        best, history = max(fitted, key=lambda one: one[1].restarts.score)
+        history.sizes = [(one.num_states, each.restarts.score) for one, each in fitted]
         return best

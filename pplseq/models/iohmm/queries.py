@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,9 +12,11 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.distributions.conditional import BernoulliEmission
-from pplseq.distributions.dense import CategoricalEmission
+from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission
+from pplseq.distributions.dense import CategoricalEmission, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
@@ -31,9 +33,14 @@ class Outputs(NamedTuple):
     "gaussian" outputs, uncertainty about the state included, else None.
     """
 
-    states: Tensor | list[Tensor]
-    outputs: Tensor | list[Tensor]
-    covariances: Tensor | list[Tensor] | None
+    states: Tensor
+    outputs: Tensor
+    covariances: Tensor | None
+
+    def each(self, change: Callable[[Tensor], Any]) -> Outputs:
+        """The same with each tensor changed."""
+        covariances = None if self.covariances is None else change(self.covariances)
+        return Outputs(change(self.states), change(self.outputs), covariances)
 
 
 class IOHMMQueries(IOParameters):
@@ -84,7 +91,7 @@ class IOHMMQueries(IOParameters):
             x, lengths, inputs: the data; where outputs are missing, predictions run on inputs alone.
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs)
-        states = chain.predicted_states().probs
+        states = predicted(chain)
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, x, inputs)
 
     @torch.no_grad()
@@ -137,8 +144,8 @@ class IOHMMQueries(IOParameters):
             known[part] = torch.cat([known[part], value], 1).index_put(here, value[:, 0])
         seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
         chain = self.posterior(seen, here[1] + 1, inputs=known)
-        found = self._expected(chain.predicted_states().probs, seen, known, here[1] + 1)
-        return self._as_next(Outputs(*(None if value is None else value[here] for value in found)))
+        found = self._expected(predicted(chain), seen, known, here[1] + 1)
+        return self._as_next(found.each(lambda value: value[here]))
 
     @torch.no_grad()
     def forecast(
@@ -163,8 +170,8 @@ class IOHMMQueries(IOParameters):
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
             return self._as_next(self._simulate(inputs, belief, previous, num_samples))
-        any_inputs = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-        unseen = self.format.missing(*any_inputs.shape[:2])
+        num_steps = next(iter(self.format.check_inputs(inputs, None, None).values())).shape[1]
+        unseen = self.format.missing(rows, num_steps)
         chain = self.posterior(unseen, start=belief, inputs=inputs)
         return self._as_next(self._expected(chain.filtered_states().probs, unseen, inputs))
 
@@ -255,8 +262,8 @@ class IOHMMQueries(IOParameters):
             padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
             x = torch.where(padded if self.format.discrete else padded.unsqueeze(-1), batch.x, x)
-        like = self.results_like(None, inputs=inputs)
-        return Sample(as_given(x, like), as_given(states, like))
+        like: Any = self.results_like(None, inputs=inputs)
+        return Sample(cast(Tensor, as_given(x, like)), cast(Tensor, as_given(states, like)))
 
     # ---------------------------------------------------------------- effects of inputs
     @torch.no_grad()
@@ -299,7 +306,9 @@ class IOHMMQueries(IOParameters):
         transition, emission = self._specs_at_point(inputs if part == "initial" else None)
         if part == "initial":
             return transition.initial_log_prob().exp()
-        return emission_means(emission.at(inputs)) if part == "emission" else transition.matrices(inputs).exp()
+        if part == "emission":
+            return emission_means(emission.at(inputs) if isinstance(emission, ConditionalEmission) else emission)
+        return cast(StepTransition, transition).matrices(inputs).exp()
 
     # ---------------------------------------------------------------- inside
     def _specs_at_point(self, first: Tensor | None = None):
@@ -314,8 +323,9 @@ class IOHMMQueries(IOParameters):
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
         """Outputs of states (B, T, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
         _, emission = self._specs_at_point()
-        if emission.takes_inputs:
-            emission = emission.at(self.format.network_inputs(x, inputs, lengths, previous)["emission"])
+        seen = self.format.network_inputs(x, inputs, lengths, previous)["emission"]
+        if isinstance(emission, ConditionalEmission) and seen is not None:
+            emission = emission.at(seen)
         means = emission_means(emission)
         means = means.expand(*states.shape, means.shape[-1])
         outputs = torch.einsum("btz,btzo->bto", states, means)
@@ -328,10 +338,9 @@ class IOHMMQueries(IOParameters):
     def _simulate(self, inputs, start: Belief | None, previous: Tensor | None, num_samples: int) -> Outputs:
         """Outputs averaged over drawn trajectories: with feedback the past outputs are not summed out exactly."""
 
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        checks.count("num_samples", num_samples)
 
-        def repeat(value: Tensor | None) -> Tensor | None:
+        def repeat(value) -> Any:
             return None if value is None else value.repeat_interleave(num_samples, 0)
 
         whole = isinstance(inputs, Mapping)
@@ -339,22 +348,29 @@ class IOHMMQueries(IOParameters):
         start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
         with self._at_point(), poutine.block():
             trace = poutine.trace(self.model).get_trace(start=start, inputs=inputs, previous=previous)
-        steps = sum(name.startswith("x_") for name in trace.nodes)
-        x = torch.stack([trace.nodes[f"x_{t}"]["value"] for t in range(steps)], 1)
+        nodes: dict[str, Any] = dict(trace.nodes)
+        drawn = [node["value"] for name, node in nodes.items() if name.startswith("x_")]  # step by step
+        x = torch.stack(drawn, 1)
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
         chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
-        each = self._expected(chain.predicted_states().probs, x, inputs, None, previous)
-        by_sequence = Outputs(*(None if v is None else v.unflatten(0, (-1, num_samples)) for v in each))
-        mean = [None if v is None else v.mean(1) for v in by_sequence]
-        if self.noise is not None:
-            apart = by_sequence.outputs - mean[1].unsqueeze(1)
-            mean[2] = mean[2] + torch.einsum("bstd,bste->btde", apart, apart) / num_samples
-        return Outputs(*mean)
+        each = self._expected(predicted(chain), x, inputs, None, previous)
+        by_sequence = each.each(lambda value: value.unflatten(0, (-1, num_samples)))
+        mean = by_sequence.each(lambda value: value.mean(1))
+        if mean.covariances is None:
+            return mean
+        apart = by_sequence.outputs - mean.outputs.unsqueeze(1)
+        between = torch.einsum("bstd,bste->btde", apart, apart) / num_samples
+        return mean._replace(covariances=mean.covariances + between)
 
     def _shaped(self, result: Outputs, batch: Batch, x, inputs) -> Outputs:
         """Results in the form of the data, 0 at padded steps."""
         like = self.results_like(x, inputs=inputs)
-        return Outputs(*(None if v is None else as_given(_without_padding(v, batch), like) for v in result))
+        return result.each(lambda value: as_given(_without_padding(value, batch), like))
+
+
+def predicted(chain: Chain) -> Tensor:
+    """(B, T, Z) p(z_t | x_1..x_{t-1}) of a chain of dense matrices."""
+    return cast(DenseChain, chain).predicted_states().probs
 
 
 def _without_padding(value: Tensor, batch) -> Tensor:
@@ -369,4 +385,6 @@ def emission_means(emission: Emission) -> Tensor:
     """(*b, Z, V or D) expected outputs of each state: probabilities of words or of ones, or means."""
     if isinstance(emission, CategoricalEmission):
         return emission.log_probs.exp()
-    return torch.sigmoid(emission.logits) if isinstance(emission, BernoulliEmission) else emission.loc
+    if isinstance(emission, BernoulliEmission):
+        return torch.sigmoid(emission.logits)
+    return cast(GaussianEmission, emission).loc

@@ -106,7 +106,7 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
         assert alone.num_iterations[0] == together.num_iterations[restart]
         assert_close(alone.log_likelihoods[0], together.log_likelihoods[restart], rtol=1e-8, atol=1e-8)
         own = take(together.parameters, torch.tensor([restart]))
-        rows = [many.expect(parameters, counts=False).log_prob for parameters in (alone.parameters, own)]
+        rows = [many.log_prob(parameters) for parameters in (alone.parameters, own)]
         assert_close(*rows, rtol=1e-7, atol=1e-7)
         if "linear" in case.values():  # where data are separable, or states hardly visited, weights hardly matter
             continue
@@ -120,7 +120,7 @@ def test_gradients_against_finite_differences(case):
     one = problem(**case)
     parameters = draw_parameters(one, [RestartBlock(2)])
     value, gradient = one.gradient(parameters)
-    assert_close(value, one.expect(parameters, counts=False).log_prob.sum(0))
+    assert_close(value, one.log_prob(parameters).sum(0))
     step = 1e-5
     for part, weights in parameters.items():
         for name, own in weights.items():
@@ -237,9 +237,9 @@ def test_stochastic_gradients_on_mini_batches():
     parts = [problem(transition="linear", rows=slice(first, first + 3)) for first in (0, 3, 6)]
     start = draw_parameters(parts[0], [RestartBlock(3)])
     whole = problem(transition="linear")
-    before = whole.expect(start, counts=False).log_prob.sum(0)
+    before = whole.log_prob(start).sum(0)
     found = run_sgd(parts, start, num_steps=60, learning_rate=0.1)
-    assert_close(found.log_likelihoods, whole.expect(found.parameters, counts=False).log_prob.sum(0))
+    assert_close(found.log_likelihoods, whole.log_prob(found.parameters).sum(0))
     assert bool((found.log_likelihoods > before + 1).all())
     torch.manual_seed(3)
     one = run_sgd(parts, take(start, torch.tensor([1])), num_steps=10)

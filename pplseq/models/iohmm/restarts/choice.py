@@ -59,16 +59,16 @@ def choose_restart(
             f"all {len(restarts)} restarts collapsed (the first: {first}); no model is left to choose"
         )
     likelihood = restarts.log_posteriors[kept]
-    held_out = None
+    ties = [likelihood]
     if validation is not None and select in ("validation", "smallest_consistent"):
         parameters = take(restarts.parameters, kept.to(validation.seen.x.device))
-        held_out = validation.expect(parameters, counts=False).log_prob.sum(0).cpu().nan_to_num(-math.inf)
+        ties.insert(0, validation.log_prob(parameters).sum(0).cpu().nan_to_num(-math.inf))
     if select == "likelihood":
         scores = likelihood
     elif select == "bic":
         scores = restarts.log_likelihoods[kept] - num_free_parameters * math.log(max(1, problem.num_targets)) / 2
     elif select == "validation":
-        scores = held_out
+        scores = ties[0]
         if bool(torch.isneginf(scores).all()):
             notes.append(
                 "validation data are impossible under every restart; the likeliest on the training data was chosen"
@@ -79,9 +79,8 @@ def choose_restart(
         if not bool(scores.any()):
             notes.append("no restart answers every training target right; the likeliest was chosen")
     # ties by validation data, then by likelihood
-    keys = [scores] + ([held_out] if held_out is not None else []) + [likelihood]
     best = torch.arange(len(kept))
-    for key in keys:
+    for key in (scores, *ties):
         best = best[key[best] == key[best].max()]
     restarts.scores = torch.full_like(restarts.log_posteriors, math.nan)
     restarts.scores[kept] = scores

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,14 @@ from pplseq.models.iohmm.restarts.history import RestartBlock, Restarts
 from pplseq.models.iohmm.restarts.networks import Penalty
 from pplseq.models.iohmm.restarts.outputs import Parameters
 from pplseq.models.iohmm.restarts.problem import PARTS, Penalties, RestartProblem, put, take
+
+
+class Step(NamedTuple):
+    """Parameters, and the (R,) log-likelihoods and objectives, nats, that they have."""
+
+    parameters: Parameters
+    log_likelihood: Tensor
+    objective: Tensor
 
 
 def run_em(
@@ -59,7 +68,8 @@ def run_em(
     )  # fmt: skip
     result.parameters = {part: {k: v.clone() for k, v in weights.items()} for part, weights in parameters.items()}
     active = torch.arange(num_restarts, device=like.device)
-    previous, before, before_likelihood, trace, objectives = None, None, None, [], []
+    before: Step | None = None
+    trace, objectives = [], []
     for iteration in range(max_iterations + 1):
         expected = problem.expect(parameters)
         log_likelihood = expected.log_prob.sum(0)
@@ -71,15 +81,15 @@ def run_em(
             on_iteration(iteration, log_likelihood)
         broken = ~torch.isfinite(log_likelihood)
         stop = broken.clone()
-        if previous is not None:
-            gain = objective - previous
-            fell = gain < -ROUNDING.get(dtype, ROUNDING[torch.float32]) * previous.abs().clamp_min(1.0)
+        if before is not None:
+            gain = objective - before.objective
+            fell = gain < -ROUNDING.get(dtype, ROUNDING[torch.float32]) * before.objective.abs().clamp_min(1.0)
             if bool(fell.any()):  # back to the parameters before
                 where = fell.nonzero().squeeze(-1)
                 result.fell += active[where].tolist()
-                put(parameters, where, take(before, where))
-                log_likelihood = torch.where(fell, before_likelihood, log_likelihood)
-                objective = torch.where(fell, previous, objective)
+                put(parameters, where, take(before.parameters, where))
+                log_likelihood = torch.where(fell, before.log_likelihood, log_likelihood)
+                objective = torch.where(fell, before.objective, objective)
             converged = prior.settled(iteration, active) & ~fell & (gain <= tolerance * problem.num_steps)
             stop = stop | fell | converged
             result.converged[active[converged].cpu()] = True
@@ -101,8 +111,7 @@ def run_em(
             expected = Expectation(*(value[..., going] for value in expected))
             log_likelihood = log_likelihood[going]
         penalties = prior.at(iteration + 1, active)  # a step climbs under its own prior
-        previous = log_likelihood + problem.log_prior(parameters, penalties)
-        before, before_likelihood = parameters, log_likelihood
+        before = Step(parameters, log_likelihood, log_likelihood + problem.log_prior(parameters, penalties))
         parameters, floored = problem.maximize(parameters, expected, penalties, gradient=gradient)
         if floored is not None and bool(floored.any()):
             result.floored = sorted({*result.floored, *active[floored].tolist()})

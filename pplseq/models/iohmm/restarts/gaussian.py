@@ -47,14 +47,14 @@ class GaussianOutputs(Outputs):
         if seen.present is None:
             return _log_density(residual, tril)
         result = torch.zeros_like(residual[:, 0])
-        for there, rows in _patterns(seen):
+        for there, rows in _patterns(seen.present):
             part = torch.linalg.cholesky((tril @ tril.mT)[..., there, :][..., there])
             result = result.index_copy(1, rows, _log_density(residual[:, :, rows][:, there], part))
         return result
 
     def _means(self, emission: dict[str, Tensor], seen: Seen) -> Tensor:
         """(Z, D, M, R)."""
-        return self.network.values(emission, seen.rows)[:, :, seen.rows.index]
+        return self.network.values(emission, seen.rows)[:, :, seen.entry]
 
     def _covariances(self, noise: dict[str, Tensor], size: int) -> Tensor:
         """(Z, R, D, D), or (R, D, D) where all states share it."""
@@ -70,21 +70,21 @@ class GaussianOutputs(Outputs):
             return self._climb(parameters, seen, visits, penalty), None
         known = seen.known
         seen = Seen(
-            seen.rows._replace(index=seen.rows.index[known]), seen.x[known], known[known], None,
+            seen.rows, seen.entry[known], seen.x[known], known[known], None,
             None if seen.present is None else seen.present[known],
         )  # fmt: skip
         mass = visits[:, known].transpose(1, 2)  # (Z, R, M)
         targets, extra = seen.x, None
         if seen.present is not None:
-            targets, extra = self._expected(parameters, seen, mass)
-        emission = self.network.fit_means(parameters["emission"], seen.rows, targets, mass)
+            targets, extra = self._expected(parameters, seen, seen.present, mass)
+        emission = self.network.fit_means(parameters["emission"], seen.rows, seen.entry, targets, mass)
         residual = targets - self._means(emission, seen).permute(0, 3, 2, 1)  # (Z, R, M, D)
         parts = [residual, mass] if extra is None else [residual, mass, extra]
         if self.covariance == "tied":  # problems of one restart together
             parts = [part.transpose(0, 1) for part in parts]
         shape = parts[1].shape[:2]
         covariances, floored = residual_covariance(
-            *(part.flatten(0, 1) for part in parts[:2]), self.covariance, self.floor, group=self.num_states,
+            parts[0].flatten(0, 1), parts[1].flatten(0, 1), self.covariance, self.floor, group=self.num_states,
             extra=None if extra is None else parts[2].flatten(0, 1),
         )  # fmt: skip
         covariances, floored = covariances.unflatten(0, shape), floored.unflatten(0, shape)
@@ -92,7 +92,7 @@ class GaussianOutputs(Outputs):
             covariances, floored = covariances[:, 0], floored.mT
         return {"emission": emission, "noise": self._raw(covariances, parameters["noise"])}, floored.any(0)
 
-    def _expected(self, parameters: Parameters, seen: Seen, mass: Tensor) -> tuple[Tensor, Tensor]:
+    def _expected(self, parameters: Parameters, seen: Seen, present: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
         """Targets (Z, R, M, D) with missing dimensions at their means given the others, and what that leaves of their scatter.
 
         With o the dimensions seen and m the others, E[y_m] = mu_m + S_mo S_oo^-1 (y_o - mu_o), Cov[y_m] = S_mm - S_mo S_oo^-1
@@ -100,8 +100,8 @@ class GaussianOutputs(Outputs):
         """
         means = self._means(parameters["emission"], seen).permute(0, 3, 2, 1)
         covariances = self._covariances(parameters["noise"], means.shape[-1]).expand(*means.shape[:2], -1, -1)
-        targets, extra = torch.where(seen.present, seen.x, means), torch.zeros_like(covariances)
-        for there, rows in _patterns(seen):
+        targets, extra = torch.where(present, seen.x, means), torch.zeros_like(covariances)
+        for there, rows in _patterns(present):
             gone = (~torch.isin(torch.arange(means.shape[-1], device=rows.device), there)).nonzero().squeeze(-1)
             if not len(gone):
                 continue
@@ -184,9 +184,9 @@ def _log_density(residual: Tensor, tril: Tensor) -> Tensor:
     return density.transpose(1, 2)
 
 
-def _patterns(seen: Seen):
+def _patterns(present: Tensor):
     """Which dimensions there are, and in which rows, for every pattern that occurs (those without any left out)."""
-    patterns, which = torch.unique(seen.present, dim=0, return_inverse=True)
+    patterns, which = torch.unique(present, dim=0, return_inverse=True)
     for k, pattern in enumerate(patterns):
         if bool(pattern.any()):
             yield pattern.nonzero().squeeze(-1), (which == k).nonzero().squeeze(-1)

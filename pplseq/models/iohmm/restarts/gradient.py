@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 
 import torch
@@ -49,8 +51,8 @@ def run_sgd(
         share = problem.num_steps / total
         for value, grad, part in zip(flat, grads, parts, strict=True):
             precision = (precisions or {}).get(part, 0.0)
-            value.grad = -(grad - share * precision * value if precision else grad) / problem.num_steps
-            value.grad.nan_to_num_(0.0)  # a restart that broke stays as it is; it is dropped below
+            uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
+            value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped below
         optimizer.step()
         schedule.step()
         trace.append(log_likelihood.cpu() / share)
@@ -58,17 +60,18 @@ def run_sgd(
             on_iteration(step, log_likelihood)
     num_restarts = flat[0].shape[-1]
     expected = [problem.expect(leaves) for problem in problems]
-    log_likelihood = sum(value.log_prob.sum(0) for value in expected)
+    log_likelihood = functools.reduce(operator.add, (value.log_prob.sum(0) for value in expected))
     block = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor([b.num_restarts for b in blocks]))
+    likelihoods = torch.stack(trace) if trace else torch.empty(0, num_restarts)
     result = Restarts(
-        log_likelihood.cpu(), torch.empty(0), *[torch.stack(trace) if trace else torch.empty(0, num_restarts)] * 2,
-        torch.full((num_restarts,), num_steps), torch.zeros(num_restarts, dtype=torch.bool), block,
+        log_likelihood.cpu(), torch.empty(0), likelihoods, likelihoods, torch.full((num_restarts,), num_steps),
+        torch.zeros(num_restarts, dtype=torch.bool), block,
     )  # fmt: skip
     flat_blocks = [RestartBlock(num_restarts)]  # Dirichlet priors are of EM
     priors = RestartPriors(flat_blocks, torch.zeros_like(block), log_likelihood, precisions or {})
     penalties = priors.at(0, torch.arange(num_restarts))
     result.log_posteriors = (log_likelihood + problems[0].log_prior(leaves, penalties)).cpu()
     result.parameters = leaves
-    visits = sum(value.emit.sum(1, keepdim=True) for value in expected)
+    visits = functools.reduce(operator.add, (value.emit.sum(1, keepdim=True) for value in expected))
     result.note_collapses(torch.arange(num_restarts), ~torch.isfinite(log_likelihood), log_likelihood, visits)
     return result

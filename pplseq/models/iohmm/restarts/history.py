@@ -72,8 +72,8 @@ class Restarts:
     floored: list[int] = field(default_factory=list)
     fell: list[int] = field(default_factory=list)
     parameters: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    scores: Tensor | None = None
-    chosen: int | None = None
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
+    chosen: int = -1
 
     def __len__(self) -> int:
         return len(self.log_likelihoods)
@@ -126,8 +126,10 @@ class Restarts:
                 return torch.cat(values)
             return torch.cat([_lengthened(value, longest) for value in values], 1)
 
-        names = ("log_likelihoods", "log_posteriors", "trace", "objectives", "num_iterations", "converged", "block")
-        result = cls(*map(joined, names))
+        result = cls(
+            joined("log_likelihoods"), joined("log_posteriors"), joined("trace"), joined("objectives"),
+            joined("num_iterations"), joined("converged"), joined("block"),
+        )  # fmt: skip
         first = 0
         for part in parts:
             result.dropped |= {first + k: why for k, why in part.dropped.items()}
@@ -150,5 +152,5 @@ def _lengthened(trace: Tensor, length: int) -> Tensor:
 class RestartHistory(FitHistory):
     """The history of the restart that was chosen; what became of all: ``restarts``; (size, score) of sizes tried: ``sizes``."""
 
-    restarts: Restarts | None = None
+    restarts: Restarts = field(kw_only=True)
     sizes: list[tuple[int, float]] | None = None

@@ -6,7 +6,7 @@ logits (S, K, R), (L, S, K, R), weight (S, U + 1, K, R). S are source states (ab
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,12 +19,26 @@ Weights = dict[str, Tensor]
 
 
 class Rows(NamedTuple):
-    """The distinct inputs of a network. values: (N[, U]) or None (one row, or every symbol once); index: which entry each
-    packed step or row takes, None for one each in order."""
+    """The distinct inputs of a network. values: (N[, U]) or None (one row, or every symbol once); entry: which of them each
+    packed step or row takes, None for one each in order; size: N, or how many symbols."""
 
     values: Tensor | None
-    index: Tensor | None
-    count: int
+    entry: Tensor | None
+    size: int
+
+    @property
+    def features(self) -> Tensor:
+        """The values of networks that are functions of vectors."""
+        if self.values is None:
+            raise TypeError("values: lookup tables and constants have none")
+        return self.values
+
+    def every(self, count: int) -> Tensor:
+        """(count,) the entry of each step."""
+        if self.entry is not None:
+            return self.entry
+        device = None if self.values is None else self.values.device
+        return torch.zeros(count, dtype=torch.long, device=device) if self.size == 1 else torch.arange(count, device=device)
 
 
 class Penalty(NamedTuple):
@@ -71,10 +85,12 @@ class RestartNetwork:
             return Rows(None, None, 1)
         if self.kind == "table":
             return Rows(None, inputs, self.network.logits.shape[0])
-        values, index = distinct(inputs)
+        if inputs is None:
+            raise ValueError("inputs: this network sees some, got None")
+        values, entry = distinct(inputs)
         if self.kind == "linear":
             values = torch.cat([values, values.new_ones(len(values), 1)], -1)
-        return Rows(values, index, len(values))
+        return Rows(values, entry, len(values))
 
     # ---------------------------------------------------------------- values
     def values(self, weights: Weights, rows: Rows) -> Tensor:
@@ -85,9 +101,9 @@ class RestartNetwork:
             logits = weights["logits"]
             return logits.reshape(len(logits), self.num_sources, self.num_outcomes, -1).movedim(0, 2)
         if self.kind == "linear":
-            return rows.values @ self._glm(weights).transpose(1, 2)
+            return rows.features @ self._glm(weights).transpose(1, 2)
         value = vmap(lambda own: functional_call(self.network, own, (rows.values,)), -1, -1)(weights)
-        return value.reshape(rows.count, self.num_sources, self.num_outcomes, -1).movedim(0, 2)
+        return value.reshape(rows.size, self.num_sources, self.num_outcomes, -1).movedim(0, 2)
 
     def log_probs(self, weights: Weights, rows: Rows) -> Tensor:
         """(S, K, N, R) log softmax over the allowed outcomes, -inf elsewhere."""
@@ -97,7 +113,7 @@ class RestartNetwork:
         return torch.log_softmax(logits, 1)
 
     def _mask(self) -> Tensor:
-        return self.forbidden.reshape(-1, self.num_outcomes)
+        return cast(Tensor, self.forbidden).reshape(-1, self.num_outcomes)
 
     def _glm(self, weights: Weights) -> Tensor:
         """(S, U + 1, K, R)."""
@@ -145,7 +161,7 @@ class RestartNetwork:
             if self.forbidden is not None:
                 forbidden = self._mask().repeat_interleave(num_restarts, 0)
             own = counts.permute(0, 3, 2, 1).flatten(0, 1)
-            found = softmax_regression(rows.values, own, glm, forbidden=forbidden, ridge=penalty.precision).weights
+            found = softmax_regression(rows.features, own, glm, forbidden=forbidden, ridge=penalty.precision).weights
             found = found.unflatten(0, (-1, num_restarts)).permute(0, 2, 3, 1)
             return {"weight": found.reshape(weights["weight"].shape)}
         # a table whose logits have a prior: a regression of each row on a one
@@ -171,7 +187,7 @@ class RestartNetwork:
         if self.kind == "linear":
             glm = self._glm(weights).transpose(1, 2).movedim(-1, 2).flatten(0, 2)  # (Z D R, U + 1)
             ones, zeros = (value.movedim(-1, 2).flatten(0, 2) for value in (ones, zeros))
-            found = bernoulli_regression(rows.values, ones, zeros, glm, ridge=penalty.precision).weights
+            found = bernoulli_regression(rows.features, ones, zeros, glm, ridge=penalty.precision).weights
             found = found.unflatten(0, (self.num_sources, self.num_outcomes, -1)).permute(0, 3, 1, 2)
             return {"weight": found.reshape(weights["weight"].shape)}
         logits = self.values(weights, rows)
@@ -181,20 +197,20 @@ class RestartNetwork:
         ).weights  # fmt: skip
         return self._from_table(found.reshape(logits.shape), weights)
 
-    def fit_means(self, weights: Weights, rows: Rows, targets: Tensor, mass: Tensor) -> Weights:
-        """Weighted least squares: means of targets (M, D) or (Z, R, M, D) under mass (Z, R, M); rows.index (M,) says where each
+    def fit_means(self, weights: Weights, rows: Rows, entry: Tensor, targets: Tensor, mass: Tensor) -> Weights:
+        """Weighted least squares: means of targets (M, D) or (Z, R, M, D) under mass (Z, R, M); entry (M,) says where each
         belongs."""
         num_restarts = mass.shape[1]
         if self.kind == "linear":
-            features = rows.values if rows.index is None else rows.values[rows.index]
+            features = rows.features[entry]
             glm = self._glm(weights).permute(0, 3, 1, 2).flatten(0, 1)
             own = targets if targets.dim() == 2 else targets.flatten(0, 1)
             found = linear_regression(features, own, mass.flatten(0, 1), previous=glm)
             found = found.unflatten(0, (-1, num_restarts)).permute(0, 2, 3, 1)
             return {"weight": found.reshape(weights["weight"].shape)}
-        sums = mass.new_zeros(*mass.shape[:2], rows.count, targets.shape[-1])
-        sums = sums.index_add_(2, rows.index, mass.unsqueeze(-1) * targets)
-        total = mass.new_zeros(*mass.shape[:2], rows.count).index_add_(2, rows.index, mass)
+        sums = mass.new_zeros(*mass.shape[:2], rows.size, targets.shape[-1])
+        sums = sums.index_add_(2, entry, mass.unsqueeze(-1) * targets)
+        total = mass.new_zeros(*mass.shape[:2], rows.size).index_add_(2, entry, mass)
         mean = (sums / total.unsqueeze(-1)).permute(0, 3, 2, 1)
         total = total.transpose(1, 2).unsqueeze(1)
         return self._from_table(torch.where(total > 0, mean, self.values(weights, rows)), weights)

@@ -5,7 +5,9 @@ Weights are {"emission": those of the output network, "noise": those of Gaussian
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import NamedTuple
 
 import torch
@@ -17,11 +19,13 @@ Parameters = dict[str, dict[str, Tensor]]
 
 
 class Seen(NamedTuple):
-    """The M distinct (input, target, known state) of emissions. rows: the network's, with index (M,); x: (M[, D]);
+    """The M distinct (input, target, known state) of emissions. rows: the network's; entry: (M,) which
+    of them each is; x: (M[, D]);
     known: (M,) where there is a target; states: (M,) observed, negative where unknown, or None; present: (M, D) dimensions that
     there are, or None for all."""
 
     rows: Rows
+    entry: Tensor
     x: Tensor
     known: Tensor
     states: Tensor | None
@@ -29,13 +33,17 @@ class Seen(NamedTuple):
 
 
 class Outputs:
-    """No output network: targets are states, which stand in ``seen.states``."""
+    """Targets are states, which stand in ``seen.states``; families of outputs with a network build on it.
+
+    Attributes:
+        names: parts of the parameters that are of the outputs; none of states, which have no network.
+    """
 
     names: tuple[str, ...] = ()
+    network: RestartNetwork
 
     def __init__(self, num_states: int):
         self.num_states = num_states
-        self.network: RestartNetwork | None = None
 
     def log_likelihood(self, parameters: Parameters, seen: Seen, num_restarts: int) -> Tensor:
         """(Z, M, R) log p(x | z, u), nats: 0 without a target, -inf for states other than the observed one; differentiable."""
@@ -74,16 +82,16 @@ class Outputs:
 
     def log_prior(self, parameters: Parameters, penalty: Penalty) -> Tensor | float:
         """(R,) nats, up to a constant."""
-        return self.network.log_prior(parameters["emission"], penalty) if self.network is not None else 0.0
+        return self.network.log_prior(parameters["emission"], penalty) if self.names else 0.0
 
     def forget(self) -> None:
         """Forgets what is remembered between steps."""
-        if self.network is not None:
+        if self.names:
             self.network.forget()
 
     def take(self, restarts: Tensor) -> None:
         """Keeps what is remembered between steps for some restarts only."""
-        if self.network is not None:
+        if self.names:
             self.network.take(restarts)
 
 
@@ -97,11 +105,11 @@ class CategoricalOutputs(Outputs):
         self.network = network
 
     def _density(self, parameters, seen, num_restarts):
-        return self.network.log_probs(parameters["emission"], seen.rows)[:, seen.x, seen.rows.index]
+        return self.network.log_probs(parameters["emission"], seen.rows)[:, seen.x, seen.entry]
 
     def maximize(self, parameters, seen, visits, penalty, gradient):
-        num_words, count = self.network.num_outcomes, seen.rows.count
-        which = (seen.rows.index * num_words + seen.x)[seen.known]
+        num_words, count = self.network.num_outcomes, seen.rows.size
+        which = (seen.entry * num_words + seen.x)[seen.known]
         counts = visits.new_zeros(self.num_states, count * num_words, visits.shape[-1])
         counts = counts.index_add_(1, which, visits[:, seen.known]).unflatten(1, (count, num_words)).transpose(1, 2)
         fit = self.network.climb_softmax if gradient else self.network.fit_softmax
@@ -109,7 +117,7 @@ class CategoricalOutputs(Outputs):
 
     def right(self, parameters, seen, entry, states):
         probs = self.network.log_probs(parameters["emission"], seen.rows).exp()
-        expected = _mixed(states, probs, seen.rows.index[entry])
+        expected = _mixed(states, probs, seen.entry[entry])
         return (expected.argmax(0) == seen.x[entry].unsqueeze(-1)) | ~seen.known[entry].unsqueeze(-1)
 
     def log_prior(self, parameters, penalty):
@@ -128,7 +136,7 @@ class BernoulliOutputs(Outputs):
     def _density(self, parameters, seen, num_restarts):
         logits = self.network.values(parameters["emission"], seen.rows)
         log_one, log_zero = (
-            torch.nn.functional.logsigmoid(value)[:, :, seen.rows.index] for value in (logits, -logits)
+            torch.nn.functional.logsigmoid(value)[:, :, seen.entry] for value in (logits, -logits)
         )
         value = torch.where(seen.x.T.unsqueeze(-1) > 0.5, log_one, log_zero)
         if seen.present is not None:
@@ -136,8 +144,8 @@ class BernoulliOutputs(Outputs):
         return value.sum(1)
 
     def maximize(self, parameters, seen, visits, penalty, gradient):
-        shape = (self.num_states, seen.rows.count, visits.shape[-1])
-        index, visits, x = seen.rows.index[seen.known], visits[:, seen.known], seen.x[seen.known]
+        shape = (self.num_states, seen.rows.size, visits.shape[-1])
+        index, visits, x = seen.entry[seen.known], visits[:, seen.known], seen.x[seen.known]
         there = torch.ones_like(x) if seen.present is None else seen.present[seen.known].to(x)
         ones, zeros = (
             torch.stack(
@@ -150,7 +158,7 @@ class BernoulliOutputs(Outputs):
 
     def right(self, parameters, seen, entry, states):
         probs = self.network.values(parameters["emission"], seen.rows).sigmoid()
-        expected = _mixed(states, probs, seen.rows.index[entry])
+        expected = _mixed(states, probs, seen.entry[entry])
         target = seen.x[entry].T.unsqueeze(-1) > 0.5
         right = (expected > 0.5) == target
         if seen.present is not None:
@@ -163,4 +171,5 @@ class BernoulliOutputs(Outputs):
 
 def _mixed(states: Tensor, probs: Tensor, index: Tensor) -> Tensor:
     """(V, N, R) sum_z states (Z, N, R) probs (Z, V, L, R) at each step's entry."""
-    return sum(own * table[:, index] for own, table in zip(states, probs, strict=True))
+    each = (own * table[:, index] for own, table in zip(states, probs, strict=True))
+    return functools.reduce(operator.add, each)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pplseq.kernels.restart_scan import Expectation, Lattice, expectation, production
-from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, distinct
+from pplseq.kernels.restart_scan import Expectation, Lattice, expectation, log_prob, production
+from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows, distinct
 from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
 
 PARTS = ("initial", "transition", "emission")
@@ -38,9 +38,10 @@ class RestartProblem:
         self.initial, self.transition, self.outputs = initial, transition, outputs
         transition_inputs, emission_inputs = inputs.get("transition"), inputs.get("emission")
         if before_first:  # a step without a target in front of each row
-            x, transition_inputs, emission_inputs = (
+            x = torch.cat([x[:, :1], x], 1)
+            transition_inputs, emission_inputs = (
                 value if value is None else torch.cat([value[:, :1], value], 1)
-                for value in (x, transition_inputs, emission_inputs)
+                for value in (transition_inputs, emission_inputs)
             )
             known = torch.cat([torch.zeros_like(known[:, :1]), known], 1)
             states = states if states is None else torch.cat([torch.full_like(states[:, :1], -1), states], 1)
@@ -50,46 +51,36 @@ class RestartProblem:
         self.num_steps = int(lengths.sum()) - before_first * len(lengths)
         self.num_targets = int(pack(known).sum())
         self.start_rows = initial.rows(inputs.get("initial"))
-        if self.start_rows.count > 1:
-            index = self.start_rows.index
-            index = torch.arange(self.start_rows.count, device=x.device) if index is None else index
-            self.lattice.init_index = index[self.lattice.order]
+        if self.start_rows.size > 1:
+            self.lattice.init_index = self.start_rows.every(len(lengths))[self.lattice.order]
         self.rows = transition.rows(None if transition_inputs is None else pack(transition_inputs))
-        if self.rows.count == 1 and self.rows.index is None:
+        if self.rows.size == 1 and self.rows.entry is None:
             self.lattice.pair_index = torch.zeros(self.lattice.num_packed, dtype=torch.long, device=x.device)
         else:
-            self.lattice.pair_index = self.rows.index
+            self.lattice.pair_index = self.rows.entry
         states = None if states is None or not bool((pack(states) >= 0).any()) else pack(states)
         self.seen = self._seen(pack(x), pack(known), states, None if emission_inputs is None else pack(emission_inputs))
 
     def _seen(self, x: Tensor, known: Tensor, states: Tensor | None, inputs: Tensor | None) -> Seen:
         """The distinct things to be explained, and which of them each packed step is."""
-        network, count = self.outputs.network, len(x)
-        if network is None:
-            rows, entry = None, torch.zeros(count, dtype=torch.long, device=x.device)
-        else:
-            rows = network.rows(inputs)
-            entry = rows.index
-            if entry is None:
-                entry = (
-                    torch.arange(count, device=x.device)
-                    if rows.count > 1
-                    else torch.zeros_like(known, dtype=torch.long)
-                )
+        count = len(x)
+        rows = self.outputs.network.rows(inputs) if self.outputs.names else Rows(None, None, 1)
+        entry = rows.every(count).to(x.device)
         there = ~x.isnan() & known.unsqueeze(-1) if x.dim() == 2 else None  # of each dimension
-        partly = there is not None and bool((there.any(-1) & ~there.all(-1)).any())
+        if there is not None and not bool((there.any(-1) & ~there.all(-1)).any()):
+            there = None  # each is seen whole or not at all
         x = x.nan_to_num(0.0) if x.is_floating_point() else x
         columns = [entry.unsqueeze(-1), known.unsqueeze(-1)]
         columns += [torch.where(known.view(-1, *[1] * (x.dim() - 1)), x, 0).reshape(count, -1)]
-        columns += [] if not partly else [there]
+        columns += [] if there is None else [there]
         columns += [] if states is None else [states.unsqueeze(-1)]
         keys, index = distinct(torch.cat([column.double() for column in columns], -1))
         self.lattice.emit_index = index
         size = columns[2].shape[1]
-        present = keys[:, 2 + size : 2 + 2 * size] > 0 if partly else None
+        present = keys[:, 2 + size : 2 + 2 * size] > 0 if there is not None else None
         x = (keys[:, 2] if x.dim() == 1 else keys[:, 2 : 2 + size]).to(x.dtype)
-        rows = None if rows is None else rows._replace(index=keys[:, 0].long())
-        return Seen(rows, x, keys[:, 1] > 0, None if states is None else keys[:, -1].long(), present)
+        known_states = None if states is None else keys[:, -1].long()
+        return Seen(rows, keys[:, 0].long(), x, keys[:, 1] > 0, known_states, present)
 
     # ---------------------------------------------------------------- the two steps
     def tables(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,9 +90,16 @@ class RestartProblem:
         return init, pair, self.outputs.log_likelihood(parameters, self.seen, init.shape[-1])
 
     @torch.no_grad()
-    def expect(self, parameters: Parameters, *, counts: bool = True) -> Expectation:
+    def expect(self, parameters: Parameters) -> Expectation:
         """The E-step."""
-        return expectation(*(table.contiguous() for table in self.tables(parameters)), self.lattice, counts=counts)
+        init, pair, emit = (table.contiguous() for table in self.tables(parameters))
+        return expectation(init, pair, emit, self.lattice)
+
+    @torch.no_grad()
+    def log_prob(self, parameters: Parameters) -> Tensor:
+        """(B, R) log p(x | u) of each row, nats."""
+        init, pair, emit = (table.contiguous() for table in self.tables(parameters))
+        return log_prob(init, pair, emit, self.lattice)
 
     @torch.no_grad()
     def consistent(self, parameters: Parameters) -> Tensor:

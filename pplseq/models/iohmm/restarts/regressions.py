@@ -114,14 +114,15 @@ def softmax_regression(
         promise = (gradient * step).sum((-1, -2)) / 2
         done = ~(promise > tolerance * size[going].clamp_min(1.0))  # NaN is done, too
         share = torch.where(done, 0.0, 1.0)
-        for _ in range(HALVINGS):
+        trial, new, reached, worse = old, log_probs[going], value[going], share > 0
+        for halving in range(HALVINGS):
+            share = torch.where(worse, share / 2, share) if halving else share
             trial = old + share[:, None, None] * step
             new = _log_probs(features, trial, forbidden if forbidden is None else forbidden[going])
             reached = _value(new, own, trial, ridge)
             worse = ~(reached >= value[going]) & (share > 0)
             if not bool(worse.any()):
                 break
-            share = torch.where(worse, share / 2, share)
         keep = (share > 0) & ~worse
         moved = going[keep]
         weights = weights.index_copy(0, moved, trial[keep])

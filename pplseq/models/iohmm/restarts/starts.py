@@ -37,7 +37,7 @@ def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
         first = 0 if initial.forbidden is None else int((~initial.forbidden).nonzero()[0])
         logits[first] = 0.0
         result["initial"]["logits"] = logits
-    if outputs.network is None:
+    if not outputs.names:
         return result
     result["emission"] = _network(outputs.network, block, bits=isinstance(outputs, BernoulliOutputs))
     if isinstance(outputs, GaussianOutputs):
