@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def load_corpus(
     source: str | Path,
     *,
     vocabulary: Vocabulary | None = None,
-    min_count: int = 1,
+    min_count: int | None = None,
     max_vocabulary: int | None = None,
     lower: bool = False,
     unknown_word: str = UNKNOWN,
@@ -149,7 +150,8 @@ def load_corpus(
             a folder with files named *train*, and *valid* (or dev, val) and *test* where it has them;
             one text file, split by `valid_fraction` and `test_fraction`; "-" reads it from standard input.
         vocabulary: use this one instead of building it.
-        min_count: training words seen less often become `unknown_word`.
+        min_count: training words seen less often become `unknown_word`; default: 2 where held-out text has words that training
+            never saw and the text has no `unknown_word` of its own, else 1.
         max_vocabulary: keep at most this many words, `<eos>` and `unknown_word` included.
         lower: lower-case the text.
         unknown_word: the word for unknown words.
@@ -168,7 +170,7 @@ def load_corpus(
     """
     name, parts, whole = str(source), {}, None
     if name == "builtin:python":
-        min_count = max(min_count, 2)
+        min_count = max(min_count or 2, 2)
         topics = builtin.python_reference_topics(lower=lower)
         starts = np.cumsum([0, *(len(lines) for lines in topics.values())])
         whole = CodedLines(chain.from_iterable(topics.values()), name, starts)
@@ -194,10 +196,21 @@ def load_corpus(
         whole.check_trainable()
         parts = whole.split(valid_fraction, test_fraction, seed)
     parts["train"].check_trainable()
-    if vocabulary is None:
-        vocabulary = parts["train"].vocabulary(min_count=min_count, max_size=max_vocabulary, unknown=unknown_word)
-    texts = {split: Text._from_coded(coded, vocabulary, f"{name} {split}") for split, coded in parts.items()}
-    return Corpus(name, vocabulary, **texts)
+
+    def encoded(vocabulary: Vocabulary) -> Corpus:
+        texts = {split: Text._from_coded(coded, vocabulary, f"{name} {split}") for split, coded in parts.items()}
+        return Corpus(name, vocabulary, **texts)
+
+    if vocabulary is not None:
+        return encoded(vocabulary)
+    build = partial(parts["train"].vocabulary, max_size=max_vocabulary, unknown=unknown_word)
+    try:
+        return encoded(build(min_count=1 if min_count is None else min_count))
+    except ValueError:
+        if min_count is not None:
+            raise
+        # Either held-out words are unknown, and this cures it, or the text is bad, and this says so again.
+        return encoded(build(min_count=2))
 
 
 def describe_corpus(corpus: Corpus, *, top: int = 10) -> dict[str, Any]:

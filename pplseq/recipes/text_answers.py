@@ -8,16 +8,15 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import torch
 
-from pplseq.data.text import Text, read_text
+from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.recipes.recipe import choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
-from pplseq.recipes.text_training import read_corpus
+from pplseq.recipes.text_settings import reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.progress import Watch
 
@@ -83,13 +82,13 @@ def check_same_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
 def text_to_score(folder: Path, data: str | None, settings: Any, vocabulary: Vocabulary) -> Text:
     """The text to score, encoded with the model's vocabulary: a file whole, of a corpus one split."""
     record = record_of(folder)
-    reading = reading_of(record, settings.lower)
+    how = reading_of(record, settings.lower)
     if data is None and record is None:
         raise ValueError("give DATA: a saved model does not say what it was trained on")
     if data == "-" or (data is not None and settings.split is None and Path(data).is_file()):
-        return read_text(data, vocabulary, lower=reading.lower)
+        return read_text(data, vocabulary, lower=how["lower"])
     source = record.data if data is None and record is not None else str(data)
-    corpus = read_corpus(source, reading, vocabulary)
+    corpus = load_corpus(source, vocabulary=vocabulary, **how)
     split = settings.split or "test"
     text = getattr(corpus, split)
     if text is None:
@@ -103,16 +102,10 @@ def record_of(folder: Path) -> Record | None:
     return read_record(folder) if (folder / RECORD).exists() else None
 
 
-def reading_of(record: Record | None, lower: bool | None = None) -> Any:
-    """The settings of reading that a run was trained with, or their defaults, with another `lower` where one is given."""
-    from pplseq.recipes.text_settings import Reading
-
-    found = SimpleNamespace(**vars(Reading()), seed=0)
-    if record is not None:
-        found = SimpleNamespace(**{name: getattr(record.settings, name, None) for name in vars(found)})
-    if lower is not None:
-        found.lower = lower
-    return found
+def reading_of(record: Record | None, lower: bool | None = None) -> dict[str, Any]:
+    """How the text of a run was read, or the defaults, with another `lower` where one is given."""
+    found = {} if record is None else reading(record.settings)
+    return {"lower": False, **found, **({} if lower is None else {"lower": lower})}
 
 
 def write_tokens(path: Path, text: Text, scores: list[TextScore]) -> None:

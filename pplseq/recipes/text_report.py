@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.data.text import Text, read_text
+from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.recipes.runs import Record
 from pplseq.recipes.settings import options_of
 from pplseq.recipes.text_answers import load, reading_of, record_of
-from pplseq.recipes.text_training import read_corpus
 from pplseq.report.page import render_page
 from pplseq.report.picture import draw_picture
 from pplseq.report.sentence import split_sentence
@@ -69,7 +68,7 @@ def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
     for note in notes:
         watch.say(f"Note: {note}")
     sentences = settings.sentence
-    if reading_of(record).lower:
+    if reading_of(record)["lower"]:
         sentences = [sentence.lower() for sentence in sentences]
     unknown = sorted({word for sentence in sentences for word in sentence.split() if word not in vocabulary})
     if unknown:
@@ -95,14 +94,14 @@ def _settings(record: Record) -> dict[str, Any]:
 
 def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text | None, np.ndarray | None, list[str]]:
     """(text on which states are measured, word counts of the training text, notes on what is not there)."""
-    reading = reading_of(record)
+    how = reading_of(record)
     if settings.data is not None and (settings.data == "-" or Path(settings.data).is_file()):
-        return read_text(settings.data, vocabulary, lower=reading.lower), None, []
+        return read_text(settings.data, vocabulary, lower=how["lower"]), None, []
     if settings.data is None and record is None:
         note = "This is a saved model without its run: no course of training, and no text unless --data gives one."
         return None, None, [note]
     try:
-        corpus = read_corpus(settings.data or (record.data if record else ""), reading, vocabulary)
+        corpus = load_corpus(settings.data or (record.data if record else ""), vocabulary=vocabulary, **how)
     except (OSError, ValueError, ImportError) as error:
         if settings.data is not None:
             raise

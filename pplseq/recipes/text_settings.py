@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pplseq import checks
 from pplseq.recipes.recipe import Question, RunSettings, UseSettings
@@ -29,6 +29,11 @@ class Reading:
     min_count: int | None = setting(None, check=checks.count)
     max_vocabulary: int | None = setting(None, check=checks.count)
     lower: bool = False
+
+
+def reading(settings: Any) -> dict[str, Any]:
+    """How a text was read, as `load_corpus` takes it; the seed is of the split of a single file."""
+    return {name: getattr(settings, name) for name in ("min_count", "max_vocabulary", "lower", "seed")}
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
+from pplseq.recipes.text_settings import reading
 from pplseq.runs.settings import History, TrainSettings
 from pplseq.runs.training import model_device
 from pplseq.runs.training import train as descend
@@ -29,7 +29,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
     settings, folder = job.settings, job.folder
     device = choose_device(settings.device)
     with job.preparing(f"reading {Path(job.data).name}"):
-        corpus = read_corpus(job.data, settings)
+        corpus = load_corpus(job.data, **reading(settings))
     check_same_text(folder, corpus.train, job.resume, corpus.name)
     clusters = None
     if name == "vlhmm" and settings.blocks != "none":
@@ -100,32 +100,6 @@ def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
 
 
 # ---------------------------------------------------------------- its parts
-def read_corpus(data: str, settings: Any, vocabulary: Vocabulary | None = None) -> Corpus:
-    """Read the corpus.
-
-    Without `min_count`, words seen once become <unk> where held-out text has words that training never saw and the
-    text has no <unk> of its own.
-
-    Args:
-        data: as `load_corpus` takes it. settings: with min_count, max_vocabulary and lower, and a seed for the split of a file.
-    """
-    load = partial(
-        load_corpus,
-        data,
-        vocabulary=vocabulary,
-        max_vocabulary=settings.max_vocabulary,
-        lower=settings.lower,
-        seed=getattr(settings, "seed", 0),
-    )
-    if settings.min_count is not None:
-        return load(min_count=settings.min_count)
-    try:
-        return load()
-    except ValueError:
-        # Either held-out words are unknown, and this cures it, or the text is bad, and this says so again.
-        return load(min_count=2)
-
-
 def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any) -> Any:
     """A fresh model; the caller has set the seed."""
     from pplseq.models import HMM, VLHMM
@@ -179,7 +153,7 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     num_blocks = 1 if name != "vlhmm" or settings.blocks == "none" else settings.num_blocks
     if name == "vlhmm":
         check_divisible(settings.states, num_blocks)
-    corpus = read_corpus(data, settings)
+    corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":
         from pplseq.runs.cost import estimate

@@ -108,14 +108,15 @@ def test_vocabulary_options(tmp_path):
 def test_unknown_word_names_file_and_line(tmp_path):
     write_folder(tmp_path, train="a b\n", valid="a\n\nb a zebra\n")
     with pytest.raises(ValueError, match=r"valid\.txt, line 3: the word 'zebra' is not in the vocabulary.*min_count=2"):
-        load_corpus(tmp_path)
+        load_corpus(tmp_path, min_count=1)
+    assert words_of(load_corpus(tmp_path).valid)[2] == ["<unk>", "<unk>", "<unk>", "<eos>"]
 
 
 def test_unknown_word_of_a_split_file_names_its_line_there(tmp_path):
     path = tmp_path / "all.txt"
     path.write_text("".join(f"w{i} the\n" for i in range(40)), encoding="utf-8")
     with pytest.raises(ValueError) as error:
-        load_corpus(path)
+        load_corpus(path, min_count=1)
     message = str(error.value)
     word, line = message.split("'")[1], int(message.split("line ")[1].split(":")[0])
     assert word == f"w{line - 1}"

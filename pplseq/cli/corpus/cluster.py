@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,19 +40,17 @@ def cluster(
     uniform: bool,
     exchange_passes: int,
     seed: int,
-    **reading: object,
+    **reading: Any,
 ) -> None:
     """Cluster the words of DATA's training text by their neighbours; use the result with `train --blocks FILE`.
 
     Prints a JSON line with the average mutual information of adjacent clusters, in bits.
     """
-    from types import SimpleNamespace
-
     from pplseq.data.clustering import average_mutual_information, write_paths
+    from pplseq.data.text import load_corpus
     from pplseq.models.vlhmm.fit import make_clusters
-    from pplseq.recipes.text_training import read_corpus
 
-    corpus = read_corpus(data, SimpleNamespace(seed=seed, **reading))
+    corpus = load_corpus(data, seed=seed, **reading)
     clusters = make_clusters(
         corpus.train,
         "uniform" if uniform else "brown",
