@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -18,12 +17,9 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
-from pplseq.models.estimator import Estimator
 from pplseq.models.given import Sizes
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
-    CategoricalTable,
-    GaussianTable,
     dirichlet_log_density,
     inside_simplex,
     like,
@@ -31,12 +27,12 @@ from pplseq.models.hmm.emissions import (
     safe_log,
 )
 from pplseq.models.hmm.priors import Priors
+from pplseq.models.hmm.tables import DTYPES, StateTables
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-class HMM(Estimator):
+class HMM(StateTables):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
     The emission is a table over ``num_words`` words or a Gaussian over ``num_features`` dimensions. The parameters are
@@ -76,24 +72,12 @@ class HMM(Estimator):
         covariance_floor: float = 1e-3,
         dtype: str = "float64",
     ):
-        super().__init__()
-        if (num_words is None) == (num_features is None):
-            raise ValueError(
-                f"num_words, num_features: give exactly one, the number of words or the dimension of vectors; got "
-                f"{num_words} and {num_features}"
-            )
         num_states = checks.count("num_states", num_states)
-        num_words = None if num_words is None else checks.count("num_words", num_words)
-        num_features = None if num_features is None else checks.count("num_features", num_features)
-        checks.choice("covariance", covariance, COVARIANCES)
-        checks.choice("dtype", dtype, DTYPES)
-        checks.positive("covariance_floor", covariance_floor)
-        self.num_states, self.num_words, self.num_features = num_states, num_words, num_features
-        self.priors = Priors.of(priors)
-        self._config = dict(
-            num_states=num_states, num_words=num_words, num_features=num_features, covariance=covariance
+        super().__init__(
+            num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES
         )
-        self._config |= dict(covariance_floor=covariance_floor)
+        self.priors = Priors.of(priors)
+        self._config = {"num_states": num_states} | self._config
         real = DTYPES[dtype]
         if self.priors is not None:  # their shapes are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
@@ -101,56 +85,13 @@ class HMM(Estimator):
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
         self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
-        if num_words is not None:
-            self.emissions = CategoricalTable(num_states, num_words, real)
-        elif num_features is not None:
-            self.emissions = GaussianTable(num_states, num_features, covariance, covariance_floor, real)
+        self.emissions = self._make_emissions(num_states, real)
 
     @property
-    def config(self):
-        dtype = next(name for name, value in DTYPES.items() if value == like(self).dtype)
-        priors = None if self.priors is None else self.priors.as_config()
-        return self._config | {"dtype": dtype, "priors": priors}
-
-    @classmethod
-    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> HMM:
-        """The model of a saved folder, before its parameters are loaded."""
-        return cls(**config)
+    def config(self) -> dict[str, Any]:
+        return super().config | {"priors": None if self.priors is None else self.priors.as_config()}
 
     # ---------------------------------------------------------------- parameters
-    @property
-    def initial(self) -> Tensor:
-        """(Z,) p(z_1)."""
-        return torch.softmax(self.initial_logits.detach(), -1)
-
-    @property
-    def transition(self) -> Tensor:
-        """(Z, Z) p(z_t | z_{t-1}), [from, to]."""
-        return torch.softmax(self.transition_logits.detach(), -1)
-
-    @property
-    def emission(self) -> Tensor:
-        """(Z, V) p(x | z) of words."""
-        self._need(self.num_words is not None, "emission", "loc and covariances")
-        return self.emissions.values()["emission"].detach()
-
-    @property
-    def loc(self) -> Tensor:
-        """(Z, D) means of vectors."""
-        self._need(self.num_words is None, "loc", "emission")
-        return self.emissions.loc.detach()
-
-    @property
-    def covariances(self) -> Tensor:
-        """(Z, D, D) covariances of vectors."""
-        self._need(self.num_words is None, "covariances", "emission")
-        return self.emissions.covariances().detach()
-
-    @staticmethod
-    def _need(holds: bool, name: str, instead: str) -> None:
-        if not holds:  # not AttributeError: nn.Module would swallow it
-            raise TypeError(f"{name}: this HMM has other emissions; see {instead}")
-
     @torch.no_grad()
     def set_parameters(
         self, *, initial=None, transition=None, emission=None, loc=None, covariance=None, precision=None
@@ -161,32 +102,15 @@ class HMM(Estimator):
             initial: (Z,). transition: (Z, Z) [from, to]. emission: (Z, V).
             loc: (Z, D). covariance, precision: (Z, D), (Z, 1), (Z, D, D) or (D, D) for "diag", "spherical", "full", "tied".
         """
-        reference = like(self)
-        for name, value, logits in (
-            ("initial", initial, self.initial_logits),
-            ("transition", transition, self.transition_logits),
-            ("emission", emission, getattr(self.emissions, "logits", None)),
-        ):
-            if value is None:
-                continue
-            value = torch.as_tensor(np.asarray(value), dtype=torch.float64).to(reference)
-            if logits is None or value.shape != logits.shape:
-                raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
-            if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
-                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
-            logits.copy_(value.log())
+        self._set_tables(initial=initial, transition=transition, emission=emission)
         if loc is not None or covariance is not None or precision is not None:
             self._need(self.num_words is None, "loc", "emission")
             given = dict(loc=self.loc if loc is None else loc, covariance=covariance, precision=precision)
             if covariance is None and precision is None:
                 given["precision"] = self.emissions.values()["precision"]
-            values = {k: torch.as_tensor(v).to(reference) for k, v in given.items() if v is not None}
+            values = {k: torch.as_tensor(v).to(like(self)) for k, v in given.items() if v is not None}
             self.emissions.set_values(**values)
         return self
-
-    @property
-    def num_free_parameters(self) -> int:
-        return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
 
     # ---------------------------------------------------------------- the program
     def specs(self):
@@ -228,12 +152,6 @@ class HMM(Estimator):
                     with given.seen(t):
                         pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
-
-    def check_observations(self, x: Tensor) -> None:
-        self.emissions.check(x)
-
-    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.emissions.observed(x)
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""

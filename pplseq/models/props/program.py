@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import Unpack
 
 import numpy as np
@@ -11,19 +10,18 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.estimator import Estimator
 from pplseq.models.given import Given, Sizes
-from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
-from pplseq.models.hmm.program import DTYPES
+from pplseq.models.hmm.tables import DTYPES, StateTables
 
 
-class PROPS(Estimator):
+class PROPS(StateTables):
     """z_1 ~ initial, z_t | z_{t-1} ~ transition[z_{t-1}], x_t | past, z_t ~ a source's prediction, or own emission[z_t].
 
     States 0..K_s-1 are pinned to the sources: their emissions are what black-box models predict from the tokens so far, and
@@ -63,100 +61,28 @@ class PROPS(Estimator):
         dtype: str = "float64",
         seed: int | None = None,
     ):
-        super().__init__()
-        if (num_words is None) == (num_features is None):
-            raise ValueError(
-                f"num_words, num_features: give exactly one, the number of words or the dimension of vectors; got "
-                f"{num_words} and {num_features}"
-            )
-        sizes = {"num_words": num_words, "num_features": num_features, "num_perturbations": num_perturbations}
-        for name, value in {**sizes, "num_sources": num_sources}.items():
-            least = 0 if name == "num_sources" else 1
-            integer = isinstance(value, Integral) and not isinstance(value, bool) and value >= least
-            if value is not None and not integer:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        if covariance not in ("diag", "full"):
-            raise ValueError(f'covariance must be "diag" or "full", got {covariance!r}')
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-        if not covariance_floor > 0:
-            raise ValueError(f"covariance_floor must be positive, got {covariance_floor}")
-        self.num_words, self.num_features = num_words, num_features
+        num_sources = checks.count("num_sources", num_sources, 0)
+        num_perturbations = checks.count("num_perturbations", num_perturbations)
+        super().__init__(
+            num_sources + num_perturbations, num_words, num_features, covariance, covariance_floor, dtype,
+            kinds=("diag", "full"),
+        )  # fmt: skip
         self.num_sources, self.num_perturbations = num_sources, num_perturbations
-        self.num_states = num_sources + num_perturbations
-        self._config = dict(num_words=num_words, num_features=num_features, num_sources=num_sources)
-        self._config |= dict(num_perturbations=num_perturbations)
-        self._config |= dict(covariance=covariance, covariance_floor=covariance_floor)
+        self._config |= {"num_sources": num_sources, "num_perturbations": num_perturbations}
         real, size = DTYPES[dtype], self.num_states
         self.initial_logits = nn.Parameter(torch.zeros(size, dtype=real))
         self.transition_logits = nn.Parameter(torch.zeros(size, size, dtype=real))
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
-            if num_words is not None:
-                self.emissions = CategoricalTable(num_perturbations, num_words, real)
-            else:
-                self.emissions = GaussianTable(num_perturbations, num_features, covariance, covariance_floor, real)
+            self.emissions = self._make_emissions(num_perturbations, real)
         self.set_parameters(initial=initial, transition=transition)
 
-    @property
-    def config(self):
-        dtype = next(name for name, value in DTYPES.items() if value == like(self).dtype)
-        return self._config | {"dtype": dtype}
-
-    @classmethod
-    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> PROPS:
-        """The model of a saved folder, before its parameters are loaded."""
-        return cls(**config)
-
     # ---------------------------------------------------------------- parameters
-    @property
-    def initial(self) -> Tensor:
-        """(K,) p(z_1), sources first."""
-        return torch.softmax(self.initial_logits.detach(), -1)
-
-    @property
-    def transition(self) -> Tensor:
-        """(K, K) p(z_t | z_{t-1}), [from, to]."""
-        return torch.softmax(self.transition_logits.detach(), -1)
-
-    @property
-    def emission(self) -> Tensor:
-        """(K_p, V) word probabilities of the perturbations."""
-        if self.num_words is None:  # not AttributeError: nn.Module would swallow it
-            raise TypeError("emission: this model has vectors; see loc and covariances")
-        return torch.softmax(self.emissions.logits.detach(), -1)
-
-    @property
-    def loc(self) -> Tensor:
-        """(K_p, D) means of the perturbations."""
-        if self.num_words is not None:
-            raise TypeError("loc: this model has words; see emission")
-        return self.emissions.loc.detach()
-
-    @property
-    def covariances(self) -> Tensor:
-        """(K_p, D, D) covariances of the perturbations."""
-        if self.num_words is not None:
-            raise TypeError("covariances: this model has words; see emission")
-        return self.emissions.covariances().detach()
-
     @torch.no_grad()
     def set_parameters(self, *, initial=None, transition=None, emission=None, loc=None, covariances=None):
         """Sets tables from probabilities (zeros forbid), means and covariances (K_p, D, D); returns the model."""
-        for name, value, logits in (
-            ("initial", initial, self.initial_logits),
-            ("transition", transition, self.transition_logits),
-            ("emission", emission, getattr(self.emissions, "logits", None)),
-        ):
-            if value is None:
-                continue
-            value = torch.as_tensor(np.asarray(value), dtype=torch.float64)
-            if logits is None or value.shape != logits.shape:
-                raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
-            if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
-                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
-            logits.copy_(value.log())
+        self._set_tables(initial=initial, transition=transition, emission=emission)
         if loc is not None or covariances is not None:
             shape = self.loc.shape
             loc = self.loc if loc is None else torch.as_tensor(np.asarray(loc)).to(self.loc)
@@ -170,17 +96,7 @@ class PROPS(Estimator):
             self.emissions.set_values(loc, covariance=spread if full else spread.diagonal(dim1=1, dim2=2))
         return self
 
-    @property
-    def num_free_parameters(self) -> int:
-        return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
-
     # ---------------------------------------------------------------- the program
-    def check_observations(self, x: Tensor) -> None:
-        self.emissions.check(x)
-
-    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.emissions.observed(x)
-
     def _source_log_probs(self, value: Tensor | None, given: Given) -> Tensor | None:
         shape = given.shape
         if self.num_sources == 0:
@@ -261,11 +177,6 @@ class PROPS(Estimator):
                 "forecast, predict_next: what comes depends on what the sources will say; a PROPSLearner asks them"
             )
         return super().forecast(x, num_steps, lengths)
-
-    def observations_of(self, states: Tensor, emission) -> NextDistribution:
-        if self.num_words is not None:
-            return super().observations_of(states, emission)
-        return NextDistribution(states, None, *mixture_moments(states.exp(), self.loc, self.covariances))
 
     # ---------------------------------------------------------------- streams
     def start(self, num_users: int | None = None, *, device=None, **options):

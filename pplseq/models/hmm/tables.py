@@ -1,0 +1,133 @@
+"""What models with a full transition matrix and a table of words, or of Gaussians, have in common: sizes and parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pplseq import checks
+from pplseq.infer.discrete.results import NextDistribution
+from pplseq.models.estimator import Estimator
+from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+class StateTables(Estimator):
+    """A model over words or vectors whose states have logits of starts and transitions, and emissions of one kind.
+
+    Args:
+        num_states: Z. num_emitting: states that have an emission of their own, the last ones.
+        num_words: V. num_features: D. Exactly one of the two.
+        covariance, covariance_floor, dtype: of Gaussians.
+        kinds: of covariances that there are.
+    """
+
+    initial_logits: nn.Parameter
+    transition_logits: nn.Parameter
+    emissions: Any  # CategoricalTable, or GaussianTable
+
+    def __init__(
+        self, num_states: int, num_words: int | None, num_features: int | None, covariance: str, covariance_floor: float,
+        dtype: str, *, kinds: tuple[str, ...],
+    ):  # fmt: skip
+        super().__init__()
+        if (num_words is None) == (num_features is None):
+            raise ValueError(
+                f"num_words, num_features: give exactly one, the number of words or the dimension of vectors; got "
+                f"{num_words} and {num_features}"
+            )
+        self.num_states = num_states
+        self.num_words = None if num_words is None else checks.count("num_words", num_words)
+        self.num_features = None if num_features is None else checks.count("num_features", num_features)
+        checks.choice("covariance", covariance, kinds)
+        checks.choice("dtype", dtype, DTYPES)
+        checks.positive("covariance_floor", covariance_floor)
+        self._config = dict(
+            num_words=self.num_words, num_features=self.num_features, covariance=covariance,
+            covariance_floor=covariance_floor,
+        )  # fmt: skip
+
+    def _make_emissions(self, num_states: int, dtype: torch.dtype) -> CategoricalTable | GaussianTable:
+        """New ones, drawn at random, of so many states."""
+        if self.num_features is None:
+            return CategoricalTable(num_states, self._config["num_words"], dtype)
+        return GaussianTable(
+            num_states, self.num_features, self._config["covariance"], self._config["covariance_floor"], dtype
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == like(self).dtype)}
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> Self:
+        """The model of a saved folder, before its parameters are loaded."""
+        return cls(**config)
+
+    # ---------------------------------------------------------------- parameters
+    @property
+    def initial(self) -> Tensor:
+        """(Z,) p(z_1)."""
+        return torch.softmax(self.initial_logits.detach(), -1)
+
+    @property
+    def transition(self) -> Tensor:
+        """(Z, Z) p(z_t | z_{t-1}), [from, to]."""
+        return torch.softmax(self.transition_logits.detach(), -1)
+
+    @property
+    def emission(self) -> Tensor:
+        """(Z, V) p(x | z) of words; of the states that have an emission of their own."""
+        self._need(self.num_words is not None, "emission", "loc and covariances")
+        return self.emissions.values()["emission"].detach()
+
+    @property
+    def loc(self) -> Tensor:
+        """(Z, D) means of vectors; of the states that have an emission of their own."""
+        self._need(self.num_words is None, "loc", "emission")
+        return self.emissions.loc.detach()
+
+    @property
+    def covariances(self) -> Tensor:
+        """(Z, D, D) covariances of vectors; of the states that have an emission of their own."""
+        self._need(self.num_words is None, "covariances", "emission")
+        return self.emissions.covariances().detach()
+
+    def _need(self, holds: bool, name: str, instead: str) -> None:
+        if not holds:  # not AttributeError: nn.Module would swallow it
+            raise TypeError(f"{name}: this {type(self).__name__} has other emissions; see {instead}")
+
+    @torch.no_grad()
+    def _set_tables(self, **tables) -> None:
+        """Sets "initial", "transition" and "emission" from probabilities; those that are None stay."""
+        own = {"initial": self.initial_logits, "transition": self.transition_logits}
+        own["emission"] = getattr(self.emissions, "logits", None)
+        for name, given in tables.items():
+            if given is None:
+                continue
+            value, logits = torch.as_tensor(np.asarray(given), dtype=torch.float64), own[name]
+            if logits is None or value.shape != logits.shape:
+                raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
+            if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+            logits.copy_(value.log())
+
+    @property
+    def num_free_parameters(self) -> int:
+        return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
+
+    # ---------------------------------------------------------------- observations
+    def check_observations(self, x: Tensor) -> None:
+        self.emissions.check(x)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.emissions.observed(x)
+
+    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+        if self.num_words is not None:
+            return super().observations_of(states, emission)
+        return NextDistribution(states, None, *mixture_moments(states.exp(), self.loc, self.covariances))
