@@ -8,20 +8,21 @@ with. Tensors are in safetensors, arrays in npz without objects: a folder from a
 Who reads never changes anything on the disk. Who writes holds a lock beside the folder (`.NAME.lock`, with the number of
 the process), and first finishes what an interrupted writer left.
 
-This file is on the ground: it knows no other part of the library.
+This file is on the ground: it knows no room.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pplseq.files import beside, flush, flush_all, locked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -232,20 +233,20 @@ def replace_folder(folder: str | Path, fill: Fill) -> None:
         SaveError: writing failed; `folder` is then what it was before.
     """
     place = Path(folder).resolve()  # a link is not replaced but followed
-    new, old = _beside(place, "new"), _beside(place, "old")
+    new, old = beside(place, "new"), beside(place, "old")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(_beside(place, "lock")):
+        with locked(beside(place, "lock")):
             try:
                 _put_back(place)
                 shutil.rmtree(new, ignore_errors=True)
                 new.mkdir()
                 fill(new)
-                _flush(new)
+                flush_all(new)
                 if place.exists():
                     os.rename(place, old)
                 os.rename(new, place)
-                _flush_one(place.parent)
+                flush(place.parent)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
                 _put_back(place)
@@ -262,70 +263,8 @@ def replace_folder(folder: str | Path, fill: Fill) -> None:
 def whole_folder(folder: str | Path) -> Path:
     """The folder itself, or what a replacement that was cut off between its two renames left of it; changes nothing."""
     folder = Path(folder)
-    old = _beside(folder.resolve() if folder.is_symlink() else folder, "old")
+    old = beside(folder.resolve() if folder.is_symlink() else folder, "old")
     return old if old.is_dir() and not folder.exists() else folder
-
-
-@contextlib.contextmanager
-def locked(path: Path, busy: str | None = None) -> Iterator[None]:
-    """Hold a lock file while the block runs. Where its process dies the lock goes with it; the file left does no harm.
-
-    Args:
-        path: of the file, which gets the number of the process.
-        busy: message of the ValueError if another process holds it, `{pid}` being its number; None waits.
-    """
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
-        except BlockingIOError:
-            with file:
-                file.seek(0)
-                raise ValueError((busy or "").format(pid=file.read().strip() or "unknown")) from None
-        except OSError:  # a file system without locks
-            pass
-        # another process may have removed the file between opening and locking it
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            break
-        file.close()
-    with file:
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def is_held(path: Path) -> bool:
-    """Whether a living process of this machine holds a lock file; False where there are no such locks."""
-    try:
-        import fcntl
-
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        pass
-    return False
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a small file whole or not at all, replacing one that is there."""
-    path = Path(path)
-    new = _beside(path, "new")
-    with open(new, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
 
 
 def _own(header: dict[str, Any]) -> dict[str, Any]:
@@ -334,15 +273,11 @@ def _own(header: dict[str, Any]) -> dict[str, Any]:
 
 def _put_back(folder: Path) -> None:
     """Finish a replacement that was cut off: only for who holds the lock."""
-    old = _beside(folder, "old")
+    old = beside(folder, "old")
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
     elif old.exists():
         os.rename(old, folder)
-
-
-def _beside(folder: Path, kind: str) -> Path:
-    return folder.with_name(f".{folder.name}.{kind}")
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -383,19 +318,3 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise FolderError(f"{path}: not a whole safetensors file ({error}); it was cut short or is of another format") from None
-
-
-def _flush(folder: Path) -> None:
-    """Onto the disk: without it a power cut after the rename can leave empty files behind a new name."""
-    for path in (*folder.rglob("*"), folder):
-        _flush_one(path)
-
-
-def _flush_one(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # cannot be opened there
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from support.stored import rewrite
 
-from pplseq.folder import FolderError, FolderKind, SaveError, locked, replace_folder, whole_folder, write_text
+from pplseq.files import is_held, locked, new_file, write_text
+from pplseq.folder import FolderError, FolderKind, SaveError, replace_folder, whole_folder
 
 KIND = FolderKind("tests", 3, header="head.json", tensors="t.safetensors", arrays="a.npz", what="toy", again="make it again")
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(9, dtype=torch.uint8)}
@@ -217,7 +218,12 @@ def test_a_small_file_is_whole_or_absent(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         write_text(tmp_path / "status.json", "two")
-    assert (tmp_path / "status.json").read_text() == "one"
+    assert (tmp_path / "status.json").read_text() == "one" and names(tmp_path) == ["status.json"]
+    monkeypatch.undo()
+    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "status.json") as new:
+        new.write_text("half")
+        raise ZeroDivisionError
+    assert (tmp_path / "status.json").read_text() == "one" and names(tmp_path) == ["status.json"]
 
 
 # ---- interruptions, readers and writers
@@ -305,10 +311,13 @@ def test_two_writers_take_turns(tmp_path):
 
 def test_locks(tmp_path):
     path = tmp_path / ".lock"
+    assert not is_held(path)
     with locked(path, "busy: {pid}"):
+        assert is_held(path)
         with pytest.raises(ValueError, match=f"busy: {os.getpid()}"), locked(path, "busy: {pid}"):
             pass
     assert not path.exists()
     path.write_text("12345\n")  # of a process that died
+    assert not is_held(path) and path.exists()
     with locked(path, "busy: {pid}"):
         assert path.read_text() == f"{os.getpid()}\n"

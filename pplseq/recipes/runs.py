@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.checks import nearest
+from pplseq.files import write_text
 from pplseq.recipes.recipe import RECIPES, Job, Recipe, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
 from pplseq.runs.progress import Watch
@@ -144,13 +145,11 @@ def _write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> Non
         ):
             for file in recipe.prepared(folder):
                 file.unlink(missing_ok=True)
-    partly = path.with_suffix(".new")
-    partly.write_text(
+    write_text(
+        path,
         "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
         f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}",
-        encoding="utf-8",
     )
-    partly.replace(path)
 
 
 def _clear_away(recipe: Recipe, folder: Path, existed: bool) -> None:

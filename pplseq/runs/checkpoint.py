@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.folder import FolderError, FolderKind, locked
+from pplseq.files import locked
+from pplseq.folder import FolderError, FolderKind
 
 LOCK = ".lock"
 _HELD: set[tuple[Path, int]] = set()  # folders and the threads that train there

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pplseq.folder import is_held, replace_folder, whole_folder, write_text
+from pplseq.files import is_held, write_text
+from pplseq.folder import replace_folder, whole_folder
 from pplseq.runs.checkpoint import LOCK, TRAINING, only_one_run
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pplseq.folder import write_text
+from pplseq.files import write_text
 
 
 class MetricsLog:

@@ -22,6 +22,7 @@ from pplseq.data.clusters import Clusters
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.blocks import share_states
+from pplseq.files import new_file
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.runs.checkpoint import only_one_run
@@ -236,9 +237,8 @@ def cached_clusters(folder: Path, text: Text, blocks: str, num_blocks: int, **op
         return clustering.read_paths(cached, text.vocabulary)
     clusters = make_clusters(text, blocks, num_blocks, **options)
     folder.mkdir(parents=True, exist_ok=True)
-    partly = cached.with_suffix(".new")
-    clustering.write_paths(partly, clusters, text.vocabulary)
-    partly.replace(cached)
+    with new_file(cached) as new:
+        clustering.write_paths(new, clusters, text.vocabulary)
     return clusters
 
 
