@@ -26,10 +26,10 @@ def next_word(
 ) -> dict[str, Any]:
     """p(x_{T+1} | x_1..x_T): the `top` most probable words. No words at all: the first word of a text."""
     _without_gaps(words)
-    answer = queries._observe(model, vocabulary, words)[1] if words else {"words": [], "unknown": []}
+    answer = queries.observe(model, vocabulary, words)[1] if words else {"words": [], "unknown": []}
     log_probs = torch.from_numpy(model.next_word(answer["words"]))
-    log_probs = queries._without_unknown(log_probs.unsqueeze(0), vocabulary, allow_unknown)[0]
-    return answer | {"next": queries._top_words(vocabulary, log_probs, top)}
+    log_probs = queries.without_unknown(log_probs.unsqueeze(0), vocabulary, allow_unknown)[0]
+    return answer | {"next": queries.top_words(vocabulary, log_probs, top)}
 
 
 def _without_gaps(words: Words) -> None:

@@ -37,7 +37,7 @@ def load(
         FileNotFoundError: no model there. ValueError: a damaged folder, or one of another version.
     """
     folder = model_folder(folder, checkpoint)
-    kind = MODEL.read_header(folder).get("model")
+    kind = str(MODEL.read_header(folder).get("model"))
     if kind == "tagger":
         from pplseq.models.taggers.tagger import load_tagger
 

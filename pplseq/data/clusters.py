@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ class Clusters:
     counts: np.ndarray
     mutual_information: float | None = None
     num_ignored: int = 0
+    block_of_word: np.ndarray = field(init=False)
+    num_blocks: int = field(init=False)
 
     def __post_init__(self):
         object.__setattr__(self, "paths", tuple(self.paths))

@@ -19,6 +19,7 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.batch import seeded
 from pplseq.runs.training import model_device
 
 Words = Sequence[str | None]
@@ -27,7 +28,7 @@ REJECTION_ROUNDS = 100
 
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
     """log p(words), and of each word given those before it (0 at a gap)."""
-    x, answer = _observe(model, vocabulary, words)
+    x, answer = observe(model, vocabulary, words)
     tokens = model.posterior(x).token_log_probs()[0].double()
     num_seen = int((x != MISSING).sum())
     log_prob = float(tokens.sum())
@@ -37,17 +38,17 @@ def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
 
 def filter_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:
     """p(z_t | x_1..x_t) for every t: the `top` most probable states."""
-    x, answer = _observe(model, vocabulary, words)
+    x, answer = observe(model, vocabulary, words)
     belief, steps = None, []
     for t in range(x.shape[1]):
         belief = model.posterior(x[:, t : t + 1], start=belief).filtered()
-        steps.append(_top_states(model, belief.ids, belief.log_probs.exp(), top))
+        steps.append(top_states(model, belief.ids, belief.log_probs.exp(), top))
     return answer | {"states": steps}
 
 
 def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:
     """p(z_t | x_1..x_T) for every t: the `top` most probable states; and, without gaps, the path's entropy in nats."""
-    x, answer = _observe(model, vocabulary, words)
+    x, answer = observe(model, vocabulary, words)
     chain = model.posterior(x)
     marginals = chain.marginals()
     if marginals.wide_places is None:
@@ -55,7 +56,7 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
         marginals = StateMarginals(None, marginals.dense(model.num_states))
     steps = [
-        _top_states(model, None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top)
+        top_states(model, None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top)
         for t in range(x.shape[1])
     ]
     return answer | {"states": steps}
@@ -63,7 +64,7 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
 
 def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths: int = 1) -> dict[str, Any]:
     """The most probable state paths, argmax p(z_1..z_T | x), with their joint log p(z, x) and posterior probability."""
-    x, answer = _observe(model, vocabulary, words)
+    x, answer = observe(model, vocabulary, words)
     chain = model.posterior(x)
     if num_paths == 1:
         paths, log_probs = (value.unsqueeze(0) for value in chain.viterbi())
@@ -82,8 +83,8 @@ def sample_states(
     model: Any, vocabulary: Vocabulary, words: Words, *, num_samples: int = 1, seed: int = 0
 ) -> dict[str, Any]:
     """State paths drawn from the exact posterior p(z_1..z_T | x)."""
-    x, answer = _observe(model, vocabulary, words)
-    with _seeded(x.device, seed):
+    x, answer = observe(model, vocabulary, words)
+    with seeded(seed):
         paths = model.posterior(x).sample(num_samples)
     return answer | {"samples": paths[:, 0].tolist()}
 
@@ -93,8 +94,8 @@ def next_word(
 ) -> dict[str, Any]:
     """p(x_{T+1} | x_1..x_T): the `top` most probable words. No words at all: the first word of a sentence."""
     log_probs, _, answer = _predict(model, vocabulary, words, 1)
-    log_probs = _without_unknown(log_probs, vocabulary, allow_unknown)
-    return answer | {"next": _top_words(vocabulary, log_probs[0], top)}
+    log_probs = without_unknown(log_probs, vocabulary, allow_unknown)
+    return answer | {"next": top_words(vocabulary, log_probs[0], top)}
 
 
 def infill(
@@ -117,19 +118,19 @@ def infill(
     Raises:
         ValueError: when no word is a gap.
     """
-    x, answer = _observe(model, vocabulary, words)
+    x, answer = observe(model, vocabulary, words)
     gaps = (x[0] == MISSING).nonzero()[:, 0].tolist()
     if not gaps:
         raise ValueError("words must have a gap to fill: write _ in text, null in JSON")
     chain = model.posterior(x)
-    word_log_probs = _without_unknown(chain.missing_words().log_probs, vocabulary, allow_unknown)
-    proposals = [_top_words(vocabulary, row, top) for row in word_log_probs]
+    word_log_probs = without_unknown(chain.missing_words().log_probs, vocabulary, allow_unknown)
+    proposals = [top_words(vocabulary, row, top) for row in word_log_probs]
     filled = list(answer["words"])
     for gap, proposal in zip(gaps, proposals, strict=True):
         filled[gap] = proposal[0]["word"]
     answer |= {"gaps": [{"position": g, "words": p} for g, p in zip(gaps, proposals, strict=True)], "filled": filled}
     if num_samples:
-        with _seeded(x.device, seed):
+        with seeded(seed):
             drawn = _draw_gaps(chain, gaps, num_samples, None if allow_unknown else vocabulary.unknown_id)
         answer["samples"] = [vocabulary.decode(row) for row in drawn.tolist()]
     return answer
@@ -170,9 +171,9 @@ def continue_text(
     log_probs, belief, answer = _predict(model, vocabulary, words, num_samples)
     drawn: list[list[int]] = [[] for _ in range(num_samples)]
     totals, finished = [0.0] * num_samples, [False] * num_samples
-    with _seeded(log_probs.device, seed):
+    with seeded(seed):
         for _ in range(length):
-            sharp = torch.softmax(_without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
+            sharp = torch.softmax(without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
             ids = torch.multinomial(sharp, 1)
             for row, (word, log_prob) in enumerate(
                 zip(ids[:, 0].tolist(), log_probs.gather(1, ids)[:, 0].tolist(), strict=True)
@@ -249,7 +250,7 @@ def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
     return words, handed_through
 
 
-def _observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, dict[str, Any]]:
+def observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, dict[str, Any]]:
     """(x (1, T), the beginning of the answer)."""
     if not words:
         raise ValueError("words must not be empty")
@@ -263,7 +264,7 @@ def _observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, 
 def _predict(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
     """(log p(next word) (rows, V), belief to go on from or None at a sentence's start, beginning of the answer)."""
     if words:
-        x, answer = _observe(model, vocabulary, words)
+        x, answer = observe(model, vocabulary, words)
         chain = model.posterior(x.expand(rows, -1))
         return chain.next().word_log_probs, chain.filtered(), answer
     # The model's specs come with a chain; which word it is about does not matter here.
@@ -271,7 +272,7 @@ def _predict(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tup
     return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
 
 
-def _top_states(model: Any, ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:
+def top_states(model: Any, ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:
     """The most probable states of row 0; ids (B, K) or None for all states, probs (B, K)."""
     values, places = probs[0].topk(min(top, probs.shape[1]))
     states = places if ids is None else ids[0][places]
@@ -280,7 +281,7 @@ def _top_states(model: Any, ids: Tensor | None, probs: Tensor, top: int) -> list
     ]
 
 
-def _top_words(vocabulary: Vocabulary, log_probs: Tensor, top: int) -> list[dict[str, Any]]:
+def top_words(vocabulary: Vocabulary, log_probs: Tensor, top: int) -> list[dict[str, Any]]:
     values, ids = log_probs.topk(min(top, len(log_probs)))
     return [
         {"word": word, "prob": math.exp(value)}
@@ -288,23 +289,9 @@ def _top_words(vocabulary: Vocabulary, log_probs: Tensor, top: int) -> list[dict
     ]
 
 
-def _without_unknown(log_probs: Tensor, vocabulary: Vocabulary, allow_unknown: bool) -> Tensor:
+def without_unknown(log_probs: Tensor, vocabulary: Vocabulary, allow_unknown: bool) -> Tensor:
     if allow_unknown or vocabulary.unknown_id is None:
         return log_probs
     log_probs = log_probs.clone()
     log_probs[:, vocabulary.unknown_id] = -math.inf
     return log_probs.log_softmax(-1)
-
-
-class _seeded:
-    """Random numbers from a seed inside, the generator as before outside."""
-
-    def __init__(self, device: torch.device, seed: int) -> None:
-        self.fork, self.seed = torch.random.fork_rng([device] if device.type == "cuda" else []), seed
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        self.fork.__exit__(*error)

@@ -67,22 +67,23 @@ def as_texts(
         return Texts(x, valid, True)
     if holds_words(x):
         lines = _lines(x, "x")
-        held_out = None if valid is None else valid if isinstance(valid, Text) else _lines(valid, "valid")
-        if vocabulary is None and isinstance(held_out, Text):
-            vocabulary = held_out.vocabulary
-        if vocabulary is None:
-            vocabulary = _vocabulary(lines, held_out, min_count)
-        _check_same_words("valid", held_out, vocabulary)
-        if held_out is not None and not isinstance(held_out, Text):
-            held_out = Text.from_lines(held_out, vocabulary, name="valid")
-        return Texts(Text.from_lines(lines, vocabulary, name="x"), held_out, True)
+        if isinstance(valid, Text):
+            vocabulary = vocabulary or valid.vocabulary
+            _check_same_words("valid", valid, vocabulary)
+        elif valid is not None:
+            held_out = _lines(valid, "valid")
+            vocabulary = vocabulary or _vocabulary(lines, held_out, min_count)
+            valid = Text.from_lines(held_out, vocabulary, name="valid")
+        vocabulary = vocabulary or _vocabulary(lines, None, min_count)
+        return Texts(Text.from_lines(lines, vocabulary, name="x"), valid, True)
     rows = _id_rows(x, lengths, "x")
     held_out = None if valid is None else _id_rows(valid, None, "valid")
     largest = max(int(row.max()) for row in [*rows, *(held_out or [])])
     words = Vocabulary(tuple(map(str, range(largest + 1 if num_words is None else num_words))), unknown=None)
     if largest >= len(words):
         raise ValueError(f"x must hold ids 0..{len(words) - 1}, got {largest}")
-    return Texts(_text_of_ids(rows, words, "x"), held_out and _text_of_ids(held_out, words, "valid"), False)
+    valid = None if held_out is None else _text_of_ids(held_out, words, "valid")
+    return Texts(_text_of_ids(rows, words, "x"), valid, False)
 
 
 def make_batches(
@@ -147,11 +148,12 @@ def _lines(x: Any, name: str) -> list[list[str]]:
     return [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in x]
 
 
-def _vocabulary(lines: list[list[str]], valid: Any, min_count: int | None) -> Vocabulary:
+def _vocabulary(lines: list[list[str]], valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:
     coded = CodedLines(lines, "x")
     vocabulary = coded.vocabulary(min_count=1 if min_count is None else checks.count("min_count", min_count))
-    new = min_count is None and vocabulary.unknown_id is None and valid is not None
-    return coded.vocabulary(min_count=2) if new and any(w not in vocabulary for line in valid for w in line) else vocabulary
+    if min_count is not None or valid is None or vocabulary.unknown_id is not None:
+        return vocabulary
+    return coded.vocabulary(min_count=2) if any(word not in vocabulary for line in valid for word in line) else vocabulary
 
 
 def _check_same_words(name: str, text: Any, vocabulary: Vocabulary) -> None:

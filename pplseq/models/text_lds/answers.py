@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.models.answers import Words, _observe, _seeded, _top_words, _without_unknown
+from pplseq.models.answers import Words, observe, top_words, without_unknown
+from pplseq.models.batch import seeded
 from pplseq.models.text_lds.next_word import token_probs, word_probs
 
 REFUSAL = (
@@ -30,7 +31,7 @@ def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
 
     "gain" is the model's own log-density of the sentence over that of words without context, nats.
     """
-    x, answer = _observe(model, vocabulary, _forms(model, words))
+    x, answer = observe(model, vocabulary, _forms(model, words))
     own, unigram = token_probs(model, x[0].cpu().numpy(), np.array([0, x.shape[1]]))
     weight = float(model.mixture_weight)
     tokens = np.log(weight * own + (1 - weight) * unigram)
@@ -50,8 +51,8 @@ def next_word(
 ) -> dict[str, Any]:
     """p(x_{T+1} | x_1..x_T): the `top` most probable words. No words at all: the first word of a sentence."""
     probs, _, answer = _predict(model, vocabulary, words)
-    log_probs = _without_unknown(probs.log(), vocabulary, allow_unknown)
-    return answer | {"next": _top_words(vocabulary, log_probs[0], top)}
+    log_probs = without_unknown(probs.log(), vocabulary, allow_unknown)
+    return answer | {"next": top_words(vocabulary, log_probs[0], top)}
 
 
 def continue_text(
@@ -77,11 +78,11 @@ def continue_text(
         raise ValueError(f"temperature must be positive, got {temperature}")
     probs, belief, answer = _predict(model, vocabulary, words)
     continuations = []
-    with _seeded(probs.device, seed):
+    with seeded(seed):
         for _ in range(num_samples):
             log_probs, state, drawn, total = probs.log(), belief, [], 0.0
             while len(drawn) < length and (not drawn or drawn[-1] != vocabulary.eos_id):
-                sharp = torch.softmax(_without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
+                sharp = torch.softmax(without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
                 ids = torch.multinomial(sharp, 1)
                 total += float(log_probs[0, ids[0, 0]])
                 drawn.append(int(ids))
@@ -95,7 +96,7 @@ def _predict(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, 
     """(p(next word) (1, V), belief to go on from or None at a sentence's start, beginning of the answer)."""
     if not words:
         return model.unigram.unsqueeze(0), None, {"words": [], "unknown": []}
-    x, answer = _observe(model, vocabulary, _forms(model, words))
+    x, answer = observe(model, vocabulary, _forms(model, words))
     belief = model.posterior(x).filtered()
     return _next(model, belief), belief, answer
 

@@ -109,9 +109,11 @@ def fit(
         seed = 0
     batch_seed = int(torch.randint(2**31, ())) if seed is None else seed
     device = device or ("cpu" if fresh else model.block_of_word.device)
-    options = dict(shuffle=shuffle, batch_size=batch_size, segment_length=segment_length, batch_tokens=batch_tokens)
-    batches = make_batches(train_text, protocol, seed=batch_seed, **options)
-    if fresh and num_blocks is None:
+    batches = make_batches(
+        train_text, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
+        batch_tokens=batch_tokens, seed=batch_seed,
+    )  # fmt: skip
+    if num_blocks is None:
         num_blocks = most_blocks(model.num_states, len(vocabulary))
     if fresh:
         check_blocks(model.num_states, len(vocabulary), blocks, num_blocks, block_sizes)
@@ -120,9 +122,11 @@ def fit(
             check_same_text(place, train_text, resume)
         clusters = None
         if fresh and blocks != "none":
-            sizes = dict(eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed, progress=progress)
-            made = make_clusters if place is None else partial(cached_clusters, place)
-            clusters = made(train_text, blocks, num_blocks, **sizes)
+            cluster = make_clusters if place is None else partial(cached_clusters, place)
+            clusters = cluster(
+                train_text, blocks, num_blocks, eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed,
+                progress=progress,
+            )  # fmt: skip
         if seed is not None:
             torch.manual_seed(seed)
         if fresh:
@@ -217,7 +221,7 @@ def make_clusters(
         return clustering.uniform_clusters(np.bincount(text.tokens, minlength=len(vocabulary)), num_blocks, seed)
     if blocks == "brown":
         own_block = [vocabulary.eos_id] if eos_block and vocabulary.eos_id is not None else []
-        options = dict(own_block=own_block, exchange_passes=exchange_passes, progress=progress)
+        options: dict[str, Any] = dict(own_block=own_block, exchange_passes=exchange_passes, progress=progress)
         return clustering.brown_clusters(text.tokens, len(vocabulary), num_blocks, **options)
     if not Path(blocks).exists():
         raise ValueError(

@@ -88,7 +88,7 @@ class VLHMM(Estimator):
         super().__init__()
         if not isinstance(tied, bool):
             raise TypeError(f"tied must be True or False, got {tied!r}")
-        self._config = dict(
+        self._config: dict[str, Any] = dict(
             num_words=None,
             num_states=checks.count("num_states", num_states),
             hidden_size=checks.count("hidden_size", hidden_size, 2),
@@ -166,13 +166,13 @@ class VLHMM(Estimator):
                 nn.init.xavier_uniform_(table)
         self.start_layer, self.out_layer, self.emit_layer = (ResidualLayer(size) for _ in range(3))
         self.start_score = nn.Linear(size, 1)
-        self.word_score = nn.Linear(size, self.num_words)
+        self.word_score = nn.Linear(size, len(self.block_of_word))
 
     def _make_tables(self, width: int) -> None:
         scale = self._config["init_scale"] if self._config["initialization"] == "normal" else 1 / math.sqrt(self.num_states)
         self.start_table = nn.Parameter(torch.randn(self.num_states) * scale)
         self.transition_table = nn.Parameter(torch.randn(self.num_states, self.num_states) * scale)
-        self.word_table = nn.Parameter(torch.randn(self.num_words, width) * scale)
+        self.word_table = nn.Parameter(torch.randn(len(self.block_of_word), width) * scale)
 
     def _embed(self, role: str, ids: Tensor | None, layout: BlockLayout) -> Tensor:
         """(R, h) state embeddings of the given global ids; of all kept states for None."""
@@ -223,7 +223,7 @@ class VLHMM(Estimator):
             scores = words.products(layout.of_blocks(emit, every), self.word_score.weight, self.word_score.bias)
             table = words.log_softmax(scores)
         emission = BlockEmission(layout, self.block_of_word, table)
-        options = dict(reset_id=self.reset_id, emission=emission)
+        options: dict[str, Any] = dict(reset_id=self.reset_id, emission=emission)
         if scalar:
             return TableTransition(layout, initial, self.transition_table / self._config["temperature"], **options), emission
         out, into = self._out(self._embed("out", None, layout)), self._embed("into", None, layout)
