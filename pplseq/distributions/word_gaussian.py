@@ -184,7 +184,7 @@ class WordEmission:
         if self.num_words > PREDICTED_WORDS:
             raise ValueError(
                 f"a forecast of words would be a {self.num_words} x {self.num_words} covariance; with more than "
-                f"{PREDICTED_WORDS} words use forecasts of the state, or the model's next_word_probs"
+                f"{PREDICTED_WORDS} words use forecasts of the state, or the model's forecast"
             )
         noise = torch.eye(self.num_words, dtype=mean.dtype, device=mean.device) - torch.outer(self.unit, self.unit)
         return mean @ self.matrix.T, noise + self.matrix @ (covariance - self.reduction) @ self.matrix.T

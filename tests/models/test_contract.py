@@ -72,7 +72,7 @@ def test_a_verb_is_offered_or_is_refused_by_name(case, verb):
     model = case.model()
     if verb in case.verbs:
         assert call(verb, case, model) is not None
-    elif hasattr(model, verb):
+    elif verb not in case.own and hasattr(model, verb):
         with pytest.raises((NotImplementedError, TypeError, ValueError), match="sources|source_log_probs|x must"):
             call(verb, case, model)
 

@@ -272,5 +272,6 @@ class LDS(LDSTensors):
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
         last = self._posterior(x, lengths, inputs=inputs)[1].filtered()
-        states = next_states(self.values, last, future, num_steps, (empty, self.initial_belief))
-        return observed_forecast(self.values, states, future, self.emission_noise)
+        now, first = self.values, (empty, self.initial_belief)
+        states = next_states(now.transition, now.state_noise, now.shift("transition", future), last, num_steps, first)
+        return observed_forecast(now, states, future, self.emission_noise)

@@ -40,16 +40,16 @@ def observed_moments(
 
 
 def next_states(
-    parameters: Parameters, last: GaussianBelief, inputs: Tensor | None, num_steps: int,
+    transition: Tensor, noise: Tensor, moves: Tensor | None, last: GaussianBelief, num_steps: int,
     empty: tuple[Tensor | None, GaussianBelief],
 ) -> GaussianBelief:  # fmt: skip
     """Means (B, K, h) and covariances (B, K, h, h) of the K states behind the last one.
 
     Args:
-        last: mean (B, h), covariance (h, h) or (B, h, h). inputs: (B, K, U) of the steps to come.
+        transition, noise: (h, h). moves: (h,) or (B, K, h), added to the state, or None.
+        last: mean (B, h), covariance (h, h) or (B, h, h).
         empty: (B,) bool, rows that have no last state (None for none), and what their first one is, (h,) and (h, h).
     """
-    transition, moves = parameters.transition, parameters.shift("transition", inputs)
     none, first = empty
     mean, covariance = last.mean, last.covariance.expand(*last.mean.shape, last.mean.shape[-1])
     means, covariances = [], []
@@ -57,7 +57,7 @@ def next_states(
         mean = mean @ transition.T
         if moves is not None:
             mean = mean + (moves if moves.dim() == 1 else moves[:, step])
-        covariance = symmetric(transition @ covariance @ transition.T + parameters.state_noise)
+        covariance = symmetric(transition @ covariance @ transition.T + noise)
         if step == 0 and none is not None:
             none = none.to(mean.device)
             mean = torch.where(none[:, None], first.mean, mean)

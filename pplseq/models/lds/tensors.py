@@ -180,12 +180,7 @@ class LDSTensors(GaussianEstimator):
         return self
 
     def _finite(self, name: str, value, shape) -> Tensor:
-        value = torch.as_tensor(value).to(self.reference)
-        if value.shape != shape:
-            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(value.shape)}")
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"{name} must be finite, but holds NaN or infinity")
-        return value
+        return checks.finite(name, checks.shape(name, torch.as_tensor(value).to(self.transition), shape))
 
     def _scale(self, name: str, value, target: Tensor) -> Tensor:
         """What ``target`` must hold for this covariance."""

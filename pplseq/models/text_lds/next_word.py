@@ -10,15 +10,31 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq.data.text import Text
+from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.models.batch import in_ids, without_empty_rows
+from pplseq.models.lds.queries import next_states
 from pplseq.models.text_lds.embeddings import TokenEmbedder
+from pplseq.models.text_lds.parameters import rewritten
 from pplseq.runs.evaluation import TextScore, check_vocabulary
+
+if TYPE_CHECKING:
+    from pplseq.models.text_lds.program import TextLDS
+
+
+class NextWords(NamedTuple):
+    """What comes behind a text: word_log_probs (B[, K], V), nats, and the moments of the states, (B[, K], h) and (.., h, h)."""
+
+    word_log_probs: Tensor
+    state_means: Tensor
+    state_covariances: Tensor
+
 
 CELLS = 1 << 18  # numbers in one block of scores, which stays in the cache
 
@@ -39,6 +55,27 @@ def word_probs(model: Any, predicted: Tensor, weight: float | Tensor | None = No
     change = emission.unit * (predicted @ emission.matrix.T) / model.shrinkage
     scores = (unigram + change).clamp_min(0)
     return weight * scores / scores.sum(-1, keepdim=True) + (1 - weight) * unigram
+
+
+def forecast_words(model: TextLDS, x, num_steps: int, lengths=None) -> NextWords:
+    """See :meth:`TextLDS.forecast <pplseq.models.text_lds.program.TextLDS.forecast>`."""
+    x, lengths, empty = without_empty_rows(in_ids(rewritten(x, model.forms), model.vocabulary), lengths)
+    batch = model.as_batch(x, lengths)
+    last = model.posterior(batch.x, batch.lengths).filtered()
+    first = GaussianBelief(torch.zeros_like(last.mean[0]), model.start_covariance)
+    states = next_states(model.transition, model.state_noise, None, last, num_steps, (empty, first))
+    return NextWords(word_probs(model, states.mean).log(), *states)
+
+
+def sample_words(model: TextLDS, num_steps: int, num_sequences: int, **known) -> tuple[Tensor, Tensor]:
+    """(B, T) words, each drawn given those before it, and the filtered means (B, T, h) of the states behind them."""
+    words, means, state, probs = [], [], None, model.unigram.expand(num_sequences, -1)
+    for _ in range(num_steps):
+        words.append(torch.multinomial(probs, 1))
+        state = model.posterior(words[-1], start=state, **known).filtered()
+        means.append(state.mean)
+        probs = word_probs(model, state.mean @ model.transition.T)
+    return torch.cat(words, 1), torch.stack(means, 1)
 
 
 @torch.no_grad()

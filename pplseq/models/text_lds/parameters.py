@@ -17,6 +17,7 @@ from pplseq.kernels.matrix_equations import (
     stationary_coordinates,
     symmetric,
 )
+from pplseq.models.batch import holds_words
 
 
 class FreeParameters(NamedTuple):
@@ -56,6 +57,14 @@ def expected_moments(
     filtered = filtered_covariance(predicted, information)
     smoothed = smoothed_covariance(transition, predicted, filtered)
     return symmetric(stationary - smoothed), symmetric(stationary - filtered)
+
+
+def rewritten(x: Any, forms: WordForms) -> Any:
+    """Sentences with their words rewritten, None for a missing one; anything else as it is."""
+    if not holds_words(x):
+        return x
+    sentences = (sentence.split() if isinstance(sentence, str) else sentence for sentence in x)
+    return [[None if word is None else forms(word) for word in sentence] for sentence in sentences]
 
 
 def word_forms(forms: WordForms | Mapping[str, Any] | None) -> WordForms:

@@ -18,22 +18,26 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
-from pplseq.infer.programs.kalman_collapse import KalmanCollapse
+from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import SequenceModel
+from pplseq.models.batch import seeded
+from pplseq.models.estimator import Sample
+from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.given import Sizes
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
-from pplseq.models.text_lds.fit import FitSettings, TextFit, as_counts, fit_text_lds
-from pplseq.models.text_lds.parameters import expected_moments, free_parameters, start_covariance, word_forms
+from pplseq.models.text_lds.fit import FitSettings, as_counts, fit_text_lds
+from pplseq.models.text_lds.head_difference import HeadDifference, head_difference
+from pplseq.models.text_lds.next_word import NextWords, forecast_words, sample_words
+from pplseq.models.text_lds.parameters import expected_moments, free_parameters, rewritten, start_covariance, word_forms
+from pplseq.models.text_lds.rnn_export import rnn_weights
 
 if TYPE_CHECKING:
     from pplseq.data.word_forms import WordForms
-    from pplseq.models.text_lds.head_difference import HeadDifference
 
 INITIAL = ("stationary", "steady")
 
 
-class TextLDS(SequenceModel):
+class TextLDS(GaussianEstimator):
     """A chain of h-dimensional Gaussian states, each of which emits a word as a whitened one-hot vector.
 
         z_1 ~ N(0, P),  z_t ~ N(A z_{t-1}, Q),  w_t ~ N(C z_t, D),  w_t = diag(mu)^-1/2 (e_{x_t} - mu)
@@ -62,7 +66,6 @@ class TextLDS(SequenceModel):
     """
 
     name = "text_lds"
-    messenger = KalmanCollapse
     questions = "pplseq.models.text_lds.answers"  # what answers `pplseq query`
 
     def __init__(
@@ -78,27 +81,20 @@ class TextLDS(SequenceModel):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        for name, value in (("num_words", num_words), ("num_states", num_states)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-        if num_words < 2 or not 1 <= num_states < num_words:
+        checks.count("num_words", num_words, 2)
+        if not checks.count("num_states", num_states) < num_words:
             raise ValueError(
                 f"num_states must be in 1..num_words - 1 (words have V - 1 dimensions), got {num_states} with {num_words} words"
             )
-        for name, value, choices in (("initial", initial, INITIAL), ("measure", measure, MEASURES)):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        checks.choice("initial", initial, INITIAL)
+        checks.choice("measure", measure, MEASURES)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        probs = (
-            torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs).to(dtype)
-        )
-        if probs.shape != (num_words,):
-            raise ValueError(f"probs must be (V,) = ({num_words},), got {tuple(probs.shape)}")
+        probs = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs)
+        probs = checks.shape("probs", probs.to(dtype), (num_words,))
         check_probs(probs)
         self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
         self.forms = word_forms(forms)
         self.embedding_share = checks.share("embedding_share", embedding_share, "(0, 1]")
-        self.history: TextFit | None = None  # of the last fit
         self._cached: tuple | None = None
         identity = torch.eye(num_states, dtype=dtype)
         # a state that half remembers, and words that say a little about it
@@ -152,8 +148,7 @@ class TextLDS(SequenceModel):
         return self._start_covariance(self.initial)
 
     def _start_covariance(self, initial: str) -> Tensor:
-        if initial not in INITIAL:
-            raise ValueError(f"initial must be one of {', '.join(INITIAL)}; got {initial!r}")
+        checks.choice("initial", initial, INITIAL)
         information = self.word_emission().information
         return start_covariance(initial, self.transition, self.state_noise, information, self.stationary_covariance)
 
@@ -191,22 +186,13 @@ class TextLDS(SequenceModel):
         square = (self.num_states, self.num_states)
         given = {}
         for name, value, shape in (
-            ("transition", transition, square),
-            ("emission", emission, (self.num_words, self.num_states)),
-            ("state_noise", state_noise, square),
-            ("reduction", reduction, square),
-            ("probs", probs, (self.num_words,)),
-            ("second_moment", second_moment, square),
-            ("filtered_moment", filtered_moment, square),
-        ):
-            if value is None:
-                continue
-            value = torch.as_tensor(value).to(device=self.basis.device, dtype=torch.float64)
-            if tuple(value.shape) != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
-            if not bool(torch.isfinite(value).all()):
-                raise ValueError(f"{name} must be finite, but holds NaN or infinity")
-            given[name] = value
+            ("transition", transition, square), ("emission", emission, (self.num_words, self.num_states)),
+            ("state_noise", state_noise, square), ("reduction", reduction, square), ("probs", probs, (self.num_words,)),
+            ("second_moment", second_moment, square), ("filtered_moment", filtered_moment, square),
+        ):  # fmt: skip
+            if value is not None:
+                value = torch.as_tensor(value).to(device=self.basis.device, dtype=torch.float64)
+                given[name] = checks.finite(name, checks.shape(name, value, shape))
         names = ("transition", "state_noise", "emission", "reduction", "probs")
         now = {name: given[name] if name in given else getattr(self, name).double() for name in names}
         check_probs(now["probs"])
@@ -275,8 +261,10 @@ class TextLDS(SequenceModel):
                         pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
 
-    def check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
-        checks.gaussian_start(start, num_rows, self.num_states)
+    def as_batch(self, x, lengths=None, *, states=None) -> Batch:
+        if states is not None:
+            raise ValueError("states: those of a linear dynamical system cannot be given")
+        return super().as_batch(rewritten(x, self.forms), lengths)
 
     # ---------------------------------------------------------------- embeddings
     def evidence_factor(self) -> Tensor:
@@ -304,22 +292,37 @@ class TextLDS(SequenceModel):
     # ---------------------------------------------------------------- use
     def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
         """How far the paper's steady-state passes are from the exact ones on these sentences."""
-        from pplseq.models.text_lds.head_difference import head_difference
-
         return head_difference(self, x, lengths)
 
-    def next_word_probs(self, x: Tensor, lengths: Tensor | None = None, start: GaussianBelief | None = None) -> Tensor:
-        """(B, V) p(next word | x), clipped and mixed with the unigram by ``mixture_weight``."""
-        from pplseq.models.text_lds.next_word import word_probs
+    def predict_next(self, x, lengths=None) -> NextWords:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """p(next word | x) of each row, which may be empty, (B, V) nats, and the moments of its state; see :meth:`forecast`."""
+        return NextWords(*(value[:, 0] for value in self.forecast(x, 1, lengths)))
 
-        belief = self.posterior(x, lengths, start).filtered()
-        with torch.no_grad():
-            return word_probs(self, belief.mean @ self.transition.T)
+    @torch.no_grad()
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, num_steps: int, lengths=None
+    ) -> NextWords:
+        """p(w_{T+k} | x), k = 1..K, as :func:`~pplseq.models.text_lds.next_word.word_probs` makes probabilities of means.
+
+        Args:
+            x, lengths: the words so far; a row may be empty. num_steps: K.
+
+        Returns:
+            (B, K, V) nats; means (B, K, h) and covariances (B, K, h, h) of the states behind them.
+        """
+        return forecast_words(self, x, checks.count("num_steps", num_steps), lengths)
+
+    @torch.no_grad()
+    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
+        """Words drawn one by one from :meth:`predict_next`, and the filtered means (B, T, h) of the states behind them."""
+        counts = checks.count("num_steps", num_steps), checks.count("num_sequences", num_sequences)
+        with seeded(seed):
+            x, states = sample_words(self, *counts, **known)
+        words = None if self.vocabulary is None else [self.vocabulary.decode(row) for row in x.tolist()]
+        return Sample(x, states, words)
 
     def rnn_weights(self, form: str = "predictor", **options) -> dict[str, np.ndarray]:
         """The steady filter as a linear recurrent network; see :func:`pplseq.models.text_lds.rnn_export.rnn_weights`."""
-        from pplseq.models.text_lds.rnn_export import rnn_weights
-
         return rnn_weights(self, form, **options)
 
     @property
@@ -390,7 +393,7 @@ class TextLDS(SequenceModel):
             self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
         )
         self.to(model.emission.dtype).load_state_dict(model.state_dict())
-        self.forms, self.embedding_share = model.forms, model.embedding_share
+        self.forms, self.embedding_share, self.is_fitted = model.forms, model.embedding_share, True
         return self.eval()
 
     @classmethod

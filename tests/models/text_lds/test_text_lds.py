@@ -10,6 +10,7 @@ from support.text_lds_truth import NUM_STATES, NUM_WORDS, log_gain, make, rebase
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.data.word_forms import WordForms
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models.text_lds.embeddings import TokenEmbedder
 from pplseq.models.text_lds.next_word import best_weight, score_next_words, token_probs, tune_mixture_weight, word_probs
@@ -75,7 +76,7 @@ def test_parameters_that_describe_no_model():
         TextLDS(4, 4)
     with pytest.raises(ValueError, match="initial must be one of stationary, steady"):
         TextLDS(4, 2, initial="zero")
-    with pytest.raises(TypeError, match="num_words must be an integer"):
+    with pytest.raises(TypeError, match="num_words must be a whole number"):
         TextLDS(4.0, 2)
     close(model.transition, make().transition)  # nothing was half set
 
@@ -333,7 +334,7 @@ def test_embedding_errors():
 
 # ---------------------------------------------------------------- next words
 def test_next_word_probabilities(model):
-    probs = model.next_word_probs(X, LENGTHS)
+    probs = model.predict_next(X, LENGTHS).word_log_probs.exp()
     assert probs.shape == (len(X), NUM_WORDS) and (probs > 0).all()
     close(probs.sum(1), torch.ones(len(X)).double())
     words = SENTENCES[0]
@@ -354,11 +355,34 @@ def test_token_probabilities_are_those_of_the_next_word(model):
         mine = own[starts[row] : starts[row + 1]]
         close(mine[0], float(model.probs[words[0]]))  # no past: the unigram
         for t in range(1, len(words)):
-            probs = model.next_word_probs(torch.tensor([words[:t]]))
+            probs = model.predict_next(torch.tensor([words[:t]])).word_log_probs.exp()
             close(mine[t], float(probs[0, words[t]]))
     close(unigram, model.probs[np.concatenate(SENTENCES)].numpy())
     own, unigram = token_probs(model, np.array([0, -1, 2]), np.array([0, 3]))
     assert own[1] == unigram[1] == 1
+
+
+def test_forecasts_draws_and_sentences_of_words(model):
+    ahead, step = model.forecast(X, 3, LENGTHS), model.predict_next(X, LENGTHS)
+    close(ahead.word_log_probs[:, 0], step.word_log_probs)
+    a, noise = model.transition.detach(), model.state_noise.detach()
+    close(ahead.state_means[:, 2], ahead.state_means[:, 1] @ a.T)
+    close(ahead.state_covariances[:, 2], a @ ahead.state_covariances[:, 1] @ a.T + noise)
+    close(ahead.word_log_probs[:, 2], word_probs(model, ahead.state_means[:, 2]).log().detach())
+    empty = model.predict_next(X, torch.zeros_like(LENGTHS))
+    close(empty.word_log_probs, model.unigram.log().expand_as(empty.word_log_probs))
+    close(empty.state_covariances[0], model.start_covariance.detach())
+    model.vocabulary, model.forms = Vocabulary(tuple("abcdefg"), unknown=None), WordForms(lower=True)
+    try:
+        close(model.predict_next(["A b g", ""]).word_log_probs[0], model.predict_next([[0, 1, 6]]).word_log_probs[0])
+        draw = model.sample(5, 3, seed=1)
+        assert draw.x.equal(model.sample(5, 3, seed=1).x) and draw.x.shape == (3, 5)
+        assert draw.words == [["abcdefg"[i] for i in row] for row in draw.x.tolist()]
+        close(draw.states, model.filter(draw.x).means)
+        frequent = torch.bincount(model.sample(1, 4000, seed=0).x[:, 0], minlength=NUM_WORDS) / 4000
+        close(frequent.double(), model.unigram, rtol=0, atol=0.04)
+    finally:
+        model.vocabulary, model.forms = None, WordForms()
 
 
 def test_pseudo_counts_are_taken_out_of_next_words():
