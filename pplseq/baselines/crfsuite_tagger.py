@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from pplseq.baselines.taggers import check_words
+from pplseq import checks
+from pplseq.baselines.adapters import FeatureAdapter, library_of
+from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.features import ABSENT, DEFAULT_TEMPLATES, TagFeatures
-from pplseq.models.taggers.tagger import Tagger, Words, check_sentences, tag_names
+from pplseq.models.taggers.tagger import Words
 
+BATCH_SENTENCES = 1000
 ALGORITHMS = ("lbfgs", "l2sgd", "ap", "pa", "arow")
 
 
-class CRFSuiteTagger(Tagger):
+class CRFSuiteTagger(FeatureAdapter):
     """A conditional random field trained by crfsuite, on the features of the library's own.
 
     Args:
@@ -44,28 +45,20 @@ class CRFSuiteTagger(Tagger):
         max_iterations: int | None = None,
         min_count: int = 1,
     ):
-        if algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}; got {algorithm!r}")
+        self.algorithm = checks.choice("algorithm", algorithm, ALGORITHMS)
         if l2 < 0 or l1 < 0 or (l1 > 0 and algorithm != "lbfgs"):
             raise ValueError(f"l1 and l2 must not be negative, and l1 goes with algorithm 'lbfgs'; got {l1}, {l2}")
-        self.options = {
-            "algorithm": algorithm,
-            "templates": list(templates),
-            "l2": float(l2),
-            "l1": float(l1),
-            "max_iterations": max_iterations,
-            "min_count": min_count,
-        }
+        self.templates, self.l2, self.l1 = list(templates), float(l2), float(l1)
+        self.max_iterations, self.min_count = max_iterations, min_count
         self.features = TagFeatures(templates, min_count)
 
-    def fit(self, sentences, dev=None, *, progress=False):
-        crfsuite = _crfsuite()
-        check_sentences(sentences)
-        sentences = [sentence for sentence in sentences if len(sentence.words)]
-        self._take(self.features.fit([sentence.words for sentence in sentences]))
-        trainer = crfsuite.Trainer(self.options["algorithm"], self._parameters(), verbose=progress)
-        for i in range(0, len(sentences), 1000):  # all at once, their features would fill the memory
-            part = sentences[i : i + 1000]
+    def _train(self, sentences, tags, progress):
+        with library_of("crfsuite's"):
+            import pycrfsuite
+        self._names = self.features.fit([sentence.words for sentence in sentences]).names()
+        trainer = pycrfsuite.Trainer(self.algorithm, self._parameters(), verbose=progress)
+        for i in range(0, len(sentences), BATCH_SENTENCES):  # all at once, their features would fill the memory
+            part = sentences[i : i + BATCH_SENTENCES]
             rows = self._strings([sentence.words for sentence in part])
             for features, sentence in zip(rows, part, strict=True):
                 trainer.append(features, sentence.tags)
@@ -73,22 +66,15 @@ class CRFSuiteTagger(Tagger):
             path = Path(folder) / "model.crfsuite"
             trainer.train(str(path))
             self._open(path.read_bytes())
-        self.tags = tag_names(sentences)
-        self.known_words = frozenset(word for sentence in sentences for word in sentence.words)
-        return self
 
     def _parameters(self) -> dict[str, Any]:
-        algorithm, limit = self.options["algorithm"], self.options["max_iterations"]
         parameters: dict[str, Any] = {}
-        if algorithm in ("lbfgs", "l2sgd"):
+        if self.algorithm in ("lbfgs", "l2sgd"):
             # every transition is a feature, also those never seen
-            parameters |= {"c2": self.options["l2"], "feature.possible_transitions": 1}
-        if algorithm == "lbfgs":
-            parameters |= {"c1": self.options["l1"], "max_iterations": 100}
-        return parameters if limit is None else parameters | {"max_iterations": limit}
-
-    def _take(self, features: TagFeatures) -> None:
-        self.features, self._names = features, features.names()
+            parameters |= {"c2": self.l2, "feature.possible_transitions": 1}
+        if self.algorithm == "lbfgs":
+            parameters |= {"c1": self.l1, "max_iterations": 100}
+        return parameters if self.max_iterations is None else parameters | {"max_iterations": self.max_iterations}
 
     def _strings(self, sentences: Sequence[Words]) -> list[list[list[str]]]:
         """Every word's features by name, which is how crfsuite takes them; the names are made once."""
@@ -96,51 +82,31 @@ class CRFSuiteTagger(Tagger):
         return [[[names[i] for i in next(rows) if i != ABSENT] for _ in words] for words in sentences]
 
     def _open(self, model: bytes) -> None:
+        with library_of("crfsuite's"):
+            import pycrfsuite
         self._model = model
-        self._tagger = _crfsuite().Tagger()
+        self._tagger = pycrfsuite.Tagger()
         self._tagger.open_inmemory(model)
 
-    def tag(self, sentences):
-        self.check_fitted()
-        check_words(sentences)
-        found: list[tuple[str, ...]] = []
-        for i in range(0, len(sentences), 1000):
-            part = self._strings(sentences[i : i + 1000])
-            found += [tuple(self._tagger.tag(features)) if features else () for features in part]
+    def _tag(self, sentences):
+        found: list[Sequence[str]] = []
+        for i in range(0, len(sentences), BATCH_SENTENCES):
+            found += [self._tagger.tag(features) for features in self._strings(sentences[i : i + BATCH_SENTENCES])]
         return found
 
-    def log_likelihood(self, sentences) -> np.ndarray:
+    def log_prob(self, sentences: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of tagged sentences, nats."""
         self.check_fitted()
         values = []
         for features, (_, tags) in zip(self._strings([s.words for s in sentences]), sentences, strict=True):
-            if not features:
-                values.append(0.0)
-                continue
-            self._tagger.set(features)
-            values.append(np.log(self._tagger.probability(list(tags))))
+            if features:
+                self._tagger.set(features)
+            values.append(np.log(self._tagger.probability(list(tags))) if features else 0.0)
         return np.array(values, dtype=float)
 
-    def state(self):
-        header, arrays = self.features.state()
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
-        tensors["crfsuite_model"] = torch.from_numpy(np.frombuffer(self._model, dtype=np.uint8).copy())
-        fitted = {"tags": self.tags, "words": sorted(self.known_words)}
-        return {"options": self.options, "fitted": fitted, "features": header}, tensors
+    def _learned(self):
+        return {"crfsuite_model": np.frombuffer(self._model, dtype=np.uint8)}
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]):
-        tagger = cls(**config["options"])
-        arrays = {name: value.numpy() for name, value in tensors.items() if name != "crfsuite_model"}
-        tagger._take(TagFeatures.from_state(config["features"], arrays))
-        tagger._open(tensors["crfsuite_model"].numpy().tobytes())
-        tagger.tags, tagger.known_words = tuple(config["fitted"]["tags"]), frozenset(config["fitted"]["words"])
-        return tagger
-
-
-def _crfsuite():
-    try:
-        import pycrfsuite
-    except ImportError as error:
-        raise ImportError('this tagger is crfsuite\'s; install it with pip install "pplseq[tagging]"') from error
-    return pycrfsuite
+    def _take_learned(self, arrays):
+        self._names = self.features.names()
+        self._open(arrays["crfsuite_model"].tobytes())

@@ -12,67 +12,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.baselines.taggers import check_words
-from pplseq.models.taggers.tagger import Tagger, check_sentences, tag_names
+from pplseq import checks
+from pplseq.baselines.adapters import Adapter, library_of
 
 BRILL_TEMPLATES = ("fntbl37", "brill24", "nltkdemo18plus", "nltkdemo18")
 
 
-def nltk_module(name: str):
-    """A module of NLTK; ImportError says how to get it."""
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError('this tagger is NLTK\'s; install it with pip install "pplseq[tagging]"') from error
-
-
-class NLTKTagger(Tagger):
+class NLTKTagger(Adapter):
     """What NLTK's taggers have in common; `nltk` is the trained one of NLTK's classes."""
 
     nltk: Any = None
 
-    def fit(self, sentences, dev=None, *, progress=False):
-        check_sentences(sentences)
-        pairs = [list(zip(words, tags, strict=True)) for words, tags in sentences if len(words)]
-        self.nltk = self._train(pairs, progress)
-        self.tags = tag_names(sentences)
-        self.known_words = frozenset(word for sentence in pairs for word, _ in sentence)
-        return self
+    def _train(self, sentences, tags, progress):
+        pairs = [list(zip(words, tags, strict=True)) for words, tags in sentences]
+        with library_of("NLTK's"):
+            self.nltk = self._train_nltk(pairs)
 
-    @abstractmethod
-    def _train(self, pairs: list[list[tuple[str, str]]], progress: bool):
-        """NLTK's tagger, trained."""
+    def _tag(self, sentences):
+        return [[tag for _, tag in self.nltk.tag(words)] for words in sentences]
 
-    def tag(self, sentences):
-        self.check_fitted()
-        check_words(sentences)
-        return [tuple(tag for _, tag in self.nltk.tag(list(words))) if len(words) else () for words in sentences]
-
-    def state(self):
+    def _pack(self):
         config, tensors = self._nltk_state()
-        fitted = {"tags": self.tags, "words": sorted(self.known_words)}
-        return {"options": self.options, "fitted": fitted, "nltk": config}, tensors
+        return {"nltk": config}, tensors
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]):
-        tagger = cls(**config["options"])
-        tagger.tags, tagger.known_words = tuple(config["fitted"]["tags"]), frozenset(config["fitted"]["words"])
-        tagger.nltk = tagger._from_nltk_state(config["nltk"], tensors)
-        return tagger
+    def _unpack(self, config, tensors):
+        with library_of("NLTK's"):
+            self.nltk = self._from_nltk_state(config["nltk"], tensors)
 
-    @property
     @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """What the class was made with."""
+    def _train_nltk(self, pairs: list[list[tuple[str, str]]]) -> Any:
+        """NLTK's tagger, trained."""
 
     @abstractmethod
     def _nltk_state(self) -> tuple[Any, dict[str, Tensor]]:
         """Of NLTK's tagger: what JSON can hold, and tensors."""
 
     @abstractmethod
-    def _from_nltk_state(self, config: Any, tensors: dict[str, Tensor]):
+    def _from_nltk_state(self, config: Any, tensors: dict[str, Tensor]) -> Any:
         """NLTK's tagger again."""
 
 
@@ -93,11 +69,7 @@ class NgramTagger(NLTKTagger):
             raise ValueError(f"n and suffixes must be at least 1, cutoff not negative; got {n}, {suffixes}, {cutoff}")
         self.n, self.suffixes, self.cutoff = int(n), tuple(sorted(suffixes, reverse=True)), int(cutoff)
 
-    @property
-    def options(self):
-        return {"n": self.n, "suffixes": self.suffixes, "cutoff": self.cutoff}
-
-    def _train(self, pairs, progress):
+    def _train_nltk(self, pairs):
         return train_ngrams(pairs, self.n, self.suffixes, self.cutoff)
 
     def _nltk_state(self):
@@ -109,7 +81,8 @@ class NgramTagger(NLTKTagger):
 
 def train_ngrams(pairs, n: int, suffixes: Sequence[int], cutoff: int = 0):
     """NLTK's n-gram tagger over suffixes over the most frequent tag."""
-    sequential = nltk_module("nltk.tag.sequential")
+    from nltk.tag import sequential
+
     counts = Counter(tag for sentence in pairs for _, tag in sentence)
     tagger = sequential.DefaultTagger(min(counts, key=lambda tag: (-counts[tag], tag)))
     for size in sorted(suffixes):
@@ -132,7 +105,8 @@ def ngram_tables(tagger, suffixes: Sequence[int], n: int) -> dict[str, Any]:
 
 def ngrams_of_tables(config: dict[str, Any], suffixes: Sequence[int]):
     """NLTK's tagger of :func:`ngram_tables`."""
-    sequential = nltk_module("nltk.tag.sequential")
+    from nltk.tag import sequential
+
     tagger = sequential.DefaultTagger(config["default"])
     tables = [{_as_tuple(context): tag for context, tag in table} for table in reversed(config["tables"])]
     for size, table in zip(sorted(suffixes), tables, strict=False):
@@ -179,21 +153,9 @@ class BrillTagger(NLTKTagger):
     def __init__(
         self, max_rules: int = 100, min_score: int = 2, templates: str = "fntbl37", suffixes: Sequence[int] = (3, 2, 1)
     ):
-        if templates not in BRILL_TEMPLATES:
-            raise ValueError(f"templates must be one of {', '.join(BRILL_TEMPLATES)}; got {templates!r}")
-        if max_rules < 0:
-            raise ValueError(f"max_rules must not be negative, got {max_rules}")
-        self.max_rules, self.min_score, self.templates = int(max_rules), int(min_score), templates
+        self.templates = checks.choice("templates", templates, BRILL_TEMPLATES)
+        self.max_rules, self.min_score = checks.count("max_rules", max_rules, least=0), int(min_score)
         self.suffixes = tuple(sorted(suffixes, reverse=True))
-
-    @property
-    def options(self):
-        return {
-            "max_rules": self.max_rules,
-            "min_score": self.min_score,
-            "templates": self.templates,
-            "suffixes": self.suffixes,
-        }
 
     @property
     def rules(self) -> list[str]:
@@ -201,11 +163,12 @@ class BrillTagger(NLTKTagger):
         self.check_fitted()
         return [rule.format("verbose") for rule in self.nltk.rules()]
 
-    def _train(self, pairs, progress):
-        brill, trainer = nltk_module("nltk.tag.brill"), nltk_module("nltk.tag.brill_trainer")
+    def _train_nltk(self, pairs):
+        from nltk.tag import brill, brill_trainer
+
         first = train_ngrams(pairs, 1, self.suffixes)
         templates = getattr(brill, self.templates)()
-        found = trainer.BrillTaggerTrainer(first, templates, deterministic=True)
+        found = brill_trainer.BrillTaggerTrainer(first, templates, deterministic=True)
         return found.train(pairs, max_rules=self.max_rules, min_score=self.min_score)
 
     def _nltk_state(self):
@@ -218,7 +181,9 @@ class BrillTagger(NLTKTagger):
         return {"first": ngram_tables(first, self.suffixes, 1), "rules": rules}, {}
 
     def _from_nltk_state(self, config, tensors):
-        brill, rule = nltk_module("nltk.tag.brill"), nltk_module("nltk.tbl.rule")
+        from nltk.tag import brill
+        from nltk.tbl import rule
+
         features = {"Word": brill.Word, "Pos": brill.Pos}
         rules = [
             rule.Rule(
@@ -247,13 +212,11 @@ class TnTTagger(NLTKTagger):
     def __init__(self, beam: int = 1000, capitals: bool = False):
         self.beam, self.capitals = int(beam), bool(capitals)
 
-    @property
-    def options(self):
-        return {"beam": self.beam, "capitals": self.capitals}
+    def _train_nltk(self, pairs):
+        from nltk.tag import tnt
 
-    def _train(self, pairs, progress):
         self._pairs = pairs
-        tagger = nltk_module("nltk.tag.tnt").TnT(N=self.beam, C=self.capitals)
+        tagger = tnt.TnT(N=self.beam, C=self.capitals)
         tagger.train(pairs)
         return tagger
 
@@ -273,7 +236,7 @@ class TnTTagger(NLTKTagger):
             for word, tag in zip(tensors["words"].tolist(), tensors["tags"].tolist(), strict=True)
         ]
         ends = np.cumsum(tensors["lengths"].numpy()).tolist()
-        return self._train([tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)], False)
+        return self._train_nltk([tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)])
 
 
 # ---------------------------------------------------------------- averaged perceptron
@@ -289,16 +252,12 @@ class PerceptronTagger(NLTKTagger):
     name = "nltk-perceptron"
 
     def __init__(self, num_passes: int = 5, seed: int = 0):
-        if num_passes < 1:
-            raise ValueError(f"num_passes must be at least 1, got {num_passes}")
-        self.num_passes, self.seed = int(num_passes), int(seed)
+        self.num_passes, self.seed = checks.count("num_passes", num_passes), int(seed)
 
-    @property
-    def options(self):
-        return {"num_passes": self.num_passes, "seed": self.seed}
+    def _train_nltk(self, pairs):
+        from nltk.tag import perceptron
 
-    def _train(self, pairs, progress):
-        tagger = nltk_module("nltk.tag.perceptron").PerceptronTagger(load=False)
+        tagger = perceptron.PerceptronTagger(load=False)
         before = random.getstate()
         random.seed(self.seed)  # NLTK draws from the common generator
         try:
@@ -312,7 +271,9 @@ class PerceptronTagger(NLTKTagger):
         return {"weights": model.weights, "certain": self.nltk.tagdict, "classes": sorted(self.nltk.classes)}, {}
 
     def _from_nltk_state(self, config, tensors):
-        tagger = nltk_module("nltk.tag.perceptron").PerceptronTagger(load=False)
+        from nltk.tag import perceptron
+
+        tagger = perceptron.PerceptronTagger(load=False)
         tagger.model.weights, tagger.tagdict = config["weights"], config["certain"]
         tagger.classes = tagger.model.classes = set(config["classes"])
         return tagger

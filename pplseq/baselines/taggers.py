@@ -6,12 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain as chained
-from typing import Any
 
-from torch import Tensor
-
+from pplseq import checks
+from pplseq.baselines.adapters import Adapter
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.tagger import Tagger, Words, check_sentences, tag_names
 
 # (pattern, universal tag, Penn Treebank tag); the first pattern that a whole word matches decides
 ENGLISH_RULES = (
@@ -63,7 +61,7 @@ ENGLISH_RULES = (
 UNKNOWN = ("all", "rare")
 
 
-class MostFrequentTagger(Tagger):
+class MostFrequentTagger(Adapter):
     """Every word's most frequent tag in training; of equals the first in the alphabet.
 
     Args:
@@ -73,57 +71,41 @@ class MostFrequentTagger(Tagger):
     """
 
     name = "most-frequent"
+    needs_tags = False
 
     def __init__(self, unknown: str = "all", lower: bool = False):
-        if unknown not in UNKNOWN:
-            raise ValueError(f"unknown must be one of {', '.join(UNKNOWN)}; got {unknown!r}")
-        self.unknown, self.lower = unknown, bool(lower)
+        self.unknown, self.lower = checks.choice("unknown", unknown, UNKNOWN), bool(lower)
         self.tag_of: dict[str, str] = {}
         self.default = ""
 
-    def fit(self, sentences, dev=None, *, progress=False):
-        check_sentences(sentences, need_tags=False)
+    def _train(self, sentences, tags, progress):
         counts: dict[str, Counter] = {}
         for word, tag in _tokens(sentences):
             counts.setdefault(word, Counter())[tag] += tag is not None
-        tags = tag_names(sentences)
-        if not tags:
-            raise ValueError("sentences: expected some words with tags, got none")
         for found in counts.values():
             found.pop(None, None)
         self.tag_of = {word: _most_frequent(found) for word, found in counts.items() if found}
         rare = [found for found in counts.values() if found.total() == 1]
         among = rare if self.unknown == "rare" and rare else counts.values()
         self.default = _most_frequent(sum(among, Counter()))
-        self.tags, self.known_words = tags, frozenset(counts)
-        return self
 
-    def tag(self, sentences):
-        self.check_fitted()
-        check_words(sentences)
-        return [tuple(self._tag(word) for word in words) for words in sentences]
+    def _tag(self, sentences):
+        return [[self._tag_of(word) for word in words] for words in sentences]
 
-    def _tag(self, word: str) -> str:
+    def _tag_of(self, word: str) -> str:
         found = self.tag_of.get(word)
         if found is None and self.lower:
             found = self.tag_of.get(word.lower())
         return self.default if found is None else found
 
-    def state(self):
-        words = {word: self.tag_of.get(word) for word in sorted(self.known_words)}
-        options = {"unknown": self.unknown, "lower": self.lower}
-        return {"options": options, "tags": self.tags, "default": self.default, "words": words}, {}
+    def _pack(self):
+        return {"default": self.default, "tag_of": self.tag_of}, {}
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]):
-        tagger = cls(**config["options"])
-        tagger.tags, tagger.default = tuple(config["tags"]), config["default"]
-        tagger.known_words = frozenset(config["words"])
-        tagger.tag_of = {word: tag for word, tag in config["words"].items() if tag is not None}
-        return tagger
+    def _unpack(self, config, tensors):
+        self.default, self.tag_of = config["default"], config["tag_of"]
 
 
-class RuleTagger(Tagger):
+class RuleTagger(Adapter):
     """Regular expressions: the first one that matches a whole word gives its tag. Nothing is learned but a default.
 
     Args:
@@ -133,32 +115,24 @@ class RuleTagger(Tagger):
     """
 
     name = "rules"
+    needs_tags = False
 
     def __init__(self, rules: Sequence[tuple[str, str]] | None = None, default: str | None = None):
         self.rules = None if rules is None else _checked(rules)
         self.default = default
         self._rules: list[tuple[re.Pattern, str]] = []
+        self._default = ""
         self._found: dict[str, str | None] = {}
 
-    def fit(self, sentences, dev=None, *, progress=False):
-        check_sentences(sentences, need_tags=False)
-        names = tag_names(sentences)
-        if not names:
-            raise ValueError("sentences: expected some words with tags, got none")
-        self._take(self.rules if self.rules is not None else english_rules(names))
-        rest = Counter(tag for word, tag in _tokens(sentences) if tag is not None and self._match(word) is None)
-        default = self.default
-        if default is None:
-            default = _most_frequent(rest or Counter(tag for _, tag in _tokens(sentences) if tag is not None))
-        self._default = default
-        self.known_words = frozenset(word for word, _ in _tokens(sentences))
-        self.tags = tuple(sorted({*names, default, *(tag for _, tag in self._rules)}))
-        return self
+    def _train(self, sentences, tags, progress):
+        self._take(self.rules if self.rules is not None else english_rules(tags))
+        tokens = [(word, tag) for word, tag in _tokens(sentences) if tag is not None]
+        rest = Counter(tag for word, tag in tokens if self._match(word) is None)
+        self._default = self.default or _most_frequent(rest or Counter(tag for _, tag in tokens))
+        return tuple(sorted({*tags, self._default, *(tag for _, tag in self._rules)}))
 
-    def tag(self, sentences):
-        self.check_fitted()
-        check_words(sentences)
-        return [tuple(self._match(word) or self._default for word in words) for words in sentences]
+    def _tag(self, sentences):
+        return [[self._match(word) or self._default for word in words] for words in sentences]
 
     def _take(self, rules: Iterable[tuple[str, str]]) -> None:
         self._rules = [(re.compile(pattern), tag) for pattern, tag in rules]
@@ -169,25 +143,13 @@ class RuleTagger(Tagger):
             self._found[word] = next((tag for pattern, tag in self._rules if pattern.fullmatch(word)), None)
         return self._found[word]
 
-    def state(self):
-        return {
-            "rules": self.rules,
-            "default": self.default,
-            "fitted": {
-                "rules": [(pattern.pattern, tag) for pattern, tag in self._rules],
-                "default": self._default,
-                "tags": self.tags,
-                "words": sorted(self.known_words),
-            },
-        }, {}
+    def _pack(self):
+        rules = [(pattern.pattern, tag) for pattern, tag in self._rules]
+        return {"learned": {"rules": rules, "default": self._default}}, {}
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]):
-        tagger, fitted = cls(config["rules"], config["default"]), config["fitted"]
-        tagger._take(fitted["rules"])
-        tagger._default, tagger.tags = fitted["default"], tuple(fitted["tags"])
-        tagger.known_words = frozenset(fitted["words"])
-        return tagger
+    def _unpack(self, config, tensors):
+        self._take(config["learned"]["rules"])
+        self._default = config["learned"]["default"]
 
 
 def english_rules(tags: Iterable[str]) -> list[tuple[str, str]]:
@@ -196,16 +158,6 @@ def english_rules(tags: Iterable[str]) -> list[tuple[str, str]]:
     universal = len(tags & {rule[1] for rule in ENGLISH_RULES})
     column = 1 if universal >= len(tags & {rule[2] for rule in ENGLISH_RULES}) else 2
     return [(rule[0], rule[column]) for rule in ENGLISH_RULES]
-
-
-def check_words(sentences: Sequence[Words]) -> None:
-    """TypeError unless the sentences are sequences of words."""
-    if isinstance(sentences, str) or any(isinstance(words, str) for words in sentences):
-        raise TypeError("sentences: expected sequences of words, got a string; split sentences into words")
-    for i, words in enumerate(sentences):
-        for word in words:
-            if not isinstance(word, str):
-                raise TypeError(f"sentences: number {i} holds {word!r}, expected words (strings)")
 
 
 def _checked(rules: Iterable) -> list[tuple[str, str]]:

@@ -1,17 +1,21 @@
-"""The taggers that `pplseq tag` knows by name, made, saved and loaded. Their modules are imported on use."""
+"""The taggers that are known by name: made, trained, compared, saved and loaded. Their modules are imported on use."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.checks import nearest
+from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import TAGGERS
+from pplseq.models.taggers.comparison import CurvePoint, SystemResult, check_fractions, compare_taggers, learning_curve
+from pplseq.models.taggers.scores import score_tags, training_words
 
 
 class System(NamedTuple):
@@ -84,43 +88,160 @@ class SavedTagger(NamedTuple):
         return {} if self.format is None else {self.format: self.column}
 
 
-def make_tagger(name: str, options: Mapping[str, Any] | None = None) -> Any:
+def make_tagger(name: str, **settings: Any) -> Any:
     """An untrained tagger of a system.
 
     Args:
-        options: that its class takes, or fields of its `settings`.
+        name: in :data:`SYSTEMS`. **settings: arguments of its class (`get_params` has them all), over those of the preset.
 
     Raises:
-        ValueError: no such system, or an option it does not take.
+        ValueError: no such system, or a setting it does not take.
         ImportError: the system, or a package that it needs, is not there.
+
+    Example::
+
+        tagger = make_tagger("crf", l2=0.5).fit(read_tagged("train.conllu"))
     """
     system = check_system(name)
-    made_by = made = _class_of(system)
-    if system.preset is not None:
-        made_by = getattr(made, system.preset)
-    named, any_other = _parameters(made_by)
-    if any_other and made_by is not made:
-        named += [name for name in _parameters(made)[0] if name not in named]  # which the preset hands on
-    given = {**system.options, **(options or {})}
-    tagger = made_by(**{option: value for option, value in given.items() if option in named})
-    given = {option: value for option, value in given.items() if option not in named}
-    settings = getattr(tagger, "settings", None)
-    fields = [field.name for field in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
-    for option in given:
-        if option not in fields:
-            raise ValueError(
-                f"--set {option}: the system {name!r} has no such option.{nearest(option, named + fields)}"
-            )
-    if given:
-        tagger.settings = dataclasses.replace(settings, **given)
-    return tagger
+    try:
+        kind = TAGGERS[system.tagger]
+    except AttributeError as error:  # of a module that does not have it
+        raise ImportError(str(error)) from error
+    tagger = (kind if system.preset is None else getattr(kind, system.preset))(**system.options)
+    known = tagger.get_params()
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(f"{setting}: the system {name!r} has no such setting.{nearest(setting, known)}")
+    return tagger.set_params(**settings) if settings else tagger
 
 
-def _parameters(make: Any) -> tuple[list[str], bool]:
-    """Names that a callable takes, and whether it takes any other."""
-    parameters = inspect.signature(make).parameters.values()
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "settings"]
-    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+def train_tagger(
+    system: str,
+    sentences: Sequence[TaggedSentence],
+    dev: Sequence[TaggedSentence] | None = None,
+    *,
+    folder: str | Path | None = None,
+    progress: bool = False,
+    stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> tuple[SavedTagger, dict[str, Any]]:
+    """Train a system, save it where a folder is given, and tell what came of it.
+
+    Args:
+        system: in :data:`SYSTEMS`. sentences: tagged ones; with those of `read_tagged` the column of their tags is kept too.
+        dev: to tune or stop by, where the system does; its accuracy is told in any case.
+        folder: a new one, or that of a tagger, which is replaced.
+        stop: asked between two iterations, of systems that have some, whether to end with what was learned.
+        **settings: of :func:`make_tagger`.
+
+    Returns:
+        the tagger, and "system", "sentences", "tokens", "words", "tags", "seconds" and, with `dev`, "dev_accuracy".
+
+    Raises:
+        ValueError, ImportError: as :func:`make_tagger`, and for text that the system cannot learn from.
+    """
+    if folder is not None:
+        check_out(Path(folder))
+    tagger, began = make_tagger(system, **settings), time.perf_counter()
+    more = {"stop": stop} if stop is not None and stoppable(tagger) else {}
+    tagger.fit(list(sentences), None if dev is None else list(dev), progress=progress, **more)
+    seconds = time.perf_counter() - began
+    words = training_words(sentences)
+    file_format = getattr(sentences, "format", None)
+    column = getattr(getattr(sentences, "tag_format", None), "column", None)
+    saved = SavedTagger(tagger, system, column, file_format, words.ambiguous)
+    if folder is not None:
+        save_tagger(saved, folder)
+    summary = {
+        "system": system,
+        "sentences": len(sentences),
+        "tokens": sum(len(sentence.words) for sentence in sentences),
+        "words": len(words.known),
+        "tags": len(tagger.tags),
+        "seconds": round(seconds, 3),
+    }
+    if dev is not None and any(len(s.words) for s in dev) and system != "unsupervised":
+        summary["dev_accuracy"] = score_tags(dev, tagger.tag([s.words for s in dev]), words).accuracy
+    return saved, summary
+
+
+def stoppable(tagger: Any) -> bool:
+    """Whether a training can end early, with what was learned until then."""
+    return "stop" in inspect.signature(tagger.fit).parameters
+
+
+class Comparison(NamedTuple):
+    """Results of systems in their order, and the learning curves of those that worked."""
+
+    results: list[SystemResult]
+    curves: dict[str, list[CurvePoint]]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a system failed whose package is there."""
+        return any(result.scores is None and not result.missing for result in self.results)
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, JSON-able."""
+        return {
+            "systems": {result.name: _result_json(result) for result in self.results},
+            "learning_curves": {
+                name: [
+                    {"num_sentences": point.num_sentences, "num_tokens": point.num_tokens, **_result_json(point.result)}
+                    for point in points
+                ]
+                for name, points in self.curves.items()
+            },
+        }
+
+
+def compare(
+    systems: Iterable[str],
+    train: Sequence[TaggedSentence],
+    test: Sequence[TaggedSentence],
+    dev: Sequence[TaggedSentence] | None = None,
+    *,
+    fractions: Sequence[float] = (),
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Train systems on one text and score them on another; one that fails is reported with its error, and the others go on.
+
+    Args:
+        systems: names in :data:`SYSTEMS`. fractions: of the training text, for learning curves. seed: of their sentences.
+        say: told of every system.
+
+    Raises:
+        ValueError: an unknown system, or fractions that are none.
+    """
+    names = list(dict.fromkeys(systems))
+    for name in names:
+        check_system(name)
+    if fractions:
+        check_fractions(fractions)  # now, and not when all systems are trained
+    makers = {name: partial(make_tagger, name) for name in names}
+    tell = say or (lambda line: None)
+
+    def told(result: SystemResult) -> None:
+        if result.scores is not None:
+            tell(f"{result.name:<16} {result.scores.accuracy:.4f}  {result.train_seconds:8.1f} s")
+        else:
+            tell(f"{result.name:<16} {'not there' if result.missing else 'failed'}: {result.error}")
+
+    results = compare_taggers(makers, train, test, dev=dev, on_result=told)
+    curves = {}
+    for result in results:
+        if fractions and result.scores is not None:
+            tell(f"{result.name:<16} learning curve")
+            curves[result.name] = learning_curve(makers[result.name], train, test, fractions, dev=dev, seed=seed)
+    return Comparison(results, curves)
+
+
+def _result_json(result: SystemResult) -> dict[str, Any]:
+    if result.scores is None:
+        return {"error": result.error, "missing": result.missing}
+    numbers = {"train_seconds": result.train_seconds, "tokens_per_second": result.tokens_per_second}
+    return {**result.scores.summary(), **numbers}
 
 
 def check_out(folder: Path) -> None:
@@ -150,31 +271,38 @@ def check_writable(*paths: Path | None) -> None:
                 pass
 
 
-def save_tagger(
-    tagger: Any, folder: Path, *, system: str, column: str | int | None, file_format: str, ambiguous: frozenset[str]
-) -> None:
-    """Save a tagger, and with it what `pplseq tag` needs to know of its training."""
-    training = {"system": system, "column": column, "file_format": file_format, "ambiguous_words": sorted(ambiguous)}
-    tagger.save(folder, training)
+def save_tagger(saved: SavedTagger, folder: str | Path) -> None:
+    """Save a tagger, and with it what is known of its training."""
+    training = {
+        "system": saved.system,
+        "column": saved.column,
+        "file_format": saved.format,
+        "ambiguous_words": None if saved.ambiguous is None else sorted(saved.ambiguous),
+    }
+    saved.tagger.save(folder, training)
 
 
-def load_tagger(folder: Path) -> SavedTagger:
-    """A tagger that `pplseq tag train` saved, or its own `save`.
+
+def load_tagger(folder: str | Path) -> SavedTagger:
+    """A tagger of a run's folder, or of the one that :func:`save_tagger` or its own `save` wrote.
 
     Raises:
         FileNotFoundError: no tagger there.
         ValueError: a damaged folder, or one of something else.
         ImportError: the system, or a package that it needs, is not there.
     """
+    from pplseq.baselines.loading import model_folder
     from pplseq.models.storage import MODEL
     from pplseq.models.taggers import tagger as taggers
 
+    folder = model_folder(folder)
     tagger = taggers.load_tagger(folder)
     training = MODEL.read_header(folder)["training"]
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
-    words = frozenset(training["ambiguous_words"])
-    return SavedTagger(tagger, training["system"], training["column"], training["file_format"], words)
+    words = training["ambiguous_words"]
+    known = None if words is None else frozenset(words)
+    return SavedTagger(tagger, training["system"], training["column"], training["file_format"], known)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
@@ -196,9 +324,3 @@ def check_system(name: str) -> System:
     if name not in SYSTEMS:
         raise ValueError(f"no system {name!r}.{nearest(name, SYSTEMS)}")
     return SYSTEMS[name]
-
-
-def _class_of(system: System) -> Any:
-    if system.tagger not in TAGGERS:
-        raise ImportError(f"there is no tagger {system.tagger!r}")
-    return TAGGERS[system.tagger]

@@ -21,7 +21,6 @@ COMMANDS = {
     "query": ("pplseq.cli.query", "Exact answers about every line of a text or rows of a table: query RUN QUESTION."),
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
     "info": ("pplseq.cli.info", "Sizes of data and what a training on it will cost, or what a run is."),
-    "lds": ("pplseq.cli.lds.commands", "The linear dynamical system for text: fit to lag counts, embed, evaluate."),
     "tag": ("pplseq.cli.tag.commands", "Taggers: train them, tag files, score and compare."),
     "cluster": ("pplseq.cli.corpus.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "count": ("pplseq.cli.corpus.count", "Counts of words and of word pairs at several lags, in shards that add up."),
@@ -57,12 +56,6 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             raise click.UsageError(f"no command {name!r}.{nearest(name, COMMANDS)}", ctx)
-        if name in ("train", "query", "evaluate"):
-            # tables and labelled strings have options and questions of their own
-            from pplseq.cli.iohmm.commands import command_of
-
-            if (found := command_of(name, args[1:])) is not None:
-                return name, *found
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

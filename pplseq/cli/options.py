@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +104,11 @@ def given(ctx: click.Context, settings: type) -> dict[str, Any]:
     return {**from_file(ctx.params.get("config"), settings), **_nones(ctx, options), **found}
 
 
-def _nones(ctx: click.Context, options: Iterable[str]) -> dict[str, None]:
+def _nones(ctx: click.Context, options: Mapping[str, Option]) -> dict[str, Any]:
     """Options that were given as none."""
     source = click.core.ParameterSource.COMMANDLINE
-    return {name: None for name in options if name in ctx.params and ctx.get_parameter_source(name) is source}
+    given = [name for name in options if name in ctx.params and ctx.get_parameter_source(name) is source]
+    return {name: () if options[name].many else None for name in given}
 
 
 def from_file(path: Any, settings: type) -> dict[str, Any]:

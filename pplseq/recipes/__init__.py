@@ -4,7 +4,7 @@ Importing this room makes all recipes known, and does not import torch.
 """
 
 from pplseq._lazy import lazy_names
-from pplseq.recipes import text, text_lds  # noqa: F401  (each registers its recipes)
+from pplseq.recipes import iohmm, lds, taggers, text, text_lds  # noqa: F401  (each registers its recipes)
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,

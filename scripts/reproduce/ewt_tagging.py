@@ -42,7 +42,7 @@ def make(system: str):
     from pplseq.baselines.tagging_systems import make_tagger, parse_settings
 
     name, *settings = system.split()
-    return make_tagger(name, parse_settings(tuple(settings)))
+    return make_tagger(name, **parse_settings(tuple(settings)))
 
 
 def training_text(system: str, train):

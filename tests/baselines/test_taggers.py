@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import pplseq.baselines  # noqa: F401 - which registers its taggers
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import TAGGERS
 from pplseq.models.taggers.tagger import load_tagger
@@ -218,13 +219,13 @@ def test_the_perceptron_leaves_the_common_generator_alone():
 def test_crfsuite_gives_a_distribution():
     tagger = new_tagger("crfsuite").fit(SENTENCES)
     words = ("the", "dog")
-    log_probs = tagger.log_likelihood(
+    log_probs = tagger.log_prob(
         [TaggedSentence(words, tags) for tags in itertools.product(tagger.tags, repeat=2)]
     )
     assert math.isclose(np.exp(log_probs).sum(), 1.0, rel_tol=1e-6)
     best = list(itertools.product(tagger.tags, repeat=2))[int(log_probs.argmax())]
     assert tagger.tag([words]) == [best]
-    assert tagger.log_likelihood([TaggedSentence((), ())]).tolist() == [0.0]
+    assert tagger.log_prob([TaggedSentence((), ())]).tolist() == [0.0]
     averaged = new_tagger("crfsuite", algorithm="ap", max_iterations=5).fit(SENTENCES)
     assert averaged.tag([words]) == [("DET", "NOUN")]
     with pytest.raises(ValueError, match="algorithm must be one of"):
@@ -239,7 +240,7 @@ def test_maxent_meets_its_condition(num_tags):
     tagger = new_tagger("maxent", l2=0.5, tolerance=1e-8, max_iterations=1000, templates=("word[0]", "lower[-1]")).fit(
         text
     )
-    probs = torch.from_numpy(np.concatenate(tagger.marginals([s.words for s in text])))
+    probs = torch.from_numpy(np.concatenate(tagger.smooth([s.words for s in text])))
     assert torch.allclose(probs.sum(1), torch.ones(len(probs), dtype=probs.dtype))
     matrix = tagger._matrix(tagger.features.encode([s.words for s in text])).toarray()
     gold = np.eye(num_tags)[[tagger.tags.index(tag) for s in text for tag in s.tags]]
@@ -248,7 +249,7 @@ def test_maxent_meets_its_condition(num_tags):
         assert np.allclose((matrix.T @ (gold - probs.numpy()))[:, 1], 0.5 * weights[:, 1], atol=1e-4)
     else:
         assert np.allclose(matrix.T @ (gold - probs.numpy()), 0.5 * weights, atol=1e-4)
-    shifted = tagger.marginals([(), ("the",), ()])
+    shifted = tagger.smooth([(), ("the",), ()])
     assert [len(rows) for rows in shifted] == [0, 1, 0]
 
 

@@ -1,356 +1,142 @@
-"""`pplseq lds`: from counts to embeddings, on a language that is generated on the spot."""
+"""`pplseq train lds` on a table, and the questions to its runs: answers are those of the model, in the table's units."""
 
+import csv
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
 
+import pplseq
 from pplseq.cli import main
-from pplseq.data.lag_counts import LagCounts
-from pplseq.data.lag_files import load_counts, save_counts
-from pplseq.data.text import Text, load_corpus
-from pplseq.models import HMM
-from pplseq.models.text_lds import fit as text_fitting
-from pplseq.models.text_lds.program import TextLDS
-from pplseq.runs.metrics_log import read_metrics
-
-pytest.importorskip("scipy")
+from pplseq.models import LDS
 
 
-def pplseq(*arguments, code=0, input=None):
-    runner = CliRunner()
-    result = runner.invoke(main, [str(argument) for argument in arguments], catch_exceptions=False, input=input)
+def call(*arguments, code=0, text=None):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text, catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result
 
 
-def records(run):
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in read_metrics(run / "metrics.jsonl")]
+def answers(*arguments, **options):
+    return [json.loads(line) for line in call(*arguments, **options).stdout.splitlines()]
+
+
+def rows_of(seed, sequences=6, steps=60):
+    """A damped oscillation pushed by an input, seen in two columns of very different units."""
+    rng = np.random.default_rng(seed)
+    turn = 0.97 * np.array([[np.cos(0.4), -np.sin(0.4)], [np.sin(0.4), np.cos(0.4)]])
+    rows = []
+    for name in range(sequences):
+        z = rng.normal(size=2)
+        for _ in range(steps):
+            u = rng.normal()
+            z = turn @ z + np.array([0.5, 0.0]) * u + 0.1 * rng.normal(size=2)
+            rows.append((f"s{name}", u, 1000 + 200 * (z[0] + 0.05 * rng.normal()), 0.01 * (z[1] + 0.05 * rng.normal())))
+    return rows
+
+
+def write(path, rows, header=("name", "u", "heat", "flow")):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+TABLE = ["--sequence-id", "name", "--inputs", "u", "--outputs", "heat,flow", "--states", 2]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Counts of the training and validation text."""
     folder = tmp_path_factory.mktemp("lds")
-    corpus = load_corpus("builtin:generated")
-    save_counts(LagCounts.from_text(corpus.train, 7), folder / "train")
-    save_counts(LagCounts.from_text(corpus.valid, 7), folder / "valid")
+    rows = rows_of(0)
+    rows[7] = (*rows[7][:2], "", rows[7][3])  # a value that is missing
+    write(folder / "train.csv", rows)
+    write(folder / "test.csv", rows_of(1, 3))
     return folder
-
-
-FIT = ["--states", 6, "--pseudo-counts", 20, "--iterations", 6, "--restricted-iterations", 30]
 
 
 @pytest.fixture(scope="module")
 def run(folder):
-    pplseq("lds", "fit", folder / "train", *FIT, "--held-out", folder / "valid", "--out", folder / "run")
+    summary = json.loads(call("train", "lds", folder / "train.csv", *TABLE, "--iterations", 30, "--out", folder / "run").stdout)
+    assert summary["steps"] <= 30 and summary["stop_reason"] in ("epochs", "converged")
     return folder / "run"
 
 
-def texts(*names):
-    corpus = load_corpus("builtin:generated")
-    return [getattr(corpus, name) for name in names]
+def test_predictions_beat_the_mean(run, folder):
+    (found,) = answers("evaluate", run, folder / "test.csv")
+    assert found["sequences"] == 3 and found["steps"] == 180
+    errors, naive = (found[name]["root_mean_squared_error"] for name in ("prediction", "mean"))
+    assert errors["heat"] < 0.3 * naive["heat"] and errors["flow"] < 0.3 * naive["flow"]
+    scores = [answer["log_prob"] for answer in answers("query", run, "score", folder / "test.csv")]
+    assert sum(scores) == pytest.approx(found["log_likelihood"]) == pytest.approx(-found["nats_per_step"] * 180)
 
 
-def test_report_says_where_to_go(run):
-    message = pplseq("report", run, code=2).stderr
-    assert "pplseq lds pairs" in message and "pplseq lds evaluate" in message and message.count("\n") == 1
+def test_likelihoods_are_in_the_units_of_the_table(run, folder):
+    """A model of raw columns with the same parameters, brought to units by hand, gives the same density."""
+    columns = json.loads((run / "columns.json").read_text())
+    model = LDS.load(run / "last")
+    rows = rows_of(1, 1)
+    x = np.array([row[2:] for row in rows])
+    scale, mean = np.array(columns["scale"]), np.array(columns["mean"])
+    u = (np.array([[row[1]] for row in rows]) - columns["input_mean"]) / columns["input_scale"]
+    expected = model.score([(x - mean) / scale], inputs=[u]) - len(x) * np.log(scale).sum()
+    write(folder / "one.csv", rows)
+    assert answers("query", run, "score", folder / "one.csv")[0]["log_prob"] == pytest.approx(expected)
 
 
-# ---------------------------------------------------------------- fit
-def test_fit(run, folder):
-    found = records(run)
-    assert [record["step"] for record in found] == list(range(7))
-    gains = [record["gain_per_token"] for record in found]
-    assert np.all(np.diff(gains) > -1e-6) and gains[0] > 0.01
-    assert found[-1]["held_out_gain_per_token"] > 0.01
-    model = TextLDS.load(run / "best")
-    vocabulary = model.vocabulary
-    assert type(model) is TextLDS and model.num_states == 6 and vocabulary == texts("train")[0].vocabulary
-    # what EM says of its statistics is what the model says of the text, but for pseudo-counts and line ends
-    (text,) = texts("train")
-    evaluated = json.loads(pplseq("lds", "evaluate", run, "builtin:generated", "--split", "train").stdout)
-    assert abs(evaluated["gain_per_token"] - gains[-1]) < 0.3 * gains[-1]
-    assert evaluated["num_tokens"] == text.num_tokens
-
-
-@pytest.mark.parametrize("start", ["restricted", "line_search", "paper", "consistent"])
-def test_starts(folder, tmp_path, start):
-    options = [*FIT, "--start", start, "--iterations", 2]
-    summary = json.loads(pplseq("lds", "fit", folder / "train", *options, "--out", tmp_path / "run").stdout)
-    assert summary["stop_reason"] == "iterations" and summary["iterations"] == 2
-    assert "start by" in records(tmp_path / "run")[0]["remarks"][0]
-
-
-@pytest.mark.parametrize("stop_at", [0, 3])
-def test_an_interrupted_fit_resumes_exactly(run, folder, tmp_path, monkeypatch, stop_at):
-    evaluate = text_fitting._CountTraining._evaluate
-
-    def interrupted(self):
-        found = evaluate(self)
-        if self.progress.step == stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return found
-
-    options = [*FIT, "--held-out", folder / "valid"]
-    with monkeypatch.context() as patch:
-        patch.setattr(text_fitting._CountTraining, "_evaluate", interrupted)
-        result = pplseq("lds", "fit", folder / "train", *options, "--out", tmp_path / "run", code=130)
-    assert "stopped and saved; continue with" in result.stderr
-    assert len(records(tmp_path / "run")) == stop_at + 1
-    pplseq("lds", "fit", "--resume", tmp_path / "run")
-    assert records(tmp_path / "run") == records(run)
-    for name in ("last", "best"):
-        one, two = (load_file(path / name / "model.safetensors") for path in (tmp_path / "run", run))
-        assert all(torch.equal(one[key], two[key]) for key in one)
-
-
-def test_more_iterations_continue_a_finished_fit(folder, tmp_path):
-    pplseq("lds", "fit", folder / "train", *FIT, "--iterations", 2, "--out", tmp_path / "run")
-    pplseq("lds", "fit", "--resume", tmp_path / "run", "--iterations", 4)
-    pplseq("lds", "fit", folder / "train", *FIT, "--iterations", 4, "--out", tmp_path / "whole")
-    assert records(tmp_path / "run") == records(tmp_path / "whole")
-    again = json.loads(pplseq("lds", "fit", "--resume", tmp_path / "run", "--iterations", 4).stdout)
-    assert again["iterations"] == 4 and len(records(tmp_path / "run")) == 5
-
-
-def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
-    summary = json.loads(
-        pplseq("lds", "fit", folder / "train", *FIT, "--max-time", "1e-6", "--out", tmp_path / "a").stdout
+def test_forecasts_as_json_and_csv(run, folder):
+    future = write(folder / "future.csv", [(f"s{n}", 0.5) for n in range(3) for _ in range(4)], ("name", "u"))
+    found = answers(
+        "query", run, "forecast", folder / "test.csv", "--future", future, "--csv", folder / "ahead.csv"
     )
-    assert (summary["stop_reason"], summary["iterations"]) == ("max_time", 0)
-    # held-out text that is the training text backwards: learning forward text does it no good
-    (text,) = texts("train")
-    reverse = Text(text.tokens[::-1].copy(), text.line_starts, text.article_starts, text.vocabulary)
-    save_counts(LagCounts.from_text(reverse, 7), tmp_path / "reverse")
-    options = ["--held-out", tmp_path / "reverse", "--patience", 1, "--iterations", 50, "--start", "line_search"]
-    summary = json.loads(pplseq("lds", "fit", folder / "train", *FIT, *options, "--out", tmp_path / "b").stdout)
-    assert summary["stop_reason"] in ("patience", "iterations")
-    found = records(tmp_path / "b")
-    assert summary["best_iteration"] == max(found, key=lambda r: r["held_out_gain_per_token"])["step"]
+    assert [answer["id"] for answer in found] == ["s0", "s1", "s2"] and len(found[0]["outputs"]) == 4
+    with (folder / "ahead.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12 and list(rows[0]) == ["name", "step", "heat", "flow", "heat_deviation", "flow_deviation"]
+    assert float(rows[5]["heat"]) == found[1]["outputs"][1]["heat"]
+    assert float(rows[5]["flow_deviation"]) == found[1]["deviations"][1]["flow"]
+    # what comes is as uncertain as the model says: most of the truth lies within three deviations of one step ahead
+    past = [row for n in range(3) for row in rows_of(1, 3)[60 * n : 60 * n + 50]]
+    first = {name: rows_of(1, 3)[60 * n + 50] for n, name in enumerate(("s0", "s1", "s2"))}
+    write(folder / "past.csv", past)
+    write(folder / "next.csv", [(name, row[1]) for name, row in first.items()], ("name", "u"))
+    for answer in answers("query", run, "forecast", folder / "past.csv", "--future", folder / "next.csv"):
+        for place, column in enumerate(("heat", "flow"), 2):
+            error = abs(answer["outputs"][0][column] - first[answer["id"]][place])
+            assert error < 4 * answer["deviations"][0][column]
+    assert "needs" not in answers("query", run, "filter", folder / "test.csv")[0]
+    assert "give those that are to come" in call("query", run, "forecast", folder / "test.csv", code=2).stderr
 
 
-def test_from_counts_in_python(folder, run):
-    counts = load_counts(folder / "train")
-    settings = dict(pseudo_counts=20.0, num_iterations=6, restricted_iterations=30)
-    model = TextLDS.from_counts(counts, 6, held_out=load_counts(folder / "valid"), **settings)
-    best = TextLDS.load(run / "best")
-    for name, value in best.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
-    small = TextLDS.from_counts(counts, 6, dtype="float32", **settings)
-    assert small.emission.dtype == torch.float32
-    assert small.history.records[-1]["gain_per_token"] == pytest.approx(records(run)[-1]["gain_per_token"], rel=1e-3)
+def test_states_and_gaps(run, folder):
+    rows = rows_of(1, 1)
+    truth = rows[20][2]
+    rows[20] = (*rows[20][:2], "", rows[20][3])
+    write(folder / "gap.csv", rows)
+    (filled,) = answers("query", run, "reconstruct", folder / "gap.csv")
+    assert abs(filled["outputs"][20]["heat"] - truth) < 150  # of a spread of about 300
+    (filtered,) = answers("query", run, "filter", folder / "gap.csv")
+    (smoothed,) = answers("query", run, "smooth", folder / "gap.csv")
+    assert np.shape(filtered["states"]) == np.shape(smoothed["deviations"]) == (60, 2)
+    assert np.mean(smoothed["deviations"]) < np.mean(filtered["deviations"])
 
 
-def test_fit_errors(folder, tmp_path, run):
-    def message(*arguments, code=2):
-        return pplseq("lds", "fit", *arguments, code=code).stderr
-
-    assert "give COUNTS and a folder with --out" in message(folder / "train")
-    assert "COUNTS: " in message(tmp_path / "nothing", "--out", tmp_path / "x")
-    assert "--held-out: " in message(folder / "train", "--held-out", tmp_path / "no", "--out", tmp_path / "x")
-    assert "already holds a run; continue it with --resume" in message(folder / "train", "--out", run)
-    assert "is not empty and holds no run" in message(folder / "train", "--out", folder)
-    assert "leave out --states" in message("--resume", run, "--states", 3)
-    assert "no run of `pplseq lds fit` there" in message("--resume", folder / "train")
-    (text,) = texts("test")
-    other = Text.from_lines([["a", "b", "a"], ["b", "a"]] * 5)
-    save_counts(LagCounts.from_text(other, 2), tmp_path / "other")
-    assert "its vocabulary (" in message(
-        folder / "train", "--held-out", tmp_path / "other", "--out", tmp_path / "x", *FIT
-    )
-    assert "blocks: 4 blocks need lags 1..7" in message(
-        tmp_path / "other", *FIT, "--states", 1, "--out", tmp_path / "z"
-    )
-    assert not (tmp_path / "x" / "last").exists()
+def test_resumed_as_if_never_stopped(folder, tmp_path):
+    options = {"sequence_id": "name", "inputs": ["u"], "outputs": ["heat", "flow"], "states": 2, "tolerance": 0.0}
+    data = folder / "train.csv"
+    pplseq.train("lds", data, folder=tmp_path / "part", iterations=3, **options)
+    pplseq.train(folder=tmp_path / "part", resume=True, iterations=6)
+    pplseq.train("lds", data, folder=tmp_path / "whole", iterations=6, **options)
+    part, whole = (LDS.load(tmp_path / name / "last").state_dict() for name in ("part", "whole"))
+    for name, value in whole.items():
+        np.testing.assert_array_equal(part[name].numpy(), value.numpy(), err_msg=name)
 
 
-def test_a_fit_without_a_checkpoint_does_not_block_its_folder(folder, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    bad = pplseq("lds", "fit", folder / "train", *FIT, "--horizon", 9, "--out", out, code=2).stderr
-    assert "horizon" in bad
-    resumed = pplseq("lds", "fit", "--resume", out, code=2).stderr
-    assert "before its first checkpoint; start it again with `pplseq lds fit COUNTS" in resumed
-
-    def interrupt(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(text_fitting, "initial_parameters", interrupt)
-        stopped = pplseq("lds", "fit", folder / "train", *FIT, "--out", out, code=130)
-    assert "nothing was saved" in stopped.stderr
-    pplseq("lds", "fit", folder / "train", *FIT, "--iterations", 1, "--out", out)
-    assert [record["step"] for record in read_metrics(out / "metrics.jsonl")] == [0, 1]
-
-
-def test_missing_shards_are_told(folder, tmp_path):
-    (text,) = texts("train")
-    save_counts(LagCounts.from_text(text, 7, shard=(1, 2)), tmp_path / "half")
-    fit = ["--states", 2, "--iterations", 0, "--out"]
-    assert (
-        "Note: COUNTS: not the whole text was counted: without shard 2/2 of"
-        in pplseq("lds", "fit", tmp_path / "half", *fit, tmp_path / "part").stderr
-    )
-    assert "Note" not in pplseq("lds", "fit", folder / "train", *fit, tmp_path / "all").stderr
-
-
-def test_train_says_where_to_go(tmp_path):
-    for name in ("text_lds", "text-lds"):
-        message = pplseq("train", name, "builtin:generated", "--out", tmp_path / "x", code=2).stderr
-        assert "pplseq lds fit COUNTS --out RUN" in message and not (tmp_path / "x").exists()
-    assert "unknown model 'lds'" in pplseq("train", "lds", "builtin:generated", "--out", tmp_path / "x", code=2).stderr
-
-
-def test_counts_that_changed_do_not_resume(folder, tmp_path):
-    counts = load_counts(folder / "valid")
-    save_counts(counts, tmp_path / "counts")
-    pplseq("lds", "fit", tmp_path / "counts", *FIT, "--iterations", 1, "--out", tmp_path / "run")
-    save_counts(load_counts(folder / "train"), tmp_path / "counts")
-    assert "no longer those of the run" in pplseq("lds", "fit", "--resume", tmp_path / "run", code=2).stderr
-
-
-# ---------------------------------------------------------------- embed
-def test_embed(run, tmp_path):
-    (text,) = texts("test")
-    words = [text.vocabulary.decode(line)[:-1] for line in list(text.lines())[:5]]
-    source = tmp_path / "text.txt"
-    source.write_text("\n".join(" ".join(line) for line in words) + "\n")
-    found = {}
-    for suffix in (".npz", ".tsv", ".jsonl"):
-        pplseq("lds", "embed", run, source, "--out", tmp_path / f"vectors{suffix}")
-        found[suffix] = tmp_path / f"vectors{suffix}"
-    with np.load(found[".npz"]) as arrays:
-        vectors, starts = arrays["embeddings"], arrays["line_starts"]
-        assert arrays["words"].tolist() == [word for line in words for word in line]
-    assert starts.tolist() == np.cumsum([0, *map(len, words)]).tolist() and vectors.shape == (starts[-1], 6)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    lines = [json.loads(line) for line in found[".jsonl"].read_text().splitlines()]
-    assert [line["words"] for line in lines] == words
-    np.testing.assert_allclose(np.concatenate([line["embeddings"] for line in lines]), vectors, atol=1e-5)
-    rows = [row.split("\t") for row in found[".tsv"].read_text().splitlines()]
-    assert sum(row == [""] for row in rows) == 5
-    np.testing.assert_allclose([[float(v) for v in row[1:]] for row in rows if len(row) > 1], vectors, atol=1e-5)
-    stdin = pplseq("lds", "embed", run, "-", input=source.read_text()).stdout
-    assert stdin == found[".jsonl"].read_text()
-    # the line's end is a word too, and its vector is written on demand
-    with_end = json.loads(pplseq("lds", "embed", run, source, "--eos").stdout.splitlines()[0])
-    assert with_end["words"] == [*words[0], "<eos>"] and with_end["embeddings"][0] == lines[0]["embeddings"][0]
-    model = TextLDS.load(run / "best")
-    vocabulary = model.vocabulary
-    ids = [vocabulary.encode([*line, "<eos>"]) for line in words]
-    np.testing.assert_allclose(model.embed_tokens(ids)[2][:-1], vectors[starts[2] : starts[3]], atol=1e-5)
-    filtered = json.loads(pplseq("lds", "embed", run, source, "--kind", "filtered", "--plain").stdout.splitlines()[0])
-    expected = model.embed_tokens(ids[:1], kind="filtered", normalize=False)[0][:-1]
-    np.testing.assert_allclose(filtered["embeddings"], expected, atol=1e-5)
-
-
-def test_embed_types(run, tmp_path):
-    pplseq("lds", "embed", run, "--types", "--out", tmp_path / "types.npz")
-    with np.load(tmp_path / "types.npz") as arrays:
-        assert arrays["words"].tolist() == list(TextLDS.load(run / "best").vocabulary)
-        np.testing.assert_allclose(np.linalg.norm(arrays["embeddings"], axis=1), 1, atol=1e-5)
-
-
-def test_embed_errors(run, tmp_path):
-    def message(*arguments, input=None):
-        return pplseq("lds", "embed", *arguments, code=2, input=input).stderr
-
-    assert "give DATA to embed, or --types" in message(run)
-    assert "expected a file ending in .npz, .tsv, .jsonl, got 'x.csv'" in message(run, "-", "--out", "x.csv")
-    assert "no such run" in message(tmp_path / "no", "-")
-    assert "nonsense" in message(run, "-", input="nonsense words\n")  # a vocabulary without <unk> names the word
-    assert "empty" in message(run, "-", input="\n")
-    hmm = HMM(2, 5)
-    hmm.vocabulary = Text.from_lines([["a", "b", "c", "d"]]).vocabulary
-    hmm.save(tmp_path / "hmm")
-    assert "holds a hmm" in message(tmp_path / "hmm", "-", input="a\n")
-
-
-# ---------------------------------------------------------------- the rest
-def test_pairs(run):
-    table = pplseq("lds", "pairs", run, "--num-pairs", 3, "--num-words", 4).stdout.splitlines()
-    assert len(table) == 6 and all(" -> " in line for line in table)
-    found = [json.loads(line) for line in pplseq("lds", "pairs", run, "--json", "--num-pairs", 3).stdout.splitlines()]
-    assert len(found) == 3 and found[0]["value"] >= found[1]["value"]
-    assert all(
-        len(pair["right"]) == 6 and set(pair["right"]) <= set(TextLDS.load(run / "best").vocabulary) for pair in found
-    )
-
-
-def test_evaluate(run, tmp_path):
-    found = json.loads(pplseq("lds", "evaluate", run, "builtin:generated", "--tune-on", "builtin:generated").stdout)
-    assert found["perplexity"] < found["unigram_perplexity"] and 0 < found["mixture_weight"] <= 1
-    assert found["gain_per_token"] > 0.01 and 0 < found["filter_decay"] < 1
-    assert abs(found["gain_per_token"] - found["steady_gain_per_token"]) > 1e-9
-    assert float(TextLDS.load(run / "best").mixture_weight) == 0.5  # nothing was written
-    assert "use `pplseq lds evaluate`" in pplseq("evaluate", run, "builtin:generated", code=2).stderr
-    assert "give --tune-on" in pplseq("lds", "evaluate", run, "builtin:generated", "--save-weight", code=2).stderr
-
-
-def test_the_tuned_weight_is_kept(folder, tmp_path):
-    run = tmp_path / "run"
-    pplseq("lds", "fit", folder / "train", *FIT, "--iterations", 1, "--dtype", "float32", "--out", run)
-    options = ["--tune-on", "builtin:generated", "--save-weight", "--checkpoint", "last"]
-    found = json.loads(pplseq("lds", "evaluate", run, "builtin:generated", *options).stdout)
-    assert float(TextLDS.load(run / "last").mixture_weight) == pytest.approx(found["mixture_weight"])
-    pplseq("lds", "fit", "--resume", run, "--iterations", 2, "--threads", 2)  # the checkpoint is still whole
-
-
-@pytest.mark.parametrize("form", ["predictor", "filtered"])
-def test_export_rnn(run, tmp_path, form):
-    pplseq("lds", "export-rnn", run, "--form", form, "--out", tmp_path / "rnn.npz")
-    model = TextLDS.load(run / "best")
-    vocabulary = model.vocabulary
-    with np.load(tmp_path / "rnn.npz") as arrays:
-        assert arrays["words"].tolist() == list(vocabulary)
-        for name, value in model.rnn_weights(form).items():
-            np.testing.assert_array_equal(arrays[name], value)
-    assert "ending in .npz" in pplseq("lds", "export-rnn", run, "--out", tmp_path / "rnn.pt", code=2).stderr
-
-
-def test_queries(run):
-    word = TextLDS.load(run / "best").vocabulary.words[3]
-    (answer,) = [
-        json.loads(line) for line in pplseq("query", run, "score", input=f"{word} {word}\n").stdout.splitlines()
-    ]
-    assert len(answer["token_log_probs"]) == 3 and answer["log_prob"] == pytest.approx(sum(answer["token_log_probs"]))
-    answer = json.loads(pplseq("query", run, "next-word", "--top", 100, input=f"{word}\n").stdout)
-    assert sum(entry["prob"] for entry in answer["next"]) == pytest.approx(1, abs=1e-6)
-    options = ["--num-samples", 3, "--length", 4]
-    answer = json.loads(pplseq("query", run, "continue", *options, input=f"{word}\n").stdout)
-    assert len(answer["continuations"]) == 3 and all(0 < len(row["words"]) <= 4 for row in answer["continuations"])
-    for question in ("filter", "smooth", "decode", "sample", "infill"):
-        message = pplseq("query", run, question, input="a\n", code=2).stderr
-        assert f"does not answer '{question}'" in message and "score, next-word, continue" in message
-
-
-def test_writing_is_whole_or_not_at_all(run, tmp_path, monkeypatch):
-    def broken(file, *parts):
-        file.write("half")
-        raise OSError("disk full")
-
-    from pplseq.cli.lds import runs as lds_runs
-
-    (tmp_path / "x.tsv").write_text("before")
-    monkeypatch.setattr(lds_runs, "_write_table", broken)
-    assert "disk full" in pplseq("lds", "embed", run, "--types", "--out", tmp_path / "x.tsv", code=1).stderr
-    assert (tmp_path / "x.tsv").read_text() == "before"
-
-
-def test_settings_from_a_file(tmp_path):
-    config = tmp_path / "lds.toml"
-    config.write_text("states = 7\niterations = 1\npseudo-counts = 20\nstate_noise = false\n")
-    ask = ["lds", "fit", "nowhere", "--out", str(tmp_path / "run"), "--config", str(config)]
-    for extra, message in (([], "nowhere"), (["--states", "0"], "'--states'")):
-        result = CliRunner().invoke(main, [*ask, *extra])
-        assert result.exit_code == 2 and message in result.stderr
-    config.write_text("state = 7\n")
-    result = CliRunner().invoke(main, ask)
-    assert result.exit_code == 2 and "unknown key 'state'" in result.stderr and "'states'" in result.stderr
-    config.write_text("states = 'many'\n")
-    assert "'many' is not a valid integer" in CliRunner().invoke(main, ask).stderr
+def test_bad_uses(folder, tmp_path, run):
+    data = folder / "train.csv"
+    assert "name the columns" in call("train", "lds", data, "--out", tmp_path / "a", code=2).stderr
+    for more, message in ((["--outputs", "heat,u", "--inputs", "u"], "is an input, too"), (["--outputs", "hat"], "hat")):
+        assert message in call("train", "lds", data, *more, "--out", tmp_path / "a", code=2).stderr
+    assert not (tmp_path / "a").exists()
+    (run.parent / "broken").mkdir()
+    assert "no" in call("evaluate", run.parent / "broken", data, code=2).stderr

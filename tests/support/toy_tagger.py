@@ -22,8 +22,8 @@ class PlainTagger(Tagger):
 
     name = "toy-plain"
 
-    def __init__(self, weight=0.5):
-        self.weight, self.settings = weight, ToySettings()
+    def __init__(self, weight=0.5, settings=None, **options):
+        self.weight, self.settings = weight, settings or ToySettings(**options)
 
     def fit(self, sentences, dev=None, *, progress=False):
         self.counts = {}
@@ -60,24 +60,27 @@ class ToyTagger(PlainTagger):
 
     name = "toy"
 
-    def tag(self, sentences, decode="viterbi"):
-        assert decode in ("viterbi", "posterior")
+    def tag(self, sentences, decoder="viterbi"):
+        assert decoder in ("viterbi", "posterior")
         return super().tag(sentences)
 
-    def marginals(self, sentences):
+    def smooth(self, sentences):
         return [np.array([self.probs(word) for word in words]).reshape(-1, len(self.tags)) for words in sentences]
 
     def entropy(self, sentences):
-        return np.array([-(p * np.log(p)).sum() for p in self.marginals(sentences)])
+        return np.array([-(p * np.log(p)).sum() for p in self.smooth(sentences)])
 
     def n_best(self, words, n):
         rows = [[(tag, math.log(p)) for tag, p in zip(self.tags, self.probs(word), strict=True)] for word in words]
         paths = ((tuple(tag for tag, _ in path), sum(p for _, p in path)) for path in itertools.product(*rows))
         return heapq.nlargest(n, paths, key=lambda path: path[1])
 
-    def sample(self, words, num_samples, seed=0):
+    def sample_states(self, sentences, num_samples, seed=0):
         random = np.random.default_rng(seed)
-        return [tuple(random.choice(self.tags, p=self.probs(word)) for word in words) for _ in range(num_samples)]
+        return [
+            [tuple(random.choice(self.tags, p=self.probs(word)) for word in words) for words in sentences]
+            for _ in range(num_samples)
+        ]
 
     def surprising(self, words):
         return np.log([len(word) + 1 for word in words]) if words else np.zeros(0)

@@ -1,9 +1,8 @@
-"""`pplseq tag`: train taggers, tag files, score and compare."""
+"""`pplseq tag`: tag files, score taggers and compare systems; `pplseq train tagger` trains one."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,42 +45,13 @@ MODEL = click.argument("model", type=click.Path(path_type=Path))
 
 @click.group(epilog="\b\nSystems:\n" + "\n".join(f"  {name:<16} {s.text}" for name, s in SYSTEMS.items()))
 def tag() -> None:
-    """Taggers: train them, tag files, score and compare.
+    """Taggers: tag files, score and compare.
 
     Files are CoNLL-U, columns as CoNLL-2000's, or word_TAG, a sentence a line; .gz and .xz as well.
 
-    A first run: `pplseq tag train enhanced train.conllu --out runs/tagger`, then
+    A first run: `pplseq train tagger train.conllu --system enhanced --out runs/tagger`, then
     `echo "the dog barks" | pplseq tag run runs/tagger --probabilities`.
     """
-
-
-@tag.command()
-@click.argument("system", type=click.Choice(list(SYSTEMS)), metavar="SYSTEM")
-@click.argument("text")
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the tagger.")
-@click.option("--dev", help="Text to tune or stop by, where the system does; its accuracy is told in any case.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="An option of the system; may be repeated."
-)
-@click.option(
-    "--partial", is_flag=True, help="Let words lack tags (_).  [default: for the systems that learn from such text]"
-)
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-@reading
-@THREADS
-def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, **options: Any) -> None:
-    """Train SYSTEM on TEXT (- for stdin) and save it. Prints a JSON line. `pplseq tag --help` lists the systems."""
-    from pplseq.baselines.tagging_systems import check_out, make_tagger, parse_settings
-    from pplseq.cli.tag.runs import read, train_tagger
-
-    check_out(out)
-    use_threads(threads)
-    tagger = make_tagger(system, parse_settings(options["settings"]))
-    tags = "optional" if options["partial"] or SYSTEMS[system].untagged else "required"
-    sentences = read(text, options, tags=tags)
-    dev = None if options["dev"] is None else read(options["dev"], options)
-    summary = train_tagger(tagger, system, sentences, dev, out, progress=not quiet and sys.stderr.isatty())
-    click.echo(json.dumps(summary, ensure_ascii=False))
 
 
 @tag.command()
@@ -91,7 +61,7 @@ def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, *
 @click.option("--to", type=click.Choice(FORMATS[:3]), help="Format to write.  [default: that of the input]")
 @click.option("--probabilities", is_flag=True, help="Write p(tag | words) beside the tags.")
 @click.option(
-    "--decode",
+    "--decoder",
     type=click.Choice(["viterbi", "posterior"]),
     help="The most probable tagging, or of every word the most probable tag.  [default: the system's]",
 )
@@ -110,43 +80,48 @@ def train(system: str, text: str, out: Path, quiet: bool, threads: int | None, *
 @reading
 @THREADS
 def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads: int | None, **options: Any) -> None:
-    """Tag TEXT (default: stdin) with MODEL, a folder of `pplseq tag train`.
+    """Tag TEXT (default: stdin) with MODEL, a run of `pplseq train tagger` or a saved tagger.
 
     The output is the input with other tags: comments, multiword tokens, empty nodes and other columns stay. Lines of words
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
     further column, or behind the tag (dog_NN_0.9731).
     """
     from pplseq.baselines.tagging_systems import load_tagger
-    from pplseq.cli.tag.runs import note_other_tags, read, run_page, write_answers
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
     from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
+    from pplseq.recipes.tagging import other_tags, read, run_page, write_text
 
     use_threads(threads)
     saved = load_tagger(model)
-    names = ("probabilities", "decode", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
+    names = ("probabilities", "decoder", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
     questions = TagQuestions(**{name: options[name] for name in names})
     check_answerable(saved.tagger, questions)
-    sentences = read(text, options, saved, tags="optional", allow_empty=True)
-    note_other_tags(saved, sentences)
+    sentences = read(text, reading_of(options), say, saved, tags="optional", allow_empty=True)
+    if (note := other_tags(saved, sentences)) is not None:
+        say(note)
     answers = answer(saved.tagger, [sentence.words for sentence in sentences], questions)
     if as_json or questions.beyond_tags:
         if to is not None:
             raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
-        write_answers(answers, out)
+        lines = "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in answers)
+        if out == "-":
+            click.echo(lines, nl=False)
+        else:
+            write_text(Path(out), lines)
     else:
         tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, answers, strict=True)]
         probabilities = [found["probabilities"] for found in answers] if questions.probabilities else None
         write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=options["separator"])
     if options["html"] is not None:
-        run_page(saved, sentences, options["html"], options["max_sentences"], options["decode"])
+        run_page(saved, sentences, options["html"], options["max_sentences"], options["decoder"])
 
 
 @tag.command("eval")
 @MODEL
 @click.argument("text")
 @click.option("--against", type=click.Path(path_type=Path), help="Another tagger: McNemar's test between the two.")
-@click.option("--decode", type=click.Choice(["viterbi", "posterior"]), help="As of run.")
+@click.option("--decoder", type=click.Choice(["viterbi", "posterior"]), help="As of run.")
 @click.option(
     "--clusters", is_flag=True, help="The model's tags are clusters without names.  [default: of unsupervised]"
 )
@@ -161,7 +136,7 @@ def evaluate(
     model: Path,
     text: str,
     against: Path | None,
-    decode: str | None,
+    decoder: str | None,
     clusters: bool,
     top: int,
     as_json: bool,
@@ -178,27 +153,27 @@ def evaluate(
     often in TEXT (many-to-one), and their V-measure is told.
     """
     from pplseq.baselines.tagging_systems import check_writable, load_tagger
-    from pplseq.cli.tag import runs as tag_runs
-    from pplseq.models.taggers.answers import check_decode
+    from pplseq.models.taggers.answers import check_decoder
+    from pplseq.recipes import tagging
 
     check_writable(confusion, html)
     use_threads(threads)
     saved = load_tagger(model)
-    check_decode(saved.tagger, decode)
-    sentences = tag_runs.read(text, options, saved, tags="optional")
-    result = tag_runs.score(saved, sentences, decode, clusters)
-    other = None if against is None else tag_runs.score(load_tagger(against), sentences, decode)
+    check_decoder(saved.tagger, decoder)
+    sentences = tagging.read(text, reading_of(options), say, saved, tags="optional")
+    result = tagging.score(saved, sentences, decoder, clusters)
+    other = None if against is None else tagging.score(load_tagger(against), sentences, decoder)
     if as_json:
-        click.echo(json.dumps(tag_runs.scores_json(str(model), text, result, against, other), ensure_ascii=False))
+        click.echo(json.dumps(tagging.scores_json(str(model), text, result, against, other), ensure_ascii=False))
     else:
-        click.echo(tag_runs.scores_text(model, result, top, against, other))
+        click.echo(tagging.scores_text(model, result, top, against, other))
     if confusion is not None:
         from pplseq.report.tagging_picture import draw_confusion
 
         draw_confusion(result.scores, confusion, title=f"{model.name} on {Path(text).name}")
     if html is not None:
         title = f"{model.name} on {Path(text).name}"
-        tag_runs.errors_page(saved, sentences, result, html, title, max_sentences, decode)
+        tagging.errors_page(saved, sentences, result, html, title, max_sentences, decoder)
 
 
 @tag.command()
@@ -230,26 +205,34 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     that fails is named with its error, and the exit code is 1 at the end.
     """
     from pplseq.baselines.tagging_systems import check_writable
-    from pplseq.cli.tag import runs as tag_runs
+    from pplseq.baselines.tagging_systems import compare as compare_systems
+    from pplseq.recipes import tagging
 
     if options["plot"] is not None and options["learning_curve"] is None:
         raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")
     check_writable(out, options["plot"])
     use_threads(threads)
-    makers = tag_runs.makers_of(options["systems"])
-    fractions = tag_runs.fractions_of(options["learning_curve"])
-    sentences = tag_runs.read(text, options)[: options["limit"]]
-    tests = tag_runs.read(test, options, tags="optional")
-    dev = None if options["dev"] is None else tag_runs.read(options["dev"], options)
-    results, curves = tag_runs.compare(makers, sentences, tests, dev, fractions, options["seed"])
-    click.echo(tag_runs.comparison_text(results, curves))
+    systems, fractions = names_between(options["systems"]), numbers_between(options["learning_curve"])
+    sentences = tagging.read(text, reading_of(options), say)[: options["limit"]]
+    tests = tagging.read(test, reading_of(options), say, tags="optional")
+    dev = None if options["dev"] is None else tagging.read(options["dev"], reading_of(options), say)
+    found = compare_systems(
+        systems,
+        sentences,
+        tests,
+        dev,
+        fractions=fractions,
+        seed=options["seed"],
+        say=say,
+    )
+    click.echo(tagging.comparison_text(found))
     if out is not None:
-        tag_runs.write_json(out, tag_runs.comparison_json(text, test, results, curves))
+        tagging.write_json(out, {"train": text, "test": test, **found.summary()})
     if options["plot"] is not None:
         from pplseq.report.tagging_picture import draw_learning_curves
 
-        draw_learning_curves(curves, options["plot"])
-    if any(result.scores is None and not result.missing for result in results):
+        draw_learning_curves(found.curves, options["plot"])
+    if found.failed:
         ctx.exit(1)
 
 
@@ -258,3 +241,31 @@ def use_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def say(line: str) -> None:
+    """A remark on stderr."""
+    click.echo(line, err=True)
+
+
+def reading_of(options: dict[str, Any]) -> Any:
+    """How files are read."""
+    from pplseq.recipes.taggers import TaggedReading
+
+    return TaggedReading(**{name: options[name] for name in ("column", "format", "separator", "on_error")})
+
+
+def names_between(text: str) -> list[str]:
+    """Names between commas."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("--systems: expected names between commas, got none")
+    return names
+
+
+def numbers_between(text: str | None) -> list[float]:
+    """Numbers between commas."""
+    try:
+        return [float(part) for part in (text or "").split(",") if part]
+    except ValueError:
+        raise ValueError(f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {text!r}") from None

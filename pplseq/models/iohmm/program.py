@@ -17,7 +17,7 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.batch import seeded
 from pplseq.models.given import Sizes
 from pplseq.models.hmm.emissions import COVARIANCES
-from pplseq.models.hmm.program import DTYPES
+from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
 from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax

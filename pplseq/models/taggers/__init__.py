@@ -9,8 +9,8 @@ TAGGERS = Registry(
     {
         "hmm-tagger": "hmm:HMMTagger",
         "latent-tagger": "latent:LatentTagger",
-        "crf-tagger": "conditional_crf:CRFTagger",
-        "memm-tagger": "conditional_memm:MEMMTagger",
+        "crf-tagger": "conditional:CRFTagger",
+        "memm-tagger": "conditional:MEMMTagger",
         "dictionary-tagger": "dictionary:DictionaryTagger",
     },
 )

@@ -30,7 +30,7 @@ class TagQuestions:
         n_best: as many of the most probable taggings. num_samples: as many drawn from the posterior, from `seed` on.
         entropy: of the taggings given the words. log_prob: log p(words), of generative taggers.
         surprising: -log p(word | words before) of every word, and which words are the most surprising.
-        decode: "viterbi" or "posterior"; None: the tagger's own choice.
+        decoder: "viterbi" or "posterior"; None: the tagger's own choice.
     """
 
     probabilities: bool = False
@@ -40,7 +40,7 @@ class TagQuestions:
     entropy: bool = False
     log_prob: bool = False
     surprising: bool = False
-    decode: str | None = None
+    decoder: str | None = None
     seed: int = 0
 
     @property
@@ -51,12 +51,12 @@ class TagQuestions:
 
 # question -> (method of a tagger that answers it, what it takes)
 _NEEDS = {
-    "probabilities": ("marginals", "probabilities of tags"),
-    "top": ("marginals", "probabilities of tags"),
+    "probabilities": ("smooth", "probabilities of tags"),
+    "top": ("smooth", "probabilities of tags"),
     "n_best": ("n_best", "several taggings of a sentence"),
-    "num_samples": ("sample", "taggings drawn from the posterior"),
+    "num_samples": ("sample_states", "taggings drawn from the posterior"),
     "entropy": ("entropy", "an entropy"),
-    "log_prob": ("log_prob", "the probability of a sentence"),
+    "log_prob": ("surprising", "the probability of a sentence"),
     "surprising": ("surprising", "the probability of a word"),
 }
 
@@ -73,13 +73,13 @@ def check_answerable(tagger: Any, questions: TagQuestions) -> None:
                 f"{question}: the system {tagger.name!r} does not give {what}; ask one that does, such as hmm, trigram, "
                 "tnt or latent"
             )
-    check_decode(tagger, questions.decode)
+    check_decoder(tagger, questions.decoder)
 
 
-def check_decode(tagger: Any, decode: str | None) -> None:
+def check_decoder(tagger: Any, decoder: str | None) -> None:
     """ValueError where a way of decoding is asked of a tagger that has no choice."""
-    if decode is not None and "decode" not in inspect.signature(tagger.tag).parameters:
-        raise ValueError(f"decode: the system {tagger.name!r} decodes in one way only; leave it out")
+    if decoder is not None and "decoder" not in inspect.signature(tagger.tag).parameters:
+        raise ValueError(f"decoder: the system {tagger.name!r} decodes in one way only; leave it out")
 
 
 def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> list[dict[str, Any]]:
@@ -106,14 +106,13 @@ def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> 
 
 
 def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestions, start: int) -> list[dict[str, Any]]:
-    decode = {} if questions.decode is None else {"decode": questions.decode}
-    tags = tagger.tag(sentences, **decode)
+    tags = tagger.tag(sentences, **({} if questions.decoder is None else {"decoder": questions.decoder}))
     answers: list[dict[str, Any]] = [
         {"words": list(words), "tags": list(found)} for words, found in zip(sentences, tags, strict=True)
     ]
     if questions.probabilities or questions.top:
         index = {tag: k for k, tag in enumerate(tagger.tags)}
-        for found, marginals in zip(answers, tagger.marginals(sentences), strict=True):
+        for found, marginals in zip(answers, tagger.smooth(sentences), strict=True):
             if questions.probabilities:
                 found["probabilities"] = [_prob(marginals[t, index[tag]]) for t, tag in enumerate(found["tags"])]
             if questions.top:
@@ -131,8 +130,8 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
                 for path, log_prob in distinct_taggings(tagger, words, questions.n_best)
             ]
         if questions.num_samples:
-            drawn = tagger.sample(words, questions.num_samples, seed=questions.seed + start + i)
-            found["samples"] = [list(path) for path in drawn]
+            drawn = tagger.sample_states([words], questions.num_samples, seed=questions.seed + start + i)
+            found["samples"] = [list(path) for (path,) in drawn]
         if questions.surprising:
             found["surprisals"] = nats = [float(value) for value in tagger.surprising(words)]
             first = sorted(range(len(nats)), key=lambda t: -nats[t])[:MOST_SURPRISING]

@@ -1,84 +1,30 @@
-"""What the CRF and the MEMM share: features in, weights of (feature, tag) pairs, training and folders."""
+"""Taggers of tags given words, whatever the words are: the conditional random field and the MEMM, over features."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain as chained
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
-from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm import tqdm
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
+from pplseq.infer.discrete.chain import Chain
 from pplseq.models.taggers.columns import ColumnSource
+from pplseq.models.taggers.conditional_programs import MEMM, FeatureWeights, LinearChainCRF
 from pplseq.models.taggers.features import DEFAULT_TEMPLATES, TagFeatures
-from pplseq.models.taggers.tagger import DECODERS, ProbabilisticTagger, Words, check_sentences, tag_names
-from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData, fit_weights, ranges, sparse_product
-
-
-class FeatureWeights(PyroModule):
-    """scores[n, tag] = sum over features f of word n of weight[f, tag] + columns[n] . column_weights[:, tag].
-
-    Args:
-        pairs: (P,) feature * K + tag of the pairs that have a weight, rising; all others stay at 0.
-        num_features: F. num_tags: K. num_columns: h, of real-valued features.
-        dtype: that scores are worked out in; weights and all that follows are float64.
-    """
-
-    def __init__(self, pairs: Tensor, num_features: int, num_tags: int, num_columns: int, dtype: torch.dtype):
-        super().__init__()
-        self.num_features, self.num_tags, self.dtype = num_features, num_tags, dtype
-        self.register_buffer("pairs", pairs)
-        self.weights = torch.nn.Parameter(torch.zeros(len(pairs), dtype=torch.float64))
-        self.column_weights = torch.nn.Parameter(torch.zeros(num_columns, num_tags, dtype=torch.float64))
-        self.transition = torch.nn.Parameter(torch.zeros(num_tags, num_tags, dtype=torch.float64))
-        starts = torch.searchsorted(pairs, torch.arange(num_features + 1) * num_tags)
-        self.register_buffer("feature_starts", starts, persistent=False)
-
-    def table(self, used: Tensor | None = None) -> Tensor:
-        """(F, K) weights, or those of some features."""
-        weights, pairs, num_features = self.weights, self.pairs, self.num_features
-        if used is not None:
-            num_features, sizes = len(used), self.feature_starts.diff()[used]
-            taken = ranges(self.feature_starts[used], sizes)
-            row = torch.repeat_interleave(torch.arange(num_features), sizes)
-            weights, pairs = weights[taken], row * self.num_tags + pairs[taken] % self.num_tags
-        table = torch.zeros(num_features * self.num_tags, dtype=self.dtype)
-        return table.index_copy(0, pairs, weights.to(self.dtype)).view(num_features, self.num_tags)
-
-    def scores(self, data: TagData) -> Tensor:
-        """(N, K) float64."""
-        scores = sparse_product(data.features, self.table(data.used))
-        if data.columns is not None:
-            scores = scores + data.columns.to(self.dtype) @ self.column_weights.to(self.dtype)
-        return scores.double()
-
-    def prior(self, l2: float, share: float = 1.0) -> None:
-        """The Gaussian prior of all weights, up to its constant, as a factor of the program."""
-        squares = sum(parameter.square().sum() for parameter in self.parameters())
-        pyro.factor("prior", -l2 * share * squares)
-
-    def model(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
-        """The program: tags given words. `share` of the prior goes with these sentences."""
-        raise NotImplementedError
-
-    def forward(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
-        return self.model(data, l2, share)
-
-    def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
-        """-log p(tags | words) - log prior (up to its constant), nats."""
-        trace = pyro.poutine.trace(self).get_trace(data, l2, share)
-        return -trace.log_prob_sum()
+from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
+from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
+from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData, fit_weights
 
 
 class FeatureTagger(ProbabilisticTagger):
-    """A tagger that looks at features of the words around; see :class:`~pplseq.models.taggers.conditional_crf.CRFTagger`."""
+    """A tagger that looks at features of the words around; see :class:`CRFTagger`."""
 
     weights_class: type[FeatureWeights]
 
@@ -92,23 +38,20 @@ class FeatureTagger(ProbabilisticTagger):
         pairs: str = "observed",
         settings: CRFSettings | None = None,
         dtype: str = "float32",
-        decode: str = "viterbi",
+        decoder: str = "viterbi",
+        **options: Any,
     ):
-        if pairs not in ("observed", "all"):
-            raise ValueError(f"pairs: expected 'observed' or 'all', got {pairs!r}")
-        if dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype: expected 'float32' or 'float64', got {dtype!r}")
-        if decode not in DECODERS:
-            raise ValueError(f"decode must be one of {', '.join(DECODERS)}; got {decode!r}")
-        if not column_scale > 0:
-            raise ValueError(f"column_scale: expected a positive number, got {column_scale}")
-        self.features = TagFeatures(templates, min_count)
-        self.columns, self.pairs, self.dtype, self.decode = columns, pairs, dtype, decode
-        self.settings = CRFSettings() if settings is None else settings
+        self.features, self.templates = TagFeatures(templates, min_count), tuple(templates)
+        self.columns, self.min_count = columns, min_count
+        self.pairs = checks.choice("pairs", pairs, ("observed", "all"))
+        self.dtype = checks.choice("dtype", dtype, ("float32", "float64"))
+        self.decoder = checks.choice("decoder", decoder, DECODERS)
+        self.settings = CRFSettings(**options) if settings is None else settings
+        checks.positive("column_scale", column_scale)
         self.column_scale = float(column_scale)
         self.column_moments: Tensor | None = None  # (2, h) mean and standard deviation of dense columns in training
         self.num_sparse_columns = self.num_dense_columns = 0
-        self.weights: FeatureWeights | None = None
+        self.weights: FeatureWeights  # after fit
         self.history: list[float] = []
 
     # ---------------------------------------------------------------- numbers
@@ -163,8 +106,18 @@ class FeatureTagger(ProbabilisticTagger):
             ) from None
 
     # ---------------------------------------------------------------- training
-    def fit(self, sentences: Sequence[TaggedSentence], dev=None, *, progress: bool = False) -> FeatureTagger:
+    def fit(
+        self,
+        sentences: Sequence[TaggedSentence],
+        dev: Sequence[TaggedSentence] | None = None,
+        *,
+        progress: bool = False,
+        stop: Callable[[], bool] | None = None,
+    ) -> FeatureTagger:
         """Learns weights; words without a tag (None) are summed over. Held-out sentences are not needed, and not used.
+
+        Args:
+            stop: asked between two iterations whether to end with the weights so far.
 
         Raises:
             ValueError: no words, or not one tag.
@@ -188,9 +141,10 @@ class FeatureTagger(ProbabilisticTagger):
         total = settings.max_iterations if settings.method == "lbfgs" else settings.epochs
         with tqdm(total=total, disable=not progress, desc=self.name) as bar:
 
-            def watch(iteration: int, loss: float) -> None:
+            def watch(iteration: int, loss: float) -> bool:
                 bar.update(iteration - bar.n)
                 bar.set_postfix(loss=f"{loss:.1f}")
+                return stop is not None and stop()
 
             self.history = fit_weights(
                 self.weights.parameters(),
@@ -216,10 +170,12 @@ class FeatureTagger(ProbabilisticTagger):
     def tag_of_state(self) -> Tensor:
         return torch.arange(len(self.tags))
 
-    @abstractmethod
-    def chain(self, sentences: Sequence[Words]): ...
+    def chain(self, sentences: Sequence[Words]) -> Chain:
+        data = self.encode(sentences)
+        with torch.no_grad():
+            return self.weights.sentence_chain(data.bucket(torch.arange(len(sentences))), self.weights.scores(data))
 
-    def tag_log_probs(self, sentences: Sequence[TaggedSentence]) -> np.ndarray:
+    def log_prob(self, sentences: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of each sentence, nats; unknown tags are summed over. 0 for empty sentences."""
         self.check_fitted()
         found = np.zeros(len(sentences))
@@ -229,6 +185,11 @@ class FeatureTagger(ProbabilisticTagger):
             with torch.no_grad():
                 found[some] = self.weights.log_probs(data).numpy()
         return found
+
+    def score(self, sentences: Sequence[TaggedSentence], *, per_token: bool = False) -> float:
+        """log p(tags | words) of all sentences together, nats; or their mean over words."""
+        total = float(self.log_prob(sentences).sum())
+        return total / max(sum(len(sentence.words) for sentence in sentences), 1) if per_token else total
 
     # ---------------------------------------------------------------- folders
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -241,7 +202,7 @@ class FeatureTagger(ProbabilisticTagger):
             "num_columns": [self.num_sparse_columns, self.num_dense_columns],
             "pairs": self.pairs,
             "dtype": self.dtype,
-            "decode": self.decode,
+            "decode": self.decoder,
             "settings": asdict(self.settings),
         }
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()} | dict(self.weights.state_dict())
@@ -252,9 +213,12 @@ class FeatureTagger(ProbabilisticTagger):
     @classmethod
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> FeatureTagger:
         tagger = cls(
+            config["features"]["templates"],
+            min_count=config["features"]["min_count"],
+            column_scale=config["column_scale"],
             pairs=config["pairs"],
             dtype=config["dtype"],
-            decode=config["decode"],
+            decoder=config["decode"],
             settings=CRFSettings(**config["settings"]),
         )
         codes = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
@@ -266,3 +230,41 @@ class FeatureTagger(ProbabilisticTagger):
         names = tagger.weights.state_dict().keys()
         tagger.weights.load_state_dict({name: tensors[name] for name in names})
         return tagger
+
+
+class CRFTagger(FeatureTagger):
+    """A linear-chain CRF over features of words, trained by maximum likelihood with a Gaussian prior.
+
+        log p(tags | words) = sum_t (sum_f weight[f, tag_t] + transition[tag_{t-1}, tag_t]) - log Z
+
+    The gradient is that of the log-likelihood: observed counts less expected ones, by forward-backward.
+
+    Args:
+        templates: of features; see :class:`~pplseq.models.taggers.features.TagFeatures`.
+        min_count: how often a feature must occur in training.
+        columns: real-valued features beside them (token embeddings, posteriors of states); see
+            :mod:`pplseq.models.taggers.columns`. After loading, set the attribute again.
+        column_scale: standard deviation that dense columns are brought to, a factor of sparse ones: the smaller, the more the
+            penalty holds their weights back.
+        pairs: "observed": only pairs of feature and tag seen in training have a weight, as in crfsuite; or "all".
+        settings: penalty and optimiser; **options: the fields of the settings, instead.
+        dtype: in which features are summed up; all else is float64.
+        decoder: "viterbi" or "posterior".
+
+    Source: Lafferty, McCallum and Pereira, Conditional random fields (2001); Okazaki, CRFsuite (2007), whose objective this is.
+    """
+
+    name = "crf-tagger"
+    weights_class = LinearChainCRF
+
+
+class MEMMTagger(FeatureTagger):
+    """A maximum-entropy Markov model: a logistic regression of each tag on features of words and the tag before it.
+
+    Trained on gold tags, decoded over all paths. Arguments as for :class:`CRFTagger`.
+
+    Source: McCallum, Freitag and Pereira, Maximum entropy Markov models (2000).
+    """
+
+    name = "memm-tagger"
+    weights_class = MEMM

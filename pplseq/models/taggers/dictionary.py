@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.models.hmm.program import HMM
 from pplseq.models.taggers.clusters import names_of_clusters, tables_of_clusters
 from pplseq.models.taggers.lexicon import TagDictionary, WordClasses
+from pplseq.models.taggers.probabilistic import DECODERS, GenerativeTagger
 from pplseq.models.taggers.starts import Counts, count_states, rare_by_class, state_given_class
-from pplseq.models.taggers.tagger import GenerativeTagger, check_sentences, tag_names
+from pplseq.models.taggers.tagger import check_sentences, tag_names
 
 EM_CELLS = 1 << 22  # rows x steps x states of a batch of EM
 LEARN_FROM = ("tags", "dictionary", "words")
@@ -46,7 +48,7 @@ class DictionaryTagger(GenerativeTagger):
         start: of "words": "random", or "clusters", from as many Brown clusters, the same whatever the seed.
         num_restarts: random starts of which the likeliest after a few iterations goes on.
         seed: of the starts.
-        decode: see :class:`~pplseq.models.taggers.tagger.ProbabilisticTagger`.
+        decoder: see :class:`~pplseq.models.taggers.probabilistic.ProbabilisticTagger`.
 
     Attributes:
         history: of the last fit; its log-likelihoods never fall.
@@ -78,27 +80,25 @@ class DictionaryTagger(GenerativeTagger):
         start: str = "random",
         num_restarts: int = 1,
         seed: int = 0,
-        decode: str = "viterbi",
+        decoder: str = "viterbi",
     ):
-        if learn_from not in LEARN_FROM:
-            raise ValueError(f"learn_from must be one of {', '.join(LEARN_FROM)}; got {learn_from!r}")
-        if start not in STARTS:
-            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {start!r}")
+        self.learn_from = checks.choice("learn_from", learn_from, LEARN_FROM)
+        self.start = checks.choice("start", start, STARTS)
+        self.decoder = checks.choice("decoder", decoder, DECODERS)
+        self.num_states, self.min_count = checks.count("num_states", num_states), checks.count("min_count", min_count)
+        self.max_iterations = checks.count("max_iterations", max_iterations)
+        self.num_restarts = checks.count("num_restarts", num_restarts)
         if start == "clusters" and num_restarts != 1:
             raise ValueError(f"num_restarts: start='clusters' is one start, got {num_restarts}; use start='random'")
-        if num_states < 1 or min_count < 1 or max_iterations < 1 or num_restarts < 1:
-            raise ValueError("num_states, min_count, max_iterations and num_restarts must be at least 1")
         if not tagged_weight >= 1:
             raise ValueError(f"tagged_weight must be at least 1, got {tagged_weight}")
         if pseudo_count < 0 or emission_pseudo_count < 0 or (lexicon_strength is not None and not lexicon_strength > 0):
             raise ValueError("pseudo counts must not be negative, and lexicon_strength positive or None")
-        self.learn_from, self.num_states, self.lexicon_strength = learn_from, int(num_states), lexicon_strength
+        self.lexicon_strength, self.tolerance = lexicon_strength, float(tolerance)
         self.lexicon = None if lexicon is None else TagDictionary.of(lexicon)
         self.open_tags = None if open_tags is None else tuple(open_tags)
-        self.min_count, self.max_iterations, self.tolerance = int(min_count), int(max_iterations), float(tolerance)
         self.pseudo_count, self.emission_pseudo_count = float(pseudo_count), float(emission_pseudo_count)
-        self.tagged_weight, self.start = float(tagged_weight), start
-        self.num_restarts, self.seed, self.decode = int(num_restarts), int(seed), decode
+        self.tagged_weight, self.seed = float(tagged_weight), int(seed)
         self.history: FitHistory | None = None
         self.hmm: HMM | None = None
 
@@ -119,7 +119,15 @@ class DictionaryTagger(GenerativeTagger):
         return cls("tags", lexicon=lexicon, **{"tagged_weight": 10.0, "min_count": 2, "max_iterations": 1, **options})
 
     # ---------------------------------------------------------------- fit
-    def fit(self, sentences, dev=None, *, progress=False):
+    def fit(
+        self,
+        sentences: Sequence[TaggedSentence],
+        dev: Sequence[TaggedSentence] | None = None,
+        *,
+        progress: bool = False,
+        stop: Callable[[], bool] | None = None,
+    ) -> DictionaryTagger:
+        """As :meth:`Tagger.fit`; `stop` is asked between two iterations of EM whether to end with what was learned."""
         check_sentences(sentences, need_tags=False)
         sentences = [sentence for sentence in sentences if len(sentence.words)]
         dictionary = self._dictionary(sentences)
@@ -140,7 +148,7 @@ class DictionaryTagger(GenerativeTagger):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = self._start(sentences, dictionary, batches)
-            self.history = self._run(model, batches, self.max_iterations, progress)
+            self.history = self._run(model, batches, self.max_iterations, progress, stop)
         self.hmm = self._with_classes(model, batches, counts)
         return self
 
@@ -271,17 +279,24 @@ class DictionaryTagger(GenerativeTagger):
     def _valid(batch: Batch) -> Tensor:
         return torch.arange(batch.x.shape[1]) < batch.lengths[:, None]
 
-    def _run(self, model: HMM, batches, max_iterations: int, progress: bool) -> FitHistory:
+    def _run(
+        self, model: HMM, batches, max_iterations: int, progress: bool, stop: Callable[[], bool] | None = None
+    ) -> FitHistory:
         from tqdm import tqdm
 
         with tqdm(total=max_iterations, disable=not progress, desc="EM", unit="pass") as bar, torch.no_grad():
-            return expectation_maximization(
-                model,
-                batches,
-                max_iterations=max_iterations,
-                tolerance=self.tolerance,
-                on_iteration=lambda history: bar.update(),
-            )
+
+            def each(history: FitHistory) -> None:
+                bar.update()
+                if stop is not None and stop():
+                    raise _Enough(history)
+
+            try:
+                return expectation_maximization(
+                    model, batches, max_iterations=max_iterations, tolerance=self.tolerance, on_iteration=each
+                )
+            except _Enough as enough:
+                return enough.history
 
     def _with_classes(self, model: HMM, batches: Sequence[Batch], counts: Counter) -> HMM:
         """The same HMM, whose classes of words also have what words that occur once have."""
@@ -322,7 +337,7 @@ class DictionaryTagger(GenerativeTagger):
         def paths(chain, lengths):
             return [tuple(row[:n]) for row, n in zip(chain.viterbi()[0].tolist(), lengths, strict=True)]
 
-        return self._each(sentences, paths, tuple)
+        return self.each(sentences, paths, tuple)
 
     def name_states(self, sentences: Sequence[TaggedSentence]) -> DictionaryTagger:
         """Gives each state the tag that its words most often have in tagged sentences; several states may share one.
@@ -339,27 +354,29 @@ class DictionaryTagger(GenerativeTagger):
         self._tag_of_state = torch.tensor([self.tags.index(name) for name in names])
         return self
 
-    def generate(self, num_sentences: int, *, seed: int | None = None, max_length: int = 100):
-        """Tagged sentences drawn from the model; their lengths are drawn from those of the training text, as it has no end.
+    def sample(
+        self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None
+    ) -> list[TaggedSentence]:
+        """Sentences drawn from the model; their lengths are drawn from those of the training text, as it has no end.
 
         Classes of rare words stand for such words.
         """
         self.check_fitted()
         random = np.random.default_rng(seed)
         lengths, counts = np.array(list(self._lengths)), np.array(list(self._lengths.values()), dtype=float)
-        drawn = np.minimum(random.choice(lengths, size=num_sentences, p=counts / counts.sum()), max_length).tolist()
+        drawn = np.minimum(random.choice(lengths, size=num_sequences, p=counts / counts.sum()), num_steps).tolist()
         if not drawn:
             return []
-        x, states, _ = self.hmm.sample(max(drawn), num_sentences, seed=int(random.integers(1 << 31)))
+        x, states, _ = self.hmm.sample(max(drawn), num_sequences, seed=int(random.integers(1 << 31)))
         vocabulary = self.vocabulary
         return [
-            TaggedSentence(tuple(vocabulary[i] for i in ids[:n]), self._names(row, n))
+            TaggedSentence(tuple(vocabulary[i] for i in ids[:n]), self.names_of(row, n))
             for ids, row, n in zip(x.tolist(), states, drawn, strict=True)
         ]
 
     # ---------------------------------------------------------------- storage
     def state(self):
-        options = {name: getattr(self, name) for name in OPTIONS}
+        options = self.get_params()
         options["lexicon"] = None if self.lexicon is None else self.lexicon.entries
         fitted = {
             "tags": self.tags,
@@ -384,10 +401,12 @@ class DictionaryTagger(GenerativeTagger):
         return tagger
 
 
-OPTIONS = (
-    "learn_from", "num_states", "lexicon_strength", "open_tags", "min_count", "max_iterations", "tolerance", "pseudo_count",
-    "emission_pseudo_count", "tagged_weight", "start", "num_restarts", "seed", "decode",
-)  # fmt: skip
+class _Enough(Exception):
+    """EM is to end with the parameters that it has."""
+
+    def __init__(self, history: FitHistory):
+        super().__init__()
+        self.history = history
 
 
 def _set(model: HMM, counts: Counts) -> HMM:

@@ -8,22 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import torch
-from pyro import poutine
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition
+from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
-from pplseq.distributions.state import Transition, gather_last, take_rows
-from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.programs.markov import markov
+from pplseq.distributions.state import Transition
 from pplseq.models.taggers.counts import SMOOTHING, TagCounts, count_tags, transition_probs
+from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser
-from pplseq.models.taggers.tagger import GenerativeTagger, Words, check_sentences
+from pplseq.models.taggers.tagger import check_sentences
 
 # chosen on the development part of UD English EWT
 ENHANCED = {"smoothing": "witten_bell", "unknown": "suffix+shape", "lower_case": True, "suffix_theta": 0.6}
@@ -56,12 +52,11 @@ class HMMTaggerSettings:
     def __post_init__(self):
         if self.order not in (1, 2):
             raise ValueError(f"order must be 1 (bigrams) or 2 (trigrams), got {self.order!r}")
-        for name, value, choices in (("smoothing", self.smoothing, SMOOTHING), ("unknown", self.unknown, UNKNOWN)):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        checks.choice("smoothing", self.smoothing, SMOOTHING)
+        checks.choice("unknown", self.unknown, UNKNOWN)
 
 
-class HMMTagger(GenerativeTagger):
+class HMMTagger(SentenceTagger):
     """A hidden Markov model whose states are tags (order 1) or pairs of tags (order 2), estimated by counting.
 
         tag_t ~ p(tag | one or two tags before),  word_t ~ p(word | tag_t),  up to a boundary behind the last word
@@ -84,6 +79,7 @@ class HMMTagger(GenerativeTagger):
 
     def __init__(self, settings: HMMTaggerSettings | None = None, **options):
         self.settings = settings or HMMTaggerSettings(**options)
+        self.order = self.settings.order
         self.counts: TagCounts | None = None
 
     @classmethod
@@ -107,7 +103,13 @@ class HMMTagger(GenerativeTagger):
         return cls(order=1, smoothing="mle", unknown="none")
 
     # ---------------------------------------------------------------- learning
-    def fit(self, sentences: Sequence[TaggedSentence], dev=None, *, progress: bool = False) -> HMMTagger:
+    def fit(
+        self,
+        sentences: Sequence[TaggedSentence],
+        dev: Sequence[TaggedSentence] | None = None,
+        *,
+        progress: bool = False,
+    ) -> HMMTagger:
         check_sentences(sentences)
         return self.set_counts(count_tags(sentences, self.settings.order))
 
@@ -115,6 +117,7 @@ class HMMTagger(GenerativeTagger):
         """Takes counts for the training text; counts of parts of a text may be added up before."""
         settings = self.settings
         self.counts, self.tags, self.known_words = counts, counts.tags, frozenset(counts.words)
+        self.words = tuple(counts.words)
         self._word_number = {word: i for i, word in enumerate(counts.words)}
         self._num_tags = counts.word_tags.sum(0)
         totals = counts.word_tags.sum(1)
@@ -133,7 +136,7 @@ class HMMTagger(GenerativeTagger):
                 theta=settings.suffix_theta, classes=classes,
             )  # fmt: skip
         probs = transition_probs(counts.ngrams, settings.order, settings.smoothing, settings.add)
-        self._transition = self._make_transition(torch.from_numpy(np.ascontiguousarray(probs)).log())
+        self.transition = self._make_transition(torch.from_numpy(np.ascontiguousarray(probs)).log())
         return self
 
     def _make_transition(self, table: Tensor) -> Transition:
@@ -160,67 +163,16 @@ class HMMTagger(GenerativeTagger):
                 likeness = np.log(self._guesser.tag_given_word(word) / self._guesser.tag_probs)
         return self._log_new + self._spelling.log_prob(word) + likeness
 
-    def emission(self, types: Sequence[str]) -> CategoricalEmission:
-        """p(word | state) of given words; the boundary's is number len(types)."""
-        size, num_types = len(self.tags) + 1, len(types)
-        table = np.full((num_types + 1, size), -np.inf)
+    def word_log_probs(self, types: Sequence[str]) -> Tensor:
+        table = np.full((len(types), len(self.tags) + 1), -np.inf)
         for i, word in enumerate(types):
             table[i, :-1] = self._word_log_prob(word)
-        table[num_types, -1] = 0.0
-        return WordTable(torch.from_numpy(table), self.settings.order)
-
-    def encode(self, sentences: Sequence[Words]) -> tuple[list[str], Tensor, Tensor]:
-        """The different words of sentences; ids (B, T + 1), ended by the boundary; lengths with it."""
-        types: dict[str, int] = {}
-        rows = [[types.setdefault(word, len(types)) for word in words] for words in sentences]
-        lengths = torch.tensor([len(row) + 1 for row in rows])
-        ids = torch.full((len(rows), int(lengths.max())), len(types))
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row)
-        return list(types), ids, lengths
-
-    # ---------------------------------------------------------------- the chain
-    def model(self, x: Tensor, lengths: Tensor, emission) -> None:
-        """The generative program, for words encoded by :meth:`encode`: run it under ``BlockedEnum``."""
-        state = None
-        with pyro.plate("sentences", len(x), dim=-1):
-            for t in markov(range(x.shape[1])):
-                with poutine.mask(mask=t < lengths):
-                    state = pyro.sample(f"tag_{t}", self._transition(state))
-                    pyro.sample(f"word_{t}", emission(state), obs=x[:, t])
-
-    def chain(self, sentences: Sequence[Words]) -> Chain:
-        """The chain of :meth:`model`, built directly."""
-        types, x, lengths = self.encode(sentences)
-        valid = torch.arange(x.shape[1])[:, None] < lengths
-        return build_chain(self._transition, self.emission(types), x.T, valid=valid)
+        return torch.from_numpy(table)
 
     def tag_of_state(self) -> Tensor:
         tags = torch.arange(len(self.tags) + 1)
         tags[-1] = -1
         return tags if self.settings.order == 1 else tags.repeat(len(tags))
-
-    def generate(self, num_sentences: int, *, seed: int | None = None, max_length: int = 100) -> list[TaggedSentence]:
-        """Tagged sentences drawn from the model, of known words, up to their boundary or `max_length` words."""
-        self.check_fitted()
-        if num_sentences < 0 or max_length < 1:
-            raise ValueError(f"num_sentences and max_length must be positive, got {num_sentences} and {max_length}")
-        rng = np.random.default_rng(seed)
-        of_tag = self.tag_of_state().numpy()
-        words = np.exp(self._known_log_probs)
-        drawn = []
-        for _ in range(num_sentences):
-            state, tags = None, []
-            while len(tags) < max_length:
-                rows = self._transition.rows(None if state is None else torch.tensor(state)).exp().numpy()
-                state = int(rng.choice(len(rows), p=rows / rows.sum()))
-                tag = int(of_tag[state])
-                if tag < 0:
-                    break
-                tags.append(tag)
-            spoken = [self.counts.words[int(rng.choice(len(words), p=words[:, k] / words[:, k].sum()))] for k in tags]
-            drawn.append(TaggedSentence(tuple(spoken), tuple(self.tags[k] for k in tags)))
-        return drawn
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -245,47 +197,6 @@ class HMMTagger(GenerativeTagger):
                 "config.json: its settings, words and tags do not fit the counts in model.safetensors; the folder is damaged"
             )
         return tagger.set_counts(TagCounts(tags, words, tensors["ngrams"].numpy(), word_tags))
-
-
-class WordTable(CategoricalEmission):
-    """log p(word | tag) of the words of a batch, where tags are states or the second of a pair; columns need not sum to one,
-    as these are not all the words there are.
-
-    Args:
-        table: (words, M). order: 1, states are tags; 2, states are pairs a M + b.
-    """
-
-    def __init__(self, table: Tensor, order: int = 1):
-        self.table, self.order = table, order
-        self.num_words, size = table.shape
-        self.num_states = size**order
-        self.batch_shape = torch.Size()
-
-    @property
-    def log_probs(self) -> Tensor:
-        """(Z, words)."""
-        return self.table.T.repeat(self.num_states // self.table.shape[1], 1)
-
-    def log_likelihood(self, obs):
-        emit = self.table[obs]
-        return emit if self.order == 1 else emit.repeat(*[1] * (emit.dim() - 1), emit.shape[-1])
-
-    def distribution(self, state):
-        return _TableRows(take_rows(self.log_probs, state))
-
-
-class _TableRows(dist.Categorical):
-    """Scores with the table's numbers as they are; draws from the words in it."""
-
-    def __init__(self, log_probs: Tensor):
-        super().__init__(logits=log_probs, validate_args=False)
-        self.log_probs = log_probs
-
-    def expand(self, batch_shape, _instance=None):
-        return _TableRows(self.log_probs.expand(*batch_shape, -1))
-
-    def log_prob(self, value):
-        return gather_last(self.log_probs, value)
 
 
 def _without_boundary(row: Tensor) -> Tensor:

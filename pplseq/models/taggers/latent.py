@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.block import BlockEmission, BlockTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import DenseTransition
-from pplseq.distributions.state import Transition
-from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.programs.markov import markov
 from pplseq.models.taggers import split_merge
-from pplseq.models.taggers.hmm import WordTable
 from pplseq.models.taggers.rare_words import FormModel
+from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.split_merge import SubstateCounts, SubstateModel, TaggedTokens
 from pplseq.models.taggers.substate_words import SubstateWords
-from pplseq.models.taggers.tagger import GenerativeTagger, Words, check_sentences, tag_names
+from pplseq.models.taggers.tagger import check_sentences, tag_names
 
 TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impossible
 
@@ -72,7 +65,7 @@ class LatentTaggerSettings:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
 
 
-class LatentTagger(GenerativeTagger):
+class LatentTagger(SentenceTagger):
     """A hidden Markov model with several states a tag.
 
         z_t ~ p(z_t | z_{t-1}),  word_t ~ p(word_t | z_t),  tag_t = tag of z_t,  up to a boundary behind the last word
@@ -91,15 +84,26 @@ class LatentTagger(GenerativeTagger):
     """
 
     name = "latent-tagger"
-    decode = "posterior"
+    decoder = "posterior"
 
     def __init__(self, settings: LatentTaggerSettings | None = None, **options):
         self.settings = settings or LatentTaggerSettings(**options)
         self.log_probs: list[float] = []
 
     # ---------------------------------------------------------------- learning
-    def fit(self, sentences: Sequence[TaggedSentence], dev=None, *, progress: bool = False) -> LatentTagger:
-        """As :meth:`Tagger.fit`; log_probs holds log p(words, tags) before each iteration of EM, nats."""
+    def fit(
+        self,
+        sentences: Sequence[TaggedSentence],
+        dev: Sequence[TaggedSentence] | None = None,
+        *,
+        progress: bool = False,
+        stop: Callable[[], bool] | None = None,
+    ) -> LatentTagger:
+        """As :meth:`Tagger.fit`; log_probs holds log p(words, tags) before each iteration of EM, nats.
+
+        Args:
+            stop: asked between two iterations whether to end with what was learned.
+        """
         check_sentences(sentences)
         tags = tag_names(sentences)
         number = {tag: k for k, tag in enumerate(tags)}
@@ -118,11 +122,13 @@ class LatentTagger(GenerativeTagger):
         for row in rows:
             word_tags.index_put_(tuple(of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True)
         forms = FormModel.fit(words, word_tags, max_count=self.settings.max_count, l2=self.settings.form_l2)
-        model, counts = self._learn(TaggedTokens.pack(rows, of_symbol[:, 1]), progress)
+        model, counts = self._learn(TaggedTokens.pack(rows, of_symbol[:, 1]), progress, stop or (lambda: False))
         counts = SubstateCounts(counts.log_prob, counts.transition.double(), counts.emission.double())
         return self._set(tags, words, of_symbol, counts, model.sizes, forms)
 
-    def _learn(self, tokens: TaggedTokens, progress: bool) -> tuple[SubstateModel, SubstateCounts]:
+    def _learn(
+        self, tokens: TaggedTokens, progress: bool, stop: Callable[[], bool]
+    ) -> tuple[SubstateModel, SubstateCounts]:
         from tqdm import tqdm
 
         settings, of_symbol = self.settings, tokens.tag_of_symbol
@@ -136,12 +142,14 @@ class LatentTagger(GenerativeTagger):
                 bar.update()
 
             for k in range(rounds):
+                if stop():
+                    break
                 model = split_merge.split(model, of_symbol, noise=settings.noise, seed=settings.seed + k)
-                model = split_merge.fit_em(model, tokens, settings.num_iterations, each)
+                model = split_merge.fit_em(model, tokens, settings.num_iterations, each, stop)
                 if settings.merge and k:  # two substates are hardly ever one too many
                     counts = split_merge.expected_counts(model, tokens, merge_loss=True)
                     model, _ = split_merge.merge(counts, of_symbol, model.sizes, settings.merge)
-                    model = split_merge.fit_em(model, tokens, (settings.num_iterations + 1) // 2, each)
+                    model = split_merge.fit_em(model, tokens, (settings.num_iterations + 1) // 2, each, stop)
         return model, split_merge.expected_counts(model, tokens)
 
     def _set(
@@ -162,7 +170,7 @@ class LatentTagger(GenerativeTagger):
             substate_count=settings.emission_count, max_count=settings.max_count,
         )  # fmt: skip
         self._tag_of_state = self._substate_words.tag_of_state
-        self._transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes).matrix())
+        self.transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes).matrix())
         return self
 
     def _transition_of(self, counts: Tensor) -> DenseTransition:
@@ -177,39 +185,8 @@ class LatentTagger(GenerativeTagger):
         return DenseTransition((initial / initial.sum()).log(), rows.log())
 
     # ---------------------------------------------------------------- words
-    def emission(self, types: Sequence[str]) -> WordTable:
-        """p(word | state) of given words; the boundary's is number len(types)."""
-        table = self._substate_words.log_probs(types)
-        boundary = torch.full_like(table[:1], -torch.inf)
-        boundary[0, -1] = 0.0
-        return WordTable(torch.cat([table, boundary]))
-
-    def encode(self, sentences: Sequence[Words]) -> tuple[list[str], Tensor, Tensor]:
-        """The different words of sentences; ids (B, T + 1), ended by the boundary; lengths with it."""
-        types: dict[str, int] = {}
-        rows = [[types.setdefault(word, len(types)) for word in words] for words in sentences]
-        lengths = torch.tensor([len(row) + 1 for row in rows])
-        ids = torch.full((len(rows), int(lengths.max())), len(types))
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-        return list(types), ids, lengths
-
-    # ---------------------------------------------------------------- the chain
-    def model(self, x: Tensor, lengths: Tensor, emission, transition: Transition | None = None) -> None:
-        """The generative program, run under ``BlockedEnum``: of words encoded by :meth:`encode`, or of pairs of words and tags
-        by :meth:`tagged`."""
-        transition, state = transition or self._transition, None
-        with pyro.plate("sentences", len(x), dim=-1):
-            for t in markov(range(x.shape[1])):
-                with poutine.mask(mask=t < lengths):
-                    state = pyro.sample(f"state_{t}", transition(state))
-                    pyro.sample(f"word_{t}", emission(state), obs=x[:, t])
-
-    def chain(self, sentences: Sequence[Words]) -> Chain:
-        """The chain of :meth:`model`, built directly."""
-        types, x, lengths = self.encode(sentences)
-        valid = torch.arange(x.shape[1])[:, None] < lengths
-        return build_chain(self._transition, self.emission(types), x.T, valid=valid)
+    def word_log_probs(self, types: Sequence[str]) -> Tensor:
+        return self._substate_words.log_probs(types)
 
     def tagged(self, sentences: Sequence[TaggedSentence]) -> tuple[Tensor, Tensor, BlockEmission, BlockTransition]:
         """Arguments of :meth:`model` for tagged sentences: a symbol, a word with its tag, opens the tag's block.
@@ -224,43 +201,13 @@ class LatentTagger(GenerativeTagger):
         pairs, symbols = torch.stack([x, tags], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
         layout = BlockLayout.from_sizes(self._sizes)
         table = self.emission(types).table[pairs[:, 0]].gather(-1, layout.state_ids[pairs[:, 1]])
-        transition = TableTransition(layout, self._transition.initial, self._transition.matrix)
+        transition = TableTransition(layout, self.transition.initial, self.transition.matrix)
         return symbols.view_as(x), lengths, BlockEmission(layout, pairs[:, 1], table), transition
 
     def tag_of_state(self) -> Tensor:
         tags = self._tag_of_state.clone() if self.tags else torch.zeros(0, dtype=torch.long)
         tags[-1:] = -1
         return tags
-
-    def generate(self, num_sentences: int, *, seed: int | None = None, max_length: int = 100) -> list[TaggedSentence]:
-        """Tagged sentences drawn from the model, of known words, up to their boundary or `max_length` words."""
-        self.check_fitted()
-        if num_sentences < 0 or max_length < 1:
-            raise ValueError(f"num_sentences and max_length must be positive, got {num_sentences} and {max_length}")
-        rng = np.random.default_rng(seed)
-        rows = torch.cat([self._transition.initial[None], self._transition.matrix]).exp().cumsum(-1).numpy()
-        words_of: dict[int, np.ndarray] = {}
-        table = self._substate_words.log_probs(self.words) if num_sentences else None
-
-        def draw(cumulative: np.ndarray) -> int:
-            return min(
-                int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")), len(cumulative) - 1
-            )
-
-        drawn = []
-        for _ in range(num_sentences):
-            state, words, tags = -1, [], []
-            while len(words) < max_length:
-                state = draw(rows[state + 1])
-                tag = int(self._tag_of_state[state])
-                if tag == len(self.tags):
-                    break
-                if state not in words_of:
-                    words_of[state] = table[:, state].exp().cumsum(0).numpy()
-                words.append(self.words[draw(words_of[state])])
-                tags.append(self.tags[tag])
-            drawn.append(TaggedSentence(tuple(words), tuple(tags)))
-        return drawn
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -265,10 +265,16 @@ def merge(
 
 
 def fit_em(
-    model: SubstateModel, tokens: TaggedTokens, num_iterations: int, each: Callable[[float], None] | None = None
+    model: SubstateModel,
+    tokens: TaggedTokens,
+    num_iterations: int,
+    each: Callable[[float], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> SubstateModel:
-    """EM iterations; none lowers log p(words, tags). `each` is told log_prob before each."""
+    """EM iterations; none lowers log p(words, tags). `each` is told log_prob before each; `stop` is asked whether to end."""
     for _ in range(num_iterations):
+        if stop is not None and stop():
+            break
         counts = expected_counts(model, tokens)
         if each is not None:
             each(counts.log_prob)

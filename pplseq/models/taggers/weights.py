@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -190,7 +190,7 @@ class CRFSettings:
 
 
 Loss = Callable[[TagData, float], Tensor]  # data, weight of the prior -> negative log-posterior
-Watch = Callable[[int, float], None]  # iteration, loss
+Watch = Callable[[int, float], Any]  # iteration, loss -> whether to end
 
 
 def fit_weights(
@@ -201,7 +201,7 @@ def fit_weights(
     Args:
         parameters: what is learned, changed in place.
         loss: of sentences and the share of the penalty that goes with them.
-        watch: called with each iteration (of SGD: epoch) and its loss.
+        watch: called with each iteration (of SGD: epoch) and its loss; what is true ends the fit.
 
     Returns:
         The loss after each iteration; of SGD the sum over an epoch's batches, while weights move.
@@ -231,7 +231,8 @@ def _lbfgs(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CR
         optimizer.param_groups[0]["max_iter"] = min(size, settings.max_iterations - done)
         value = float(optimizer.step(closure).detach())  # the loss before these iterations
         history.append(value)
-        watch(done, value)
+        if watch(done, value):
+            break
         if len(history) > 1 and history[-2] - value <= settings.tolerance * abs(value):
             break
     with torch.no_grad():
@@ -255,5 +256,6 @@ def _sgd(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CRFS
             schedule.step()
             total += float(value.detach())
         history.append(total)
-        watch(epoch, total)
+        if watch(epoch, total):
+            break
     return history

@@ -11,7 +11,8 @@ import torch
 from pplseq.data.columns import TaggedSentence
 from pplseq.infer.programs.linear_chain import LinearChain
 from pplseq.models.taggers.columns import Columns
-from pplseq.models.taggers.conditional_crf import CRFTagger, LinearChainCRF
+from pplseq.models.taggers.conditional import CRFTagger
+from pplseq.models.taggers.conditional_programs import LinearChainCRF
 from pplseq.models.taggers.tagger import load_tagger
 from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData, fit_weights, sparse_product
 
@@ -178,23 +179,23 @@ def test_answers_are_those_of_enumeration():
     probs = torch.softmax(joint.detach().reshape(-1), 0).reshape(joint.shape)
     marginals = torch.stack([probs.sum([d for d in range(4) if d != t]) for t in range(4)])
     batch = [words, (), *NEW]
-    np.testing.assert_allclose(tagger.marginals(batch)[0], marginals.numpy(), atol=1e-12)
-    assert tagger.marginals(batch)[1].shape == (0, num_tags)
+    np.testing.assert_allclose(tagger.smooth(batch)[0], marginals.numpy(), atol=1e-12)
+    assert tagger.smooth(batch)[1].shape == (0, num_tags)
     order = probs.reshape(-1).argsort(descending=True).tolist()
     best = [tuple(tagger.tags[k] for k in np.unravel_index(i, probs.shape)) for i in order]
     assert tagger.tag(batch)[0] == best[0] and tagger.tag(batch)[1] == ()
-    assert tagger.tag(batch, decode="posterior")[0] == tuple(tagger.tags[k] for k in marginals.argmax(-1))
+    assert tagger.tag(batch, decoder="posterior")[0] == tuple(tagger.tags[k] for k in marginals.argmax(-1))
     three = tagger.n_best(words, 3)
     assert [path for path, _ in three] == best[:3]
     np.testing.assert_allclose([p for _, p in three], probs.reshape(-1).sort(descending=True)[0][:3].log().numpy())
     entropy = -(probs * probs.log()).sum()
     np.testing.assert_allclose(tagger.entropy(batch)[0], float(entropy))
-    log_probs = tagger.tag_log_probs(
+    log_probs = tagger.log_prob(
         [TaggedSentence(words, best[1]), TaggedSentence((), ()), TaggedSentence(words, (best[1][0], None, None, None))]
     )
     np.testing.assert_allclose(log_probs, [three[1][1], 0.0, float(marginals[0].log()[tagger.tags.index(best[1][0])])])
-    draws = tagger.sample(words, 500, seed=3)
-    assert draws == tagger.sample(words, 500, seed=3) and set(draws) <= set(best)
+    draws = [tags for (tags,) in tagger.sample_states([words], 500, seed=3)]
+    assert draws == [tags for (tags,) in tagger.sample_states([words], 500, seed=3)] and set(draws) <= set(best)
 
 
 def test_penalised_fit_is_where_the_gradient_vanishes_and_either_optimiser_gets_there():
@@ -223,7 +224,7 @@ def test_words_without_tags_are_summed_over():
     for sentence, paths in zip(half, (tagger.n_best(w, 5**6) for w in words), strict=True):
         agree = [p for path, p in paths if all(a in (None, b) for a, b in zip(sentence.tags, path, strict=True))]
         expected.append(np.logaddexp.reduce(agree) if agree else -np.inf)
-    np.testing.assert_allclose(tagger.tag_log_probs(half), expected, atol=1e-9)
+    np.testing.assert_allclose(tagger.log_prob(half), expected, atol=1e-9)
     assert np.exp(expected).min() > 0.1
 
 
@@ -284,11 +285,11 @@ def test_columns_are_features_with_values(sparse, tmp_path):
 
 # ------------------------------------------------------------------------------------------------ folders and errors
 def test_folder_gives_the_same_tagger_again(tmp_path):
-    tagger = random_tagger(pairs="all", decode="posterior")
+    tagger = random_tagger(pairs="all", decoder="posterior")
     again = load_tagger(tagger.save(tmp_path / "tagger"))
-    assert isinstance(again, CRFTagger) and again.decode == "posterior" and again.settings == tagger.settings
+    assert isinstance(again, CRFTagger) and again.decoder == "posterior" and again.settings == tagger.settings
     assert again.tags == tagger.tags and again.known_words == tagger.known_words
-    for got, expected in zip(again.marginals(NEW), tagger.marginals(NEW), strict=True):
+    for got, expected in zip(again.smooth(NEW), tagger.smooth(NEW), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert "weights" in {name for name, _ in again.weights.named_parameters()}
 
@@ -298,21 +299,21 @@ def test_a_sentence_of_thousands_of_words():
     words = ("the", "dog", "barks", ".") * 1250
     (tags,) = tagger.tag([words])
     assert len(tags) == 5000 and np.isfinite(tagger.entropy([words])).all()
-    np.testing.assert_allclose(tagger.marginals([words])[0].sum(-1), 1.0)
+    np.testing.assert_allclose(tagger.smooth([words])[0].sum(-1), 1.0)
 
 
 def test_single_precision_scores_are_near():
     exact = random_tagger()
     rough = CRFTagger(TEMPLATES, settings=CRFSettings(max_iterations=1)).fit(TRAIN)
     rough.weights.load_state_dict(exact.weights.state_dict())
-    for got, expected in zip(rough.marginals(NEW), exact.marginals(NEW), strict=True):
+    for got, expected in zip(rough.smooth(NEW), exact.smooth(NEW), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="pairs: expected 'observed' or 'all', got 'some'"):
+    with pytest.raises(ValueError, match="pairs must be one of observed, all; got 'some'"):
         CRFTagger(pairs="some")
-    with pytest.raises(ValueError, match="dtype: expected"):
+    with pytest.raises(ValueError, match="dtype must be one of"):
         CRFTagger(dtype="half")
     with pytest.raises(ValueError, match="method: expected 'lbfgs' or 'sgd', got 'adam'"):
         CRFSettings(method="adam")
@@ -325,7 +326,7 @@ def test_wrong_arguments():
     with pytest.raises(RuntimeError, match="call fit first"):
         CRFTagger().tag([("a",)])
     with pytest.raises(ValueError, match="tags: 'X' was not seen in training; known: "):
-        random_tagger().tag_log_probs([TaggedSentence(("a",), ("X",))])
+        random_tagger().log_prob([TaggedSentence(("a",), ("X",))])
     with pytest.raises(ValueError, match="it became nan"):
         weights = torch.zeros(1, requires_grad=True)
         fit_weights([weights], lambda data, share: (weights * torch.nan).sum(), None, CRFSettings())
@@ -368,9 +369,9 @@ def test_log_likelihood_is_that_of_crfsuite(tmp_path):
     for sentence, features in zip(words, tagger.features.as_strings(words), strict=True):
         tags = outside.tag(features)
         assert tagger.tag([sentence])[0] == tuple(tags)
-        ours = tagger.tag_log_probs([TaggedSentence(sentence, tuple(tags))])[0]
+        ours = tagger.log_prob([TaggedSentence(sentence, tuple(tags))])[0]
         assert math.isclose(ours, math.log(outside.probability(tags)), abs_tol=1e-5)
-        for t, probs in enumerate(tagger.marginals([sentence])[0]):
+        for t, probs in enumerate(tagger.smooth([sentence])[0]):
             for tag, prob in zip(tagger.tags, probs, strict=True):
                 assert math.isclose(prob, outside.marginal(tag, t), abs_tol=1e-5)
 

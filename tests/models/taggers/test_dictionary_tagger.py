@@ -119,7 +119,7 @@ def test_posterior_is_that_of_all_paths():
     total = sum(joint.values())
     assert tagger.log_prob([words])[0] == pytest.approx(math.log(total), rel=1e-10)
     assert -tagger.surprising(words).sum() == pytest.approx(math.log(total), rel=1e-10)
-    probs = tagger.marginals([words])[0]
+    probs = tagger.smooth([words])[0]
     for t, tag in itertools.product(range(3), tagger.tags):
         share = sum(value for path, value in joint.items() if path[t] == tag) / total
         assert probs[t, tagger.tags.index(tag)] == pytest.approx(share, abs=1e-12)
@@ -142,7 +142,7 @@ def test_a_hard_lexicon_forbids_and_a_soft_one_does_not():
     text = [TaggedSentence(("x", "y"), (None, None))] * 5 + [TaggedSentence(("y", "x"), (None, None))]
     wrong = {"x": ["P"], "y": {"Q": 3.0, "P": 1.0}}
     hard = DictionaryTagger.from_dictionary(wrong).fit(text)
-    assert float(hard.marginals([("x", "y", "x")])[0][[0, 2], hard.tags.index("Q")].max()) < 1e-4
+    assert float(hard.smooth([("x", "y", "x")])[0][[0, 2], hard.tags.index("Q")].max()) < 1e-4
     assert hard.tag([("x", "x")]) == [("P", "P")]
     assert float(hard.hmm.emission[hard.tags.index("Q"), hard.words.index("x")]) == 0.0
     soft = DictionaryTagger.from_dictionary(wrong, lexicon_strength=0.5).fit(text)
@@ -238,23 +238,23 @@ def test_saved_and_loaded(tmp_path):
             {"dog": {"N": 2.0, "V": 1.0}}, lexicon_strength=1.0, open_tags=("N", "V", "A", "D")
         ),
         DictionaryTagger.unsupervised(3, max_iterations=5),
-        DictionaryTagger.semi_supervised(min_count=2, decode="posterior"),
+        DictionaryTagger.semi_supervised(min_count=2, decoder="posterior"),
     ):
         tagger.fit(TEXT)
         again = load_tagger(tagger.save(tmp_path / "tagger"))
         words = [s.words for s in MORE] + [(), ("Unheard",)]
-        assert again.tags == tagger.tags and again.known_words == tagger.known_words and again.decode == tagger.decode
+        assert again.tags == tagger.tags and again.known_words == tagger.known_words and again.decoder == tagger.decoder
         assert again.tag(words) == tagger.tag(words) and np.allclose(again.log_prob(words), tagger.log_prob(words))
-        assert again.generate(3, seed=1) == tagger.generate(3, seed=1)
+        assert again.sample(20, 3, seed=1) == tagger.sample(20, 3, seed=1)
         assert again.fit(TEXT).tag(words) == tagger.tag(words)
 
 
 def test_generated_sentences():
     tagger = DictionaryTagger.semi_supervised().fit(TEXT)
-    text = tagger.generate(20, seed=0, max_length=4)
+    text = tagger.sample(4, 20, seed=0)
     assert len(text) == 20 and {len(s.words) for s in text} <= {3, 4}
     assert all(set(s.tags) <= set(tagger.tags) and set(s.words) <= set(tagger.vocabulary) for s in text)
-    assert tagger.generate(20, seed=0, max_length=4) == text and tagger.generate(0) == []
+    assert tagger.sample(4, 20, seed=0) == text and tagger.sample(4, 0) == []
 
 
 def test_batches_change_nothing(monkeypatch):
@@ -344,7 +344,7 @@ def test_weight_of_tagged_words():
     for name in ("initial", "transition"):
         torch.testing.assert_close(getattr(weighted.hmm, name), getattr(copied.hmm, name), atol=1e-4, rtol=1e-3)
     assert np.allclose(
-        weighted.marginals([s.words for s in MORE])[0], copied.marginals([s.words for s in MORE])[0], atol=1e-3
+        weighted.smooth([s.words for s in MORE])[0], copied.smooth([s.words for s in MORE])[0], atol=1e-3
     )
     once = DictionaryTagger.semi_supervised(tagged_weight=1.0, **options).fit(few + rest)
     assert not torch.allclose(once.hmm.transition, copied.hmm.transition, atol=1e-3)

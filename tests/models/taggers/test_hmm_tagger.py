@@ -26,8 +26,8 @@ def test_the_program_is_the_chain(tagger):
     with BlockedEnum() as posterior:
         tagger.model(x, lengths, tagger.emission(types))
     chain = tagger.chain(WORDS)
-    torch.testing.assert_close(posterior.chains["tag_0"].log_prob(), chain.log_prob())
-    torch.testing.assert_close(posterior.chains["tag_0"].viterbi()[0], chain.viterbi()[0])
+    torch.testing.assert_close(posterior.chains["z_0"].log_prob(), chain.log_prob())
+    torch.testing.assert_close(posterior.chains["z_0"].viterbi()[0], chain.viterbi()[0])
 
 
 def test_the_joint_probability_by_hand(tagger):
@@ -38,7 +38,7 @@ def test_the_joint_probability_by_hand(tagger):
     size, before = len(tagger.tags) + 1, [len(tagger.tags), *numbers]
     states = numbers if tagger.settings.order == 1 else [a * size + b for a, b in zip(before, numbers, strict=False)]
     types, x, lengths = tagger.encode([words])
-    values = {f"tag_{t}": torch.tensor([state]) for t, state in enumerate(states)}
+    values = {f"z_{t}": torch.tensor([state]) for t, state in enumerate(states)}
     with pyro.validation_enabled(False):
         conditioned = poutine.condition(tagger.model, data=values)
         joint = poutine.trace(conditioned).get_trace(x, lengths, tagger.emission(types)).log_prob_sum()
@@ -46,7 +46,7 @@ def test_the_joint_probability_by_hand(tagger):
 
 
 def test_known_words_keep_to_their_tags(tagger):
-    probs = tagger.marginals([("the", "dog", ".")])[0]
+    probs = tagger.smooth([("the", "dog", ".")])[0]
     assert probs[1, tagger.tags.index("VERB")] == 0
 
 

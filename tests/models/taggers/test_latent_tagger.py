@@ -24,8 +24,8 @@ def test_the_program_is_the_chain(tagger):
     with BlockedEnum() as posterior:
         tagger.model(x, lengths, tagger.emission(types))
     chain = tagger.chain(WORDS)
-    torch.testing.assert_close(posterior.chains["state_0"].log_prob(), chain.log_prob())
-    torch.testing.assert_close(posterior.chains["state_0"].marginals().probs, chain.marginals().probs)
+    torch.testing.assert_close(posterior.chains["z_0"].log_prob(), chain.log_prob())
+    torch.testing.assert_close(posterior.chains["z_0"].marginals().probs, chain.marginals().probs)
 
 
 def test_the_program_of_tagged_words(tagger):
@@ -36,7 +36,7 @@ def test_the_program_of_tagged_words(tagger):
     symbols, lengths, emission, transition = tagger.tagged(sentences)
     with BlockedEnum() as posterior:
         tagger.model(symbols, lengths, emission, transition)
-    joint = posterior.chains["state_0"].log_prob()
+    joint = posterior.chains["z_0"].log_prob()
     states = tagger.tag_of_state()
     tags = [[tagger.tags.index(tag) for tag in sentence.tags] for sentence in sentences]
     paths = tagger.n_best(sentences[0].words, 5000)
@@ -45,12 +45,12 @@ def test_the_program_of_tagged_words(tagger):
         of_tags = np.logaddexp.reduce([log_prob for found, log_prob in paths if found == sentence.tags])
         np.testing.assert_allclose(float(joint[i]), total + of_tags, atol=1e-6)
     # the marginals of its states lie in the tags' blocks
-    probs = posterior.chains["state_0"].marginals().dense(len(states))
+    probs = posterior.chains["z_0"].marginals().dense(len(states))
     assert all(states[probs[i, t] > 1e-9].unique().tolist() == [tags[i][t]] for i in range(2) for t in range(3))
 
 
 def test_posterior_decoding_sums_over_substates(tagger):
-    assert tagger.decode == "posterior"
+    assert tagger.decoder == "posterior"
     chain = tagger.chain(WORDS[:3])
     probs, states = chain.marginals().probs, tagger.tag_of_state()
     for i, tags in enumerate(tagger.tag(WORDS[:3])):
@@ -60,7 +60,7 @@ def test_posterior_decoding_sums_over_substates(tagger):
 
 
 def test_transitions_and_emissions_are_distributions(tagger):
-    torch.testing.assert_close(tagger._transition.matrix.exp().sum(-1), torch.ones(21, dtype=torch.float64))
+    torch.testing.assert_close(tagger.transition.matrix.exp().sum(-1), torch.ones(21, dtype=torch.float64))
     table = tagger.emission(tagger.words).table[:-1]
     torch.testing.assert_close(table.exp().sum(0)[:-1], torch.ones(20, dtype=torch.float64))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.conditional_memm import MEMMTagger
+from pplseq.models.taggers.conditional import MEMMTagger
 from pplseq.models.taggers.tagger import load_tagger
 from pplseq.models.taggers.weights import CRFSettings
 
@@ -78,7 +78,7 @@ def test_unknown_tags_are_summed_over(tagger):
         ]
         expected.append(torch.stack(agree).logsumexp(0))
     expected = torch.stack(expected)
-    np.testing.assert_allclose(tagger.tag_log_probs(sentences), expected.detach().numpy(), atol=1e-12)
+    np.testing.assert_allclose(tagger.log_prob(sentences), expected.detach().numpy(), atol=1e-12)
     data = tagger.encode([s.words for s in sentences], [s.tags for s in sentences])
     losses = tagger.weights.loss(data), -expected.sum()
     parameters = tagger.weights.weights, tagger.weights.transition
@@ -102,7 +102,7 @@ def test_answers_are_those_of_enumeration(tagger):
     for path, p in log_probs.items():
         for t, tag in enumerate(path):
             expected[t, tagger.tags.index(tag)] += math.exp(p)
-    np.testing.assert_allclose(tagger.marginals(batch)[0], expected, atol=1e-12)
+    np.testing.assert_allclose(tagger.smooth(batch)[0], expected, atol=1e-12)
     entropy = -sum(p * math.exp(p) for p in log_probs.values())
     np.testing.assert_allclose(tagger.entropy(batch)[0], entropy)
 
@@ -128,5 +128,5 @@ def test_fit_learns_and_a_folder_gives_the_same_tagger_again(method, tmp_path):
     again = load_tagger(tagger.save(tmp_path / "tagger"))
     assert isinstance(again, MEMMTagger)
     new = [("the", "cat", "sees"), (), ("dogs",)]
-    for got, expected in zip(again.marginals(new), tagger.marginals(new), strict=True):
+    for got, expected in zip(again.smooth(new), tagger.smooth(new), strict=True):
         np.testing.assert_array_equal(got, expected)

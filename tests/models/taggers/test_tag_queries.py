@@ -48,7 +48,7 @@ def test_answers(tagger):
 
 
 def test_probabilities_are_none_above_one_or_zero(tagger):
-    tagger.marginals = lambda sentences: [
+    tagger.smooth = lambda sentences: [
         np.array([[1.0000000000000002, 0.0, -0.0]] * len(words)) for words in sentences
     ]
     (found,) = answer(tagger, [("the",)], TagQuestions(probabilities=True, top=3))
@@ -57,7 +57,7 @@ def test_probabilities_are_none_above_one_or_zero(tagger):
 
 def test_only_what_is_asked(tagger):
     assert answer(tagger, SENTENCES[:1], TagQuestions()) == [{"words": ["the", "barks"], "tags": ["D", "N"]}]
-    assert not TagQuestions(probabilities=True, decode="posterior").beyond_tags
+    assert not TagQuestions(probabilities=True, decoder="posterior").beyond_tags
     assert TagQuestions(entropy=True).beyond_tags and TagQuestions(top=1).beyond_tags
 
 
@@ -92,7 +92,7 @@ def test_questions_without_an_answer():
     assert answer(tagger, SENTENCES, TagQuestions())[0]["tags"] == ["D", "N"]
     for question, value in (
         ("probabilities", True), ("top", 1), ("n_best", 2), ("num_samples", 1), ("entropy", True), ("log_prob", True),
-        ("surprising", True), ("decode", "posterior"),
+        ("surprising", True), ("decoder", "posterior"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{question}: the system 'toy-plain'"):
             answer(tagger, SENTENCES, TagQuestions(**{question: value}))

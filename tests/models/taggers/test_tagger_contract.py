@@ -7,9 +7,11 @@ import random
 import numpy as np
 import pytest
 
+import pplseq.baselines  # noqa: F401 - which registers its taggers
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import TAGGERS
-from pplseq.models.taggers.tagger import GenerativeTagger, ProbabilisticTagger, load_tagger
+from pplseq.models.taggers.probabilistic import GenerativeTagger, ProbabilisticTagger
+from pplseq.models.taggers.tagger import load_tagger
 
 
 def _tagger(name, preset=None, **options):
@@ -157,7 +159,7 @@ def test_save_and_load(tagger, tmp_path):
     assert loaded.tag(words) == tagger.tag(words)
     loaded.save(folder)  # over itself
     if isinstance(tagger, ProbabilisticTagger):
-        for got, expected in zip(loaded.marginals(words), tagger.marginals(words), strict=True):
+        for got, expected in zip(loaded.smooth(words), tagger.smooth(words), strict=True):
             np.testing.assert_allclose(got, expected, atol=1e-12)
         tensors = folder / "model.safetensors"
         tensors.write_bytes(tensors.read_bytes()[:-1])
@@ -172,23 +174,35 @@ def test_training_again_forgets(tagger, request):
     assert again.tags == tagger.tags and again.tag(NEW) == tagger.tag(NEW)
 
 
+def test_it_says_what_it_was_made_with(tagger, request):
+    make = MAKERS[request.node.callspec.params["tagger"]]
+    params = tagger.get_params()
+    again = type(tagger)(**params)
+    assert again.get_params() == params and again.fit(TRAIN, TRAIN[:10]).tag(NEW) == tagger.tag(NEW)
+    assert "6 tags" in repr(tagger) and "not fitted" in repr(make()) and repr(make()).startswith(type(tagger).__name__)
+    assert make().set_params(**params).get_params() == params
+    with pytest.raises(ValueError, match="no such parameter"):
+        make().set_params(unheard_of=1)
+    assert tagger.decode(NEW) == tagger.tag(NEW)
+
+
 # ---------------------------------------------------------------- probabilistic ones
 def test_probabilities_sum_to_one(probabilistic):
     words = [s.words for s in TRAIN[:5]] + [()] + NEW
-    for each, probs in zip(words, probabilistic.marginals(words), strict=True):
+    for each, probs in zip(words, probabilistic.smooth(words), strict=True):
         assert probs.shape == (len(each), len(probabilistic.tags)) and (probs >= 0).all()
         np.testing.assert_allclose(probs.sum(-1), 1.0, atol=1e-9)
 
 
 def test_confidence_and_posterior_decoding(probabilistic):
     words = [("the", "zebras", "bark"), (), ("a", "big", "barks")]
-    probs = probabilistic.marginals(words)
+    probs = probabilistic.smooth(words)
     best = [tuple(probabilistic.tags[k] for k in rows.argmax(-1)) for rows in probs]
-    assert probabilistic.tag(words, decode="posterior") == best
-    for rows, found in zip(probs, probabilistic.confidence(words, decode="posterior"), strict=True):
+    assert probabilistic.tag(words, decoder="posterior") == best
+    for rows, found in zip(probs, probabilistic.confidence(words, decoder="posterior"), strict=True):
         np.testing.assert_allclose(found, rows.max(-1) if len(rows) else rows.sum(-1), atol=1e-12)
-    with pytest.raises(ValueError, match="decode must be one of"):
-        probabilistic.tag(words, decode="best")
+    with pytest.raises(ValueError, match="decoder must be one of"):
+        probabilistic.tag(words, decoder="best")
 
 
 def test_all_paths_of_a_sentence(probabilistic):
@@ -199,8 +213,8 @@ def test_all_paths_of_a_sentence(probabilistic):
     log_probs = np.array([log_prob for _, log_prob in paths])
     assert (np.diff(log_probs) <= 1e-12).all()
     np.testing.assert_allclose(np.exp(log_probs).sum(), 1.0, atol=1e-6)
-    assert probabilistic.tag([words], decode="viterbi")[0] == paths[0][0]
-    (marginals,) = probabilistic.marginals([words])
+    assert probabilistic.tag([words], decoder="viterbi")[0] == paths[0][0]
+    (marginals,) = probabilistic.smooth([words])
     expected = np.zeros_like(marginals)
     for tags, log_prob in paths:
         for t, tag in enumerate(tags):
@@ -214,16 +228,16 @@ def test_all_paths_of_a_sentence(probabilistic):
 
 def test_draws(probabilistic):
     words = ("zebras", "barks", "here")
-    draws = probabilistic.sample(words, 2000, seed=3)
-    assert draws == probabilistic.sample(words, 2000, seed=3)
+    draws = [tags for (tags,) in probabilistic.sample_states([words], 2000, seed=3)]
+    assert draws == [tags for (tags,) in probabilistic.sample_states([words], 2000, seed=3)]
     frequency = np.array([[np.mean([tags[t] == tag for tags in draws]) for tag in probabilistic.tags] for t in range(3)])
-    np.testing.assert_allclose(frequency, probabilistic.marginals([words])[0], atol=0.05)
-    assert probabilistic.sample((), 2) == [(), ()]
+    np.testing.assert_allclose(frequency, probabilistic.smooth([words])[0], atol=0.05)
+    assert probabilistic.sample_states([(), words], 2)[1][0] == ()
 
 
 def test_answers_about_a_long_sentence(probabilistic):
     words = ("the", "big", "zebras", "bark", ".") * 200
-    (probs,) = probabilistic.marginals([words])
+    (probs,) = probabilistic.smooth([words])
     np.testing.assert_allclose(probs.sum(-1), 1.0, atol=1e-6)
 
 
@@ -241,8 +255,37 @@ def test_probabilities_of_words(generative):
 
 
 def test_generated_sentences(generative):
-    drawn = generative.generate(5, seed=1, max_length=8)
-    assert drawn == generative.generate(5, seed=1, max_length=8) and len(drawn) == 5
+    drawn = generative.sample(8, 5, seed=1)
+    assert drawn == generative.sample(8, 5, seed=1) and len(drawn) == 5
     for words, tags in drawn:
         assert 1 <= len(words) == len(tags) <= 8
         assert set(tags) <= set(generative.tags)
+
+
+def test_filter_and_what_comes_next(generative):
+    words = ("the", "zebras", "barks", "the")
+    (filtered,), (smoothed,) = generative.filter([words]), generative.smooth([words])
+    np.testing.assert_allclose(filtered.sum(-1), 1.0, atol=1e-9)
+    for t in range(len(words)):  # the filter is what the smoother says of the words so far, whatever comes behind
+        paths = generative.n_best(words[: t + 1], 10_000) if t < 2 else None
+        if paths is not None and type(generative).__name__ == "DictionaryTagger":  # no end that weighs on the last tag
+            expected = np.zeros(len(generative.tags))
+            for tags, log_prob in paths:
+                expected[generative.tags.index(tags[-1])] += np.exp(log_prob)
+            np.testing.assert_allclose(filtered[t], expected, atol=1e-6)
+    assert not np.allclose(filtered[:-1], smoothed[:-1], atol=1e-12)
+    following = generative.predict_next([words, (), ("a", "big")])
+    assert following.tags.shape == (3, len(generative.tags)) and (following.tags >= 0).all() and (following.end >= 0).all()
+    np.testing.assert_allclose(following.tags.sum(1) + following.end, 1.0, atol=1e-9)
+    assert generative.tags[following.tags[0].argmax()] in ("N", "A") and following.end[1] < 1e-6
+    log_probs = generative.log_prob([words, ("a", "big")])
+    assert generative.score([words, ("a", "big")]) == pytest.approx(log_probs.sum())
+    assert generative.score([words, ("a", "big")], per_token=True) == pytest.approx(log_probs.sum() / 6)
+
+
+def test_draws_are_like_the_training_text(generative):
+    drawn = generative.sample(30, 400, seed=0)
+    counts = {tag: sum(tags.count(tag) for _, tags in drawn) for tag in generative.tags}
+    gold = {tag: sum(s.tags.count(tag) for s in TRAIN) for tag in generative.tags}
+    for tag in generative.tags:
+        assert abs(counts[tag] / sum(counts.values()) - gold[tag] / sum(gold.values())) < 0.06, tag

@@ -1,4 +1,4 @@
-"""What the commands of `pplseq tag` do between reading their options and printing."""
+"""Tagging files, scoring taggers on them, and the tables and pages about it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
-
-from pplseq.baselines.tagging_systems import SavedTagger, check_system, make_tagger, save_tagger
-from pplseq.data.columns import TaggedSentence
+from pplseq.baselines.tagging_systems import Comparison, SavedTagger
 from pplseq.data.tagged import TaggedFile, read_tagged
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
-from pplseq.models.taggers.comparison import CurvePoint, SystemResult, check_fractions, compare_taggers, learning_curve
 from pplseq.models.taggers.scores import (
     TagScores,
     TrainingWords,
     difference_interval,
     mcnemar,
     score_tags,
-    training_words,
 )
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
@@ -38,126 +32,86 @@ SHOWN_ALTERNATIVES = 4  # of a word, on a page
 
 def read(
     path: str,
-    options: Mapping[str, Any],
+    reading: Any,
+    say: Callable[[str], None],
     saved: SavedTagger | None = None,
     *,
     tags: str = "required",
     allow_empty: bool = False,
 ) -> TaggedFile:
-    """A file as the options say, by default with the column of a saved tagger. Names what was skipped on stderr."""
-    column = column_of(options["column"])
+    """A file of sentences, by default with the column of a saved tagger.
+
+    Args:
+        reading: with column, format, separator and on_error. say: told what was skipped.
+    """
+    column = int(reading.column) if reading.column is not None and reading.column.isdecimal() else reading.column
     if column is None and saved is not None:
         column = saved.columns
     found = read_tagged(
         path,
-        options["format"],
+        reading.format,
         column,
-        on_error=options["on_error"],
+        on_error=reading.on_error,
         tags=tags,
-        separator=options["separator"],
+        separator=reading.separator,
         allow_empty=allow_empty,
     )
     for first, last, line, message in found.skipped:
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
-        click.echo(f"{found.name}: skipped {lines}: line {line}: {message}", err=True)
+        say(f"{found.name}: skipped {lines}: line {line}: {message}")
     if found.skipped:
-        click.echo(f"{found.name}: {len(found.skipped):,} skipped, {len(found):,} sentences read", err=True)
+        say(f"{found.name}: {len(found.skipped):,} skipped, {len(found):,} sentences read")
     return found
-
-
-def column_of(column: str | None) -> str | int | None:
-    """A column's number or name."""
-    return int(column) if column is not None and column.isdecimal() else column
-
-
-def write_answers(answers: Sequence[dict[str, Any]], path: str) -> None:
-    """JSON lines, to a file whole or not at all, or to stdout."""
-    text = "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in answers)
-    if path == "-":
-        click.echo(text, nl=False)
-    else:
-        _write(Path(path), text)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Numbers as JSON."""
-    _write(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """A file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
 
 
-# ---- train
-
-
-def train_tagger(
-    tagger: Any,
-    system: str,
-    sentences: TaggedFile,
-    dev: TaggedFile | None,
-    folder: Path,
-    *,
-    progress: bool = False,
-) -> dict[str, Any]:
-    """Train, save, and tell what came of it."""
-    began = time.perf_counter()
-    tagger.fit(list(sentences), None if dev is None else list(dev), progress=progress)
-    seconds = time.perf_counter() - began
-    words = training_words(sentences)
-    column = getattr(sentences.tag_format, "column", None)
-    save_tagger(tagger, folder, system=system, column=column, file_format=sentences.format, ambiguous=words.ambiguous)
-    summary = {
-        "system": system,
-        "out": str(folder),
-        "sentences": len(sentences),
-        "tokens": sentences.num_tokens,
-        "words": len(words.known),
-        "tags": len(tagger.tags),
-        "seconds": round(seconds, 3),
-    }
-    if dev is not None and dev.num_tokens and system != "unsupervised":
-        summary["dev_accuracy"] = score_tags(dev, tagger.tag([s.words for s in dev]), words).accuracy
-    return summary
-
-
 # ---- run
 
 
-def note_other_tags(saved: SavedTagger, sentences: TaggedFile) -> None:
-    """Say so where the column that is written over has tags of another tag set."""
+def other_tags(saved: SavedTagger, sentences: TaggedFile) -> str | None:
+    """A remark where the column that is written over has tags of another tag set."""
     try:
         unseen_tags(saved.tagger.tags, sentences)
     except ValueError as error:
-        click.echo(f"Note: {error}. The tags are written over", err=True)
+        return f"Note: {error}. The tags are written over"
+    return None
 
 
-def run_page(saved: SavedTagger, sentences: TaggedFile, path: Path, max_sentences: int, decode: str | None) -> None:
+def run_page(saved: SavedTagger, sentences: TaggedFile, path: Path, max_sentences: int, decoder: str | None) -> None:
     """The page of the first sentences, with probabilities where the tagger has them."""
     words = [sentence.words for sentence in sentences[:max_sentences]]
     title = f"{saved.system} on {Path(sentences.name).name}"
     notes = _cut(len(words), len(sentences), "sentences")
-    page = render_tagging_page(_views(saved, words, range(1, len(words) + 1), decode), title=title, notes=notes)
-    _write(path, page)
+    page = render_tagging_page(_views(saved, words, range(1, len(words) + 1), decoder), title=title, notes=notes)
+    write_text(path, page)
 
 
 def _views(
     saved: SavedTagger,
     sentences: Sequence[Sequence[str]],
     numbers: Sequence[int],
-    decode: str | None,
+    decoder: str | None,
     gold: Sequence[Sequence[str | None]] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> list[SentenceView]:
     """names: what clusters are called."""
     tagger = saved.tagger
-    probabilistic = hasattr(tagger, "marginals")
+    probabilistic = hasattr(tagger, "smooth")
     questions = TagQuestions(probabilities=True, top=SHOWN_ALTERNATIVES) if probabilistic else TagQuestions()
     views = []
-    for i, found in enumerate(answer(tagger, sentences, replace(questions, decode=decode))):
+    for i, found in enumerate(answer(tagger, sentences, replace(questions, decoder=decoder))):
         views.append(
             SentenceView(
                 found["words"],
@@ -192,13 +146,13 @@ class Scored(NamedTuple):
     clusters: dict[str, Any] | None = None
 
 
-def score(saved: SavedTagger, sentences: TaggedFile, decode: str | None, clusters: bool = False) -> Scored:
+def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, clusters: bool = False) -> Scored:
     """Tag a text and score it; ValueError for a model of another tag set."""
     clusters = clusters or saved.system == "unsupervised"
     unseen = Counter() if clusters else unseen_tags(saved.tagger.tags, sentences)
     began = time.perf_counter()
     words = [sentence.words for sentence in sentences]
-    tags = saved.tagger.tag(words) if decode is None else saved.tagger.tag(words, decode=decode)
+    tags = saved.tagger.tag(words) if decoder is None else saved.tagger.tag(words, decoder=decoder)
     seconds = time.perf_counter() - began
     agreement = None
     if clusters:
@@ -252,7 +206,7 @@ def errors_page(
     path: Path,
     title: str,
     max_sentences: int,
-    decode: str | None,
+    decoder: str | None,
 ) -> None:
     """The page of scores and of the first sentences with errors."""
     wrong = [
@@ -265,89 +219,18 @@ def errors_page(
         saved,
         [sentences[i].words for i in shown],
         [i + 1 for i in shown],
-        decode,
+        decoder,
         [sentences[i].tags for i in shown],
         None if result.clusters is None else result.clusters["names"],
     )
     notes = _cut(len(shown), len(wrong), "sentences with errors") or ["All sentences with errors."]
-    _write(path, render_tagging_page(views, title=title, scores=result.scores, notes=notes))
+    write_text(path, render_tagging_page(views, title=title, scores=result.scores, notes=notes))
 
 
 # ---- compare
 
 
-def makers_of(systems: str) -> dict[str, Callable[[], Any]]:
-    """What makes each system of a list of names; one that cannot be imported fails when it is made."""
-    names = [name.strip() for name in systems.split(",") if name.strip()]
-    if not names:
-        raise ValueError("--systems: expected names between commas, got none")
-    for name in names:
-        check_system(name)
-    return {name: partial(make_tagger, name) for name in dict.fromkeys(names)}
-
-
-def fractions_of(text: str | None) -> list[float]:
-    """Numbers between commas."""
-    if text is None:
-        return []
-    try:
-        fractions = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {text!r}") from None
-    return check_fractions(fractions)  # now, and not when all systems are trained
-
-
-def compare(
-    makers: Mapping[str, Callable[[], Any]],
-    train: Sequence[TaggedSentence],
-    test: TaggedFile,
-    dev: TaggedFile | None,
-    fractions: Sequence[float],
-    seed: int,
-) -> tuple[list[SystemResult], dict[str, list[CurvePoint]]]:
-    """Results of all systems, and the learning curves of those that worked, with progress on stderr."""
-
-    def tell(result: SystemResult) -> None:
-        if result.scores is not None:
-            click.echo(f"{result.name:<16} {result.scores.accuracy:.4f}  {result.train_seconds:8.1f} s", err=True)
-        else:
-            click.echo(f"{result.name:<16} {'not there' if result.missing else 'failed'}: {result.error}", err=True)
-
-    results = compare_taggers(makers, train, test, dev=dev, on_result=tell)
-    curves = {}
-    for result in results:
-        if fractions and result.scores is not None:
-            click.echo(f"{result.name:<16} learning curve", err=True)
-            curves[result.name] = learning_curve(makers[result.name], train, test, fractions, dev=dev, seed=seed)
-    return results, curves
-
-
-def comparison_text(results: Sequence[SystemResult], curves: Mapping[str, Sequence[CurvePoint]]) -> str:
+def comparison_text(found: Comparison) -> str:
     """The tables."""
-    tables = [f"{name}\n{tag_tables.curve_table(points)}" for name, points in curves.items()]
-    return "\n\n".join([tag_tables.comparison_table(results), *tables])
-
-
-def comparison_json(
-    train: str, test: str, results: Sequence[SystemResult], curves: Mapping[str, Sequence[CurvePoint]]
-) -> dict[str, Any]:
-    """The numbers."""
-    return {
-        "train": train,
-        "test": test,
-        "systems": {result.name: _result_json(result) for result in results},
-        "learning_curves": {
-            name: [
-                {"num_sentences": point.num_sentences, "num_tokens": point.num_tokens, **_result_json(point.result)}
-                for point in points
-            ]
-            for name, points in curves.items()
-        },
-    }
-
-
-def _result_json(result: SystemResult) -> dict[str, Any]:
-    if result.scores is None:
-        return {"error": result.error, "missing": result.missing}
-    numbers = {"train_seconds": result.train_seconds, "tokens_per_second": result.tokens_per_second}
-    return {**result.scores.summary(), **numbers}
+    tables = [f"{name}\n{tag_tables.curve_table(points)}" for name, points in found.curves.items()]
+    return "\n\n".join([tag_tables.comparison_table(found.results), *tables])

@@ -1,4 +1,4 @@
-"""What `query` and `evaluate` do with a run of `pplseq train iohmm`."""
+"""Evaluating runs of input-output HMMs, and asking them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pplseq.cli.iohmm.runs import Columns, Run, read_run
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import existing_path, listing
 from pplseq.models.automata.automaton import Automaton
+from pplseq.recipes.iohmm_tables import Columns, Run, read_run
 
 
 def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:
@@ -57,9 +57,8 @@ def _codes(run: Run, strings: Sequence[Sequence[str]]) -> tuple[torch.Tensor, to
 
 
 # ---------------------------------------------------------------- evaluation
-def evaluate(folder: Path, data: str, threads: int) -> dict[str, Any]:
+def evaluate(folder: Path, data: str) -> dict[str, Any]:
     """Figures of a run's model on other data."""
-    torch.set_num_threads(threads)
     run = read_run(folder)
     if run.record["kind"] == "strings":
         read = read_labelled_strings(data, symbols=run.record["symbols"])
@@ -120,9 +119,8 @@ def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- questions
-def answers(folder: Path, question: str, data: str, *, threads: int, **options: Any) -> Iterator[dict[str, Any]]:
+def answers(folder: Path, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
     """A dictionary for each sequence."""
-    torch.set_num_threads(threads)
     run = read_run(folder)
     strings = run.record["kind"] == "strings"
     if question == "automaton":
@@ -135,24 +133,24 @@ def answers(folder: Path, question: str, data: str, *, threads: int, **options: 
         yield from _table_answers(run, question, data, options)
 
 
-def _automaton(run: Run, options: dict[str, Any]) -> dict[str, Any]:
+def _automaton(run: Run, options: Any) -> dict[str, Any]:
     if run.record["kind"] != "strings":
         raise ValueError(f"{run.folder} was trained on a table; automata are learned from labelled strings")
     chosen = next(entry for entry in run.record["automata"] if entry["chosen"])
     automaton = Automaton.from_dict(chosen["automaton"])
-    if options["dot"]:
-        options["dot"].write_text(automaton.to_dot(), encoding="utf-8")
-    if options["png"]:
+    if options.dot:
+        options.dot.write_text(automaton.to_dot(), encoding="utf-8")
+    if options.png:
         from pplseq.report.automaton_picture import draw_automaton
 
-        draw_automaton(automaton, options["png"])
+        draw_automaton(automaton, options.png)
     return {"automaton": chosen["automaton"], "languages": len(run.record["automata"]), "report": run.record["report"]}
 
 
-def _effects(run: Run, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
     columns = None if run.record["kind"] == "strings" else Columns(**run.record["columns"])
     if columns is None or columns.input_levels is not None:
-        if unfit := [name for name in ("feature", "values", "png") if options[name] is not None]:
+        if unfit := [name for name in ("feature", "values", "png") if getattr(options, name) is not None]:
             raise ValueError(f"{unfit[0]}: it is for inputs that are numbers; of symbols, all are listed: leave it out")
     if columns is None:
         curves = run.model.effect_curves(None, torch.arange(len(run.record["symbols"])))
@@ -166,19 +164,19 @@ def _effects(run: Run, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for level, matrix in zip(columns.input_levels, curves.tolist(), strict=True):
             yield {"input": level, "transition": matrix}
         return
-    feature = options["feature"] or (columns.inputs[0] if len(columns.inputs) == 1 else None)
+    feature = options.feature or (columns.inputs[0] if len(columns.inputs) == 1 else None)
     if feature not in columns.inputs:
         raise ValueError(
             f"feature: say which input varies with --feature, one of {', '.join(columns.inputs)}; got {feature!r}"
         )
     place = columns.inputs.index(feature)
     mean, scale = (columns.mean[place], columns.scale[place]) if columns.mean else (0.0, 1.0)
-    values = _values(options["values"], mean, scale)
+    values = _values(options.values, mean, scale)
     curves = run.model.effect_curves(place, torch.as_tensor((values - mean) / scale))
-    if options["png"]:
+    if options.png:
         from pplseq.report.effects import plot_effects
 
-        plot_effects(curves.numpy(), values, feature, options["png"])
+        plot_effects(curves.numpy(), values, feature, options.png)
     for value, matrix in zip(values.tolist(), curves.tolist(), strict=True):
         yield {feature: value, "transition": matrix}
 
@@ -196,7 +194,7 @@ def _values(option: str | None, mean: float, scale: float) -> np.ndarray:
     raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {option!r}")
 
 
-def _string_answers(run: Run, question: str, data: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _string_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
     strings = read_strings(run, data)
     joined = [("" if all(len(s) == 1 for s in run.record["symbols"]) else " ").join(string) for string in strings]
     if question == "classify":
@@ -216,16 +214,16 @@ def _string_answers(run: Run, question: str, data: str, options: dict[str, Any])
         yield {"string": text, {"filter": "states", "produce": "outputs"}[question]: rows.tolist()}
 
 
-def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
     model, columns = run.model, Columns(**run.record["columns"])
-    torch.manual_seed(options["seed"])  # where outputs are fed back, answers are averages of draws
+    torch.manual_seed(options.seed)  # where outputs are fed back, answers are averages of draws
     # what the inputs alone say needs no outputs
     table = (columns._replace(outputs=[]) if question in ("produce", "classify") else columns).read(data)
     future = None
     if question == "forecast":
-        if options["future"] is None:
+        if options.future is None:
             raise ValueError("future: forecast needs the inputs that are to come, --future TABLE")
-        ahead = columns._replace(outputs=[]).read(options["future"])
+        ahead = columns._replace(outputs=[]).read(options.future)
         future = dict(zip(ahead.ids, columns.data(ahead)[1] or ahead.lengths, strict=True))
     if question in ("produce", "classify") and not columns.inputs:
         raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
@@ -238,7 +236,7 @@ def _table_answers(run: Run, question: str, data: str, options: dict[str, Any]) 
         elif question == "decode":
             answer["path"] = model.decode(one, inputs=given)[0].tolist()
         elif question == "sample":
-            paths = model.sample_states(one, options["num_samples"], inputs=given, seed=options["seed"] + n)
+            paths = model.sample_states(one, options.num_samples, inputs=given, seed=options.seed + n)
             answer["paths"] = [torch.as_tensor(path).reshape(-1).tolist() for path in paths]
         elif question == "score":
             answer["log_prob"] = float(model.score(one, inputs=given))

@@ -1,11 +1,11 @@
-"""What `pplseq train iohmm` does with a table; the folders of its runs."""
+"""Input-output HMMs trained on tables; the folders of their runs."""
 
 from __future__ import annotations
 
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,25 +14,21 @@ import numpy as np
 import torch
 
 from pplseq.checks import nearest
-from pplseq.cli.iohmm.commands import RECORD
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM
+from pplseq.recipes.iohmm_settings import RECORD
+from pplseq.recipes.recipe import Job
+from pplseq.runs.signals import TimeOver
 
-TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
-Say = Callable[[str], None]
 SCORES = {
     "likelihood": "log-likelihood",
     "bic": "-BIC / 2",
     "validation": "log-likelihood of the validation data",
     "smallest_consistent": "1: every target is right",
 }
+FORMAT, VERSION = "pplseq-iohmm", 1
 LARGEST = 1e100  # of numbers, whose squares are added up
 FLOOR, SHARE = 1e-3, 1e-4  # smallest variance of outputs, and that as a share of their own
-
-
-def is_table(data: str) -> bool:
-    """Whether DATA is read as a table, going by its name."""
-    return data == "-" or data.lower().endswith(TABLES)
 
 
 def sizes_of(states: str | None, default: Sequence[int]) -> list[int]:
@@ -58,22 +54,17 @@ class Run(NamedTuple):
     folder: Path
 
 
-def write_run(folder: Path, record: dict[str, Any], model: IOHMM) -> None:
-    """The model, then what says that it is there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save(folder / "model")
-    write_record(folder, record)
-
-
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """What a run's folder says of itself, whole or not at all."""
+def write_run(folder: Path, record: dict[str, Any], model: IOHMM | None = None) -> None:
+    """The model, if it is a new one; then what says that it is there, whole or not at all."""
+    if model is not None:
+        model.save(folder / "model")
     partly = folder / (RECORD + ".new")
-    partly.write_text(json.dumps({"format": "pplseq-iohmm", "version": 1, **record}, indent=1) + "\n", encoding="utf-8")
+    partly.write_text(json.dumps({"format": FORMAT, "version": VERSION, **record}, indent=1) + "\n", encoding="utf-8")
     partly.replace(folder / RECORD)
 
 
-def read_run(folder: Path) -> Run:
-    """Raises FileNotFoundError or ValueError where there is no whole run."""
+def read_record(folder: Path) -> dict[str, Any]:
+    """What a run's folder says of itself; FileNotFoundError or ValueError where it is none."""
     path = folder / RECORD
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is no run of `pplseq train iohmm`: it has no {RECORD}")
@@ -81,11 +72,16 @@ def read_run(folder: Path) -> Run:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
-    if not isinstance(record, dict) or record.get("format") != "pplseq-iohmm" or record.get("version") != 1:
+    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"{path}: not written by this version of pplseq; train again")
-    model = IOHMM.load(folder / "model")
+    return record
+
+
+def read_run(folder: Path) -> Run:
+    """Raises FileNotFoundError or ValueError where there is no whole run."""
+    record, model = read_record(folder), IOHMM.load(folder / "model")
     if why := _unfit(record, model):
-        raise ValueError(f"{path}: {why}; the file was changed or damaged, train again")
+        raise ValueError(f"{folder / RECORD}: {why}; the file was changed or damaged, train again")
     return Run(record, model, folder)
 
 
@@ -108,16 +104,6 @@ def _unfit(record: dict[str, Any], model: IOHMM) -> str | None:
         size = len(columns.inputs if columns.input_levels is None else columns.input_levels)
     source = model.sources["transition"]
     return None if source[1] == size else f"it has {size} inputs or symbols, its model {source[1]}"
-
-
-def new_folder(out: Path) -> None:
-    """Raises ValueError unless there is room for a new run."""
-    if (out / RECORD).exists():
-        raise ValueError(f"{out} already holds a run; give --out a new folder")
-    if out.is_dir() and any(out.iterdir()):
-        raise ValueError(
-            f"{out} is not empty and holds no run; give --out a new folder, so that nothing is overwritten"
-        )
 
 
 # ---------------------------------------------------------------- tables
@@ -153,21 +139,15 @@ class Columns(NamedTuple):
         return x, [torch.as_tensor(rows) for rows in table.inputs] if self.inputs else None
 
 
-def _names(option: str | None) -> list[str]:
-    return [name.strip() for name in option.split(",") if name.strip()] if option else []
-
-
-def _columns(data: str, settings: dict[str, Any]) -> tuple[Columns, SequenceTable]:
-    inputs, outputs, symbols = (_names(settings[name]) for name in ("inputs", "outputs", "symbols"))
-    if not outputs:
-        raise ValueError(f"outputs: name the columns of the outputs, like a,b; got {settings['outputs']!r}")
+def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
+    inputs, outputs, symbols = (list(getattr(settings, name)) for name in ("inputs", "outputs", "symbols"))
     if twice := [name for name in outputs if name in inputs]:
         raise ValueError(f"outputs: column {twice[0]!r} is an input, too; a model would only repeat it, leave one out")
     if stray := [name for name in symbols if name not in [*inputs, *outputs]]:
         raise ValueError(
             f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{nearest(stray[0], [*inputs, *outputs])}"
         )
-    family = settings["family"] or ("categorical" if set(symbols) & set(outputs) else "gaussian")
+    family = settings.family or ("categorical" if set(symbols) & set(outputs) else "gaussian")
     if family != "categorical" and (named := [name for name in outputs if name in symbols]):
         raise ValueError(
             f"family: column {named[0]!r} holds symbols, whose family is categorical, got {family}; leave --family out, or "
@@ -175,7 +155,7 @@ def _columns(data: str, settings: dict[str, Any]) -> tuple[Columns, SequenceTabl
         )
     if family == "categorical":
         symbols = [*symbols, *(name for name in outputs if name not in symbols)]
-    columns = Columns(settings["sequence_id"], inputs, outputs, symbols, family)
+    columns = Columns(settings.sequence_id, inputs, outputs, symbols, family)
     table = columns.read(data)
     if family == "categorical" and len(table.output_levels) < 2:
         raise ValueError(
@@ -192,7 +172,7 @@ def _columns(data: str, settings: dict[str, Any]) -> tuple[Columns, SequenceTabl
             )
     levels = [list(names) if names is not None else None for names in (table.input_levels, table.output_levels)]
     columns = columns._replace(input_levels=levels[0], output_levels=levels[1])
-    if inputs and levels[0] is None and settings["standardize"]:
+    if inputs and levels[0] is None and settings.standardize:
         rows = np.concatenate(table.inputs)
         scale = rows.std(0)
         columns = columns._replace(mean=rows.mean(0).tolist(), scale=np.where(scale > 0, scale, 1.0).tolist())
@@ -230,98 +210,113 @@ def _floor(columns: Columns, table: SequenceTable) -> float:
     return min([FLOOR, *(SHARE * float(value) for value in variances if value > 0)])
 
 
-def _hidden(settings: dict[str, Any]) -> tuple[int, ...]:
-    """Sizes of hidden layers, after a look at whether what sees inputs has some."""
+def _check_inputs(settings: Any) -> None:
+    """Raises ValueError where something is to see inputs, and there are none."""
     sees = [
-        *(["mealy"] if settings["mealy"] and not settings["feedback"] else []),
-        *(["initial"] if settings["initial"] == "inputs" else []),
-        *(["hidden"] if settings["hidden"] and not settings["feedback"] else []),
+        *(["mealy"] if settings.mealy and not settings.feedback else []),
+        *(["initial"] if settings.initial == "inputs" else []),
+        *(["hidden"] if settings.hidden and not settings.feedback else []),
     ]
-    if sees and not _names(settings["inputs"]):
+    if sees and not settings.inputs:
         raise ValueError(f"{sees[0]}: it is about inputs, and there are none; name their columns with --inputs")
-    sizes = _names(settings["hidden"])
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"hidden must be sizes of layers of at least 1, like 16 or 16,16; got {settings['hidden']!r}")
-    return tuple(map(int, sizes))
 
 
-def train_table(data: str, out: Path, settings: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each."""
-    new_folder(out)
-    torch.set_num_threads(settings["threads"])
-    sizes = sizes_of(settings["states"], [2])
-    hidden = _hidden(settings)
-    columns, table = _columns(data, settings)
-    x, inputs = columns.data(table)
-    validation = columns.data(columns.read(settings["validation"])) if settings["validation"] else None
-    select = settings["select"] or ("validation" if validation else "likelihood" if len(sizes) == 1 else "bic")
-    if select == "likelihood" and len(sizes) > 1:
+def _selection(settings: Any, num_sizes: int) -> str:
+    """What chooses among restarts and sizes."""
+    held_out = settings.validation is not None
+    select = settings.select or ("validation" if held_out else "likelihood" if num_sizes == 1 else "bic")
+    if select == "likelihood" and num_sizes > 1:
         raise ValueError(
             "select: the likelihood grows with the number of states; choose among sizes by bic or validation"
         )
-    if (select == "validation") > (validation is not None):
+    if select == "validation" and not held_out:
         raise ValueError("select: validation needs held-out data, --validation")
-    if validation is not None and select in ("likelihood", "bic"):
+    if held_out and select in ("likelihood", "bic"):
         raise ValueError(f"validation: --select {select} does not look at it; leave one of the two out")
+    return select
+
+
+def _fit_options(settings: Any, select: str, validation: Any) -> dict[str, Any]:
+    fit = dict(method=settings.method, select=select, validation=validation, seed=settings.seed)
+    fit["num_restarts"] = settings.restarts or 20
+    if settings.max_iterations:
+        fit["num_steps" if settings.method == "sgd" else "max_iterations"] = settings.max_iterations
+    return fit | {n: getattr(settings, n) for n in ("batch_size", "learning_rate") if getattr(settings, n) is not None}
+
+
+def train_table(job: Job) -> dict[str, Any]:
+    """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each; the summary."""
+    settings, watch, began = job.settings, job.watch, time.monotonic()
+    sizes = sizes_of(settings.states, [2])
+    _check_inputs(settings)
+    select = _selection(settings, len(sizes))
+    with job.preparing(f"reading {Path(job.data).name}"):
+        columns, table = _columns(job.data, settings)
+        x, inputs = columns.data(table)
+        validation = columns.data(columns.read(settings.validation)) if settings.validation else None
     options = dict(
         num_symbols=None if columns.input_levels is None else len(columns.input_levels),
         num_inputs=len(columns.inputs) if columns.input_levels is None else None,
         outputs=columns.family,
         num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
-        mealy=settings["mealy"], graph=_graph(settings["graph"]), initial=settings["initial"],
-        feedback=settings["feedback"], covariance=settings["covariance"],
-        hidden=hidden, covariance_floor=settings["covariance_floor"] or _floor(columns, table),
+        mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
+        feedback=settings.feedback, covariance=settings.covariance,
+        hidden=settings.hidden, covariance_floor=settings.covariance_floor or _floor(columns, table),
     )  # fmt: skip
-    fit = dict(method=settings["method"], select=select, validation=validation, seed=settings["seed"])
-    steps = "num_steps" if settings["method"] == "sgd" else "max_iterations"
-    fit |= {steps: settings["max_iterations"]} if settings["max_iterations"] else {}
-    fit |= {name: settings[name] for name in ("batch_size", "learning_rate") if settings[name] is not None}
-    restarts = settings["restarts"] or 20
-    say(
+    fit = _fit_options(settings, select, validation)
+    watch.say(
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; inputs {', '.join(columns.inputs) or 'none'}, outputs "
         f"{', '.join(columns.outputs)} ({columns.family})"
     )
-    best, tried, began = None, [], time.monotonic()
-    try:
-        for size in sizes:
-            model = IOHMM(size, **options)
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", RuntimeWarning)
-                warnings.showwarning = lambda message, *place, size=size: say(f"{size} states: warning: {message}")
-                model.fit(x, inputs=inputs, num_restarts=restarts, **fit)
-            report = model.history.restarts
-            score = float(report.scores[report.chosen])
-            tried.append(
-                {"states": size, "score": score, "log_likelihood": float(report.log_likelihoods[report.chosen])}
-            )
-            say(f"{size} states: {report.summary()}; score ({SCORES[select]}) {score:.6g}")
-            for restart, why in list(report.dropped.items())[:5]:
-                say(f"  restart {restart} was dropped: {why}")
-            if best is None or score > best:
-                best = score
-                summary = {
-                    "run": str(out), "states": size, "select": select, "score": score,
-                    "log_likelihood": tried[-1]["log_likelihood"], "num_parameters": model.num_free_parameters,
-                    "restarts": restarts, "dropped": len(report.dropped),
-                    "seconds": round(time.monotonic() - began, 2),
-                }  # fmt: skip
-                record = {"kind": "table", "data": str(data), "columns": columns._asdict(), "summary": summary}
-                record["settings"] = {name: value for name, value in settings.items() if value is not None}
-                record["restarts"] = {
-                    "log_likelihoods": report.log_likelihoods.tolist(),
-                    "dropped": {str(restart): why for restart, why in report.dropped.items()},
-                    "chosen": report.chosen,
-                }
-                write_run(out, record, model)
-            if select == "smallest_consistent" and score == 1:
-                break
-    except KeyboardInterrupt:
-        say(
-            f"\nstopped; {out} holds the best of the sizes that were finished"
-            if tried
-            else "\nstopped; nothing was saved"
-        )
-        raise
-    summary |= {"sizes": tried, "seconds": round(time.monotonic() - began, 2)}
-    write_record(out, record | {"summary": summary})
+    record = read_record(job.folder) if job.resume else {}
+    tried: list[dict[str, Any]] = record.get("tried", [])
+    best = record["summary"]["score"] if tried else None
+    stop_reason = "finished"
+    for size in [size for size in sizes if size not in [entry["states"] for entry in tried]]:
+        if select == "smallest_consistent" and best == 1:
+            break
+        try:
+            with job.preparing(f"fitting {size} states, {fit['num_restarts']} restarts"):
+                model = _fitted(IOHMM(size, **options).to(settings.device), x, inputs, fit, size, watch.say)
+        except TimeOver:
+            if best is None:
+                raise
+            stop_reason = "max_time"
+            break
+        except KeyboardInterrupt:
+            if best is not None:
+                watch.say(f"\n{job.folder} holds the best of the sizes that were finished")
+            raise
+        report = model.history.restarts
+        score, log_likelihood = (float(v[report.chosen]) for v in (report.scores, report.log_likelihoods))
+        tried.append({"states": size, "score": score, "log_likelihood": log_likelihood})
+        watch.say(f"{size} states: {report.summary()}; score ({SCORES[select]}) {score:.6g}")
+        for restart, why in list(report.dropped.items())[:5]:
+            watch.say(f"  restart {restart} was dropped: {why}")
+        better = best is None or score > best
+        if better:
+            best = score
+            record = {"kind": "table", "data": job.data, "columns": columns._asdict(), "summary": {
+                "states": size, "select": select, "score": score, "log_likelihood": log_likelihood,
+                "num_parameters": model.num_free_parameters, "restarts": fit["num_restarts"],
+                "dropped": len(report.dropped),
+            }}  # fmt: skip
+            record["restarts"] = {
+                "log_likelihoods": report.log_likelihoods.tolist(),
+                "dropped": {str(restart): why for restart, why in report.dropped.items()},
+                "chosen": report.chosen,
+            }
+        write_run(job.folder, record | {"tried": tried}, model if better else None)
+    summary = record["summary"] | {"sizes": tried, "stop_reason": stop_reason, "steps": len(tried)}
+    summary["seconds"] = round(time.monotonic() - began, 2)
+    write_run(job.folder, record | {"tried": tried, "summary": summary})
     return summary
+
+
+def _fitted(
+    model: IOHMM, x: Any, inputs: Any, fit: Mapping[str, Any], size: int, say: Callable[[str], None]
+) -> IOHMM:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = lambda message, *place: say(f"{size} states: warning: {message}")
+        return model.fit(x, inputs=inputs, **fit)

@@ -1,1 +1,0 @@
-"""Commands of linear dynamical systems for text."""

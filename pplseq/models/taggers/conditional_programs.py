@@ -1,0 +1,176 @@
+"""Programs of tags given words: the linear-chain conditional random field, and the maximum-entropy Markov model."""
+
+from __future__ import annotations
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from pplseq.distributions.dense import StepTransition
+from pplseq.distributions.state import Emission
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.programs.linear_chain import LinearChain
+from pplseq.infer.programs.markov import markov
+from pplseq.models.taggers.weights import Bucket, TagData, ranges, sparse_product
+
+
+class FeatureWeights(PyroModule):
+    """scores[n, tag] = sum over features f of word n of weight[f, tag] + columns[n] . column_weights[:, tag].
+
+    Args:
+        pairs: (P,) feature * K + tag of the pairs that have a weight, rising; all others stay at 0.
+        num_features: F. num_tags: K. num_columns: h, of real-valued features.
+        dtype: that scores are worked out in; weights and all that follows are float64.
+    """
+
+    def __init__(self, pairs: Tensor, num_features: int, num_tags: int, num_columns: int, dtype: torch.dtype):
+        super().__init__()
+        self.num_features, self.num_tags, self.dtype = num_features, num_tags, dtype
+        self.register_buffer("pairs", pairs)
+        self.weights = torch.nn.Parameter(torch.zeros(len(pairs), dtype=torch.float64))
+        self.column_weights = torch.nn.Parameter(torch.zeros(num_columns, num_tags, dtype=torch.float64))
+        self.transition = torch.nn.Parameter(torch.zeros(num_tags, num_tags, dtype=torch.float64))
+        starts = torch.searchsorted(pairs, torch.arange(num_features + 1) * num_tags)
+        self.register_buffer("feature_starts", starts, persistent=False)
+
+    def table(self, used: Tensor | None = None) -> Tensor:
+        """(F, K) weights, or those of some features."""
+        weights, pairs, num_features = self.weights, self.pairs, self.num_features
+        if used is not None:
+            num_features, sizes = len(used), self.feature_starts.diff()[used]
+            taken = ranges(self.feature_starts[used], sizes)
+            row = torch.repeat_interleave(torch.arange(num_features), sizes)
+            weights, pairs = weights[taken], row * self.num_tags + pairs[taken] % self.num_tags
+        table = torch.zeros(num_features * self.num_tags, dtype=self.dtype)
+        return table.index_copy(0, pairs, weights.to(self.dtype)).view(num_features, self.num_tags)
+
+    def scores(self, data: TagData) -> Tensor:
+        """(N, K) float64."""
+        scores = sparse_product(data.features, self.table(data.used))
+        if data.columns is not None:
+            scores = scores + data.columns.to(self.dtype) @ self.column_weights.to(self.dtype)
+        return scores.double()
+
+    def prior(self, l2: float, share: float = 1.0) -> None:
+        """The Gaussian prior of all weights, up to its constant, as a factor of the program."""
+        squares = sum(parameter.square().sum() for parameter in self.parameters())
+        pyro.factor("prior", -l2 * share * squares)
+
+    def model(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
+        """The program: tags given words. `share` of the prior goes with these sentences."""
+        raise NotImplementedError
+
+    def sentence_chain(self, bucket: Bucket, scores: Tensor) -> Chain:
+        """The chain of some sentences' tags; scores (N, K) of all words."""
+        raise NotImplementedError
+
+    def log_probs(self, data: TagData) -> Tensor:
+        """(number of sentences,) log p(tags | words), nats."""
+        raise NotImplementedError
+
+    def forward(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
+        return self.model(data, l2, share)
+
+    def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
+        """-log p(tags | words) - log prior (up to its constant), nats."""
+        trace = pyro.poutine.trace(self).get_trace(data, l2, share)
+        return -trace.log_prob_sum()
+
+
+class LinearChainCRF(FeatureWeights):
+    """p(tags | words) = exp(sum_t scores[t, tag_t] + sum_t transition[tag_{t-1}, tag_t]) / Z(words)."""
+
+    def paths(self, bucket: Bucket, scores: Tensor) -> LinearChain:
+        """The distribution of tag paths of some sentences; scores (N, K) of all words."""
+        return LinearChain(bucket.take(scores), self.transition, bucket.lengths)
+
+    def sentence_chain(self, bucket: Bucket, scores: Tensor) -> Chain:
+        return self.paths(bucket, scores).chain()
+
+    def model(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
+        """One site for the tags of all sentences of like length; negative tags are unknown, and summed over."""
+        self.prior(l2, share)
+        scores = self.scores(data)
+        for k, bucket in enumerate(data.buckets):
+            tags = None if data.tags is None else bucket.take(data.tags)
+            with pyro.plate(f"sentences_{k}", len(bucket.lengths)):
+                pyro.sample(f"tags_{k}", self.paths(bucket, scores), obs=tags)
+
+    def log_probs(self, data: TagData) -> Tensor:
+        """(number of sentences,) log p(tags | words), nats."""
+        bucket = data.bucket(torch.arange(data.num_sentences))
+        return self.paths(bucket, self.scores(data)).log_prob(bucket.take(data.tags))
+
+
+class Silent(Emission):
+    """Says nothing about the state: words are what the chain is conditioned on, not what it emits."""
+
+    def __init__(self, num_states: int):
+        self.num_states = num_states
+
+    def log_likelihood(self, obs):
+        return torch.zeros(*obs.shape, self.num_states, dtype=torch.float64)
+
+
+class MEMM(FeatureWeights):
+    """p(tag_t | tag_{t-1}, words) = softmax over tags of scores[t] + transition[tag_{t-1}]; of scores[t] for the first."""
+
+    def step(self) -> StepTransition:
+        """A matrix a word, given the word's scores (B, K)."""
+        return StepTransition(
+            lambda scores: log_softmax(scores, -1),
+            lambda scores: log_softmax(scores.unsqueeze(-2) + self.transition, -1),
+            self.num_tags,
+        )
+
+    def model(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
+        """The program, tag by tag. All words must have tags, or none."""
+        self.prior(l2, share)
+        scores, transition = self.scores(data), self.step()
+        for k, bucket in enumerate(data.buckets):
+            inputs = bucket.take(scores)
+            tags = None if data.tags is None else bucket.take(data.tags)
+            with pyro.plate(f"sentences_{k}", len(bucket.lengths)):
+                tag = None
+                for t in markov(range(inputs.shape[1])):
+                    with poutine.mask(mask=t < bucket.lengths):
+                        obs = None if tags is None else tags[:, t]
+                        tag = pyro.sample(f"tags_{k}_{t}", transition(tag, inputs=inputs[:, t]), obs=obs)
+
+    def chain(self, bucket: Bucket, scores: Tensor, tags: Tensor | None = None) -> Chain:
+        """The chain of some sentences; scores (N, K) and tags (N,) of all words, negative where unknown."""
+        inputs = bucket.take(scores).transpose(0, 1)
+        valid = torch.arange(len(inputs)).unsqueeze(-1) < bucket.lengths
+        states = None if tags is None else bucket.take(tags).T
+        obs = torch.zeros(valid.shape)
+        return build_chain(self.step(), Silent(self.num_tags), obs, valid=valid, states=states, inputs=inputs)
+
+    def sentence_chain(self, bucket: Bucket, scores: Tensor) -> Chain:
+        return self.chain(bucket, scores)
+
+    def log_probs(self, data: TagData) -> Tensor:
+        """(number of sentences,) log p(tags | words), nats; all steps at once where all tags are known."""
+        scores = self.scores(data)
+        if not data.complete:
+            return self.chain(data.bucket(torch.arange(data.num_sentences)), scores, data.tags).log_prob()
+        before = torch.cat([data.tags.new_zeros(1), data.tags[:-1]])
+        first = torch.zeros(len(before), dtype=torch.bool)
+        first[data.starts] = True
+        scores = scores + self.transition.index_select(0, before).masked_fill(first.unsqueeze(-1), 0.0)
+        words = log_softmax(scores, -1).gather(-1, data.tags.unsqueeze(-1)).squeeze(-1)
+        sentence = torch.repeat_interleave(torch.arange(data.num_sentences), data.lengths)
+        return words.new_zeros(data.num_sentences).index_add(0, sentence, words)
+
+    def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
+        """As the program's, without its loop over words."""
+        squares = sum(parameter.square().sum() for parameter in self.parameters())
+        if data.complete:
+            total = self.log_probs(data).sum()
+        else:
+            scores = self.scores(data)
+            total = sum(self.chain(bucket, scores, data.tags).log_prob().sum() for bucket in data.buckets)
+        return l2 * share * squares - total

@@ -1,0 +1,218 @@
+"""What taggers answer whose tags are states of a chain, or groups of states: probabilities, best taggings, draws."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.data.columns import TaggedSentence
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.taggers.tagger import Tagger, Words, check_words
+
+BATCH_CELLS = 1 << 21  # steps x rows x states of one batch
+DECODERS = ("viterbi", "posterior")
+
+
+class NextTag(NamedTuple):
+    """What comes behind sentences: tags (N, K), the probability that another word with this tag comes; end (N,), that none
+    does. They sum to one."""
+
+    tags: np.ndarray
+    end: np.ndarray
+
+
+class ProbabilisticTagger(Tagger):
+    """A tagger whose tags are states of a chain, or groups of them: it answers with probabilities.
+
+    Subclasses give the chain. It may have steps behind the last word (an end of the sentence), which are left out of all
+    answers except probabilities of whole sentences.
+
+    Attributes:
+        decoder: how tags are chosen: "viterbi", the most probable path of states, or "posterior", word by word the tag with the
+            largest probability, summed over its states.
+    """
+
+    decoder: str = "viterbi"
+
+    @abstractmethod
+    def tag_of_state(self) -> Tensor:
+        """(Z,) the number of each state's tag; -1 for states that no word has."""
+
+    @abstractmethod
+    def chain(self, sentences: Sequence[Words]) -> Chain:
+        """The chain of a batch of sentences, none empty: a :class:`~pplseq.infer.discrete.chain.Chain`, without gradients."""
+
+    # ---------------------------------------------------------------- batches
+    def batches(self, sentences: Sequence[Words]) -> Iterator[list[int]]:
+        """Numbers of sentences of like length, shortest first, in batches that bound the memory; empty ones are left out."""
+        order = sorted((i for i, words in enumerate(sentences) if len(words)), key=lambda i: len(sentences[i]))
+        budget = max(BATCH_CELLS // max(len(self.tag_of_state()), 1), 1)
+        batch: list[int] = []
+        for i in order:
+            if batch and (len(batch) + 1) * (len(sentences[i]) + 1) > budget:
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    def each(
+        self,
+        sentences: Sequence[Words],
+        answer: Callable[[Chain, list[int]], Sequence[Any]],
+        empty: Callable[[], Any],
+    ) -> list[Any]:
+        """answer(chain, lengths) -> one value a row, for all sentences in their order; `empty()` for empty ones."""
+        self.check_fitted()
+        check_words(sentences)
+        found: list[Any] = [None] * len(sentences)
+        with torch.no_grad():
+            for batch in self.batches(sentences):
+                rows = [sentences[i] for i in batch]
+                for i, value in zip(batch, answer(self.chain(rows), [len(words) for words in rows]), strict=True):
+                    found[i] = value
+        return [empty() if len(words) == 0 else value for words, value in zip(sentences, found, strict=True)]
+
+    def names_of(self, states: Tensor, length: int) -> tuple[str, ...]:
+        """Tags of a path of states (T,)."""
+        return tuple(self.tags[k] for k in self.tag_of_state().to(states.device)[states[:length]].tolist())
+
+    def _of_tags(self, marginals: StateMarginals) -> Tensor:
+        """(B, T, tags) probabilities of tags."""
+        states = self.tag_of_state()
+        return self._summed(marginals.dense(len(states)), states)
+
+    def _summed(self, probs: Tensor, states: Tensor) -> Tensor:
+        """(..., Z) probabilities of states summed over those of a tag, (..., tags)."""
+        some = states >= 0
+        total = probs.new_zeros(*probs.shape[:-1], len(self.tags))
+        return total.index_add_(-1, states[some].to(probs.device), probs[..., some.to(probs.device)])
+
+    def _rows(self, sentences: Sequence[Words], marginals: Callable[[Chain], StateMarginals]) -> list[np.ndarray]:
+        def rows(chain: Chain, lengths: list[int]) -> list[np.ndarray]:
+            probs = self._of_tags(marginals(chain)).cpu().numpy()
+            return [row[:n].copy() for row, n in zip(probs, lengths, strict=True)]
+
+        return self.each(sentences, rows, lambda: np.zeros((0, len(self.tags))))
+
+    # ---------------------------------------------------------------- questions
+    def tag(self, sentences: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
+        """The tags of each sentence's words; `decoder` as in the class."""
+        decoder = checks.choice("decoder", self.decoder if decoder is None else decoder, DECODERS)
+
+        def paths(chain: Chain, lengths: list[int]) -> list[tuple[str, ...]]:
+            if decoder == "viterbi":
+                found = self.tag_of_state()[chain.viterbi()[0].cpu()]  # padded steps are cut off below
+            else:
+                found = self._of_tags(chain.marginals()).argmax(-1)
+            return [tuple(self.tags[k] for k in row[:n]) for row, n in zip(found.tolist(), lengths, strict=True)]
+
+        return self.each(sentences, paths, tuple)
+
+    def decode(self, sentences: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
+        """The same as :meth:`tag`, by the name that all models have for their best path."""
+        return self.tag(sentences, decoder=decoder)
+
+    def smooth(self, sentences: Sequence[Words]) -> list[np.ndarray]:
+        """Of each sentence the (T, tags) probabilities of tags given all its words."""
+        return self._rows(sentences, lambda chain: chain.marginals())
+
+    def confidence(self, sentences: Sequence[Words], *, decoder: str | None = None) -> list[np.ndarray]:
+        """Of each sentence the (T,) probability that each word's tag, as :meth:`tag` gives it, is right."""
+        number = {tag: k for k, tag in enumerate(self.tags)}
+        tags = self.tag(sentences, decoder=decoder)
+        return [
+            probs[np.arange(len(path)), [number[tag] for tag in path]] if len(path) else np.zeros(0)
+            for probs, path in zip(self.smooth(sentences), tags, strict=True)
+        ]
+
+    def entropy(self, sentences: Sequence[Words]) -> np.ndarray:
+        """(N,) entropy of the path of states given the words, nats; of the taggings where each tag is one state."""
+        return np.array(self.each(sentences, lambda chain, _: chain.entropy().tolist(), float), dtype=float)
+
+    def n_best(self, sentence: Words, n: int) -> list[tuple[tuple[str, ...], float]]:
+        """The n most probable paths of states as taggings, and log p(path | words), nats, best first; fewer where there are not
+        as many."""
+        checks.count("n", n)
+
+        def best(chain: Chain, lengths: list[int]) -> list[list[tuple[tuple[str, ...], float]]]:
+            paths, log_probs = chain.k_best(n)
+            total = float(chain.log_prob())
+            found = zip(paths[:, 0], (log_probs[:, 0]).tolist(), strict=True)
+            return [[(self.names_of(path, lengths[0]), value - total) for path, value in found if value > -torch.inf]]
+
+        return self.each([sentence], best, lambda: [((), 0.0)])[0]
+
+    def sample_states(
+        self, sentences: Sequence[Words], num_samples: int = 1, *, seed: int | None = None
+    ) -> list[list[tuple[str, ...]]]:
+        """Taggings drawn from the posterior: `num_samples` lists of as many taggings as there are sentences."""
+        checks.count("num_samples", num_samples)
+
+        def draws(chain: Chain, lengths: list[int]) -> list[list[tuple[str, ...]]]:
+            paths = chain.sample(num_samples)  # (S, B, T)
+            return [[self.names_of(path, n) for path in paths[:, row]] for row, n in enumerate(lengths)]
+
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            found = self.each(sentences, draws, lambda: [()] * num_samples)
+        return [[taggings[s] for taggings in found] for s in range(num_samples)]
+
+
+class GenerativeTagger(ProbabilisticTagger):
+    """A probabilistic tagger that also gives words probabilities."""
+
+    def log_prob(self, sentences: Sequence[Words]) -> np.ndarray:
+        """(N,) log p(words), nats, the end of the sentence included where the model has one; 0 for empty sentences."""
+        return np.array(self.each(sentences, lambda chain, _: chain.log_prob().tolist(), float), dtype=float)
+
+    def score(self, sentences: Sequence[Words], *, per_token: bool = False) -> float:
+        """log p(words) of all sentences together, nats; or their mean over words."""
+        total = float(self.log_prob(sentences).sum())
+        return total / max(sum(map(len, sentences)), 1) if per_token else total
+
+    def surprising(self, sentence: Words) -> np.ndarray:
+        """(T,) -log p(word | words before), nats: large where a word was not expected."""
+
+        def nats(chain: Chain, lengths: list[int]) -> list[np.ndarray]:
+            return [-chain.token_log_probs()[0, : lengths[0]].cpu().numpy()]
+
+        return self.each([sentence], nats, lambda: np.zeros(0))[0]
+
+    def filter(self, sentences: Sequence[Words]) -> list[np.ndarray]:
+        """Of each sentence the (T, tags) probabilities of tags given the words up to each."""
+        return self._rows(sentences, lambda chain: chain.filtered_states())
+
+    def predict_next(self, sentences: Sequence[Words]) -> NextTag:
+        """What comes behind sentences, which may be empty: the next word's tag, or the end."""
+        states = self.tag_of_state()
+
+        def behind(chain: Chain, lengths: list[int]) -> list[np.ndarray]:
+            probs = chain.filtered_states().dense(len(states))
+            last = probs[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
+            return list(self._summed(chain.next_after(Belief(None, last.log())).state_log_probs.exp(), states).numpy())
+
+        found = self.each(sentences, behind, lambda: None)
+        if any(probs is None for probs in found):
+            known = next(iter(self.known_words))
+            with torch.no_grad():
+                first = self.chain([[known]]).next_after(None).state_log_probs.exp()
+            beginning = self._summed(first, states)[0].numpy()
+            found = [beginning if probs is None else probs for probs in found]
+        tags = np.stack(found) if found else np.zeros((0, len(self.tags)))
+        return NextTag(tags, (1.0 - tags.sum(1)).clip(min=0.0))
+
+    @abstractmethod
+    def sample(
+        self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None
+    ) -> list[TaggedSentence]:
+        """Sentences of at most `num_steps` words with their tags, drawn from the model."""

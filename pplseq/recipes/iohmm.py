@@ -1,0 +1,84 @@
+"""Input-output HMMs, trained on tables or on labelled strings; what works stands in files that import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pplseq.recipes.iohmm_settings import QUESTIONS, RECORD, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
+from pplseq.recipes.recipe import Job, Question, Recipe, register
+from pplseq.recipes.settings import options_of
+from pplseq.runs.progress import Watch
+
+
+@dataclass(frozen=True)
+class IOHMMRecipe(Recipe):
+    """A model of outputs given inputs, or of which strings are accepted."""
+
+    asking = IOHMMAsking
+
+    @property
+    def questions(self) -> Mapping[str, Question]:
+        return QUESTIONS
+
+    def has_begun(self, folder: Path) -> bool:
+        return (folder / RECORD).exists()
+
+    def train(self, job: Job) -> dict[str, Any]:
+        """Sizes one after the other: the folder holds the best of those finished, and a resumed run does the others."""
+        settings = job.settings
+        if settings.outputs or job.data == "-" or job.data.lower().endswith(TABLES):
+            if not settings.outputs:
+                raise ValueError(
+                    f"{job.data} is a table: name the columns of its outputs with --outputs (and --inputs)"
+                )
+            from pplseq.recipes.iohmm_tables import train_table
+
+            return train_table(job)
+        options = options_of(IOHMMSettings)
+        changed = [name for name, option in options.items() if getattr(settings, name) != option.default]
+        if foreign := sorted(set(changed) - STRING_SETTINGS):
+            raise ValueError(
+                f"{job.data} is read as labelled strings, which {', '.join(foreign)} does not apply to; a table needs "
+                "--outputs, and ends in .csv, .tsv or .parquet"
+            )
+        from pplseq.recipes.iohmm_strings import train_strings
+
+        return train_strings(job)
+
+    def load(self, folder: Path, settings: Any) -> Any:
+        from pplseq.recipes.iohmm_tables import read_run
+
+        return read_run(folder).model
+
+    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+        """Nats per target; of classes the accuracy and the balanced accuracy, of numbers the root mean squared error, of
+        predictions (closed loop) and of production (open loop); of strings also the automaton's."""
+        from pplseq.recipes.iohmm_answers import evaluate
+
+        if data is None:
+            raise ValueError("give DATA: a table or labelled strings as in training")
+        yield evaluate(folder, data)
+
+    def query(
+        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
+    ) -> Iterator[dict[str, Any]]:
+        from pplseq.recipes.iohmm_answers import answers
+
+        if not isinstance(lines, str | Path):
+            raise TypeError("lines: give the name of a table or of a file of strings")
+        return answers(folder, question, str(lines), settings)
+
+
+register(
+    IOHMMRecipe(
+        "iohmm",
+        "input-output HMM, or the automaton of labelled strings",
+        "a table (.csv, .tsv, .parquet, - for CSV on stdin) with columns named by --inputs and --outputs, an empty output "
+        "being a missing one; or a file of labelled strings (`+ 0101`, or `0101<TAB>1`), from which the smallest consistent "
+        "automaton is learned",
+        IOHMMSettings,
+    )
+)

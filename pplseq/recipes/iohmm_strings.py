@@ -1,0 +1,108 @@
+"""Automata, and the input-output HMMs that are their likes, learned from labelled strings."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
+from pplseq.models import RestartBlock, model_of_tables
+from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
+from pplseq.recipes.iohmm_tables import read_record, sizes_of, write_run
+from pplseq.recipes.recipe import Job
+from pplseq.runs.signals import TimeOver
+
+
+def train_strings(job: Job) -> dict[str, Any]:
+    """Learns the smallest consistent automaton, and writes it with its model; the summary.
+
+    A run that was stopped holds the best of the sizes that were finished; resumed, it begins anew, unless it had finished.
+    """
+    settings, watch = job.settings, job.watch
+    if job.resume and (before := read_record(job.folder))["summary"]["stop_reason"] == "finished":
+        return before["summary"]
+    with job.preparing(f"reading {Path(job.data).name}"):
+        read = read_labelled_strings(job.data)
+        if read.one_class:
+            label = "accepted" if read.labels[0] else "rejected"
+            raise ValueError(
+                f"{job.data}: all {len(read.labels)} strings are {label}; any automaton would fit, add some of the others"
+            )
+        validation = None
+        if settings.validation:
+            held_out = read_labelled_strings(settings.validation, symbols=read.symbols)
+            validation = held_out.strings, held_out.labels
+    learner = AutomatonLearner(
+        sizes_of(settings.states, range(2, 9)),
+        blocks=_blocks(settings.restarts or 1000),
+        num_iterations=settings.max_iterations or 300,
+        seed=settings.seed,
+        repair=settings.repair,
+    )
+    watch.say(f"{len(read.strings):,} strings over {' '.join(read.symbols)}, {sum(read.labels):,} of them accepted")
+    began = time.monotonic()
+
+    def tell(size: Any) -> None:
+        watch.say(f"{size.num_states} states: {size.num_consistent} of {size.num_restarts} restarts consistent")
+
+    try:
+        with job.preparing("learning automata"):
+            found = learner.fit(read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell)
+    except (KeyboardInterrupt, TimeOver) as stopped:
+        if (so_far := learner.so_far()) is None:
+            raise
+        timed = isinstance(stopped, TimeOver)
+        summary = _write_strings(job, read, so_far, began, "max_time" if timed else "interrupted")
+        watch.say(f"\n{job.folder} holds the best of the sizes that were finished")
+        if not timed:
+            raise
+        return summary
+    return _write_strings(job, read, found, began, "finished")
+
+
+def _blocks(restarts: int) -> list[RestartBlock]:
+    """The recipe's kinds of restarts, as many of each as can be, so that together they are that many."""
+    each, more = divmod(restarts, len(RECIPE))
+    sizes = [each + (place < more) for place in range(len(RECIPE))]
+    return [replace(block, num_restarts=size) for block, size in zip(RECIPE, sizes, strict=True) if size]
+
+
+def _write_strings(
+    job: Job, read: LabelledStrings, found: LearnedAutomaton, began: float, stop_reason: str
+) -> dict[str, Any]:
+    """The folder of what was learned from strings; its summary."""
+    job.watch.say(found.report)
+    out = job.folder
+    automaton = found.automaton
+    summary = {
+        "stop_reason": stop_reason, "steps": len(found.sizes),
+        "automaton_states": automaton.num_states, "consistent": found.consistent,
+        "languages": len(found.candidates), "seconds": round(time.monotonic() - began, 2),
+        "dropped": sum(size.num_collapsed for size in found.sizes),
+        "sizes": [size._asdict() for size in found.sizes],
+    }  # fmt: skip
+    record = {
+        "kind": "strings",
+        "data": job.data,
+        "symbols": list(read.symbols),
+        "summary": summary,
+        "report": found.report,
+    }
+    record["automata"] = [
+        {"automaton": candidate.automaton.to_dict(), "restarts": candidate.count, "chosen": place == found.chosen}
+        for place, candidate in enumerate(found.candidates)
+    ]
+    write_run(out, record, model_of_tables(found.tables))
+    (out / "automaton.json").write_text(json.dumps(automaton.to_dict(), indent=1) + "\n", encoding="utf-8")
+    (out / "automaton.dot").write_text(automaton.to_dot(), encoding="utf-8")
+    if job.settings.picture:
+        try:
+            from pplseq.report.automaton_picture import draw_automaton
+
+            draw_automaton(automaton, out / "automaton.png")
+        except ImportError as error:
+            job.watch.say(f"No picture: {error}")
+    return summary

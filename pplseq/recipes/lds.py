@@ -1,0 +1,144 @@
+"""Linear dynamical systems, trained on tables.
+
+Settings and names; what works stands in `lds_tables`, which imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pplseq import checks
+from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
+from pplseq.recipes.settings import setting
+from pplseq.runs.progress import Watch
+
+
+@dataclass(kw_only=True)
+class SeriesSettings:
+    """The table.
+
+    Args:
+        outputs: columns of the observations, a,b.
+        inputs: columns of what drives the system, a,b (default: none).
+        sequence_id: column that says which sequence a row is of (default: all rows are one).
+        standardize: bring columns to mean 0 and deviation 1; answers are in the table's units.
+        validation: held-out table, whose likelihood decides which iteration is best.
+    """
+
+    outputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    sequence_id: str | None = None
+    standardize: bool = setting(True, flag="--standardize/--raw")
+    validation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.validation is not None:
+            self.validation = str(Path(self.validation).resolve())
+
+
+@dataclass(kw_only=True)
+class LDSSettings(SeriesSettings, RunSettings):
+    """The model.
+
+    Args:
+        states: dimensions h of the state.
+        inputs_to: where inputs enter.
+        offsets: where constants are added.
+        state_noise: covariance of the state's noise.
+        emission_noise: covariance of the observation's noise.
+        initial: first state: learned, or where the states tend to.
+        iterations: of EM, at most.
+        tolerance: stop when an iteration gains less, in nats a step.
+        early_stop: stop after this many iterations without a new best of the validation.
+        batch_size: sequences at a time: memory only (default: all).
+        device: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
+    """
+
+    states: int = setting(2, check=checks.count)
+    inputs_to: Literal["both", "transition", "emission"] = "both"
+    offsets: Literal["both", "transition", "emission", "none"] = "both"
+    state_noise: Literal["full", "diagonal"] = "full"
+    emission_noise: Literal["full", "diagonal"] = "full"
+    initial: Literal["learned", "stationary"] = "learned"
+    iterations: int = setting(100, free=True, check=checks.count)
+    tolerance: float = setting(1e-4, check=checks.number)
+    early_stop: int | None = setting(None, free=True, check=checks.count)
+    batch_size: int | None = setting(None, check=checks.count)
+    device: str = setting("cpu", free=True)
+
+
+@dataclass(kw_only=True)
+class LDSAsking(UseSettings):
+    """The question.
+
+    Args:
+        steps: steps to look ahead (default: those of --future, else 10).
+        future: table of inputs that are to come, with the same sequences.
+        csv: also write the answer as a table, a row a sequence and step.
+    """
+
+    steps: int | None = setting(None, check=checks.count)
+    future: str | None = None
+    csv: Path | None = None
+
+
+QUESTIONS = {
+    "filter": Question("means and deviations of the state, given the observations so far", ("csv",), takes="table"),
+    "smooth": Question("the same given all observations", ("csv",), takes="table"),
+    "predict": Question("every observation as expected from those before it", ("csv",), takes="table"),
+    "reconstruct": Question("the observations without their noise; fills gaps", ("csv",), takes="table"),
+    "forecast": Question("observations of the steps to come", ("steps", "future", "csv"), takes="table"),
+    "score": Question("log p(observations), nats", takes="table"),
+}
+
+
+@dataclass(frozen=True)
+class LDSRecipe(Recipe):
+    """A model of rows of numbers whose states are vectors."""
+
+    asking = LDSAsking
+
+    @property
+    def questions(self) -> Mapping[str, Question]:
+        return QUESTIONS
+
+    def train(self, job: Job) -> dict[str, Any]:
+        from pplseq.recipes.lds_tables import train
+
+        return train(job)
+
+    def load(self, folder: Path, settings: Any) -> Any:
+        from pplseq.recipes.lds_tables import read_run
+
+        return read_run(folder, settings)[1]
+
+    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+        """Nats a row, and root mean squared errors of predictions one step ahead beside those of the mean."""
+        from pplseq.recipes.lds_tables import evaluate
+
+        if data is None:
+            raise ValueError("give DATA: a table with the columns of the training table")
+        yield evaluate(folder, data, settings)
+
+    def query(
+        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
+    ) -> Iterator[dict[str, Any]]:
+        from pplseq.recipes.lds_tables import answers
+
+        if not isinstance(lines, str | Path):
+            raise TypeError("lines: give the name of a table")
+        return answers(folder, question, str(lines), settings)
+
+
+register(
+    LDSRecipe(
+        "lds",
+        "linear dynamical system of a table's rows, by EM",
+        "a table (.csv, .tsv, .parquet, - for CSV on stdin) with columns named by --outputs and --inputs, an empty output "
+        "being a missing one",
+        LDSSettings,
+    )
+)

@@ -1,0 +1,274 @@
+"""Linear dynamical systems of tables: training in a folder, evaluation, forecasts and other answers in the table's units."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.data.tables import SequenceTable, read_table
+from pplseq.models import LDS
+from pplseq.models.batch import seeded, split_rows
+from pplseq.recipes.recipe import Job
+from pplseq.runs.em_training import train_em
+from pplseq.runs.settings import TrainSettings
+from pplseq.runs.signals import TimeOver
+
+COLUMNS = "columns.json"  # how a run reads tables
+STEPS = 10  # of a forecast where none are named
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a run's tables are read, and the units its model works in: (value - mean) / scale, column by column."""
+
+    outputs: list[str]
+    inputs: list[str]
+    sequence_id: str | None
+    mean: list[float]
+    scale: list[float]
+    input_mean: list[float]
+    input_scale: list[float]
+
+    @classmethod
+    def of(cls, table: SequenceTable, sequence_id: str | None, standardize: bool) -> Columns:
+        """Of a training table."""
+        found: list[list[float]] = []
+        for parts, size in ((table.outputs, len(table.output_names)), (table.inputs, len(table.input_names))):
+            mean, scale = np.zeros(size), np.ones(size)
+            if standardize and size:
+                rows = np.concatenate(parts)
+                mean, deviation = np.nanmean(rows, 0), np.nanstd(rows, 0)
+                scale = np.where(deviation > 0, deviation, 1.0)
+            found += [mean.tolist(), scale.tolist()]
+        return cls(list(table.output_names), list(table.input_names), sequence_id, *found)
+
+    @classmethod
+    def load(cls, folder: Path) -> Columns:
+        """Those of a run; FileNotFoundError or ValueError where there are none."""
+        path = folder / COLUMNS
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} is no run of `pplseq train lds`: it has no {COLUMNS}")
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: not the columns of a run ({error}); the file is damaged, train again") from None
+
+    def save(self, folder: Path) -> None:
+        """Beside the checkpoints, whole or not at all."""
+        new = folder / f".{COLUMNS}.new"
+        new.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, folder / COLUMNS)
+
+    def read(self, data: str, *, inputs_only: bool = False) -> SequenceTable:
+        """A table with these columns."""
+        outputs = [] if inputs_only else self.outputs
+        return read_table(data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=outputs)
+
+    def rows(self, table: SequenceTable) -> tuple[list[Tensor], list[Tensor] | None]:
+        """(x, inputs) of each sequence in the model's units."""
+        x = [torch.as_tensor((rows - np.array(self.mean)) / np.array(self.scale)) for rows in table.outputs]
+        return x, self.input_rows(table)
+
+    def input_rows(self, table: SequenceTable) -> list[Tensor] | None:
+        """Inputs of each sequence in the model's units."""
+        if not self.inputs:
+            return None
+        mean, scale = np.array(self.input_mean), np.array(self.input_scale)
+        return [torch.as_tensor((rows - mean) / scale) for rows in table.inputs]
+
+    def in_units(self, means: Tensor, covariances: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """(T, n) means and deviations of observations in the table's units."""
+        deviations = covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().numpy()
+        return means.numpy() * np.array(self.scale) + np.array(self.mean), deviations * np.array(self.scale)
+
+    @cached_property
+    def log_scale(self) -> np.ndarray:
+        """(n,) by which a density changes with the units."""
+        return np.log(np.array(self.scale))
+
+    def log_prob(self, log_prob: float, x: Tensor) -> float:
+        """log p of a sequence in the table's units, of that in the model's."""
+        return log_prob - float((~torch.isnan(x)).sum(0).numpy() @ self.log_scale)
+
+
+# ---------------------------------------------------------------- training
+def train(job: Job) -> dict[str, Any]:
+    """EM in the run's folder, from a subspace start; the summary."""
+    settings = job.settings
+    if not settings.outputs:
+        raise ValueError("outputs: name the columns of the observations with --outputs, like a,b")
+    if twice := [name for name in settings.outputs if name in settings.inputs]:
+        raise ValueError(f"outputs: column {twice[0]!r} is an input, too; leave one out")
+    with job.preparing(f"reading {Path(job.data).name}"):
+        named: dict[str, Any] = {"inputs": settings.inputs, "outputs": settings.outputs}
+        table = read_table(job.data, sequence_id=settings.sequence_id, **named)
+        columns = Columns.of(table, settings.sequence_id, settings.standardize)
+        x, inputs = columns.rows(table)
+        held_out = None if settings.validation is None else columns.rows(columns.read(settings.validation))
+    names = ("inputs_to", "offsets", "state_noise", "emission_noise", "initial")
+    options = {name: getattr(settings, name) for name in names}
+    if not columns.inputs:
+        del options["inputs_to"]
+    model = LDS(settings.states, len(columns.outputs), num_inputs=len(columns.inputs), **options).to(settings.device)
+    batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
+    batches = split_rows(batch, settings.batch_size)
+    job.watch.say(
+        f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; outputs {', '.join(columns.outputs)}, inputs "
+        f"{', '.join(columns.inputs) or 'none'}; {settings.states} states"
+    )
+    if not job.resume:
+        with job.preparing("finding a start"), seeded(settings.seed):
+            model.initialize(batch)
+    columns.save(job.folder)
+    if job.time_left is not None and job.time_left <= 0:
+        raise TimeOver("finding a start")
+
+    def validate() -> dict[str, float]:
+        rows, given = held_out if held_out is not None else ([], None)
+        known = {} if given is None else {"inputs": given}
+        return {"nats_per_token": -model.score(rows, per_token=True, **known)}
+
+    job.watch.begin(settings.iterations if settings.max_time is None else None)
+    history = train_em(
+        model,
+        batches,
+        evaluate=None if held_out is None else validate,
+        settings=TrainSettings(
+            epochs=settings.iterations, max_time=job.time_left, early_stop=settings.early_stop
+        ),
+        folder=job.folder,
+        resume=job.resume,
+        tolerance=settings.tolerance,
+        on_record=job.watch.record,
+    )
+    progress = history.progress
+    trained = [record for record in history.records if record.get("kind") == "train"]
+    summary = {"stop_reason": history.stop_reason, "steps": progress.step, "seconds": round(progress.seconds, 1)}
+    if trained:
+        summary["nats_per_step"] = trained[-1]["nats_per_token"]
+    if math.isfinite(progress.best):
+        summary |= {"best_step": progress.best_step, "validation_nats_per_step": progress.best}
+    return summary
+
+
+def read_run(folder: Path, settings: Any) -> tuple[Columns, LDS]:
+    """How a run reads tables, and its model."""
+    columns = Columns.load(folder)
+    checkpoint = folder / settings.checkpoint
+    if not checkpoint.exists():
+        checkpoint = folder / "last"  # without a validation there is no best
+    return columns, LDS.load(checkpoint)
+
+
+# ---------------------------------------------------------------- evaluation
+def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
+    """Likelihood of a table and errors of predictions one step ahead, in its units."""
+    columns, model = read_run(folder, settings)
+    table = columns.read(data)
+    x, inputs = columns.rows(table)
+    total, squares, naive, counts = 0.0, 0.0, 0.0, 0
+    for k, rows in enumerate(x):
+        known = {} if inputs is None else {"inputs": [inputs[k]]}
+        total += columns.log_prob(model.score([rows], **known), rows)
+        predicted = model.predict_distribution([rows], **known)
+        means, _ = columns.in_units(predicted.means[0], predicted.covariances[0])
+        seen = ~np.isnan(table.outputs[k])
+        squares = squares + (np.where(seen, means - table.outputs[k], 0.0) ** 2).sum(0)
+        naive = naive + (np.where(seen, np.array(columns.mean) - table.outputs[k], 0.0) ** 2).sum(0)
+        counts = counts + seen.sum(0)
+    if not np.any(counts):
+        raise ValueError(f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with")
+
+    def root(sums: Any) -> dict[str, float]:
+        return dict(zip(columns.outputs, np.sqrt(sums / np.maximum(counts, 1)).tolist(), strict=True))
+
+    steps = sum(table.lengths)
+    return {
+        "run": str(folder), "data": data, "sequences": len(table.ids), "steps": steps, "log_likelihood": total,
+        "nats_per_step": -total / steps,
+        "prediction": {"root_mean_squared_error": root(squares)}, "mean": {"root_mean_squared_error": root(naive)},
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- questions
+def answers(folder: Path, question: str, data: str, settings: Any) -> Iterator[dict[str, Any]]:
+    """An answer for each sequence; with `csv` also as a table."""
+    columns, model = read_run(folder, settings)
+    table = columns.read(data)
+    x, inputs = columns.rows(table)
+    future = _future(columns, settings) if question == "forecast" else {}
+    found = []
+    for k, (name, rows) in enumerate(zip(table.ids, x, strict=True)):
+        known = {} if inputs is None else {"inputs": [inputs[k]]}
+        answer: dict[str, Any] = {"id": name}
+        if question == "score":
+            answer["log_prob"] = columns.log_prob(model.score([rows], **known), rows)
+        elif question in ("filter", "smooth"):
+            states = getattr(model, question)([rows], **known)
+            deviations = states.covariances[0].diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+            answer |= {"states": states.means[0].tolist(), "deviations": deviations.tolist()}
+        else:
+            if question == "forecast":
+                told = model.forecast([rows], **known, **_ahead(columns, settings, future, name))
+            else:
+                told = (model.predict_distribution if question == "predict" else model.reconstruct)([rows], **known)
+            means, deviations = columns.in_units(told.means[0], told.covariances[0])
+            named = [[dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)]
+            answer |= {"outputs": named[0], "deviations": named[1]}
+        found.append(answer)
+        yield answer
+    if getattr(settings, "csv", None) is not None and question != "score":
+        write_csv(settings.csv, columns, found)
+
+
+def _future(columns: Columns, settings: Any) -> dict[str, Tensor]:
+    """Inputs that are to come, by sequence."""
+    if settings.future is None:
+        if columns.inputs:
+            raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
+        return {}
+    if not columns.inputs:
+        raise ValueError("future: this model has no inputs; say how many --steps, and leave --future out")
+    table = columns.read(settings.future, inputs_only=True)
+    return dict(zip(table.ids, columns.input_rows(table) or (), strict=True))
+
+
+def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str) -> dict[str, Any]:
+    """How far to look ahead in a sequence, and with which inputs."""
+    if not columns.inputs:
+        return {"num_steps": settings.steps or STEPS}
+    if name not in future:
+        raise ValueError(f"{settings.future}: it has no rows of sequence {name!r}")
+    rows = future[name][: settings.steps]
+    return {"num_steps": len(rows), "future_inputs": rows}
+
+
+def write_csv(path: Path, columns: Columns, found: list[dict[str, Any]]) -> None:
+    """Answers as a table, whole or not at all: sequence, step (from 1), and means and deviations by column."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    first = found[0] if found else {}
+    if "states" in first:
+        names = [f"z{k + 1}" for k in range(len(first["states"][0]))] if first["states"] else []
+    else:
+        names = columns.outputs
+    with new.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([columns.sequence_id or "sequence", "step", *names, *(f"{name}_deviation" for name in names)])
+        for answer in found:
+            rows = answer.get("states") or [list(row.values()) for row in answer.get("outputs", ())]
+            spread = [list(row.values()) if isinstance(row, dict) else row for row in answer["deviations"]]
+            for step, (row, deviations) in enumerate(zip(rows, spread, strict=True), 1):
+                writer.writerow([answer["id"], step, *row, *deviations])
+    os.replace(new, path)

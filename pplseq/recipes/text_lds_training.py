@@ -1,0 +1,73 @@
+"""Training the linear dynamical system for text on counts, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pplseq.baselines.loading import load_text_model
+from pplseq.data.lag_files import load_counts
+from pplseq.models.text_lds.program import TextLDS
+from pplseq.recipes.recipe import Job
+from pplseq.runs.progress import Watch
+
+
+def train(job: Job) -> dict[str, Any]:
+    """EM from a subspace start, with a checkpoint last/, and best/ if it is the best so far; the summary."""
+    settings = job.settings
+    with job.preparing(f"reading {Path(job.data).name}"):
+        counts = read_counts(Path(job.data), "counts", job.watch)
+        held_out = None if settings.held_out is None else read_counts(Path(settings.held_out), "held_out", job.watch)
+    model = TextLDS(counts.num_words, settings.states)
+    job.watch.stage("finding a start")
+    begun = False
+
+    def on_record(record: dict[str, Any]) -> None:
+        nonlocal begun
+        if not begun:
+            job.watch.begin(settings.iterations if settings.max_time is None else None)
+        begun = True
+        job.watch.record(record)
+
+    names = ("pseudo_counts", "start", "restricted_iterations", "blocks", "horizon", "patience", "dtype", "seed")
+    model.fit(
+        counts,
+        held_out=held_out,
+        folder=job.folder,
+        resume=job.resume,
+        on_record=on_record,
+        num_iterations=settings.iterations,
+        update_state_noise=settings.state_noise,
+        num_threads=settings.threads or 1,
+        max_time=job.time_left,
+        **{name: getattr(settings, name) for name in names},
+    )
+    history = model.history
+    last = history.records[-1]
+    return {
+        "stop_reason": history.stop_reason,
+        "steps": last["step"],
+        "best_step": history.best_step,
+        "gain_per_token": last["gain_per_token"],
+        **({"best_held_out_gain_per_token": history.best} if held_out is not None else {}),
+        "seconds": last["seconds"],
+    }
+
+
+def read_counts(folder: Path, name: str, watch: Watch) -> Any:
+    """Counts, with a remark where not the whole text was counted."""
+    try:
+        counts = load_counts(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    if counts.missing:
+        watch.say(f"Note: {name}: not the whole text was counted: without {', '.join(map(str, counts.missing))}")
+    return counts
+
+
+def load(folder: Path, checkpoint: str) -> TextLDS:
+    """The model of a run; ValueError where it holds another kind of model."""
+    model = load_text_model(folder, checkpoint)
+    if not isinstance(model, TextLDS):
+        raise ValueError(f"{folder} holds a {model.name}, no text_lds")
+    return model
