@@ -43,8 +43,9 @@ class Questions(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A question."""
         recipe, name = self.recipe, cmd_name
+        file = [click.Argument(["file"], default="-", metavar="[FILE]")] if recipe.questions[name].takes != "nothing" else []
         params = [
-            click.Argument(["file"], default="-", metavar="[FILE]"),
+            *file,
             click.Option(["--text", "as_text"], is_flag=True, help="Print for people instead of JSON."),
             CONFIG,
             *options_for(recipe.asking, asked(recipe, name)),
@@ -68,7 +69,7 @@ class Questions(click.Group):
 def _ask(ctx: click.Context, recipe: Recipe, question: str) -> None:
     run = ctx.parent.params["run"] if ctx.parent is not None else ""
     failed = False
-    for answer in answers(run, question, ctx.params["file"], watch=Remarks(), **given(ctx, recipe.asking)):
+    for answer in answers(run, question, ctx.params.get("file", ()), watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
         line = recipe.readable(answer) if ctx.params["as_text"] else json.dumps(answer, ensure_ascii=False)
         # what a line of JSON may hold and a terminal may not: half of a surrogate pair

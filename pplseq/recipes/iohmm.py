@@ -67,7 +67,7 @@ class IOHMMRecipe(Recipe):
     ) -> Iterator[dict[str, Any]]:
         from pplseq.recipes.iohmm_answers import answers
 
-        if not isinstance(lines, str | Path):
+        if not isinstance(lines, str | Path) and QUESTIONS[question].takes == "table":
             raise TypeError("lines: give the name of a table or of a file of strings")
         return answers(folder, question, str(lines), settings)
 

@@ -324,7 +324,7 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
     assert "was trained on a table" in error("query", run, "automaton")
     assert "no such run or model folder" in error("query", tmp_path / "nowhere", "predict", table)
     assert "--future is an option of forecast" in error("query", run, "decode", table, "--future", table)
-    assert "DATA does not go with effects" in error("query", run, "effects", table, "--feature", "a")
+    assert "unexpected extra argument" in error("query", run, "effects", table, "--feature", "a")
     assert "png: it is for inputs that are numbers" in error(
         "query", automaton_run, "effects", "--png", tmp_path / "p.png"
     )
@@ -338,7 +338,7 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
         record = json.loads((changed / "iohmm.json").read_text())
         (changed / "iohmm.json").write_text(json.dumps(record | {key: value}))
         assert "the file was changed or damaged" in error("query", changed, "score", table)
-    (tmp_path / "broken").mkdir()
+    shutil.copytree(run, tmp_path / "broken")
     (tmp_path / "broken" / "iohmm.json").write_text("{")
     assert "the file is damaged" in error("query", tmp_path / "broken", "score", table)
     assert "MODEL comes first" in error("train", "--out", tmp_path / "r", "iohmm", table)
