@@ -137,7 +137,7 @@ def load_tagger(folder: str | Path) -> Tagger:
     if header.get("model") != "tagger" or str(header.get("tagger")) not in TAGGERS:
         raise ValueError(
             f"{folder}: holds the model {header.get('tagger', header.get('model'))!r}, no tagger; taggers are made by "
-            "`pplseq tag train`"
+            "`pplseq train tagger`"
         )
     try:
         return TAGGERS[header["tagger"]].from_state(header["config"], tensors)

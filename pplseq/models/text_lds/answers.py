@@ -22,7 +22,7 @@ from pplseq.models.text_lds.next_word import token_probs, word_probs
 
 REFUSAL = (
     "a text_lds has vectors as states, not numbered ones, and cannot answer {question!r}; it answers {known}, and "
-    "`pplseq lds embed` gives the states' posterior means"
+    "`pplseq query RUN embed` gives the states' posterior means"
 )
 
 
