@@ -181,7 +181,7 @@ def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
     for k, rows in enumerate(x):
         known = {} if inputs is None else {"inputs": [inputs[k]]}
         total += columns.log_prob(model.score([rows], **known), rows)
-        predicted = model.predict_distribution([rows], **known)
+        predicted = model.predictive([rows], **known)
         means, _ = columns.in_units(predicted.means[0], predicted.covariances[0])
         seen = ~np.isnan(table.outputs[k])
         squares = squares + (np.where(seen, means - table.outputs[k], 0.0) ** 2).sum(0)
@@ -222,7 +222,7 @@ def answers(folder: Path, question: str, data: str, settings: Any) -> Iterator[d
             if question == "forecast":
                 told = model.forecast([rows], **known, **_ahead(columns, settings, future, name))
             else:
-                told = (model.predict_distribution if question == "predict" else model.reconstruct)([rows], **known)
+                told = (model.predictive if question == "predict" else model.reconstruct)([rows], **known)
             means, deviations = columns.in_units(told.means[0], told.covariances[0])
             named = [[dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)]
             answer |= {"outputs": named[0], "deviations": named[1]}

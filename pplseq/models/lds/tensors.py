@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.models.gaussian import GaussianEstimator
-from pplseq.models.hmm.program import DTYPES
+from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import (
     Parameters,
     RegressionPrior,
