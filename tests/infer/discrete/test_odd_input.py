@@ -58,7 +58,7 @@ def model():
 @pytest.mark.parametrize(
     "wrong, error, match",
     [
-        (dict(num_states=16.0), TypeError, "num_states must be an integer"),
+        (dict(num_states=16.0), TypeError, "num_states must be a whole number"),
         (dict(tied="no"), TypeError, "tied must be True or False"),
         (dict(reset_id=1.5), TypeError, "reset_id"),
         (dict(blocks=[0.5, 1.9, 0, 0, 1, 1]), TypeError, "blocks must be a list of integers"),
