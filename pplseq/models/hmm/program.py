@@ -14,7 +14,6 @@ from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
 from pplseq.models.given import Sizes
@@ -23,7 +22,6 @@ from pplseq.models.hmm.emissions import (
     dirichlet_log_density,
     inside_simplex,
     like,
-    mixture_moments,
     safe_log,
 )
 from pplseq.models.hmm.priors import Priors
@@ -177,11 +175,6 @@ class HMM(StateTables):
         """The probabilities of :meth:`smooth`, (B, T, Z), by the name that users of hmmlearn know."""
         return self.smooth(x, lengths, **known).probs
 
-    def observations_of(self, states: Tensor, emission) -> NextDistribution:
-        if self.num_words is not None:
-            return super().observations_of(states, emission)
-        return NextDistribution(states, None, *mixture_moments(states.exp(), self.loc, self.covariances))
-
     @torch.no_grad()
     def sites(self) -> dict[str, Tensor]:
         """Values of the program's latent sites at the point estimate: where SVI and NUTS start."""
@@ -196,7 +189,7 @@ class HMM(StateTables):
         rest = {name: value for name, value in sites.items() if name not in ("initial", "transition")}
         return {"initial": sites["initial"], "transition": sites["transition"], **self.emissions.from_sites(**rest)}
 
-    def initialize(self, batch: Batch) -> None:
+    def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold and nearly even transitions: where a fit starts."""
         x, seen = self.emissions.observed(batch.x)
         if batch.lengths is not None:

@@ -46,7 +46,7 @@ class StateTables(Estimator):
         checks.choice("covariance", covariance, kinds)
         checks.choice("dtype", dtype, DTYPES)
         checks.positive("covariance_floor", covariance_floor)
-        self._config = dict(
+        self._config: dict[str, Any] = dict(
             num_words=self.num_words, num_features=self.num_features, covariance=covariance,
             covariance_floor=covariance_floor,
         )  # fmt: skip
@@ -104,7 +104,7 @@ class StateTables(Estimator):
     @torch.no_grad()
     def _set_tables(self, **tables) -> None:
         """Sets "initial", "transition" and "emission" from probabilities; those that are None stay."""
-        own = {"initial": self.initial_logits, "transition": self.transition_logits}
+        own: dict[str, Any] = {"initial": self.initial_logits, "transition": self.transition_logits}
         own["emission"] = getattr(self.emissions, "logits", None)
         for name, given in tables.items():
             if given is None:

@@ -108,7 +108,7 @@ class PROPS(StateTables):
             expected += f", or (B, T, K_s, V) = {(*shape, self.num_sources, self.num_words)} of all words"
         if not isinstance(value, Tensor):
             raise TypeError(f"source_log_probs must be a tensor {expected}, got {type(value).__name__}")
-        sizes = [(*shape, self.num_sources, self.num_words)]
+        sizes: list[tuple[int | None, ...]] = [(*shape, self.num_sources, self.num_words)]
         if not given.generates:
             sizes.append((*shape, self.num_sources))
         if tuple(value.shape) not in sizes:
@@ -202,8 +202,9 @@ class PROPS(StateTables):
                 raise ValueError(
                     "num_users: a batch of users learns words only; start a stream for each user of vectors"
                 )
-            tables = (v.to(device or v.device) for v in (self.initial, self.transition, self.emission))
-            return BatchStream(*tables, num_users, settings, window=options.get("window", 64))
+            tables = (self.initial, self.transition, self.emission)
+            initial, transition, emission = (table.to(device or table.device) for table in tables)
+            return BatchStream(initial, transition, emission, num_users, settings, window=options.get("window", 64))
         tables = {"initial": self.initial, "transition": self.transition}
         if self.num_words is not None:
             tables["emission"] = self.emission
