@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,14 +19,16 @@ from pplseq.models.fitting import check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
-from pplseq.models.iohmm.restarts.em import run_em
+from pplseq.models.iohmm.restarts.em import EMRun, run_em
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
-from pplseq.models.iohmm.restarts.gradient import run_sgd
+from pplseq.models.iohmm.restarts.gradient import SGDRun, run_sgd
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory, Restarts
 from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOutputs, Outputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 from pplseq.models.iohmm.restarts.starts import draw_parameters
+from pplseq.models.iohmm.restarts.training import RestartTraining
+from pplseq.runs.loop import run_training
 
 METHODS = ("em", "gem", "sgd", "svi", "nuts")
 FITTERS = {"em": run_em, "gem": run_em, "sgd": run_sgd}
@@ -40,6 +44,14 @@ class FitPlan(NamedTuple):
     warm_start: bool
     batch_size: int | None
     options: dict[str, Any]
+    folder: str | Path | None = None
+    resume: bool = False
+    max_time: float | None = None
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether it is a run, with checkpoints or a limit of time."""
+        return self.folder is not None or self.max_time is not None or self.resume
 
     @classmethod
     def of(
@@ -76,6 +88,8 @@ class FitPlan(NamedTuple):
 def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan: FitPlan) -> FitHistory:
     """Leaves the model at what the fit has found."""
     if plan.method in ("svi", "nuts"):
+        if plan.on_disk:
+            raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
         if not plan.warm_start:
             model.initialize(batch)
         return fit_parameters(model, split_rows(batch, plan.batch_size), plan.method, plan.options)
@@ -164,26 +178,41 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     problems = [problem]
     if plan.batch_size is not None:
         problems = [restart_problem(model, part, networks) for part in split_rows(batch, plan.batch_size)]
-    parts = []
-    for group in _groups(plan.blocks, problem):
+    groups, loud = _groups(plan.blocks, problem), []
+    block = torch.repeat_interleave(torch.arange(len(plan.blocks)), torch.tensor([b.num_restarts for b in plan.blocks]))
+    held_out = None if validation is None else restart_problem(model, validation, networks)
+    history: RestartHistory | None = None
+
+    def begin_group(number: int) -> EMRun | SGDRun:
         problem.forget()
-        parameters = _as_restart(model) if plan.warm_start else draw_parameters(problem, group)
-        common: dict[str, Any] = dict(blocks=group, precisions=precisions, **plan.options)
+        parameters = _as_restart(model) if plan.warm_start else draw_parameters(problem, groups[number])
+        common: dict[str, Any] = dict(blocks=groups[number], precisions=precisions, **plan.options)
         if plan.method == "sgd":
-            parts.append(run_sgd(problems, parameters, **common))
-        else:
-            parts.append(run_em(problem, parameters, gradient=plan.method == "gem", **common))
-    result = Restarts.join(parts)
-    result.block = torch.repeat_interleave(
-        torch.arange(len(plan.blocks)), torch.tensor([b.num_restarts for b in plan.blocks])
-    )
-    _check_possible(problem, result)
-    notes = choose_restart(
-        result, problem, plan.select, num_free_parameters=model.num_free_parameters,
-        validation=None if validation is None else restart_problem(model, validation, networks),
-    )  # fmt: skip
-    load_restart(model, result.parameters, result.chosen)
-    return _history(model, plan.method, problem, result, notes)
+            return SGDRun(problems, parameters, **common)
+        return EMRun(problem, parameters, gradient=plan.method == "gem", **common)
+
+    def conclude(parts: Sequence[Restarts]) -> str:
+        nonlocal history
+        result = Restarts.join(list(parts))
+        result.block = block[: len(result)]
+        _check_possible(problem, result)
+        free = model.num_free_parameters
+        notes = choose_restart(result, problem, plan.select, validation=held_out, num_free_parameters=free)
+        load_restart(model, result.parameters, result.chosen)
+        history = _history(model, plan.method, problem, result, notes, loud)
+        return history.reason
+
+    load = functools.partial(load_restart, model)
+    training = RestartTraining(begin_group, len(groups), load, conclude, model.save, problem.num_steps)
+    if plan.on_disk:
+        run_training(training, folder=plan.folder, resume=plan.resume, max_time=plan.max_time)
+        if not training.ended():
+            training.cut()
+    while not training.ended():
+        training.step()
+    for note in loud:
+        warnings.warn(note, RuntimeWarning, stacklevel=4)
+    return cast(RestartHistory, history)
 
 
 def _check_possible(problem: RestartProblem, result: Restarts) -> None:
@@ -198,8 +227,9 @@ def _check_possible(problem: RestartProblem, result: Restarts) -> None:
 
 
 def _history(
-    model: IOParameters, method: str, problem: RestartProblem, result: Restarts, notes: list[str]
+    model: IOParameters, method: str, problem: RestartProblem, result: Restarts, notes: list[str], loud: list[str]
 ) -> RestartHistory:
+    """The history of the chosen restart; what the user is warned of goes into ``loud``."""
     chosen = result.chosen
     history = RestartHistory(method, problem.num_steps, restarts=result)
     trace, objectives = result.trace[:, chosen], result.objectives[:, chosen]
@@ -218,7 +248,7 @@ def _history(
     steps = int(result.num_iterations[chosen])
     history.reason = "converged" if history.converged else f"{steps} steps done"
     history.note(notes)
-    loud = [note for note in notes if any("likelihood" in why for why in result.dropped.values())]
+    loud[:] = [note for note in notes if any("likelihood" in why for why in result.dropped.values())]
     if chosen in result.fell:
         history.reason = "the objective fell"
         loud.append("EM's objective fell by more than rounding: the parameters before are kept; use float64")
@@ -230,8 +260,6 @@ def _history(
             "covariance_floor where the outputs' own variance is as small"
         )
     history.note(loud)
-    for note in loud:
-        warnings.warn(note, RuntimeWarning, stacklevel=5)
     return history
 
 

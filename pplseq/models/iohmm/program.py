@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 import pyro
@@ -188,7 +189,8 @@ class IOHMM(IOHMMQueries):
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         named = {"initial": "initial_network", "transition": "transition", "emission": "emission"}
         own = {named[part]: getattr(self.network(part), "module", self.network(part)) for part in self._own}
-        return {name: value for name, value in self.config.items() if name != "own_networks"} | own
+        known = {name: value for name, value in self.config.items() if name != "own_networks"}
+        return known | {"hidden": known["hidden"] or ()} | own
 
     def load_weights(self, folder) -> IOHMM:
         """Reads the parameters of a folder that a model built the same way saved; for networks of your own."""
@@ -285,7 +287,8 @@ class IOHMM(IOHMMQueries):
     def fit(
         self, x, lengths=None, *, inputs=None, states=None, method: str | None = None,
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
-        validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None, **options,
+        validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
+        folder: str | Path | None = None, resume: bool = False, max_time: float | None = None, **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
@@ -304,6 +307,9 @@ class IOHMM(IOHMMQueries):
             warm_start: start from the parameters as they are; then there is one start.
             batch_size: sequences of a mini-batch of "sgd", "svi"; None for all.
             seed: makes the fit repeatable; None draws from torch's generator.
+            folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``; Ctrl-C and SIGTERM leave a checkpoint.
+            resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same arguments.
+            max_time: seconds, over all resumptions; the choice is then among what the restarts have come to.
             **options: max_iterations (100) and tolerance (1e-5 nats per step) of "em" and "gem"; num_steps and learning_rate
                 of "sgd" and "svi"; those of :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
 
@@ -319,6 +325,7 @@ class IOHMM(IOHMMQueries):
         plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
+        plan = plan._replace(folder=folder, resume=resume, max_time=max_time)
         batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
         held_out = None
         if validation is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ class Climber:
         self.second = {name: torch.zeros_like(value) for name, value in weights.items()}
         value = next(iter(weights.values()))
         self.count, self.length = 0, torch.full_like(value.flatten(0, -2)[0], FIRST_STEP)
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Climber:
+        """One that goes on from what ``vars`` of another said."""
+        climber = cls.__new__(cls)
+        vars(climber).update(state)
+        return climber
 
     def take(self, restarts: Tensor) -> None:
         """Keeps some restarts only."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from pplseq.kernels.restart_scan import Expectation
 from pplseq.models.iohmm.restarts.history import RestartBlock, Restarts
 from pplseq.models.iohmm.restarts.networks import Penalty
 from pplseq.models.iohmm.restarts.outputs import Parameters
-from pplseq.models.iohmm.restarts.problem import PARTS, Penalties, RestartProblem, put, take
+from pplseq.models.iohmm.restarts.problem import PARTS, Penalties, RestartProblem, moved, put, take
 
 
 class Step(NamedTuple):
@@ -54,69 +54,140 @@ def run_em(
         What became of them, ``parameters`` included. A restart whose log-likelihood is NaN or -inf, or whose objective fell by
         more than rounding, stops; the first two are in ``dropped``, the last keeps the parameters before.
     """
-    like = next(iter(parameters["transition"].values()))
-    num_restarts, dtype = like.shape[-1], like.dtype
-    blocks = blocks or [RestartBlock(num_restarts)]
-    block = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor([b.num_restarts for b in blocks]))
-    if len(block) != num_restarts:
-        raise ValueError(f"blocks hold {len(block)} restarts, but parameters are of {num_restarts}")
-    prior = RestartPriors(blocks, block, like, precisions or {})
-    nan = torch.full((num_restarts,), math.nan, dtype=dtype)
-    result = Restarts(
-        nan.clone(), nan.clone(), torch.empty(0), torch.empty(0), torch.zeros(num_restarts, dtype=torch.long),
-        torch.zeros(num_restarts, dtype=torch.bool), block,
+    run = EMRun(
+        problem, parameters, max_iterations=max_iterations, tolerance=tolerance, blocks=blocks, precisions=precisions,
+        gradient=gradient,
     )  # fmt: skip
-    result.parameters = {part: {k: v.clone() for k, v in weights.items()} for part, weights in parameters.items()}
-    active = torch.arange(num_restarts, device=like.device)
-    before: Step | None = None
-    trace, objectives = [], []
-    for iteration in range(max_iterations + 1):
-        expected = problem.expect(parameters)
-        log_likelihood = expected.log_prob.sum(0)
-        objective = log_likelihood + problem.log_prior(parameters, prior.at(iteration, active))
-        for values, value in ((trace, log_likelihood), (objectives, objective)):
-            values.append(nan.clone())
-            values[-1][active.cpu()] = value.cpu()
+    while not run.ended:
+        iteration = run.iteration
+        log_likelihood = run.step()
         if on_iteration is not None:
             on_iteration(iteration, log_likelihood)
+    return run.outcome()
+
+
+class EMRun:
+    """:func:`run_em` iteration by iteration, which may stop between two of them and go on elsewhere."""
+
+    def __init__(
+        self, problem: RestartProblem, parameters: Parameters, *, max_iterations: int = 100, tolerance: float = 1e-5,
+        blocks: list[RestartBlock] | None = None, precisions: Mapping[str, float] | None = None, gradient: bool = False,
+    ):  # fmt: skip
+        like = next(iter(parameters["transition"].values()))
+        num_restarts = like.shape[-1]
+        blocks = blocks or [RestartBlock(num_restarts)]
+        block = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor([b.num_restarts for b in blocks]))
+        if len(block) != num_restarts:
+            raise ValueError(f"blocks hold {len(block)} restarts, but parameters are of {num_restarts}")
+        self.problem, self.gradient, self.tolerance = problem, gradient, tolerance * problem.num_steps
+        self.max_iterations, self.rounding = max_iterations, ROUNDING.get(like.dtype, ROUNDING[torch.float32])
+        self.prior = RestartPriors(blocks, block, like, precisions or {})
+        self.nan = torch.full((num_restarts,), math.nan, dtype=like.dtype)
+        self.result = Restarts(
+            self.nan.clone(), self.nan.clone(), torch.empty(0), torch.empty(0),
+            torch.zeros(num_restarts, dtype=torch.long), torch.zeros(num_restarts, dtype=torch.bool), block,
+        )  # fmt: skip
+        self.result.parameters = {part: {k: v.clone() for k, v in w.items()} for part, w in parameters.items()}
+        self.parameters, self.before = parameters, None
+        self.active = torch.arange(num_restarts, device=like.device)
+        self.iteration, self.trace, self.objectives = 0, [], []
+
+    before: Step | None  # what the last step began with
+    trace: list[Tensor]
+    objectives: list[Tensor]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every restart has stopped."""
+        return not len(self.active)
+
+    def step(self) -> Tensor:
+        """One iteration; returns the (R,) log-likelihoods before it, of the restarts that were running."""
+        problem, prior, result, iteration = self.problem, self.prior, self.result, self.iteration
+        expected = problem.expect(self.parameters)
+        log_likelihood = found = expected.log_prob.sum(0)
+        objective = log_likelihood + problem.log_prior(self.parameters, prior.at(iteration, self.active))
+        for values, value in ((self.trace, log_likelihood), (self.objectives, objective)):
+            values.append(self.nan.clone())
+            values[-1][self.active.cpu()] = value.cpu()
         broken = ~torch.isfinite(log_likelihood)
         stop = broken.clone()
-        if before is not None:
+        if (before := self.before) is not None:
             gain = objective - before.objective
-            fell = gain < -ROUNDING.get(dtype, ROUNDING[torch.float32]) * before.objective.abs().clamp_min(1.0)
+            fell = gain < -self.rounding * before.objective.abs().clamp_min(1.0)
             if bool(fell.any()):  # back to the parameters before
                 where = fell.nonzero().squeeze(-1)
-                result.fell += active[where].tolist()
-                put(parameters, where, take(before.parameters, where))
+                result.fell += self.active[where].tolist()
+                put(self.parameters, where, take(before.parameters, where))
                 log_likelihood = torch.where(fell, before.log_likelihood, log_likelihood)
                 objective = torch.where(fell, before.objective, objective)
-            converged = prior.settled(iteration, active) & ~fell & (gain <= tolerance * problem.num_steps)
+            converged = prior.settled(iteration, self.active) & ~fell & (gain <= self.tolerance)
             stop = stop | fell | converged
-            result.converged[active[converged].cpu()] = True
-        if iteration == max_iterations:
+            result.converged[self.active[converged].cpu()] = True
+        if iteration == self.max_iterations:
             stop = torch.ones_like(stop)
         if bool(stop.any()):
-            where, there = stop.nonzero().squeeze(-1), active[stop]
-            put(result.parameters, there, take(parameters, where))
+            where, there = stop.nonzero().squeeze(-1), self.active[stop]
+            put(result.parameters, there, take(self.parameters, where))
             there = there.cpu()
             result.log_likelihoods[there] = log_likelihood[where].cpu()
             result.log_posteriors[there] = objective[where].cpu()
             result.num_iterations[there] = iteration
             result.note_collapses(there, broken[where], log_likelihood[where], expected.emit[..., where])
-            active, going = active[~stop], ~stop
-            if not len(active):
-                break
-            parameters = take(parameters, going)
+            self.active, going = self.active[~stop], ~stop
+            if self.ended:
+                return found
+            self.parameters = take(self.parameters, going)
             problem.take(going)
             expected = Expectation(*(value[..., going] for value in expected))
             log_likelihood = log_likelihood[going]
-        penalties = prior.at(iteration + 1, active)  # a step climbs under its own prior
-        before = Step(parameters, log_likelihood, log_likelihood + problem.log_prior(parameters, penalties))
-        parameters, floored = problem.maximize(parameters, expected, penalties, gradient=gradient)
+        self.iteration += 1
+        penalties = prior.at(self.iteration, self.active)  # a step climbs under its own prior
+        objective = log_likelihood + problem.log_prior(self.parameters, penalties)
+        self.before = Step(self.parameters, log_likelihood, objective)
+        self.parameters, floored = problem.maximize(self.parameters, expected, penalties, gradient=self.gradient)
         if floored is not None and bool(floored.any()):
-            result.floored = sorted({*result.floored, *active[floored].tolist()})
-    result.trace, result.objectives = torch.stack(trace), torch.stack(objectives)
-    return result
+            result.floored = sorted({*result.floored, *self.active[floored].tolist()})
+        return found
+
+    def outcome(self) -> Restarts:
+        """What became of the restarts, once all have stopped."""
+        self.result.trace, self.result.objectives = torch.stack(self.trace), torch.stack(self.objectives)
+        return self.result
+
+    def state(self) -> dict[str, Any]:
+        """All that :meth:`restore` needs, beside the arguments: tensors, numbers, lists and dictionaries."""
+        names = ("iteration", "parameters", "active", "trace", "objectives")
+        before = None if self.before is None else self.before._asdict()
+        return {name: getattr(self, name) for name in names} | {
+            "before": before, "result": vars(self.result), "memory": self.problem.memory(),
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what another's :meth:`state` said."""
+        device = self.active.device
+        self.iteration, self.trace, self.objectives = state["iteration"], state["trace"], state["objectives"]
+        self.parameters, self.active = (moved(state[name], device) for name in ("parameters", "active"))
+        self.before = None if state["before"] is None else Step(**moved(state["before"], device))
+        self.result = Restarts(**state["result"])
+        self.result.parameters = moved(self.result.parameters, device)
+        self.problem.remember(moved(state["memory"], device))
+
+    def best(self) -> tuple[Parameters, int] | None:
+        """Parameters and the place among them of the likeliest restart that still runs; None before the first step."""
+        if self.before is None:
+            return None
+        return self.before.parameters, int(self.before.log_likelihood.nan_to_num(-math.inf).argmax())
+
+    def cut(self) -> None:
+        """Ends what runs as it is."""
+        if self.before is not None:
+            put(self.result.parameters, self.active, self.before.parameters)
+            there = self.active.cpu()
+            self.result.log_likelihoods[there] = self.before.log_likelihood.cpu()
+            self.result.log_posteriors[there] = self.before.objective.cpu()
+            self.result.num_iterations[there] = self.iteration
+        self.active = self.active[:0]
 
 
 class RestartPriors:

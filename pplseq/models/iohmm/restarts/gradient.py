@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,43 +36,99 @@ def run_sgd(
     Returns:
         What became of them; likelihoods are over all mini-batches, at the last parameters.
     """
-    blocks = blocks or [RestartBlock(next(iter(parameters["transition"].values())).shape[-1])]
-    leaves = {p: {k: v.detach().clone() for k, v in w.items()} for p, w in parameters.items()}
-    flat = [value for weights in leaves.values() for value in weights.values()]
-    parts = [part for part, weights in leaves.items() for _ in weights]
-    optimizer = torch.optim.Adam(flat, lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / max(num_steps, 1)))
-    total = sum(problem.num_steps for problem in problems)
-    order, trace = [], []
-    for step in range(num_steps):
-        order = order or torch.randperm(len(problems)).tolist()
-        problem = problems[order.pop()]
-        log_likelihood, gradient = problem.gradient(leaves)
-        grads = [value for weights in gradient.values() for value in weights.values()]
-        share = problem.num_steps / total
-        for value, grad, part in zip(flat, grads, parts, strict=True):
-            precision = (precisions or {}).get(part, 0.0)
-            uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
-            value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped below
-        optimizer.step()
-        schedule.step()
-        trace.append(log_likelihood.cpu() / share)
+    run = SGDRun(
+        problems, parameters, num_steps=num_steps, learning_rate=learning_rate, precisions=precisions, blocks=blocks
+    )
+    while not run.ended:
+        log_likelihood = run.step()
         if on_iteration is not None:
-            on_iteration(step, log_likelihood)
-    num_restarts = flat[0].shape[-1]
-    expected = [problem.expect(leaves) for problem in problems]
-    log_likelihood = functools.reduce(operator.add, (value.log_prob.sum(0) for value in expected))
-    block = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor([b.num_restarts for b in blocks]))
-    likelihoods = torch.stack(trace) if trace else torch.empty(0, num_restarts)
-    result = Restarts(
-        log_likelihood.cpu(), torch.empty(0), likelihoods, likelihoods, torch.full((num_restarts,), num_steps),
-        torch.zeros(num_restarts, dtype=torch.bool), block,
-    )  # fmt: skip
-    flat_blocks = [RestartBlock(num_restarts)]  # Dirichlet priors are of EM
-    priors = RestartPriors(flat_blocks, torch.zeros_like(block), log_likelihood, precisions or {})
-    penalties = priors.at(0, torch.arange(num_restarts))
-    result.log_posteriors = (log_likelihood + problems[0].log_prior(leaves, penalties)).cpu()
-    result.parameters = leaves
-    visits = functools.reduce(operator.add, (value.emit.sum(1, keepdim=True) for value in expected))
-    result.note_collapses(torch.arange(num_restarts), ~torch.isfinite(log_likelihood), log_likelihood, visits)
-    return result
+            on_iteration(run.iteration - 1, log_likelihood)
+    return run.outcome()
+
+
+class SGDRun:
+    """:func:`run_sgd` step by step, which may stop between two of them and go on elsewhere."""
+
+    def __init__(
+        self, problems: list[RestartProblem], parameters: Parameters, *, num_steps: int = 500, learning_rate: float = 0.05,
+        precisions: Mapping[str, float] | None = None, blocks: list[RestartBlock] | None = None,
+    ):  # fmt: skip
+        self.problems, self.precisions, self.num_steps = problems, precisions or {}, num_steps
+        self.blocks = blocks or [RestartBlock(next(iter(parameters["transition"].values())).shape[-1])]
+        self.parameters = {p: {k: v.detach().clone() for k, v in w.items()} for p, w in parameters.items()}
+        self.flat = [value for weights in self.parameters.values() for value in weights.values()]
+        self.parts = [part for part, weights in self.parameters.items() for _ in weights]
+        self.optimizer = torch.optim.Adam(self.flat, lr=learning_rate)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / max(num_steps, 1)))
+        self.total = sum(problem.num_steps for problem in problems)
+        self.iteration, self.order, self.trace = 0, [], []
+
+    order: list[int]  # mini-batches that are still to come in this pass
+    trace: list[Tensor]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps are done."""
+        return self.iteration >= self.num_steps
+
+    def step(self) -> Tensor:
+        """One step; returns the (R,) log-likelihoods of its mini-batch."""
+        self.order = self.order or torch.randperm(len(self.problems)).tolist()
+        problem = self.problems[self.order.pop()]
+        log_likelihood, gradient = problem.gradient(self.parameters)
+        grads = [value for weights in gradient.values() for value in weights.values()]
+        share = problem.num_steps / self.total
+        for value, grad, part in zip(self.flat, grads, self.parts, strict=True):
+            precision = self.precisions.get(part, 0.0)
+            uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
+            value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped in the end
+        self.optimizer.step()
+        self.schedule.step()
+        self.trace.append(log_likelihood.cpu() / share)
+        self.iteration += 1
+        return log_likelihood
+
+    def best(self) -> tuple[Parameters, int] | None:
+        """Parameters and the place among them of the restart that was likeliest on the last mini-batch, or None."""
+        return (self.parameters, int(self.trace[-1].nan_to_num(-torch.inf).argmax())) if self.trace else None
+
+    def cut(self) -> None:
+        """Ends here."""
+        self.num_steps = self.iteration
+
+    def outcome(self) -> Restarts:
+        """What became of the restarts."""
+        num_restarts = self.flat[0].shape[-1]
+        expected = [problem.expect(self.parameters) for problem in self.problems]
+        log_likelihood = functools.reduce(operator.add, (value.log_prob.sum(0) for value in expected))
+        sizes = torch.tensor([block.num_restarts for block in self.blocks])
+        block = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        likelihoods = torch.stack(self.trace) if self.trace else torch.empty(0, num_restarts)
+        result = Restarts(
+            log_likelihood.cpu(), torch.empty(0), likelihoods, likelihoods, torch.full((num_restarts,), self.num_steps),
+            torch.zeros(num_restarts, dtype=torch.bool), block,
+        )  # fmt: skip
+        flat_blocks = [RestartBlock(num_restarts)]  # Dirichlet priors are of EM
+        priors = RestartPriors(flat_blocks, torch.zeros_like(block), log_likelihood, self.precisions)
+        penalties = priors.at(0, torch.arange(num_restarts))
+        result.log_posteriors = (log_likelihood + self.problems[0].log_prior(self.parameters, penalties)).cpu()
+        result.parameters = self.parameters
+        visits = functools.reduce(operator.add, (value.emit.sum(1, keepdim=True) for value in expected))
+        result.note_collapses(torch.arange(num_restarts), ~torch.isfinite(log_likelihood), log_likelihood, visits)
+        return result
+
+    def state(self) -> dict[str, Any]:
+        """All that :meth:`restore` needs, beside the arguments."""
+        names = ("iteration", "order", "trace", "parameters")
+        return {name: getattr(self, name) for name in names} | {
+            "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(),
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what another's :meth:`state` said."""
+        self.iteration, self.order, self.trace = state["iteration"], state["order"], state["trace"]
+        for part, weights in state["parameters"].items():
+            for name, value in weights.items():
+                self.parameters[part][name].copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])

@@ -6,11 +6,13 @@ All restarts are one batch: every tensor has them last, and each goes its own wa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pplseq.kernels.restart_scan import Expectation, Lattice, expectation, log_prob, production
+from pplseq.models.iohmm.restarts.climbing import Climber
 from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows, distinct
 from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
 
@@ -165,6 +167,19 @@ class RestartProblem:
         for part in (self.initial, self.transition, self.outputs):
             part.forget()
 
+    def memory(self) -> list[dict[str, Any] | None]:
+        """What networks remember between steps."""
+        return [None if part.climber is None else vars(part.climber) for part in self._climbing()]
+
+    def remember(self, memory: list[dict[str, Any] | None]) -> None:
+        """Puts back what :meth:`memory` said."""
+        for part, state in zip(self._climbing(), memory, strict=True):
+            part.climber = None if state is None else Climber.of(state)
+
+    def _climbing(self) -> list[Any]:
+        parts = [self.initial, self.transition, self.outputs, *([self.outputs.network] if self.outputs.names else [])]
+        return [part for part in parts if hasattr(part, "climber")]
+
     def take(self, restarts: Tensor) -> None:
         """Keeps what networks remember between steps for some restarts only."""
         for part in (self.initial, self.transition, self.outputs):
@@ -180,6 +195,15 @@ def take(parameters: Parameters, restarts: Tensor) -> Parameters:
     return {
         part: {name: value[..., restarts] for name, value in weights.items()} for part, weights in parameters.items()
     }
+
+
+def moved(value: Any, device) -> Any:
+    """The same on a device: a tensor, or what dictionaries and lists of tensors hold."""
+    if isinstance(value, dict):
+        return {name: moved(each, device) for name, each in value.items()}
+    if isinstance(value, list):
+        return [moved(each, device) for each in value]
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def put(into: Parameters, restarts: Tensor, parameters: Parameters) -> None:
