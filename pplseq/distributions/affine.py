@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,19 +20,26 @@ class GaussianVar(Tensor):
     else raises TypeError.
 
     Attributes:
-        chain: the recording that the state belongs to. index: which of its steps.
+        chain: the recording that the state belongs to. step: which of its steps.
         matrix: (*b, n, h), or None for the identity. column: a trailing dimension of size one was added.
         scalar: the last dimension is gone (a number a row): matrix has one row.
         shift: the offset as the program gave it, None for zero, or False where it was computed. That of a step is the same
         tensor as that of the next one, where an offset that was computed anew can only be taken for another.
     """
 
+    chain: Any
+    step: int
+    matrix: Tensor | None
+    column: bool
+    scalar: bool
+    shift: Tensor | bool | None
+
     @staticmethod
     def make(
-        offset: Tensor, chain, index: int, matrix: Tensor | None = None, column=False, scalar=False, shift=None
+        offset: Tensor, chain, step: int, matrix: Tensor | None = None, column=False, scalar=False, shift=None
     ) -> GaussianVar:
         var = offset.as_subclass(GaussianVar)
-        var.chain, var.index, var.matrix, var.column, var.scalar = chain, index, matrix, column, scalar
+        var.chain, var.step, var.matrix, var.column, var.scalar = chain, step, matrix, column, scalar
         var.shift = shift
         return var
 
@@ -39,8 +48,8 @@ class GaussianVar(Tensor):
         """The value where the state is zero, an ordinary tensor."""
         return _plain(self)
 
-    def __repr__(self) -> str:
-        return f"GaussianVar(site={self.chain.name!r}, step={self.index}, shape={tuple(self.shape)})"
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return f"GaussianVar(site={self.chain.name!r}, step={self.step}, shape={tuple(self.shape)})"
 
     def __format__(self, spec: str) -> str:
         return repr(self)
@@ -86,7 +95,7 @@ def _plain(value):
 
 def _like(var: GaussianVar, offset: Tensor, matrix: Tensor | None, **changes) -> GaussianVar:
     flags = {"column": var.column, "scalar": var.scalar, "shift": None if var.shift is None else False} | changes
-    return GaussianVar.make(offset, var.chain, var.index, matrix, **flags)
+    return GaussianVar.make(offset, var.chain, var.step, matrix, **flags)
 
 
 def full_matrix(var: GaussianVar) -> Tensor:
@@ -139,7 +148,7 @@ def _add(func, left, right, *, alpha=1):
         return _like(right, torch.add(left, _plain(right), alpha=sign * alpha), matrix, shift=_added(right, left))
     if (
         right.chain is not left.chain
-        or right.index != left.index
+        or right.step != left.step
         or (left.column, left.scalar) != (right.column, right.scalar)
     ):
         return NotImplemented  # of two different states

@@ -77,7 +77,7 @@ class BlockTransition(Transition):
             wanted[blocks] = True
         # one that was computed without gradients does not serve where they are wanted
         norm, done, with_grad = self._log_norm, self._rows_done, torch.is_grad_enabled()
-        if norm is None or (with_grad and not self._with_grad):
+        if norm is None or done is None or (with_grad and not self._with_grad):
             norm, done = self.initial.new_zeros(self.layout.num_kept), torch.zeros_like(wanted)
         missing = wanted & ~done
         if not bool(missing.any()):
@@ -141,6 +141,7 @@ class BlockTransition(Transition):
         word, initial = word[..., None, None], initial.unsqueeze(-2)
         missing = word == MISSING
         if bool(missing.any()):
+            assert self.emission is not None, "a transition with a reset word has an emission: see __init__"
             reset = self.emission.log_prob_of(self.reset_id)[previous].unsqueeze(-1)
             go_on, again = rows + log1mexp(reset), reset + initial
             closed = torch.isneginf(go_on) & torch.isneginf(again)  # there logaddexp has no gradient
@@ -297,6 +298,7 @@ class EmbeddingTransition(BlockTransition):
         if self.layout.complete:
             out, log_norm = self.out[ids], self.log_norm()[ids]
         else:
+            assert self.out_of is not None, "states left out need their own features: see __init__"
             out = self.out_of(ids.reshape(-1))
             log_norm = streamed_log_norm(out, self.into, self.product_dtype).view(ids.shape)
             out = out.view(*ids.shape, -1)

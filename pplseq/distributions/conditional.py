@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.distributions.state import Emission, broadcast_shapes, take_rows
+from pplseq.distributions.state import Conditional, Emission, broadcast_shapes, take_rows
 
 
 class ConditionalEmission(Emission):
@@ -136,14 +136,12 @@ class CoordinateEmission(Emission):
         return SeenCoordinates(self.base.distribution(state))
 
 
-class SeenCoordinates(TorchDistribution):
+class SeenCoordinates(Conditional):
     """A distribution over vectors whose ``log_prob`` is that of the coordinates that are not NaN.
 
     Args:
         base: independent normals or bits (``.to_event(1)``), or a multivariate normal.
     """
-
-    arg_constraints: dict = {}
 
     def __init__(self, base: TorchDistribution):
         self.base = base

@@ -74,7 +74,7 @@ class StepTransition(Transition):
 
     def __init__(
         self,
-        initial: Tensor | Callable[[Tensor], Tensor],
+        initial: Tensor | Callable[[Tensor | None], Tensor],
         matrix_of: Callable[[Tensor], Tensor],
         num_states: int,
         input_dims: int = 1,
@@ -82,12 +82,12 @@ class StepTransition(Transition):
     ):
         self.initial, self.matrix_of = initial, matrix_of
         self.num_states, self.input_dims, self.device = num_states, input_dims, torch.device(device)
-        self.batch_shape = torch.Size() if callable(initial) else initial.shape[:-1]
+        self.batch_shape = initial.shape[:-1] if isinstance(initial, Tensor) else torch.Size()
 
     def initial_log_prob(self, inputs: Tensor | None = None):
-        return self.initial(inputs) if callable(self.initial) else self.initial
+        return self.initial if isinstance(self.initial, Tensor) else self.initial(inputs)
 
-    def matrices(self, inputs: Tensor) -> Tensor:
+    def matrices(self, inputs: Tensor | None) -> Tensor:
         """(T-1, *B, Z, Z) for inputs (T-1, *B, U) of steps 2..T."""
         if inputs is None:
             raise ValueError("inputs: a StepTransition needs transition(z, inputs=u[:, t]) at every step, got None")
@@ -150,8 +150,9 @@ class GaussianEmission(Emission):
         self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
         self.num_states, size = loc.shape[-2:]
         self.event_shape = torch.Size([size])
-        spread = scale.shape[:-2] if scale is not None else scale_tril.shape[:-3]
-        self.batch_shape = torch.broadcast_shapes(loc.shape[:-2], spread)
+        spread, dims = (scale, 2) if scale is not None else (scale_tril, 3)
+        assert spread is not None, "one of the two: see above"
+        self.batch_shape = torch.broadcast_shapes(loc.shape[:-2], spread.shape[:-dims])
         self.support_constraint = constraints.real_vector
 
     def _all(self):
@@ -174,6 +175,7 @@ class GaussianEmission(Emission):
         loc = take_rows(self.loc, state)
         if self.scale is not None:
             return dist.Normal(loc, take_rows(self.scale, state), validate_args=False).to_event(1)
+        assert self.scale_tril is not None, "one of the two: see __init__"
         size = self.event_shape[0]
         tril = take_rows(self.scale_tril.flatten(-2), state)
         return dist.MultivariateNormal(loc, scale_tril=tril.reshape(*tril.shape[:-1], size, size), validate_args=False)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.affine import GaussianVar, compose
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.noise import DiagonalNoise, FullNoise, Noise, as_noise, same_noise, same_tensor
-from pplseq.distributions.state import broadcast_shapes
+from pplseq.distributions.state import Conditional, broadcast_shapes, is_time_first, mark_time_first
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -65,7 +64,7 @@ class LinearEmission:
 
 
 # ------------------------------------------------------------------------------------------------ the conditional
-class LinearGaussian(TorchDistribution):
+class LinearGaussian(Conditional):
     """N(A x + offset + B u, noise), the state, the matrix and the noise kept apart.
 
     Under ``KalmanCollapse`` nothing is computed here. Elsewhere, where x is a number, it samples and scores like the
@@ -83,8 +82,6 @@ class LinearGaussian(TorchDistribution):
         TypeError, ValueError: for what does not fit together; names the argument.
     """
 
-    arg_constraints: dict = {}
-    support = constraints.real_vector
     has_rsample = True
 
     def __init__(self, x, A: Tensor | None, noise, offset: Tensor | None = None, inputs=None, batch_shape=None):
@@ -95,12 +92,15 @@ class LinearGaussian(TorchDistribution):
         if state is not None:
             if not isinstance(state, Tensor):
                 raise TypeError(f"x must be a state, a tensor, a GaussianBelief or None, got {type(x).__name__}")
+            assert isinstance(A, Tensor), "checked above"
             if state.dim() < 1 or state.shape[-1] != A.shape[-1]:
                 raise ValueError(
                     f"A must be (n, h) with h = {state.shape[-1] if state.dim() else '?'}, the size of x; got {tuple(A.shape)}"
                 )
-        size = A.shape[-2] if x is not None else _size(noise, offset)
-        self.x, self.A, self.noise = x, A if x is not None else None, as_noise(noise, size)
+        self.x: GaussianVar | Tensor | GaussianBelief | None = x
+        self.A = A if x is not None else None
+        size = _size(noise, offset) if self.A is None else self.A.shape[-2]
+        self.noise = as_noise(noise, size)
         if offset is not None and offset.shape[-1:] != (size,):
             raise ValueError(f"offset must be (..., n) with n = {size}, got shape {tuple(offset.shape)}")
         if inputs is not None:
@@ -112,16 +112,14 @@ class LinearGaussian(TorchDistribution):
                 )
             driven = values @ matrix.mT
             # which dimension is time is noted on what TimeIndex cut out of a tensor, and lost in a product
-            time_first = getattr(values, "time_first", False) or getattr(offset, "time_first", False)
-            offset = driven if offset is None else offset + driven
-            offset.time_first = time_first
+            time_first = is_time_first(values) or is_time_first(offset)
+            offset = mark_time_first(driven if offset is None else offset + driven, time_first)
         self.offset = offset
         if batch_shape is None:
             parts = [torch.Size()] if state is None else [torch.Size(state.shape[:-1])]
             for value, dims in ((self.A, 2), (offset, 1)):
                 if value is not None:
-                    time = int(getattr(value, "time_first", False))
-                    parts.append(value.shape[time : value.dim() - dims])
+                    parts.append(value.shape[int(is_time_first(value)) : value.dim() - dims])
             batch_shape = broadcast_shapes(*parts)
         super().__init__(torch.Size(batch_shape), torch.Size((size,)), validate_args=False)
         if self.state is not None:
@@ -133,10 +131,14 @@ class LinearGaussian(TorchDistribution):
         self.A, self.offset = with_rows(self.A, 2, dims), with_rows(self.offset, 1, dims)
         if isinstance(self.noise, FullNoise):
             covariance = with_rows(self.noise.covariance, 2, dims)
-            self.noise = self.noise if covariance is self.noise.covariance else FullNoise(covariance)
+            self.noise = self.noise if covariance is None or covariance is self.noise.covariance else FullNoise(covariance)
         elif isinstance(self.noise, DiagonalNoise):
             variances = with_rows(self.noise.variances, 1, dims)
-            self.noise = self.noise if variances is self.noise.variances else DiagonalNoise(variances)
+            self.noise = self.noise if variances is None or variances is self.noise.variances else DiagonalNoise(variances)
+
+    @property
+    def support(self):
+        return constraints.real_vector
 
     def expand(self, batch_shape, _instance=None):
         new = object.__new__(LinearGaussian)
@@ -153,10 +155,12 @@ class LinearGaussian(TorchDistribution):
 
     def affine(self) -> tuple[Tensor, Tensor | None]:
         """(matrix, offset or None) of the mean as a function of the hidden state that ``state`` stands for."""
-        matrix = compose(self.A, self.x)
-        if self.x.shift is None:
+        x, A = self.state, self.A
+        assert x is not None and A is not None, "only the mean of a site that depends on a hidden state is a function of it"
+        matrix = compose(A, x)
+        if x.shift is None:
             return matrix, self.offset
-        shift = (self.A @ self.x.offset.unsqueeze(-1)).squeeze(-1)
+        shift = (A @ x.offset.unsqueeze(-1)).squeeze(-1)
         return matrix, shift if self.offset is None else shift + self.offset
 
     def observe(self, value: Tensor) -> tuple[LinearEmission, Tensor]:
@@ -179,9 +183,11 @@ class LinearGaussian(TorchDistribution):
         """The Gaussian where x is no symbol: what a chain starts with."""
         mean, covariance = self.noise.zero, self.noise.covariance
         if isinstance(self.x, GaussianBelief):
+            assert self.A is not None, "given wherever x is"
             mean = (self.A @ self.x.mean.unsqueeze(-1)).squeeze(-1)
             covariance = self.A @ self.x.covariance @ self.A.mT + covariance
         elif self.x is not None:
+            assert self.A is not None, "given wherever x is"
             mean = (self.A @ self.x.unsqueeze(-1)).squeeze(-1)
         if self.offset is not None:
             mean = mean + self.offset
@@ -216,7 +222,7 @@ class LinearGaussian(TorchDistribution):
 
 def with_rows(value: Tensor | None, dims: int, rows: int) -> Tensor | None:
     """What a vectorised loop index cut out, (T, *b, *event), with all dimensions of rows behind time; others as they are."""
-    if not getattr(value, "time_first", False):
+    if value is None or not is_time_first(value):
         return value
     time, *own = value.shape[: value.dim() - dims]
     return value.reshape(time, *(1,) * (rows - len(own)), *own, *value.shape[value.dim() - dims :])

@@ -233,6 +233,7 @@ def same_noise(left: Noise, right: Noise) -> bool:
         if isinstance(left, kind) and isinstance(right, kind):
             if same_tensor(getattr(left, numbers), getattr(right, numbers)):
                 return True
-            both = left.source is not None and right.source is not None and left.source[0] == right.source[0]
-            return both and same_tensor(left.source[1], right.source[1])
+            if left.source is None or right.source is None or left.source[0] != right.source[0]:
+                return False
+            return same_tensor(left.source[1], right.source[1])
     return False

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.gaussian_types import Evidence
 from pplseq.distributions.noise import same_tensor
+from pplseq.distributions.state import Conditional
 
 
-class PartlyObserved(TorchDistribution):
+class PartlyObserved(Conditional):
     """p(observed coordinates of y | z) where y ~ N(C z + offset + inputs, noise).
 
     Missing coordinates are integrated out: what is left is Gaussian, with the observed rows of C and block of the noise.
@@ -27,14 +27,16 @@ class PartlyObserved(TorchDistribution):
     As for other observations, values, ``observed``, the inputs and a C of every row may have a time dimension on the left.
     """
 
-    arg_constraints: dict = {}
-    support = constraints.real_vector
 
     def __init__(self, state, matrix, noise, offset=None, inputs=None, *, observed, batch_shape=None):
         self.state, self.matrix, self.noise = state, matrix, noise
         self.offset, self.inputs, self.observed = offset, inputs, observed
         shape = torch.Size(state.shape[:-1]) if batch_shape is None else torch.Size(batch_shape)
         super().__init__(shape, torch.Size(matrix.shape[-2:-1]), validate_args=False)
+
+    @property
+    def support(self):
+        return constraints.real_vector
 
     def expand(self, batch_shape, _instance=None):
         shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import CategoricalEmission
-from pplseq.distributions.state import Emission, broadcast_shapes
+from pplseq.distributions.state import Conditional, Emission, broadcast_shapes
 
 
 class PinnedEmission(Emission):
@@ -54,6 +54,7 @@ class PinnedEmission(Emission):
                 f"emission_inputs: the distribution of a token takes the sources' log-probabilities of all words, (B, K_s, V)"
                 f" = (B, {self.num_sources}, {self.num_words}), got {tuple(inputs.shape)}; for gaps give tables at all steps"
             )
+        assert isinstance(self.own, CategoricalEmission), "words have tables"
         return pinned_tables(self.own, self.num_sources).word_log_prob(state_log_prob, inputs)
 
 
@@ -67,10 +68,8 @@ def pinned_tables(own: CategoricalEmission, num_sources: int) -> ConditionalEmis
     return ConditionalEmission(tables, num_sources + own.num_states, num_words=own.num_words, input_dims=2)
 
 
-class _AtObserved(TorchDistribution):
+class _AtObserved(Conditional):
     """A distribution known at one point only: the token that came."""
-
-    arg_constraints: dict = {}
 
     def __init__(self, emission: PinnedEmission, state: Tensor, inputs: Tensor, batch_shape=None):
         self.emission, self.state, self.inputs = emission, state, inputs

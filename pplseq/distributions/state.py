@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
@@ -17,6 +18,28 @@ def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
     if all(shape == longest or not shape for shape in shapes):
         return longest
     return torch.broadcast_shapes(*shapes)
+
+
+class Conditional(TorchDistribution):
+    """A distribution whose arguments are checked by who makes it, so that Pyro need not."""
+
+    @property
+    def arg_constraints(self):
+        return {}
+
+
+TIME_FIRST = "time_first"  # the attribute of a tensor that says so
+
+
+def mark_time_first(value: Tensor, time_first: bool = True) -> Tensor:
+    """Notes on a tensor that its first dimension is time: one that all rows share has no dimension for them."""
+    setattr(value, TIME_FIRST, time_first)
+    return value
+
+
+def is_time_first(value: Tensor | None) -> bool:
+    """Whether a tensor's first dimension is noted to be time."""
+    return bool(getattr(value, TIME_FIRST, False))
 
 
 MISSING = -1  # the word id that stands for a missing token
@@ -96,13 +119,18 @@ class Belief(NamedTuple):
     def shape(self) -> torch.Size:
         return self.log_probs.shape[:-1]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Belief:
+        """A belief of the parts of this one, changed; those that are None stay None."""
+        ids, last = (None if part is None else change(part) for part in (self.ids, self.last_observation))
+        return Belief(ids, change(self.log_probs), last)
+
     def detach(self) -> Belief:
         """The same belief without its history of gradients."""
         return self._replace(log_probs=self.log_probs.detach())
 
     def to(self, *args, **kwargs) -> Belief:
         """The belief on another device."""
-        return Belief(*(None if value is None else value.to(*args, **kwargs) for value in self))
+        return self.map(lambda value: value.to(*args, **kwargs))
 
     def dense(self, num_states: int) -> Tensor:
         """(*B, Z) log-probabilities over all states."""
@@ -137,7 +165,7 @@ def _rows_of(inputs: Tensor | None, input_dims: int) -> torch.Size:
     return inputs.shape[time : inputs.dim() - input_dims]
 
 
-class StateCategorical(TorchDistribution):
+class StateCategorical(Conditional):
     """p(z_t | z_{t-1}[, inputs_t]) as (transition, previous state): nothing is computed until somebody asks.
 
     ``BlockedEnum`` asks the transition for a whole chain at once. Pyro's own machinery (forward sampling, parallel
@@ -145,8 +173,6 @@ class StateCategorical(TorchDistribution):
     """
 
     has_enumerate_support = True
-    arg_constraints: dict = {}
-
     def __init__(self, transition, previous=None, inputs: Tensor | None = None, batch_shape=None):
         self.transition, self.previous, self.inputs = transition, previous, inputs
         if batch_shape is None:
@@ -192,10 +218,8 @@ class StateCategorical(TorchDistribution):
         return gather_last(self.rows(), value)
 
 
-class StateEmission(TorchDistribution):
+class StateEmission(Conditional):
     """p(x_t | z_t[, inputs_t]) as (emission, state); see :class:`StateCategorical`."""
-
-    arg_constraints: dict = {}
 
     def __init__(self, emission, state, inputs: Tensor | None = None, batch_shape=None):
         self.emission, self.state, self.inputs = emission, state, inputs
@@ -260,9 +284,12 @@ class Emission:
     Attributes:
         takes_inputs: whether it does.
         input_dims: trailing dimensions of ``inputs`` that belong to one step (0 for a symbol, 1 for a feature vector).
+        num_words, word_log_prob: V, and (*B, V) log p(x) for states (*B, Z) distributed as given; of emissions of words.
     """
 
     num_states: int
+    num_words: int
+    word_log_prob: Callable[..., Tensor]
     batch_shape: torch.Size = torch.Size()
     event_shape: torch.Size = torch.Size()
     support_constraint: constraints.Constraint = constraints.real
@@ -276,14 +303,15 @@ class Emission:
             ValueError: for inputs to an emission that takes none, or none to one that does.
         """
         if (inputs is not None) != self.takes_inputs:
-            expected, got = ("inputs=v[:, t]", "None") if self.takes_inputs else ("no inputs", f"{tuple(inputs.shape)}")
+            expected = "inputs=v[:, t]" if self.takes_inputs else "no inputs"
+            got = None if inputs is None else tuple(inputs.shape)
             raise ValueError(f"inputs: {type(self).__name__} takes {expected} at every step, got {got}")
         return StateEmission(self, state, inputs)
 
-    def log_likelihood(self, obs: Tensor) -> Tensor:
+    def log_likelihood(self, obs: Tensor, *inputs: Any, **named: Any) -> Tensor:
         """(*B, Z) log p(obs | z) for every z, nats."""
         raise NotImplementedError
 
-    def distribution(self, state: Tensor) -> TorchDistribution:
+    def distribution(self, state: Tensor, *inputs: Any, **named: Any) -> TorchDistribution:
         """p(x | z = state) as an ordinary distribution of batch shape (*B,)."""
         raise NotImplementedError

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.gaussian_types import Evidence
+from pplseq.distributions.state import Conditional
 
 MEASURES = ("whitened", "original", "iid")
 PREDICTED_WORDS = 4096  # V up to which a forecast writes its V x V covariance out
@@ -202,7 +202,7 @@ class WordEmission:
         return mean + noise + (shrunk - inside) @ basis.T
 
 
-class WordGaussian(TorchDistribution):
+class WordGaussian(Conditional):
     """p(w_t | z_t) as (state, emission): observe it with word ids (*B,), ``MISSING`` (-1) for a missing word.
 
     A draw is no word but a vector (V,) in whitened coordinates, orthogonal to u: the model's words are Gaussian.
@@ -212,15 +212,16 @@ class WordGaussian(TorchDistribution):
         emission: the :class:`WordEmission`.
     """
 
-    arg_constraints: dict = {}
-    support = constraints.real
-
     def __init__(self, state, emission: WordEmission, batch_shape=None):
         if state.shape[-1] != emission.num_states:
             raise ValueError(f"state must have {emission.num_states} dimensions, got shape {tuple(state.shape)}")
         self.state, self.emission = state, emission
         shape = torch.Size(state.shape[:-1]) if batch_shape is None else torch.Size(batch_shape)
         super().__init__(shape, torch.Size(), validate_args=False)
+
+    @property
+    def support(self):
+        return constraints.real
 
     def expand(self, batch_shape, _instance=None):
         return WordGaussian(

@@ -101,7 +101,7 @@ def advance(
         spread = moved[-1] @ a.mT
         later.append((spread + spread.mT) / 2 + q)
     parts = map(torch.cat, zip(*updates, strict=True))
-    return type(new)(*parts), torch.cat(moved), torch.cat(later[1:])
+    return type(updates[0])(*parts), torch.cat(moved), torch.cat(later[1:])
 
 
 def adjoint(information: Tensor, closed_loop: Tensor, later: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ class LinearRecursion(torch.autograd.Function):
         return states
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, *grads):
+        (grad,) = grads
         matrix, states = ctx.saved_tensors
         adjoint = LinearRecursion.apply(matrix.T, grad, not ctx.reverse, ctx.block)
         later, earlier = (adjoint[:-1], states[1:]) if ctx.reverse else (adjoint[1:], states[:-1])

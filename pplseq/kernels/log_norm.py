@@ -39,7 +39,8 @@ class _LogNorm(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]  # as the decorator types it
+        (grad,) = grads
         out, into, log_norm, weight, kept = ctx.saved_tensors
         dtype = ctx.product_dtype
         if kept is not None:  # kept_ij * weight_i = p(j | i)

@@ -108,7 +108,7 @@ def stationary_coordinates(transition: Tensor, noise: Tensor) -> tuple[Tensor, T
     try:
         root = torch.linalg.cholesky(noise)
         basis = torch.linalg.cholesky(stationary_covariance(transition, noise))
-    except torch.linalg.LinAlgError:
+    except RuntimeError:  # LinAlgError, which torch.linalg does not export
         smallest = float(torch.linalg.eigvalsh(noise)[0])
         raise ValueError(
             f"state_noise must be positive definite, but its smallest eigenvalue is {smallest:.3g}; add a small diagonal"

@@ -161,7 +161,8 @@ class _Apply(torch.autograd.Function):
         return _apply(table, which, vectors)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, *grads):
+        (grad,) = grads
         table, vectors = ctx.saved_tensors
         grad_table = _Outer.apply(grad, vectors, ctx.which) if ctx.needs_input_grad[0] else None
         return grad_table, _Apply.apply(table.mT, grad, ctx.which) if ctx.needs_input_grad[1] else None, None
@@ -175,7 +176,8 @@ class _Outer(torch.autograd.Function):
         return _outer(left, right, which)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, *grads):
+        (grad,) = grads
         left, right = ctx.saved_tensors
         return _Apply.apply(grad, right, ctx.which), _Apply.apply(grad.mT, left, ctx.which), None
 
@@ -194,7 +196,8 @@ class _Recursion(torch.autograd.Function):
         return states
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, *grads):
+        (grad,) = grads
         table, states = ctx.saved_tensors
         adjoint = _Recursion.apply(table.mT, grad, ctx.links, not ctx.reverse, False)
         grad_table = None

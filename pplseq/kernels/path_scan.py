@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import shared_matrix
-from pplseq.kernels.scan import StepMatrices, as_rows, is_shared
+from pplseq.kernels.scan import LogMatrices, as_rows, is_shared
 
 MAX_CELLS = 1 << 26  # cells of the largest temporary in a max step
 
@@ -24,7 +24,7 @@ def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([p.values for p in parts], -1), torch.cat([p.indices for p in parts], -1)
 
 
-def viterbi_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+def viterbi_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
     if is_shared(matrices, emit):
         batch, (emit, valid) = emit.shape[1:-1], as_rows(emit, valid)
@@ -52,7 +52,7 @@ def viterbi_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tens
 
 
 def k_best_pass(
-    init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None, k: int
+    init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None, k: int
 ) -> tuple[Tensor, Tensor]:
     """The k most probable distinct paths: positions (k, T, *B) and log-probabilities (k, *B), -inf where there are fewer.
 
@@ -87,7 +87,7 @@ def k_best_pass(
     return torch.stack(path[::-1]).movedim(-1, 0), log_prob.movedim(-1, 0)
 
 
-def sample_pass(matrices: StepMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
+def sample_pass(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
     """Exact posterior paths by backward sampling from the filtered messages: positions (S, T, *B)."""
     position = sample_log(filtered[-1].expand(num_samples, *filtered.shape[1:]))
     path = [position]

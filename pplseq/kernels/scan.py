@@ -20,7 +20,7 @@ step t is log p(x_t | x_<t).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,6 +32,25 @@ def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
     """score - logsumexp(score) over the last axis, and that logsumexp (-inf where nothing is possible, never NaN)."""
     total = torch.logsumexp(score, -1)
     return score - total.clamp_min(torch.finfo(score.dtype).min).unsqueeze(-1), total
+
+
+class LogMatrices(Protocol):
+    """The steps of a chain as linear maps in log space."""
+
+    shared: bool
+    restart: Tensor | None
+
+    def at(self, t: int) -> Tensor:
+        """The log matrix that leads into step t (t >= 1)."""
+        ...
+
+    def forward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_i exp(message_i) A_ij, (*B, K), for a normalised message."""
+        ...
+
+    def backward(self, t: int, message: Tensor) -> Tensor:
+        """log sum_j A_ij exp(message_j) up to a constant, (*B, K)."""
+        ...
 
 
 class StepMatrices:
@@ -55,7 +74,7 @@ class StepMatrices:
     def at(self, t: int) -> Tensor:
         """The log matrix that leads into step t (t >= 1)."""
         log = self._log_at(t)
-        if self.restart is None or not bool(self.restart[t].any()):
+        if self.restart is None or self.restart_to is None or not bool(self.restart[t].any()):
             return log
         return torch.where(self.restart[t][..., None, None], self.restart_to.unsqueeze(-2), log)
 
@@ -68,7 +87,7 @@ class StepMatrices:
     def forward(self, t: int, message: Tensor) -> Tensor:
         """log sum_i exp(message_i) A_ij, (*B, K), for a normalised message."""
         result = self._forward(t, message)
-        if self.restart is None:
+        if self.restart is None or self.restart_to is None:
             return result
         return torch.where(self.restart[t].unsqueeze(-1), self.restart_to, result)
 
@@ -118,9 +137,11 @@ class Forward(NamedTuple):
         return self.messages if self.in_logs else self.messages.log()
 
 
-def is_shared(matrices: StepMatrices, emit: Tensor) -> bool:
+def is_shared(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
     """Whether the scans of :mod:`pplseq.kernels.shared_matrix` do for this chain."""
-    return matrices.shared and matrices.restart is None and shared_matrix.applies(matrices.log, emit)
+    if not isinstance(matrices, StepMatrices) or not matrices.shared or matrices.restart is not None:
+        return False
+    return shared_matrix.applies(matrices.log, emit)
 
 
 def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -129,7 +150,7 @@ def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return emit.reshape(num_steps, -1, num_states), None if valid is None else valid.reshape(num_steps, -1)
 
 
-def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+def forward_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
     """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
     if not is_shared(matrices, emit):
         return forward_in_log_space(init, matrices, emit, valid)
@@ -145,7 +166,7 @@ def forward_pass(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tens
     return Forward(log_prob.reshape(shape[1:-1]), messages.reshape(shape), steps.reshape(shape[:-1]), in_logs)
 
 
-def forward_in_log_space(init: Tensor, matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+def forward_in_log_space(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
     """:func:`forward_pass` for any matrices."""
     message, step = log_normalise(init + emit[0])
     if valid is not None:
@@ -162,7 +183,7 @@ def forward_in_log_space(init: Tensor, matrices: StepMatrices, emit: Tensor, val
     return Forward(steps.sum(0, dtype=torch.float64).to(emit.dtype), torch.stack(messages), steps)
 
 
-def backward_pass(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
+def backward_pass(matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
     """log p(x_>t | z_t) up to a constant per step, (T, *B, K)."""
     if not is_shared(matrices, emit):
         return backward_in_log_space(matrices, emit, valid)
@@ -174,7 +195,7 @@ def backward_pass(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) ->
     return beta.reshape(shape)
 
 
-def backward_in_log_space(matrices: StepMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
+def backward_in_log_space(matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
     """:func:`backward_pass` for any matrices."""
     message = torch.zeros_like(emit[0])
     messages = [message]
@@ -200,12 +221,13 @@ def _pair_sides(matrices: StepMatrices, emit: Tensor, forward: Forward, beta: Te
 
 
 def pair_posterior(
-    matrices: StepMatrices, emit: Tensor, forward: Forward, beta: Tensor, valid: Tensor | None, weight: Tensor | None
+    matrices: LogMatrices, emit: Tensor, forward: Forward, beta: Tensor, valid: Tensor | None, weight: Tensor | None
 ) -> Tensor:
     """weight * p(z_{t-1}, z_t | x): (T-1, *B, K, K); where the matrix is shared, summed over time and rows to its shape.
 
     ``weight`` (*B,) multiplies each row (the incoming gradient); None stands for one.
     """
+    assert isinstance(matrices, StepMatrices), "a second-order chain has triples instead"
     left, right, log_weight = _pair_sides(matrices, emit, forward, beta)
     # exp(-inf), not a product with 0: the other terms mean nothing there and may overflow
     if valid is not None:
@@ -253,7 +275,7 @@ def _far_pairs(matrices, left, right, common, scale, far) -> Tensor:
 
 
 def smooth(
-    matrices: StepMatrices,
+    matrices: LogMatrices,
     emit: Tensor,
     forward: Forward,
     valid: Tensor | None,
@@ -267,18 +289,18 @@ def smooth(
         return single, pair_posterior(matrices, emit, forward, beta, valid, weight) if pairs else None
     shape, (emit, valid) = emit.shape, as_rows(emit, valid)
     messages, steps = forward.messages.reshape(emit.shape), forward.step_log_prob.reshape(emit.shape[:-1])
-    weight, lost = None if weight is None else weight.reshape(-1), None
+    weight, lost, logs = None if weight is None else weight.reshape(-1), None, None
     if forward.in_logs:
         messages, logs = messages.exp(), messages
         lost = shared_matrix.lost_digits(messages, logs, valid)
     single, pair, redo = shared_matrix.smooth(messages, steps, matrices.log, emit, valid, weight, pairs, lost)
     if bool(redo.any()):
         part = None if valid is None else valid[:, redo]
-        logs = logs[:, redo] if forward.in_logs else messages[:, redo].log()
+        logs = messages[:, redo].log() if logs is None else logs[:, redo]
         emit, forward = emit[:, redo], Forward(forward.log_prob.reshape(-1)[redo], logs, steps[:, redo])
         beta = backward_in_log_space(matrices, emit, part)
         single[:, redo] = state_posterior(forward.filtered, beta, part)
-        if pairs:
+        if pair is not None:
             pair += pair_posterior(matrices, emit, forward, beta, part, None if weight is None else weight[redo])
     return single.reshape(shape), pair
 
@@ -300,9 +322,9 @@ class ChainLogProb(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, weight, *_not_differentiable):
-        emit, valid, *result = ctx.saved_tensors
-        forward, matrices = Forward(*result, ctx.in_logs), ctx.matrices
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]  # as the decorator types it
+        weight, (emit, valid, *result) = grads[0], ctx.saved_tensors
+        forward, matrices = Forward(*result, in_logs=ctx.in_logs), ctx.matrices
         single, pair = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
         single, restart_to = single.mul_(weight.unsqueeze(-1)), None
         if ctx.needs_input_grad[6]:

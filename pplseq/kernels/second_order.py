@@ -27,7 +27,8 @@ class SecondOrderMatrices:
         log: (M, M, M) log p(c | a, b), [a, b, c].
     """
 
-    shared, restart = False, None
+    shared: bool = False
+    restart: Tensor | None = None
 
     def __init__(self, log: Tensor):
         self.size = log.shape[-1]
@@ -90,7 +91,8 @@ def _wanted(reached: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor
     """Row, b and c of the pairs (b, c) that words allow, whose b is `reached` (R, M), in rows that go on; sorted."""
     size = reached.shape[-1]
     some = reached.unsqueeze(-1) & (emit > -math.inf).reshape(-1, size, size)
-    return (some if valid is None else some & valid[:, None, None]).nonzero().unbind(1)
+    row, b, c = (some if valid is None else some & valid[:, None, None]).nonzero().unbind(1)
+    return row, b, c
 
 
 def _pieces(matrices: SecondOrderMatrices, number: int, device) -> tuple[Tensor, ...]:

@@ -178,7 +178,7 @@ def smooth(
         redo |= lost
     # the evidence of a step relative to what the messages have in common
     scale = (steps - emit_top.squeeze(-1) - matrix_top.squeeze()).exp_()
-    evidence = relative.mul_(backward)[1:] if pairs else None
+    evidence = relative.mul_(backward)[1:] if pairs else relative
     posterior = backward.mul_(forward)
     total = posterior.sum(-1, keepdim=True)
     scale = scale[1:] * total[1:].squeeze(-1)

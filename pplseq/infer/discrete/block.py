@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pplseq.distributions.block import BlockTransition
+from pplseq.distributions.block import BlockEmission, BlockTransition
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.gap_sums import GAP_CELLS
@@ -20,6 +20,7 @@ class BlockChain(Chain):
     """See :class:`Chain`. Words are ids; ``inputs`` are the previous words where the model resets."""
 
     transition: BlockTransition
+    emission: BlockEmission
 
     def __init__(self, transition, emission, obs, *, inputs=None, **options):
         super().__init__(transition, emission, obs, inputs=inputs, **options)
@@ -31,8 +32,11 @@ class BlockChain(Chain):
                     value = value.expand(self.num_steps, *self.full_batch)
                     setattr(self, name, value.reshape(self.num_steps, -1))
             if self.start is not None:
-                parts = (None if p is None else p.reshape(-1, *p.shape[len(self.full_batch) :]) for p in self.start)
-                self.start = Belief(*parts)
+                self.start = self.start.map(self._flat)
+
+    def _flat(self, value: Tensor) -> Tensor:
+        """(*B, ...) -> (R, ...)"""
+        return value.reshape(-1, *value.shape[len(self.full_batch) :])
 
     # ---------------------------------------------------------------- lowering
     @property
@@ -121,7 +125,7 @@ class BlockChain(Chain):
         belief = self._filtered()
         if self.transition.reset_id is not None:
             belief = belief._replace(last_observation=self._last_word())
-        return Belief(*(None if part is None else self._unflatten(part) for part in belief))
+        return belief.map(self._unflatten)
 
     def _last_step(self) -> Tensor:
         if self.valid is None:
@@ -192,8 +196,7 @@ class BlockChain(Chain):
 
     # ---------------------------------------------------------------- prediction
     def _predict(self, belief, inputs):
-        flat = Belief(*(None if p is None else p.reshape(-1, *p.shape[len(self.full_batch) :]) for p in belief))
-        states = self._predict_rows(flat, inputs)
+        states = self._predict_rows(belief.map(self._flat), inputs)
         return self._unflatten(self.layout.scatter(states, -torch.inf))
 
     def _predict_rows(self, belief: Belief, previous_word: Tensor | None) -> Tensor:

@@ -6,9 +6,11 @@ import functools
 from functools import cached_property
 
 import torch
+from pyro.distributions import Categorical
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.dense import CategoricalEmission, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.results import (
     ExpectedCounts,
@@ -144,7 +146,7 @@ class Chain:
         return scan.chain_log_prob(*self.factors)
 
     @cached_property
-    def _matrices(self) -> scan.StepMatrices:
+    def _matrices(self) -> scan.LogMatrices:
         f = self.factors
         restart_to = None if f.restart_to is None else f.restart_to.detach()
         return scan.StepMatrices(f.pair.detach(), f.shared, f.restart, restart_to)
@@ -250,6 +252,7 @@ class Chain:
         """Expected starts, transitions and visits given x, summed over rows: the E-step of EM."""
         f, forward = self.factors, self._possible()
         probs, transition = scan.smooth(self._matrices, f.emit, forward, f.valid)
+        assert transition is not None, "pairs are asked for"
         num_states = f.emit.shape[-1]
         start = probs[0] if self.start is None else torch.zeros_like(probs[0])
         return ExpectedCounts(
@@ -338,6 +341,7 @@ class Chain:
         if belief is not None:
             states = self._predict(belief, inputs)
         elif inputs is not None:
+            assert isinstance(self.transition, StepTransition), "only starts of a matrix a step depend on inputs"
             states = self.transition.initial_log_prob(inputs)
         else:
             states = self.transition.initial_log_prob().unsqueeze(0)
@@ -383,8 +387,11 @@ class Chain:
         """(S, R, V) log p(x_t | path) up to a constant, of missing words; paths (S, B, T)."""
         states = paths[:, places[:, 0], places[:, 1]]
         if not self._conditional:
+            assert isinstance(self.emission, CategoricalEmission), "words of dense chains have a table"
             return self.emission.log_probs[states]
-        return self.emission.distribution(states, self._emission_inputs_at(places)).logits
+        words = self.emission.distribution(states, self._emission_inputs_at(places))
+        assert isinstance(words, Categorical), "missing observations are filled in where they are words"
+        return words.logits
 
     @query
     def sample_words(self, num_samples: int = 1) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.distributions.dense import StepTransition
+from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels.log_semiring import log_matmul
@@ -14,14 +14,15 @@ from pplseq.kernels.log_semiring import log_matmul
 class DenseChain(Chain):
     """Full matrices: one for all steps, or one a step."""
 
-    def _aligned(self, value: Tensor | None) -> Tensor | None:
+    def _aligned(self, value: Tensor) -> Tensor:
         """(T, *B, ...) with room between T and B for a batch of parameter sets."""
         dims = max(len(self.transition.batch_shape), len(self.emission.batch_shape)) - len(self.batch_shape)
-        return value if value is None or dims <= 0 else value.reshape(len(value), *(1,) * dims, *value.shape[1:])
+        return value if dims <= 0 else value.reshape(len(value), *(1,) * dims, *value.shape[1:])
 
     def _matrix(self, inputs: Tensor | None) -> Tensor:
         if isinstance(self.transition, StepTransition):
             return self.transition.matrices(inputs)
+        assert isinstance(self.transition, DenseTransition), "one matrix, or one a step"
         return self.transition.matrix
 
     def _predict(self, belief, inputs):
@@ -36,7 +37,8 @@ class DenseChain(Chain):
         return self._by_state(probs if f.valid is None else probs * f.valid.unsqueeze(-1))
 
     def _emit(self) -> Tensor:
-        obs, seen, states = self._aligned(self.obs), self._aligned(self.seen), self._aligned(self.states)
+        obs = self._aligned(self.obs)
+        seen, states = (None if value is None else self._aligned(value) for value in (self.seen, self.states))
         if seen is not None:  # a NaN under the mask must not reach the gradient
             event = (...,) + (None,) * len(self.emission.event_shape)
             obs = torch.where(seen[event], obs, torch.zeros_like(obs))
@@ -52,7 +54,7 @@ class DenseChain(Chain):
 
     def _lower(self):
         transition, emit = self.transition, self._emit()
-        inputs, valid = self._aligned(self.inputs), self._aligned(self.valid)
+        inputs, valid = (None if value is None else self._aligned(value) for value in (self.inputs, self.valid))
         per_step = isinstance(transition, StepTransition)
         first = None if inputs is None else inputs[0]
         if self.start is not None:
@@ -66,7 +68,7 @@ class DenseChain(Chain):
         emit = emit.expand(emit.shape[0], *batch, num_states)
         valid = None if valid is None else valid.expand(self.num_steps, *batch)
         if not per_step:
-            return Factors(init, transition.matrix, emit, valid, shared=True)
+            return Factors(init, self._matrix(None), emit, valid, shared=True)
         if self.num_steps == 1:
             pair = emit.new_zeros(0, *batch, num_states, num_states)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class GapChain(BlockChain):
     @cached_property
     def _live(self) -> Tensor:
         """(S, B) False at slots behind a row's last seen step."""
-        return torch.arange(len(self.gaps.time), device=self.obs.device).unsqueeze(-1) < self.gaps.count
+        return torch.arange(len(self.gaps.time), device=self.obs.device).unsqueeze(-1) < self.gaps.num_seen
 
     # ---------------------------------------------------------------- lowering
     def _lower(self, maximum: bool = False) -> Factors:
@@ -73,7 +74,7 @@ class GapChain(BlockChain):
         """(R, N) distribution of the first step of the given rows."""
         if self.start is None:
             return self.transition.initial_log_prob().expand(len(rows), -1)
-        start = Belief(*(None if part is None else part[rows] for part in self.start))
+        start = self.start.map(lambda part: part[rows])
         return self._predict_rows(start, None if self.inputs is None else self.inputs[0, rows])
 
     def _word_after(self, step: Tensor, row: Tensor) -> Tensor | None:
@@ -83,7 +84,7 @@ class GapChain(BlockChain):
     def _gap_groups(self, trailing_only: bool = False):
         """(slot, row, length, trailing) of all gaps in groups of equal length; slot = the seen step behind the gap."""
         gaps = self.gaps
-        groups = [(gaps.count, torch.arange(len(gaps.count), device=gaps.count.device), gaps.trailing, True)]
+        groups = [(gaps.num_seen, torch.arange(len(gaps.num_seen), device=gaps.num_seen.device), gaps.trailing, True)]
         if not trailing_only:
             step, row = ((gaps.before > 0) & self._live).nonzero(as_tuple=True)
             groups.append((step, row, gaps.before[step, row], False))
@@ -110,7 +111,7 @@ class GapChain(BlockChain):
                 wide = transition.wide_rows(self.layout.slots[block[at, rows]], self._word_after(at, rows))
                 enter[inner] = torch.logsumexp(filtered[at, rows].unsqueeze(-1) + wide, -2)
             leave, leave_reset = torch.zeros_like(enter), torch.zeros_like(enter[:, 0])
-            if not trailing:
+            if behind is not None and not trailing:
                 slots = self.layout.slots[block[step, row]]
                 columns = transition.columns(slots.reshape(-1)).view(-1, *slots.shape).movedim(1, 0)
                 leave = torch.logsumexp(columns + behind[step, row].unsqueeze(1), -1)
@@ -138,11 +139,11 @@ class GapChain(BlockChain):
     def _filtered(self) -> Belief:
         """With missing tokens some row may end on one: the belief then covers all states."""
         forward, gaps, layout = self._possible(), self.gaps, self.layout
-        if not bool((gaps.trailing > 0).any()) and bool((gaps.count > 0).all()):
-            block = self._seen_block.gather(0, (gaps.count - 1).unsqueeze(0)).squeeze(0)
+        if not bool((gaps.trailing > 0).any()) and bool((gaps.num_seen > 0).all()):
+            block = self._seen_block.gather(0, (gaps.num_seen - 1).unsqueeze(0)).squeeze(0)
             return Belief(layout.state_ids[block], forward.filtered[-1].detach())
         empty = gaps.lengths == 0
-        last = (gaps.count - 1).clamp_min(0).unsqueeze(0)
+        last = (gaps.num_seen - 1).clamp_min(0).unsqueeze(0)
         block = self._seen_block.gather(0, last).squeeze(0)
         full = Belief(layout.state_ids[block], forward.filtered[-1].detach()).dense(layout.num_states)
         full = full.clone()
@@ -195,7 +196,7 @@ class GapChain(BlockChain):
             )
         words = torch.arange(self.emission.num_words, device=self.obs.device)
         emission = CategoricalEmission(self.emission.log_likelihood(words).T)
-        options = dict(valid=self.valid, seen=self.seen, states=self.states, start=self.start, check=self.check)
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("valid", "seen", "states", "start", "check")}
         obs = self.obs if self.seen is None else self.obs.where(self.seen, 0)
         if self.inputs is None or transition.reset_id is None:
             dense = DenseTransition(transition.initial_log_prob(), transition.log_matrix())
@@ -269,7 +270,7 @@ class GapChain(BlockChain):
         f = f._replace(emit=self._with_best_continuation(f.emit))
         position, log_prob = path_scan.viterbi_pass(f.init, scan.StepMatrices(f.pair, f.shared), f.emit, f.valid)
         path = self._fill_paths(self._paths(position).unsqueeze(0), maximum=True).squeeze(0)
-        for row in (self.gaps.count == 0).nonzero():
+        for row in (self.gaps.num_seen == 0).nonzero():
             log_prob[row] = self._prior_log_prob(path[:, row], row)
         return path, log_prob
 

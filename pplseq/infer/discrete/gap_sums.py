@@ -22,12 +22,12 @@ GAP_CELLS = 1 << 26  # cells of K x N rows held at once
 class Gaps(NamedTuple):
     """Where the seen words are.
 
-    time: (S, B) original step of the s-th seen word of each row. count: (B,) how many. lengths: (B,) valid steps.
+    time: (S, B) original step of the s-th seen word of each row. num_seen: (B,) how many. lengths: (B,) valid steps.
     before: (S, B) missing steps right before it. trailing: (B,) missing steps behind the last seen one.
     """
 
     time: Tensor
-    count: Tensor
+    num_seen: Tensor
     lengths: Tensor
     before: Tensor
     trailing: Tensor
@@ -155,6 +155,7 @@ def run_words(transition: BlockTransition, emission, run: Run) -> Tensor:
         behind = run.leave_reset
         if t + 1 < run.length:
             behind = torch.logsumexp(transition.initial_log_prob() + backward[t + 1], -1)
+        assert behind is not None, "runs of models that reset say what follows a reset"
         prior = emission.log_prob_of(transition.reset_id)
         reset = (prior + behind.unsqueeze(-1) - backward[t]).clamp(max=0.0)  # log p(reset word | z_t, what follows)
         other = torch.where(prior < 0, state + log1mexp(reset) - log1mexp(prior), -torch.inf)

@@ -36,7 +36,7 @@ class StateMarginals(NamedTuple):
         if self.ids is None:
             return self.probs
         full = self.probs.new_zeros(*self.probs.shape[:-1], num_states).scatter_add(-1, self.ids, self.probs)
-        if self.wide_places is not None:
+        if self.wide_places is not None and self.wide_probs is not None:
             full[self.wide_places[:, 0], self.wide_places[:, 1]] = self.wide_probs
         return full
 

@@ -22,6 +22,8 @@ class SecondOrderChain(DenseChain):
     It takes one batch dimension. Cost: M^3 a token, where a dense chain over pairs takes M^4.
     """
 
+    transition: SecondOrderTransition
+
     def __init__(self, transition: SecondOrderTransition, emission: Emission, obs: Tensor, **options):
         super().__init__(transition, emission, obs, **options)
         if len(self.batch_shape) != 1 or emission.batch_shape:

@@ -50,4 +50,4 @@ def forward_loop(initial: Tensor, matrices: Tensor, emit: Tensor) -> Tensor:
 def program_log_prob(model: Callable, *args, **kwargs) -> Tensor:
     """log p(z, x) of one run of a program whose states are all set (conditioned or replayed)."""
     trace = poutine.trace(getattr(model, "model", model)).get_trace(*args, **kwargs)
-    return trace.log_prob_sum()
+    return torch.as_tensor(trace.log_prob_sum())

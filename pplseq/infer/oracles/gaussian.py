@@ -63,22 +63,22 @@ def joint_gaussian(sequence: GaussianSequence) -> tuple[Tensor, Tensor]:
 def joint_posterior(sequence: GaussianSequence) -> tuple[Tensor, Tensor, Tensor]:
     """log p(y), and mean (T h,) and covariance (T h, T h) of all states given all observations: one big conditioning."""
     mean, covariance = joint_gaussian(sequence)
-    here = [t for t, y in enumerate(sequence.observations) if y is not None]
-    if not here:
+    seen = {t: y for t, y in enumerate(sequence.observations) if y is not None}
+    if not seen:
         return mean.new_zeros(()), mean, covariance
     h = len(sequence.mean)
-    pick = torch.zeros(sum(len(sequence.observations[t]) for t in here), len(mean), dtype=mean.dtype)
+    pick = torch.zeros(sum(map(len, seen.values())), len(mean), dtype=mean.dtype)
     emission, start = pick, 0
-    for t in here:
-        size = len(sequence.observations[t])
+    for t, observation in seen.items():
+        size = len(observation)
         place = torch.zeros(len(pick), size, dtype=mean.dtype)
         place[start : start + size] = torch.eye(size, dtype=mean.dtype)
         spread = torch.zeros(h, len(mean), dtype=mean.dtype)
         spread[:, t * h : (t + 1) * h] = torch.eye(h, dtype=mean.dtype)
         emission = emission + place @ sequence.emission[t] @ spread
         start += size
-    noise = torch.block_diag(*(sequence.emission_noise[t] for t in here))
-    value = torch.cat([sequence.observations[t] - sequence.emission_offset[t] for t in here])
+    noise = torch.block_diag(*(sequence.emission_noise[t] for t in seen))
+    value = torch.cat([observation - sequence.emission_offset[t] for t, observation in seen.items()])
     total = emission @ covariance @ emission.T + noise
     gain = torch.linalg.solve(total, emission @ covariance).T
     log_prob = log_normal(value, emission @ mean, total)
@@ -121,9 +121,11 @@ def kalman_loop(sequence: GaussianSequence) -> GaussianTruth:
         )
     token_log_probs = torch.stack(log_probs)
     h = len(sequence.mean)
-    return GaussianTruth(
-        token_log_probs.sum(),
-        token_log_probs,
-        *(tuple(torch.stack(part) for part in zip(*pairs, strict=True)) for pairs in (predicted, filtered, smoothed)),
-        torch.stack(lag_one) if lag_one else mean.new_zeros(0, h, h),
-    )
+
+    def moments(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        means, covariances = zip(*pairs, strict=True)
+        return torch.stack(means), torch.stack(covariances)
+
+    lag_ones = torch.stack(lag_one) if lag_one else mean.new_zeros(0, h, h)
+    total = token_log_probs.sum()
+    return GaussianTruth(total, token_log_probs, moments(predicted), moments(filtered), moments(smoothed), lag_ones)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.distributions.state import Belief, Emission, Transition
+from pplseq.distributions.state import Belief, Conditional, Emission, Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 
 
-class BlockHMM(TorchDistribution):
+class BlockHMM(Conditional):
     """p(x_1..x_T) of a hidden Markov chain, the states summed out, as one site.
 
         pyro.sample("x", BlockHMM(transition, emission, num_steps=T, lengths=lengths), obs=x)
@@ -29,8 +28,6 @@ class BlockHMM(TorchDistribution):
 
     Values have shape (*B, T[, D]), time last but for event dimensions of one step.
     """
-
-    arg_constraints: dict = {}
 
     def __init__(
         self,
@@ -58,8 +55,10 @@ class BlockHMM(TorchDistribution):
         return constraints.independent(self.emission.support_constraint, 1)
 
     def expand(self, batch_shape, _instance=None):
-        options = dict(lengths=self.lengths, start=self.start, inputs=self.inputs, batch_shape=torch.Size(batch_shape))
-        return BlockHMM(self.transition, self.emission, self.num_steps, **options)
+        return BlockHMM(
+            self.transition, self.emission, self.num_steps, lengths=self.lengths, start=self.start, inputs=self.inputs,
+            batch_shape=batch_shape,
+        )  # fmt: skip
 
     def chain(self, value: Tensor) -> Chain:
         """The chain of observed sequences, for every posterior query."""

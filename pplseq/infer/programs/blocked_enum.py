@@ -183,11 +183,11 @@ class BlockedEnum(ChainMessenger):
         for recording in self._recordings:
             with _module_context(recording):
                 chain = self.chains[recording.name] = self._lower(recording)
-                # parameters are read in any case: here, in the program's own context
-                result = chain.log_prob() if self.factor else chain.factors
+                _ = chain.factors  # parameters are read in any case: here, in the program's own context
+                log_prob = chain.log_prob() if self.factor else None
             self.state_names[recording.name] = [step.name for step in recording.steps]
-            if self.factor:
-                emit_factor(recording.name, recording.frames, recording.scale, result)
+            if log_prob is not None:
+                emit_factor(recording.name, recording.frames, recording.scale, log_prob)
         if self._eager is not None:
             chain = self.chains[self._eager.name] = self._eager.lower(self.check)
             self.state_names[self._eager.name] = self._eager.state_names

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import opt_einsum
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 MODES = ("log_prob", "map", "sample")
 BACKENDS = {mode: f"pyro.ops.einsum.torch_{name}" for mode, name in zip(MODES, ("log", "map", "sample"), strict=True)}
+PYRO_DIMS, PYRO_BACKWARD = "_pyro_dims", "_pyro_backward"  # attributes by which Pyro's backends talk to us
 MAX_DIMS = 64  # of a torch tensor
 EVENT_DIMS = 2  # kept free for rows of tables and matrices of parameters
 
@@ -109,7 +110,8 @@ def _look_ahead(program: Callable, args, kwargs) -> int:
     """How many dimensions plates take; raises where the program cannot be contracted."""
     with torch.random.fork_rng(), torch.no_grad(), poutine.block(), poutine.trace() as trace:
         program(*args, **kwargs)
-    sites = [msg for msg in trace.trace.nodes.values() if msg["type"] == "sample"]
+    nodes: list[Any] = list(trace.trace.nodes.values())
+    sites = [msg for msg in nodes if msg["type"] == "sample"]
     frames = [frame for msg in sites for frame in msg["cond_indep_stack"] if frame.vectorized]
     nesting = max((-frame.dim for frame in frames), default=0)
     latent = [msg for msg in sites if not msg["is_observed"] and not site_is_subsample(msg)]
@@ -185,7 +187,7 @@ class _Collector(Messenger):
                 rest = torch.arange(1, value.shape[place], device=value.device)
                 nothing = nothing.index_fill(place, rest, -torch.inf)
             value = torch.where(mask, value, nothing)
-        self._check_masked(msg, mask, plates, variables)
+        self._check_masked(msg, mask if isinstance(mask, Tensor) else None, plates, variables)
         self.factors.append(_Factor(value, plates, variables))
 
     def _take_scale(self, msg) -> None:
@@ -251,14 +253,15 @@ def _contract(factors: list[_Factor], output: str, backend: str, choose: bool = 
     operands = []
     for factor in factors:
         operand = factor.value[...]
-        operand._pyro_dims = factor.dims
+        setattr(operand, PYRO_DIMS, factor.dims)
         if choose:
             require_backward(operand)
         operands.append(operand)
     present = set().union(*(factor.dims for factor in factors))
     output = "".join(symbol for symbol in output if symbol in present)
     equation = ",".join(factor.dims for factor in factors) + "->" + output
-    return opt_einsum.contract(equation, *operands, backend=backend), operands, output
+    contract: Callable[..., Tensor] = opt_einsum.contract  # which takes Pyro's backends too
+    return contract(equation, *operands, backend=backend), operands, output
 
 
 def _sum_plates(factor: _Factor, keep: str) -> _Factor:
@@ -313,8 +316,8 @@ def _eliminate(factors: list[_Factor], variables: dict[str, _Variable], mode: st
             else:
                 roots.append(message)
     common = "".join(p for p in roots[0].plates if all(p in v.plates for v in variables.values()))
-    total = sum(_sum_plates(root, common).value for root in roots)
-    return total, steps
+    first, *more = (_sum_plates(root, common).value for root in roots)
+    return sum(more, start=first), steps
 
 
 def _infinite(value: Tensor) -> Tensor:
@@ -329,9 +332,9 @@ def _choose(steps: list[_Step], variables: dict[str, _Variable], mode: str) -> d
     for step in reversed(steps):
         given = [_given(factor, chosen, variables) for factor in step.factors]
         result, operands, _ = _contract(given, step.plates, BACKENDS[mode], choose=True)
-        result._pyro_backward()
+        getattr(result, PYRO_BACKWARD)()
         for symbol in step.variables:
-            operand = next(o for o in operands if symbol in o._pyro_dims)
+            operand = next(o for o in operands if symbol in getattr(o, PYRO_DIMS))
             found = operand._pyro_backward_result
             index = found[found._pyro_sample_dims.index(symbol)]
             have = found._pyro_dims[1:]

@@ -109,7 +109,7 @@ class EagerChain:
     def lower(self, check: bool) -> Chain:
         """The chain, as factors between consecutive supports."""
         batch, width = self._batch(), self._ids[0].shape[-1]
-        like = sum(score.new_zeros(()) for scores in self._scores for score in scores)  # of the widest type
+        like = torch.stack([score.new_zeros(()) for scores in self._scores for score in scores]).sum()  # of the widest type
         pairs, emits = [], []
         for step, scores in enumerate(self._scores):
             pair, emit = like.expand(*batch, width, width), like.expand(*batch, width)

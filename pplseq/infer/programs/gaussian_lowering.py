@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +19,20 @@ from pplseq.infer.programs.gaussian_sites import SiteEmission, shared
 from pplseq.infer.programs.markov import as_mask, plate_shape, says, stack_steps
 
 
+class GivesEvidence(Protocol):
+    """What an observation is given by: it says what data tell about the state."""
+
+    def evidence(self, value: Tensor, /) -> Evidence | LinearEvidence:
+        """log p(value | x) as a function of the state x."""
+        ...
+
+
 @dataclass
 class Observation:
     """One observation of a step."""
 
     name: str
-    emission: object  # what gives evidence from data
+    emission: GivesEvidence
     data: Tensor | None
     mask: Tensor | bool | None
     event: torch.Size
@@ -76,6 +85,7 @@ def chain_steps(recording: Recording) -> list[Step]:
 def _looks_observed(recording: Recording, steps: list[Step], index: int) -> bool:
     """Whether an unobserved leaf is a missing observation and no last state."""
     leaf = steps[index]
+    assert leaf.parent is not None and leaf.matrix is not None, "only a chain's first step has neither"
     parent = steps[leaf.parent]
     stem, before = _stem(leaf.name), _stem(parent.name)  # "x" of "x_7": sites of one kind have one
     if stem == before:
@@ -123,21 +133,21 @@ def _dynamics(recording: Recording, steps: list[Step], batch: torch.Size) -> Dyn
         identity = torch.eye(len(recording.zero), dtype=recording.zero.dtype, device=recording.zero.device)
         return Dynamics(identity, identity, None)
     moves = steps[1:]
-    matrix = moves[0].matrix
+    matrix, noise = moves[0].matrix, moves[0].noise
+    assert matrix is not None and noise is not None, "only a chain's first step has neither"
     if not all(same_tensor(step.matrix, matrix) for step in moves) or matrix.dim() > 2:
         matrix = _stack_matrices(moves, batch, lambda s: s.matrix)
-    noise = moves[0].noise
-    if all(same_noise(step.noise, noise) for step in moves) and not noise.batch_shape:
-        noise = noise.covariance
+    if all(step.noise is not None and same_noise(step.noise, noise) for step in moves) and not noise.batch_shape:
+        covariance = noise.covariance
     else:
-        noise = _stack_matrices(moves, batch, lambda s: s.noise.covariance)
+        covariance = _stack_matrices(moves, batch, lambda s: s.noise.covariance)
     offset = None
     if any(step.offset is not None for step in moves):
         offset = moves[0].offset
         if offset is None or offset.dim() > 1 or not all(same_tensor(step.offset, offset) for step in moves):
             like = next(step.offset for step in moves if step.offset is not None)
             offset = stack_steps(moves, batch, lambda s: s.offset, event=recording.zero.shape, like=like)
-    return Dynamics(matrix, noise, offset)
+    return Dynamics(matrix, covariance, offset)
 
 
 def _stack_matrices(steps: list[Step], batch: torch.Size, part) -> Tensor:
@@ -170,7 +180,7 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
         return parts[0]
     shape = broadcast_shapes(*(evidence.shape[1:] for evidence, _, _ in parts))
     by_row = any(seen is not None or evidence.matrix.dim() > 3 for evidence, seen, _ in parts)
-    vector = matrix = constant = 0
+    told: list[Evidence] = []
     for evidence, seen, _ in parts:
         evidence = Evidence(*evidence)
         part = evidence.matrix
@@ -181,7 +191,11 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
             evidence = Evidence(
                 torch.where(seen.unsqueeze(-1), evidence.vector, 0.0), part, torch.where(seen, evidence.constant, 0.0)
             )
-        matrix, vector, constant = matrix + part, vector + evidence.vector, constant + evidence.constant
+        told.append(evidence._replace(matrix=part))
+    first, *more = told
+    vector, matrix, constant = (
+        functools.reduce(torch.add, (getattr(part, name) for part in more), getattr(first, name)) for name in Evidence._fields
+    )
     if matrix.dim() > 3:
         matrix = matrix.expand(len(vector), *shape, *matrix.shape[-2:])
     return Evidence(vector, matrix, constant), None, None
@@ -208,7 +222,7 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
         stacked = stack_steps(
             steps,
             batch,
-            lambda s: None if by_step[id(s)] is None else by_step[id(s)].data,
+            lambda s: getattr(by_step[id(s)], "data", None),
             event=first.event,
             like=like,
         )

@@ -57,7 +57,7 @@ def read_site(name: str, fn) -> tuple[GaussianVar, AffineSite | None] | None:
         )
     if loc.column:
         raise TypeError(f"site {name!r}: its mean is a column; take the last dimension away with squeeze(-1)")
-    offset = loc.offset if loc.shift is False else loc.shift
+    offset = loc.offset if isinstance(loc.shift, bool) else loc.shift
     if offset is not None and loc.scalar:
         offset = offset.unsqueeze(-1)
     return loc, AffineSite(full_matrix(loc), offset, noise, loc.scalar)

@@ -83,7 +83,7 @@ class KalmanCollapse(ChainMessenger):
     def _is_rest(self, msg, var: GaussianVar) -> bool:
         """Whether a site stands for what ``obs_mask`` hides: Pyro makes two sites of one then, and the other is recorded."""
         name, is_rest = msg["name"].removesuffix("_unobserved"), msg["name"].endswith("_unobserved")
-        return is_rest and any(o.name == f"{name}_observed" for o in var.chain.steps[var.index].observations)
+        return is_rest and any(o.name == f"{name}_observed" for o in var.chain.steps[var.step].observations)
 
     def _record_start(self, msg):
         fn = msg["fn"]
@@ -113,13 +113,13 @@ class KalmanCollapse(ChainMessenger):
         check_place(msg, recording)
         _check_dtype(msg["name"], "the matrix of the state", read.matrix, recording)
         span = None if self.time_index is None else len(self.time_index)
-        step = Step(msg["name"], var.index, fn.batch_shape, read.matrix, read.noise, read.offset, msg["mask"], span)
+        step = Step(msg["name"], var.step, fn.batch_shape, read.matrix, read.noise, read.offset, msg["mask"], span)
         recording.steps.append(step)
         msg["value"] = _symbol(recording, fn.batch_shape, read.matrix.shape[-2])
 
     def _record_observation(self, msg, var: GaussianVar, read: AffineSite | None):
         recording, fn = var.chain, msg["fn"]
-        step = recording.steps[var.index]
+        step = recording.steps[var.step]
         if step.span is not None and (self.time_index is None or len(self.time_index) != step.span):
             raise ValueError(
                 f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
@@ -137,6 +137,7 @@ class KalmanCollapse(ChainMessenger):
         if value is not None:
             _check_dtype(msg["name"], "the observation", value, recording)
             value = with_rows(value, len(fn.event_shape), len(recording.steps[0].shape))
+            assert value is not None, "as it came in"
             value = value.unsqueeze(-1) if read.scalar else value
             value = value if read.offset is None else value - read.offset
         event = read.matrix.shape[-2:-1]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq import checks
+from pplseq.distributions.state import Conditional
 from pplseq.infer.discrete.dense import FactorChain
 from pplseq.infer.discrete.results import Factors
 from pplseq.kernels.scan import chain_log_prob
 
 
-class LinearChain(TorchDistribution):
+class LinearChain(Conditional):
     """p(z_1..z_T) = exp(sum_t scores[t, z_t] + sum_t pair[z_{t-1}, z_t]) / Z, over paths of states.
 
     Args:
@@ -25,8 +25,6 @@ class LinearChain(TorchDistribution):
 
     Source: Lafferty, McCallum and Pereira, Conditional random fields (2001), eq. 1.
     """
-
-    arg_constraints: dict = {}
 
     def __init__(self, scores: Tensor, pair: Tensor, lengths: Tensor | None = None, batch_shape=None):
         if scores.dim() < 2 or 0 in scores.shape[-2:]:

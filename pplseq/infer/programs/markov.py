@@ -19,7 +19,7 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
-from pplseq.distributions.state import broadcast_shapes
+from pplseq.distributions.state import broadcast_shapes, is_time_first, mark_time_first
 
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -98,14 +98,8 @@ for _name in _COMPARISONS:
 
 def _plate_depth() -> int:
     """How many dimensions the plates around this point take."""
-    plates = (m for m in _PYRO_STACK if isinstance(m, IndepMessenger) and m.dim is not None)
-    return max((-plate.dim for plate in plates), default=0)
-
-
-def mark_time_first(value: Tensor) -> Tensor:
-    """Notes on a tensor that its first dimension is time: one that all rows share has no dimension for them."""
-    value.time_first = True
-    return value
+    dims = (m.dim for m in _PYRO_STACK if isinstance(m, IndepMessenger))
+    return max((-dim for dim in dims if dim is not None), default=0)
 
 
 def _index(tensor: Tensor, index) -> Tensor:
@@ -143,7 +137,7 @@ class ChainMessenger(Messenger):
     """
 
     vectorize: bool = True
-    time_index = None
+    time_index: TimeIndex | None = None
 
     _recordings: list
 
@@ -263,10 +257,11 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
     for step in steps:
         value = part(step)
         if value is None:
+            assert like is not None, "steps that say nothing need something to be filled with"
             fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
             value = fill.expand(batch + event)
         has_time = step.span is not None and (
-            getattr(value, "time_first", False) or value.dim() > len(batch) + len(event)
+            is_time_first(value) or value.dim() > len(batch) + len(event)
         )
         lead = value.shape[: value.dim() - len(event)]
         own = broadcast_shapes(lead[1:] if has_time else lead, batch)

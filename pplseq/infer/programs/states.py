@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -42,7 +43,8 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
         with torch.no_grad(), poutine.block(), poutine.trace() as first, handler:
             program(*args, **kwargs)
         states = first.trace
-        for site in [name for name, node in states.nodes.items() if node["type"] != "sample" or node["is_observed"]]:
+        nodes: dict[str, Any] = dict(states.nodes)
+        for site in [name for name, node in nodes.items() if node["type"] != "sample" or node["is_observed"]]:
             states.remove_node(site)
         for name, chain in handler.chains.items():
             path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]

@@ -19,7 +19,7 @@ def test_where_the_seen_words_are():
     seen = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
     lengths = torch.tensor([5, 4, 2, 3, 5])
     found = Gaps.of(seen.T, lengths)
-    assert found.count.tolist() == [3, 1, 2, 0, 5]
+    assert found.num_seen.tolist() == [3, 1, 2, 0, 5]
     assert found.trailing.tolist() == [1, 1, 0, 3, 0]
     assert found.lengths.tolist() == lengths.tolist()
     expected = [([0, 2, 3], [0, 1, 0]), ([2], [2]), ([0, 1], [0, 0]), ([], []), (range(5), [0] * 5)]
@@ -31,7 +31,7 @@ def test_where_the_seen_words_are():
 
 def test_no_seen_word_at_all():
     found = Gaps.of(torch.zeros(3, 2, dtype=torch.bool), torch.tensor([3, 0]))
-    assert found.time.shape == (1, 2) and found.count.tolist() == [0, 0] and found.trailing.tolist() == [3, 0]
+    assert found.time.shape == (1, 2) and found.num_seen.tolist() == [0, 0] and found.trailing.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("family", ["UnevenBlocks", "Table", "Reset"])
