@@ -171,56 +171,62 @@ def joined(x, *more):
     return torch.cat([x, *(m.unsqueeze(1) for m in more)], 1)
 
 
-def without_inputs(*verbs):
-    names = [n for n, case in CASES.items() if case.verbs.issuperset(verbs) and not case.known]
-    return pytest.mark.parametrize("name", named(names))
+def grid(x):
+    """Values that an observation may have, (N, 2), and how much each of them stands for."""
+    if bool(((x == 0) | (x == 1)).all()):
+        return torch.cartesian_prod(torch.arange(2), torch.arange(2)).to(x), 1.0
+    ticks = torch.arange(-12, 12.1, 0.25).to(x)
+    return torch.cartesian_prod(ticks, ticks), 0.25**2
 
 
-@without_inputs("predict_next")
+def check_against_likelihoods(case, model, x, law, gap):
+    """The law of what comes ``gap`` + 1 steps behind the first four, against the ratio of the likelihoods with and without."""
+    past, known = x[:, :4], case.part(steps=slice(5 + gap))
+    before = model.log_prob(past, **case.part(steps=slice(4)))
+    gaps = [torch.full_like(x[:, 0], missing(x))] * gap
+    if model.num_words or not x.is_floating_point():
+        for word in range(6):
+            ratio = model.log_prob(joined(past, *gaps, torch.full((ROWS,), word)), **known) - before
+            close(law.word_log_probs[:, word], ratio)
+        return
+    # of vectors, the moments, by adding up the density of the first row
+    values, cell = grid(x)
+    first = [value[:1].expand(len(values), *value.shape[1:]) for value in (past, *gaps)]
+    known = {name: value[:1].expand(len(values), *value.shape[1:]) for name, value in known.items()}
+    weight = (model.log_prob(joined(*first, values), **known) - before[0]).exp() * cell
+    mean = weight @ values
+    close(weight.sum(), torch.ones(()).double(), rtol=0, atol=1e-3)
+    close(law.means[0], mean, rtol=0, atol=1e-3)
+    if law.covariances is not None:
+        apart = values - mean
+        close(law.covariances[0], torch.einsum("n,nd,ne->de", weight, apart, apart), rtol=0, atol=1e-2)
+
+
+def to_come(case, name, steps):
+    return {name: case.known["inputs"][:, steps]} if case.known else {}
+
+
+@offering("predict_next")
 def test_the_next_step_is_the_ratio_of_two_likelihoods(name):
     case, x = CASES[name], CASES[name].data()
     model = case.model()
-    step = model.predict_next(x)
-    for word in range(6) if model.num_words else ():
-        longer = joined(x, torch.full((ROWS,), word))
-        close(step.word_log_probs[:, word], model.log_prob(longer) - model.log_prob(x))
-    if model.num_words is None:
-        near, law = torch.randn(ROWS, 2).double(), None
-        ratio = model.log_prob(joined(x, near)) - model.log_prob(x)
-        if hasattr(step, "state_log_probs"):
-            emit = model.posterior(x).emission.log_likelihood(near)
-            close(torch.logsumexp(step.state_log_probs + emit, -1), ratio)
-        else:
-            law = torch.distributions.MultivariateNormal(step.means, step.covariances)
-            close(law.log_prob(near), ratio)
+    step = model.predict_next(x[:, :4], **case.part(steps=slice(4)), **to_come(case, "next_inputs", 4))
+    check_against_likelihoods(case, model, x, step, 0)
 
 
-@without_inputs("forecast")
+@offering("forecast")
 def test_a_forecast_sums_out_what_lies_between(name):
     case, x = CASES[name], CASES[name].data()
     model = case.model()
-    ahead = model.forecast(x, 3)
-    gap = torch.full_like(x[:, 0], missing(x))
-    if model.num_words:
-        assert ahead.word_log_probs.shape == (ROWS, 3, 6)
-        for word in range(6):
-            longer = joined(x, gap, gap, torch.full((ROWS,), word))
-            close(ahead.word_log_probs[:, 2, word], model.log_prob(longer) - model.log_prob(x))
-    elif not hasattr(ahead, "state_log_probs"):
-        near = torch.randn(ROWS, 2).double()
-        law = torch.distributions.MultivariateNormal(ahead.means[:, 2], ahead.covariances[:, 2])
-        close(law.log_prob(near), model.log_prob(joined(x, gap, gap, near)) - model.log_prob(x))
-    else:
-        moments_of_draws(model, x, ahead)
+    ahead = model.forecast(x[:, :4], 2, **case.part(steps=slice(4)), **to_come(case, "future_inputs", slice(4, 6)))
+    for step in range(2):
+        law = type(ahead)(*(None if value is None else value[:, step] for value in ahead))
+        check_against_likelihoods(case, model, x, law, step)
 
 
-def moments_of_draws(model, x, ahead):
-    """Means and covariances of the mixtures against the model's own mixture components."""
-    probs, loc, spread = ahead.state_log_probs.exp(), model.loc, model.covariances
-    close(probs.sum(-1), torch.ones(ROWS, 3).double())
-    close(ahead.means, probs @ loc)
-    second = torch.einsum("bkz,zde->bkde", probs, spread + loc.unsqueeze(-1) * loc.unsqueeze(-2))
-    close(ahead.covariances, second - ahead.means.unsqueeze(-1) * ahead.means.unsqueeze(-2))
+def without_inputs(*verbs):
+    names = [n for n, case in CASES.items() if case.verbs.issuperset(verbs) and not case.known]
+    return pytest.mark.parametrize("name", named(names))
 
 
 @without_inputs("predict_next", "forecast")

@@ -103,7 +103,7 @@ def test_it_decodes(case):
 @WITH_GAUSSIAN_STATES
 def test_it_tells_its_states(case):
     model, x = case.model(), case.data()
-    chain = model.posterior(x, LENGTHS)
+    chain = model.posterior(x, LENGTHS, **case.known)
     assert isinstance(chain, GaussianChain)
     smoothed, filtered = chain.smoothed_states(), chain.filtered_states()
     h = model.num_states

@@ -126,6 +126,10 @@ GAUSSIAN = {
         lambda: LDS(2, 2, state_noise="diagonal", emission_noise="diagonal", initial="stationary", offsets="emission"),
         vectors, **LINEAR,
     ),
+    "lds, inputs": Case(
+        lambda: LDS(2, 2, num_inputs=2).set_parameters(transition_inputs=torch.randn(2, 2), emission_inputs=torch.eye(2)),
+        vectors, NUMBERS, **LINEAR,
+    ),
     "lds, one state": Case(lambda: LDS(1, 2, offsets="none"), vectors, **LINEAR),
     "text_lds": Case(lambda: TextLDS(6, 2), **TEXT),
     "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), **TEXT),
