@@ -19,26 +19,24 @@ segment to segment) or sentence (every line from the start distribution).
 """
 
 
-def _command(recipe: Recipe, _: bool) -> click.Command:
+def _command(recipe: Recipe, run: Any) -> click.Command:
     params = [
-        click.Argument(["run"], metavar="RUN"),
         click.Argument(["data"], required=False, metavar="[DATA]"),
         CONFIG,
         *options_for(recipe.evaluation),
     ]
-    text = f"How good RUN, a {recipe.name}, is on DATA: {recipe.data}, or - for stdin."
-    return recipe_command("evaluate", lambda ctx, **_: _evaluate(ctx, recipe), params, text)
+    text = f"How good {run}, a {recipe.name}, is on DATA: {recipe.data}, or - for stdin."
+    return recipe_command("evaluate", lambda ctx, **_: _evaluate(ctx, recipe, run), params, text)
 
 
-def _evaluate(ctx: click.Context, recipe: Recipe) -> None:
-    rows = Table()
-    evaluate_run(
-        ctx.params["run"],
-        ctx.params["data"],
-        watch=Remarks(),
-        each=lambda record: (click.echo(json.dumps(record, ensure_ascii=False)), rows.show(record)),
-        **given(ctx, recipe.evaluation),
-    )
+def _evaluate(ctx: click.Context, recipe: Recipe, run: str) -> None:
+    table = Table()
+
+    def show(record: dict[str, Any]) -> None:
+        click.echo(json.dumps(record, ensure_ascii=False))
+        table.show(record)
+
+    evaluate_run(run, ctx.params["data"], watch=Remarks(), each=show, **given(ctx, recipe.evaluation))
 
 
 class Table:

@@ -17,11 +17,13 @@ class ByRecipe(click.Group):
     """`pplseq COMMAND FIRST ...`: FIRST decides which options there are.
 
     Args:
-        make: the command for a recipe; it is called with all arguments, FIRST among them where that is a run.
+        make: the command for a recipe and the run, None where a model is named.
         first: MODEL, RUN or both, as in "MODEL|RUN".
     """
 
-    def __init__(self, *args: Any, make: Callable[[Recipe, bool], click.Command], first: str, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, make: Callable[[Recipe, str | None], click.Command], first: str, **kwargs: Any
+    ) -> None:
         super().__init__(*args, subcommand_metavar=f"{first} [ARGUMENTS]...", no_args_is_help=True, **kwargs)
         self.make, self.first = make, first
 
@@ -38,10 +40,10 @@ class ByRecipe(click.Group):
         """The command that FIRST stands for."""
         first = args[0]
         if "MODEL" in self.first and (first in RECIPES or "RUN" not in self.first):
-            return first, self.make(recipe_named(first), True), args[1:]
+            return first, self.make(recipe_named(first), None), args[1:]
         if "MODEL" in self.first and not Path(first).exists():
             recipe_named(first)  # says what there is
-        return first, self.make(recipe_of(first), False), args
+        return first, self.make(recipe_of(first), first), args[1:]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The models, where one is named first."""

@@ -19,19 +19,23 @@ Nothing of the model's size is allocated: estimates come from operation counts a
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
 
 
-def _command(recipe: Recipe, named: bool) -> click.Command:
-    if named:
-        params = [click.Argument(["data"], metavar="DATA"), JSON, CONFIG, *options_for(recipe.settings)]
+def _command(recipe: Recipe, run: str | None) -> click.Command:
+    if run is None:
+        params: list[click.Parameter] = [
+            click.Argument(["data"], metavar="DATA"),
+            JSON,
+            CONFIG,
+            *options_for(recipe.settings),
+        ]
         text = f"Sizes of DATA, and what `pplseq train {recipe.name} DATA` with the same options takes."
     else:
-        params = [click.Argument(["run"], metavar="RUN"), JSON]
-        text = f"What RUN, a {recipe.name}, is."
-    return recipe_command(recipe.name, lambda ctx, **_: _info(ctx, recipe), params, text, readers_of)
+        text = f"What {run}, a {recipe.name}, is."
+    return recipe_command(recipe.name, lambda ctx, **_: _info(ctx, recipe, run), params, text, readers_of)
 
 
-def _info(ctx: click.Context, recipe: Recipe) -> None:
-    if "run" in ctx.params:
-        found = find(ctx.params["run"])
+def _info(ctx: click.Context, recipe: Recipe, run: str | None) -> None:
+    if run is not None:
+        found = find(run)
     else:
         found = find(recipe.name, ctx.params["data"], **given(ctx, recipe.settings))
     click.echo(json.dumps(found, ensure_ascii=False) if ctx.params["as_json"] else recipe.readable(found))

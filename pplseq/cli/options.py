@@ -65,7 +65,7 @@ class GroupedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 sections.setdefault(getattr(param, "group", "") or "Options", []).append(record)
         general = sections.pop("Options", [])
         for title, rows in [*sections.items(), ("Options", general)]:

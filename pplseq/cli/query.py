@@ -25,9 +25,9 @@ from 0.
 class Questions(click.Group):
     """RUN QUESTION ...: the question decides which options there are."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__("query", params=[click.Argument(["run"], metavar="RUN")], no_args_is_help=False, help=TEXT)
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, run: Any) -> None:
+        super().__init__("query", subcommand_metavar="QUESTION [ARGUMENTS]...", no_args_is_help=True, help=TEXT)
+        self.recipe, self.run = recipe, run
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The questions."""
@@ -56,7 +56,7 @@ class Questions(click.Group):
             return f"an option of {', '.join(which)}" if which else ""
 
         def ask(ctx: click.Context, **_: Any) -> None:
-            _ask(ctx, recipe, name)
+            _ask(ctx, recipe, self.run, name)
 
         return recipe_command(name, ask, params, recipe.questions[name].text, readers)
 
@@ -66,8 +66,7 @@ class Questions(click.Group):
             formatter.write_dl([(name, question.text) for name, question in self.recipe.questions.items()])
 
 
-def _ask(ctx: click.Context, recipe: Recipe, question: str) -> None:
-    run = ctx.parent.params["run"] if ctx.parent is not None else ""
+def _ask(ctx: click.Context, recipe: Recipe, run: str, question: str) -> None:
     failed = False
     for answer in answers(run, question, ctx.params.get("file", ()), watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
@@ -79,4 +78,4 @@ def _ask(ctx: click.Context, recipe: Recipe, question: str) -> None:
         ctx.exit(1)
 
 
-query: Any = ByRecipe("query", make=lambda recipe, _: Questions(recipe), first="RUN", help=TEXT)
+query: Any = ByRecipe("query", make=Questions, first="RUN", help=TEXT)

@@ -18,13 +18,13 @@ else from the model and its data; without either, the page says what is missing.
 """
 
 
-def _command(recipe: Recipe, _: bool) -> click.Command:
-    params = [click.Argument(["run"], metavar="RUN"), CONFIG, *options_for(recipe.reporting)]
-    return recipe_command("report", lambda ctx, **_: _report(ctx, recipe), params, TEXT)
+def _command(recipe: Recipe, run: Any) -> click.Command:
+    params: list[click.Parameter] = [CONFIG, *options_for(recipe.reporting)]
+    return recipe_command("report", lambda ctx, **_: _report(ctx, recipe, run), params, TEXT)
 
 
-def _report(ctx: click.Context, recipe: Recipe) -> None:
-    for path in write_report(ctx.params["run"], watch=Remarks(), **given(ctx, recipe.reporting)):
+def _report(ctx: click.Context, recipe: Recipe, run: str) -> None:
+    for path in write_report(run, watch=Remarks(), **given(ctx, recipe.reporting)):
         click.echo(path)
 
 

@@ -52,7 +52,7 @@ def _model_in(path: str) -> str:
     return model
 
 
-def _command(recipe: Recipe, _: bool) -> click.Command:
+def _command(recipe: Recipe, _: str | None) -> click.Command:
     params = [
         click.Argument(["data"], required=False, metavar="DATA"),
         click.Option(["--out"], type=click.Path(file_okay=False, path_type=Path), help="Folder of the new run."),

@@ -42,7 +42,7 @@ class RunSettings:
 
     Args:
         seed: of all that is random: initial weights, the order of batches, dropout, draws.
-        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        device: where it is computed: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
         threads: CPU threads (default: torch's own choice).
         max_time: stop after this long, preparation included: 90s, 10m, 2h, or seconds.
     """
@@ -59,7 +59,7 @@ class UseSettings:
 
     Args:
         checkpoint: of a run: the best by its validation, or the last.
-        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        device: where it is computed: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
         threads: CPU threads (default: torch's own choice).
     """
 
@@ -201,7 +201,18 @@ class Recipe:
 
     def readable(self, answer: dict[str, Any]) -> str:
         """An answer, a score or what `info` found, for people."""
-        return "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in answer.items())
+        return "\n".join(_lines(answer))
+
+
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each value that is there, those of a mapping moved in."""
+    for name, value in answer.items():
+        if isinstance(value, Mapping):
+            yield f"{name.replace('_', ' ')}:"
+            yield from (f"  {line}" for line in _lines(value))
+        elif value is not None:
+            shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            yield f"{name.replace('_', ' ')}: {shown}"
 
 
 RECIPES: dict[str, Recipe] = {}

@@ -6,6 +6,7 @@ A run's folder says in config.toml which recipe made it, of what data, with whic
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -277,9 +278,22 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
         record = read_record(what)
         options = options_of(recipe.settings)
         values = {name: getattr(record.settings, name) for name in options}
-        found |= {"data": record.data, "begun": recipe.has_begun(Path(what))}
+        found |= {"data": record.data, **_course(Path(what))}
         found["settings"] = {name: value for name, value in values.items() if value != options[name].default}
     return found | {"questions": list(recipe.questions)}
+
+
+def _course(folder: Path) -> dict[str, Any]:
+    """How a run went, and the best it came to."""
+    from pplseq.runs.loop import run_status
+    from pplseq.runs.metrics_log import read_metrics
+
+    course: dict[str, Any] = {"status": run_status(folder)}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        course["best"] = next(
+            (record for record in reversed(read_metrics(folder / "metrics.jsonl")) if record.get("best")), None
+        )
+    return course
 
 
 def _using(kind: type, given: Mapping[str, Any]) -> Any:

@@ -86,7 +86,7 @@ class TextRecipe(Recipe):
     def readable(self, answer: dict[str, Any]) -> str:
         from pplseq.recipes.text_readable import readable
 
-        return readable(answer)
+        return readable(answer) or super().readable(answer)
 
 
 CORPUS = "builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file"

@@ -177,7 +177,7 @@ class TextLDSRecipe(Recipe):
             return super().readable(answer)
         from pplseq.recipes.text_readable import readable
 
-        return readable(answer)
+        return readable(answer) or super().readable(answer)
 
 
 register(

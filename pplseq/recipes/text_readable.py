@@ -6,10 +6,10 @@ from typing import Any
 
 
 def readable(answer: dict[str, Any]) -> str:
-    """What a question, an evaluation or `info` found, as lines of text."""
+    """What a question or `info` found, as lines of text; "" for anything else."""
     if "error" in answer:
         return f"line {answer['line']}: error: {answer['error']}"
-    return _sizes(answer) if "splits" in answer else _answer(answer)
+    return _sizes(answer) if "splits" in answer else _answer(answer) if "words" in answer else ""
 
 
 def _answer(answer: dict[str, Any]) -> str:

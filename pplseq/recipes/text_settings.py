@@ -101,7 +101,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
         states: states Z.
         num_blocks: blocks M of words; each has Z / M states.
         block_sizes: states of a block: the same for all, or more for blocks of frequent words (by the root of their counts).
-        blocks: brown, uniform, none, or a `paths` file written by `pplseq cluster`.
+        blocks: how they are found: brown, uniform, none, or a `paths` file written by `pplseq cluster`.
         eos_block: give <eos> a block of its own.
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
         hidden: width h of the state embeddings and residual layers.
@@ -190,7 +190,7 @@ class FeedForwardSettings(NetworkSettings):
     """The n-gram network.
 
     Args:
-        order: n of the n-grams: it sees n - 1 words.
+        order: length n of the n-grams: it sees n - 1 words.
         dropout: share of the units left out of a training step.
     """
 

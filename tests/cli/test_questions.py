@@ -349,6 +349,16 @@ def test_info_estimates_the_cost(text):
     assert "memory, training" in output and "GFLOP" in output
 
 
+def test_info_of_a_run(run, tmp_path):
+    found = json.loads(pplseq("info", run, "--json").stdout)
+    assert found["model"] == "vlhmm" and found["settings"]["states"] == 40 and "infill" in found["questions"]
+    assert found["status"]["status"] == "finished" and found["best"]["perplexity"] > 1
+    output = pplseq("info", run).stdout
+    assert "  states: 40\n" in output and "  perplexity: " in output and "{" not in output
+    assert json.loads(pplseq("info", run / "best", "--json").stdout).keys() == {"run", "model", "questions"}
+    assert "unknown model 'vlhm'. Did you mean 'vlhmm'?" in pplseq("info", "vlhm", code=2).stderr
+
+
 def test_info_of_states_that_do_not_divide(text):
     result = pplseq("info", "vlhmm", text, "--states", 1000, code=2)
     assert "nearest sizes are 896 and 1024" in result.stderr
