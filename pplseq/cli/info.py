@@ -20,16 +20,11 @@ JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON ob
 
 
 def _command(recipe: Recipe, run: str | None) -> click.Command:
+    params: list[click.Parameter] = [JSON]
+    text = f"What {run}, a {recipe.name}, is."
     if run is None:
-        params: list[click.Parameter] = [
-            click.Argument(["data"], metavar="DATA"),
-            JSON,
-            CONFIG,
-            *options_for(recipe.settings),
-        ]
+        params = [click.Argument(["data"], metavar="DATA"), JSON, CONFIG, *options_for(recipe.settings)]
         text = f"Sizes of DATA, and what `pplseq train {recipe.name} DATA` with the same options takes."
-    else:
-        text = f"What {run}, a {recipe.name}, is."
     return recipe_command(recipe.name, lambda ctx, **_: _info(ctx, recipe, run), params, text, readers_of)
 
 
