@@ -62,9 +62,9 @@ def load_text_model(folder: str | Path, checkpoint: str | None = None, device: s
         FileNotFoundError: no model there. ValueError: a model without a vocabulary, or as :func:`load`.
     """
     folder = Path(folder)
-    if (folder / "iohmm.json").is_file():
-        raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
     model = load(folder, checkpoint=checkpoint, device=device)
+    if getattr(model, "name", None) == "iohmm":
+        raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{folder}: holds a {type(model).__name__}, no model of text")
     if model.vocabulary is None:
@@ -83,8 +83,6 @@ def model_folder(folder: str | Path, checkpoint: str | None = None) -> Path:
         raise ValueError(f"checkpoint must be best, last or None, got {checkpoint!r}")
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
-    if (folder / "iohmm.json").is_file():
-        return folder / "model"
     found = [name for name in CHECKPOINTS if whole_folder(folder / name).exists()]
     if not found and not (folder / "config.toml").exists():
         return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from pplseq.data.tag_formats import (
     WordTagFormat,
     guess_format,
 )
+from pplseq.files import new_file
 
 SAMPLE_LINES = 200  # that tell the format
 _BLANK_LINES: dict[bool, list[str]] = {True: [], False: [""]}  # after a sentence, by TagFormat.line_is_sentence
@@ -226,14 +226,8 @@ def write_tagged(
         return
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.new")
-    try:
-        with OPENERS.get(path.suffix, open)(unfinished, "wb") as stream:
-            stream.write(data)
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with new_file(path) as new, OPENERS.get(path.suffix, open)(new, "wb") as stream:
+        stream.write(data)
 
 
 def render_tagged(

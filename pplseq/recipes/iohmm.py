@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.iohmm_settings import QUESTIONS, RECORD, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
+from pplseq.recipes.iohmm_settings import BEST, QUESTIONS, RUN, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
 from pplseq.recipes.recipe import Job, Question, Recipe, register
 from pplseq.recipes.settings import options_of
 from pplseq.runs.progress import Watch
@@ -24,7 +24,7 @@ class IOHMMRecipe(Recipe):
         return QUESTIONS
 
     def has_begun(self, folder: Path) -> bool:
-        return (folder / RECORD).exists()
+        return RUN.is_at(folder / BEST)
 
     def train(self, job: Job) -> dict[str, Any]:
         """Sizes one after the other: the folder holds the best of those finished, and a resumed run does the others."""

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from pplseq import checks
+from pplseq.folder import FolderKind
 from pplseq.recipes.recipe import Question, RunSettings, UseSettings
 from pplseq.recipes.settings import setting
 
-RECORD = "iohmm.json"  # by which a run's folder is known
+BEST = "best"  # the folder of a run that holds its model
+RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again")
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {
     "states", "restarts", "validation", "max_iterations", "repair", "seed", "picture", "device", "threads", "max_time",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ import torch
 from pplseq.checks import nearest
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM
-from pplseq.recipes.iohmm_settings import RECORD
+from pplseq.recipes.iohmm_settings import BEST, RUN
 from pplseq.recipes.recipe import Job
 from pplseq.runs.signals import TimeOver
 
@@ -26,7 +25,6 @@ SCORES = {
     "validation": "log-likelihood of the validation data",
     "smallest_consistent": "1: every target is right",
 }
-FORMAT, VERSION = "pplseq-iohmm", 1
 LARGEST = 1e100  # of numbers, whose squares are added up
 FLOOR, SHARE = 1e-3, 1e-4  # smallest variance of outputs, and that as a share of their own
 
@@ -54,56 +52,20 @@ class Run(NamedTuple):
     folder: Path
 
 
-def write_run(folder: Path, record: dict[str, Any], model: IOHMM | None = None) -> None:
-    """The model, if it is a new one; then what says that it is there, whole or not at all."""
-    if model is not None:
-        model.save(folder / "model")
-    partly = folder / (RECORD + ".new")
-    partly.write_text(json.dumps({"format": FORMAT, "version": VERSION, **record}, indent=1) + "\n", encoding="utf-8")
-    partly.replace(folder / RECORD)
+def write_run(folder: Path, record: dict[str, Any], model: IOHMM) -> None:
+    """The best model so far, and with it what the run says of it, whole or not at all."""
+    RUN.write(folder / BEST, record, more=model.save)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What a run's folder says of itself; FileNotFoundError or ValueError where it is none."""
-    path = folder / RECORD
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} is no run of `pplseq train iohmm`: it has no {RECORD}")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
-    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
-        raise ValueError(f"{path}: not written by this version of pplseq; train again")
-    return record
+    """What a run's folder says of itself; FileNotFoundError or FolderError where it is none."""
+    return RUN.read_header(folder / BEST)
 
 
 def read_run(folder: Path) -> Run:
-    """Raises FileNotFoundError or ValueError where there is no whole run."""
-    record, model = read_record(folder), IOHMM.load(folder / "model")
-    if why := _unfit(record, model):
-        raise ValueError(f"{folder / RECORD}: {why}; the file was changed or damaged, train again")
+    """Raises FileNotFoundError or FolderError where there is no whole run."""
+    record, *_, model = RUN.read(folder / BEST, more=lambda place, header: IOHMM.load(place))
     return Run(record, model, folder)
-
-
-def _unfit(record: dict[str, Any], model: IOHMM) -> str | None:
-    """What is wrong with a record, if something is."""
-    needed = {"table": {"columns"}, "strings": {"symbols", "automata", "report"}}.get(record.get("kind"))
-    if needed is None or (missing := needed - set(record)):
-        return "its kind is unknown" if needed is None else f"{', '.join(sorted(missing))} missing"
-    if record["kind"] == "strings":
-        if sum(bool(entry.get("chosen")) for entry in record["automata"]) != 1:
-            return "expected one automaton that was chosen"
-        size = len(record["symbols"])
-    else:
-        try:
-            columns = Columns(**record["columns"])
-        except TypeError:
-            return f"columns: expected {', '.join(Columns._fields)}, got {', '.join(record['columns'])}"
-        if any(part is not None and len(part) != len(columns.inputs) for part in (columns.mean, columns.scale)):
-            return "columns: expected a mean and a scale for each of the inputs"
-        size = len(columns.inputs if columns.input_levels is None else columns.input_levels)
-    source = model.sources["transition"]
-    return None if source[1] == size else f"it has {size} inputs or symbols, its model {source[1]}"
 
 
 # ---------------------------------------------------------------- tables
@@ -268,7 +230,7 @@ def train_table(job: Job) -> dict[str, Any]:
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; inputs {', '.join(columns.inputs) or 'none'}, outputs "
         f"{', '.join(columns.outputs)} ({columns.family})"
     )
-    record = read_record(job.folder) if job.resume else {}
+    record, kept, _ = read_run(job.folder) if job.resume else ({}, None, None)
     tried: list[dict[str, Any]] = record.get("tried", [])
     best = record["summary"]["score"] if tried else None
     stop_reason = "finished"
@@ -295,7 +257,7 @@ def train_table(job: Job) -> dict[str, Any]:
             watch.say(f"  restart {restart} was dropped: {why}")
         better = best is None or score > best
         if better:
-            best = score
+            best, kept = score, model
             record = {"kind": "table", "data": job.data, "columns": columns._asdict(), "summary": {
                 "states": size, "select": select, "score": score, "log_likelihood": log_likelihood,
                 "num_parameters": model.num_free_parameters, "restarts": fit["num_restarts"],
@@ -306,10 +268,10 @@ def train_table(job: Job) -> dict[str, Any]:
                 "dropped": {str(restart): why for restart, why in report.dropped.items()},
                 "chosen": report.chosen,
             }
-        write_run(job.folder, record | {"tried": tried}, model if better else None)
+        write_run(job.folder, record | {"tried": tried}, kept)
     summary = record["summary"] | {"sizes": tried, "stop_reason": stop_reason, "steps": len(tried)}
     summary["seconds"] = round(time.monotonic() - began, 2)
-    write_run(job.folder, record | {"tried": tried, "summary": summary})
+    write_run(job.folder, record | {"tried": tried, "summary": summary}, kept)
     return summary
 
 

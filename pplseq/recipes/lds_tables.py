@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pplseq.data.tables import SequenceTable, read_table
+from pplseq.files import new_file, write_text
 from pplseq.models import LDS
 from pplseq.models.batch import seeded, split_rows
 from pplseq.recipes.recipe import Job
@@ -66,9 +66,7 @@ class Columns:
 
     def save(self, folder: Path) -> None:
         """Beside the checkpoints, whole or not at all."""
-        new = folder / f".{COLUMNS}.new"
-        new.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, folder / COLUMNS)
+        write_text(folder / COLUMNS, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
 
     def read(self, data: str, *, inputs_only: bool = False) -> SequenceTable:
         """A table with these columns."""
@@ -257,13 +255,12 @@ def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str
 def write_csv(path: Path, columns: Columns, found: list[dict[str, Any]]) -> None:
     """Answers as a table, whole or not at all: sequence, step (from 1), and means and deviations by column."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
     first = found[0] if found else {}
     if "states" in first:
         names = [f"z{k + 1}" for k in range(len(first["states"][0]))] if first["states"] else []
     else:
         names = columns.outputs
-    with new.open("w", encoding="utf-8", newline="") as file:
+    with new_file(path) as new, new.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([columns.sequence_id or "sequence", "step", *names, *(f"{name}_deviation" for name in names)])
         for answer in found:
@@ -271,4 +268,3 @@ def write_csv(path: Path, columns: Columns, found: list[dict[str, Any]]) -> None
             spread = [list(row.values()) if isinstance(row, dict) else row for row in answer["deviations"]]
             for step, (row, deviations) in enumerate(zip(rows, spread, strict=True), 1):
                 writer.writerow([answer["id"], step, *row, *deviations])
-    os.replace(new, path)

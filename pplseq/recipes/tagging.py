@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pplseq import files
 from pplseq.baselines.tagging_systems import Comparison, SavedTagger
 from pplseq.data.tagged import TaggedFile, read_tagged
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
@@ -72,9 +72,7 @@ def write_json(path: Path, content: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """A file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.new")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    files.write_text(path, text)
 
 
 # ---- run

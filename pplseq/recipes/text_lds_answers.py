@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,6 +14,7 @@ import torch
 
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
+from pplseq.files import new_file
 from pplseq.models.text_lds.head_difference import filter_decay
 from pplseq.models.text_lds.next_word import score_next_words, tune_mixture_weight
 from pplseq.models.text_lds.program import TextLDS
@@ -167,9 +167,8 @@ def write(path: Path, words: Sequence[str], starts: Sequence[int] | np.ndarray, 
     if path.suffix == ".npz":
         save_arrays(path, embeddings=vectors, words=word_array(words), line_starts=np.asarray(starts))
         return
-    new = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with new.open("w", encoding="utf-8") as file:
+    with new_file(path) as new, new.open("w", encoding="utf-8") as file:
         for start, stop in pairwise(starts):
             if path.suffix == ".jsonl":
                 file.write(json.dumps(as_answer(words[start:stop], vectors[start:stop]), ensure_ascii=False) + "\n")
@@ -177,7 +176,6 @@ def write(path: Path, words: Sequence[str], starts: Sequence[int] | np.ndarray, 
             for word, row in zip(words[start:stop], vectors[start:stop].tolist(), strict=True):
                 file.write("\t".join([word, *(f"{value:.6g}" for value in row)]) + "\n")
             file.write("\n")
-    os.replace(new, path)
 
 
 def as_answer(words: Sequence[str], vectors: np.ndarray) -> dict[str, Any]:
@@ -193,6 +191,5 @@ def word_array(words: Sequence[str]) -> np.ndarray:
 def save_arrays(path: Path, **arrays: np.ndarray) -> None:
     """Write an .npz file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new.npz")
-    np.savez(new, **arrays)
-    os.replace(new, path)
+    with new_file(path) as new, new.open("wb") as file:
+        np.savez(file, **arrays)

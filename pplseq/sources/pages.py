@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pplseq.files import write_text
 from pplseq.report.personal import StreamTotals, StreamView
 from pplseq.sources.words import Line
 
@@ -87,9 +87,7 @@ class Shown:
         if html is not None:
             from pplseq.report.personal import render_personal_page
 
-            unfinished = html.with_name(f".{html.name}.new")
-            unfinished.write_text(render_personal_page(view, title=title, command=command), encoding="utf-8")
-            os.replace(unfinished, html)
+            write_text(html, render_personal_page(view, title=title, command=command))
         if png is not None:
             from pplseq.report.personal_picture import draw_personal_picture
 

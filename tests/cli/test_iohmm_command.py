@@ -69,7 +69,7 @@ def run(folder, table):
 
 
 def test_sizes_are_chosen_and_states_found(run, held_out):
-    record = json.loads((run / "iohmm.json").read_text())
+    record = json.loads((run / "best" / "iohmm.json").read_text())
     assert record["summary"]["states"] == 2 and len(record["summary"]["sizes"]) == 3
     assert record["restarts"]["chosen"] < 6 == len(record["restarts"]["log_likelihoods"])
     found = json.loads(pplseq("evaluate", run, held_out).stdout)
@@ -139,7 +139,7 @@ def test_symbols_and_classes(folder, table):
     rows = [(row[0], row[4], ["low", "high"][row[4] == "hot"]) for row in rows_of(2, 4, 15)]
     data = write(folder / "names.csv", rows, "name,feeling,kind")
     pplseq("train", "iohmm", data, "--config", config, "--mealy", "--restarts", 3, "--out", folder / "names")
-    assert IOHMM.load(folder / "names" / "model").outputs == "categorical"
+    assert IOHMM.load(folder / "names" / "best").outputs == "categorical"
     found = json.loads(pplseq("evaluate", folder / "names", data).stdout)
     assert found["production"]["accuracy"] == 1 and found["production"]["balanced_accuracy"] == 1
     answer = lines(pplseq("query", folder / "names", "produce", data))[0]
@@ -204,13 +204,13 @@ def test_interrupted(folder, table, strings, monkeypatch):
     monkeypatch.setattr(IOHMM, "fit", slow)
     monkeypatch.setattr(AutomatonLearner, "_fit_size", slow_size)
     pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "cut", code=130)
-    assert json.loads((folder / "cut" / "iohmm.json").read_text())["summary"]["states"] == 1
+    assert json.loads((folder / "cut" / "best" / "iohmm.json").read_text())["summary"]["states"] == 1
     pplseq("train", "iohmm", strings, "--restarts", 7, "--out", folder / "cut2", code=130)
-    summary = json.loads((folder / "cut2" / "iohmm.json").read_text())["summary"]
+    summary = json.loads((folder / "cut2" / "best" / "iohmm.json").read_text())["summary"]
     assert not summary["consistent"] and [size["num_restarts"] for size in summary["sizes"]] == [7]
     assert lines(pplseq("query", folder / "cut2", "classify", text="0\n"))[0]["string"] == "0"
     result = pplseq("train", "iohmm", strings, "--states", 3, "--restarts", 1, "--out", folder / "cut3", code=130)
-    assert "nothing was saved" in result.stderr and not (folder / "cut3" / "iohmm.json").exists()
+    assert "nothing was saved" in result.stderr and not (folder / "cut3" / "best" / "iohmm.json").exists()
     monkeypatch.undo()
     again = json.loads(pplseq("train", "iohmm", "--resume", folder / "cut").stdout)
     assert [size["states"] for size in again["sizes"]] == [1, 2, 3] and again["stop_reason"] == "finished"
@@ -235,7 +235,7 @@ def automaton_run(folder, strings):
 
 
 def test_an_automaton_is_learned(automaton_run, strings):
-    summary = json.loads((automaton_run / "iohmm.json").read_text())["summary"]
+    summary = json.loads((automaton_run / "best" / "iohmm.json").read_text())["summary"]
     assert summary["automaton_states"] == 4 and summary["consistent"] and summary["languages"] == 1
     automaton = Automaton.from_dict(json.loads((automaton_run / "automaton.json").read_text()))
     assert automaton.equals(Automaton.from_regex(GRAMMARS[4].regex))
@@ -335,11 +335,11 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
     for folder, key, value in ((run, "columns", {}), (run, "kind", "other"), (automaton_run, "symbols", ["0"])):
         changed = tmp_path / f"changed_{key}"
         shutil.copytree(folder, changed)
-        record = json.loads((changed / "iohmm.json").read_text())
-        (changed / "iohmm.json").write_text(json.dumps(record | {key: value}))
-        assert "the file was changed or damaged" in error("query", changed, "score", table)
+        record = json.loads((changed / "best" / "iohmm.json").read_text())
+        (changed / "best" / "iohmm.json").write_text(json.dumps(record | {key: value}))
+        assert "damaged: its checksum" in error("query", changed, "score", table)
     shutil.copytree(run, tmp_path / "broken")
-    (tmp_path / "broken" / "iohmm.json").write_text("{")
+    (tmp_path / "broken" / "best" / "iohmm.json").write_text("{")
     assert "the file is damaged" in error("query", tmp_path / "broken", "score", table)
     assert "MODEL comes first" in error("train", "--out", tmp_path / "r", "iohmm", table)
 
@@ -354,4 +354,4 @@ def test_a_model_that_cannot_be_written(folder, table, monkeypatch):
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     result = pplseq("train", "iohmm", table, *TABLE, "--out", folder / "full", code=1)
     assert "could not save" in result.stderr and "No space left on device" in result.stderr
-    assert not (folder / "full" / "iohmm.json").exists()
+    assert not (folder / "full" / "best" / "iohmm.json").exists()
