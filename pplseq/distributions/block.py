@@ -12,8 +12,7 @@ from torch.distributions import constraints
 
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.state import MISSING, Belief, Emission, Transition
-from pplseq.kernels.log_norm import streamed_log_norm
-from pplseq.kernels.log_semiring import log_matmul, logsumexp
+from pplseq.kernels.log_semiring import log_matmul, logsumexp, streamed_log_norm
 
 CACHED_WIDTH = 64  # from this many states a block, evaluation keeps the transition blocks it has computed
 PAIR_CACHE_BYTES = 5 << 28  # 1.25 GiB of them at most

@@ -1,4 +1,4 @@
-"""Matrix products where sum is log-sum-exp or max and product is plus."""
+"""Sums in log space: matrix products where sum is log-sum-exp or max and product is plus, and row normalisers in tiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch import Tensor
 
 REPAIR_CELLS = 1 << 22
 MAX_CELLS = 1 << 26
+KEEP_CELLS = 1 << 23  # up to this many cells the forward's exponentials are kept instead of recomputed
+CPU_TILE_CELLS = 1 << 20  # a tile that stays in cache
+GPU_TILE_CELLS = 1 << 25
 
 
 def logsumexp(score: Tensor, dim: int) -> Tensor:
@@ -47,3 +50,74 @@ def max_matmul(a: Tensor, b: Tensor) -> Tensor:
     """max_n (a_pn + b_nq): (P, N) x (N, Q) -> (P, Q), by tiles."""
     tile = max(1, MAX_CELLS // max(1, a.numel()))
     return torch.cat([(a.unsqueeze(-1) + part).amax(-2) for part in b.split(tile, -1)], -1)
+
+
+# ---------------------------------------------------------------- row normalisers, log sum_j exp(out_i . into_j)
+
+
+def _row_tiles(rows: int, columns: int, device: torch.device):
+    cells = GPU_TILE_CELLS if device.type == "cuda" else CPU_TILE_CELLS
+    step = max(1, min(rows, cells // max(1, columns)))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+class _LogNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, into, product_dtype):
+        rows, columns = out.shape[0], into.shape[0]
+        a, b = out.to(product_dtype), into.to(product_dtype)
+        keep = rows * columns <= KEEP_CELLS and any(ctx.needs_input_grad[:2])
+        kept = out.new_empty(rows, columns) if keep and product_dtype == out.dtype else None
+        log_norm, weight = out.new_empty(rows), out.new_empty(rows)
+        for start, stop in _row_tiles(rows, columns, out.device):
+            if kept is not None:
+                score = torch.mm(a[start:stop], b.T, out=kept[start:stop])
+            else:
+                score = torch.mm(a[start:stop], b.T).to(out.dtype)
+            top = score.amax(-1, keepdim=True)
+            total = score.sub_(top).exp_().sum(-1)
+            log_norm[start:stop] = total.log() + top.squeeze(-1)
+            weight[start:stop] = total.reciprocal_()
+        ctx.save_for_backward(out, into, log_norm, weight, kept)
+        ctx.product_dtype = product_dtype
+        return log_norm
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]  # as the decorator types it
+        (grad,) = grads
+        out, into, log_norm, weight, kept = ctx.saved_tensors
+        dtype = ctx.product_dtype
+        if kept is not None:  # kept_ij * weight_i = p(j | i)
+            scale = (grad * weight).unsqueeze(-1)
+            return torch.mm(kept, into).mul_(scale), torch.mm(kept.T, out * scale), None
+        a, b = out.to(dtype), into.to(dtype)
+        grad_out, grad_into = torch.empty_like(out), torch.zeros_like(into)
+        for start, stop in _row_tiles(out.shape[0], into.shape[0], out.device):
+            prob = torch.mm(a[start:stop], b.T).to(out.dtype).sub_(log_norm[start:stop, None]).exp_()
+            prob = prob.mul_(grad[start:stop, None]).to(dtype)
+            grad_out[start:stop] = torch.mm(prob, b)
+            grad_into += torch.mm(prob.T, a[start:stop])
+        return grad_out, grad_into, None
+
+
+def streamed_log_norm(out: Tensor, into: Tensor, product_dtype: torch.dtype | None = None) -> Tensor:
+    """log sum_j exp(out_i . into_j) for every row i, by tiles of rows, recomputed in the backward.
+
+    Args:
+        out: (R, D) features of the rows (states left).
+        into: (C, D) features of the columns (states entered).
+        product_dtype: type of the matrix product; bfloat16 trades exactness for speed. Default: that of ``out``.
+
+    Returns:
+        (R,) log normalisers, nats.
+
+    Cost: 2 R C D flops forward, 4 to 6 R C D backward; memory of one tile (about 4 MB on a CPU) beyond the arguments.
+        Below 2^23 cells the exponentials are kept (32 MB) and the backward does not recompute them.
+    """
+    return _LogNorm.apply(out, into, product_dtype or out.dtype)
+
+
+def log_norm_reference(out: Tensor, into: Tensor) -> Tensor:
+    """The slow twin of :func:`streamed_log_norm`: the whole score matrix at once."""
+    return torch.logsumexp(out @ into.T, -1)

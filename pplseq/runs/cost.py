@@ -119,7 +119,7 @@ class Speed:
 
 def measure_speed(hidden_size: int = 256, size: int = 2048, device: torch.device | str = "cpu") -> Speed:
     """Time the kernel that dominates on a piece of `size` rows; well under a second on two cores."""
-    from pplseq.kernels.log_norm import streamed_log_norm
+    from pplseq.kernels.log_semiring import streamed_log_norm
 
     generator = torch.Generator().manual_seed(0)
     out, into = (0.1 * torch.randn(size, hidden_size, generator=generator) for _ in range(2))

@@ -264,7 +264,8 @@ class _Loop:
                     self._validate()
                 elif step.save or time.monotonic() - self.saved_at > self.checkpoint_interval:
                     self.save("last")
-                self.signals.check()
+                if self.signals.received is not None:
+                    raise Stopped
             if reason != "max_time" or self.validated_at == p.step or training.says_best:
                 return reason
             # Outside the schedule, so that a longer run resumed from here takes the same steps. The first one may have been

@@ -5,7 +5,7 @@ import torch
 
 from pplseq.infer import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.blocked_enum import no_guide
-from pplseq.kernels.log_norm import log_norm_reference, streamed_log_norm
+from pplseq.kernels.log_semiring import log_norm_reference, streamed_log_norm
 from pplseq.models import IOHMM, VLHMM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pplseq.kernels import log_norm
-from pplseq.kernels.log_norm import log_norm_reference, streamed_log_norm
+from pplseq.kernels import log_semiring
+from pplseq.kernels.log_semiring import log_norm_reference, streamed_log_norm
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -17,9 +17,9 @@ def features(rows, columns, size=5, scale=1.0, dtype=F64):
 @pytest.fixture(params=["kept", "recomputed in small tiles", "recomputed in one tile"])
 def tiling(request, monkeypatch):
     if request.param != "kept":
-        monkeypatch.setattr(log_norm, "KEEP_CELLS", 0)
+        monkeypatch.setattr(log_semiring, "KEEP_CELLS", 0)
     if request.param == "recomputed in small tiles":
-        monkeypatch.setattr(log_norm, "CPU_TILE_CELLS", 50)
+        monkeypatch.setattr(log_semiring, "CPU_TILE_CELLS", 50)
     return request.param
 
 
@@ -66,6 +66,6 @@ def test_a_gradient_for_one_side_only(tiling, which):
 
 def test_nothing_is_kept_at_test(monkeypatch):
     out, into = features(300, 200, size=3)
-    monkeypatch.setattr(log_norm, "CPU_TILE_CELLS", 400)
+    monkeypatch.setattr(log_semiring, "CPU_TILE_CELLS", 400)
     with torch.no_grad():
         close(streamed_log_norm(out, into), log_norm_reference(out, into))

@@ -7,7 +7,7 @@ from pyro import poutine
 
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.models import HMM, LDS, VLHMM, TextLDS
-from pplseq.models.given import Given
+from pplseq.models.base import Given
 
 close = torch.testing.assert_close
 NAN = float("nan")

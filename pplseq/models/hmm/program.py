@@ -16,7 +16,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
-from pplseq.models.given import Sizes
+from pplseq.models.base import Sizes
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
     dirichlet_log_density,
@@ -138,7 +138,7 @@ class HMM(StateTables):
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             states: (B, T) observed states, negative where unknown.
-            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, states=states, **sizes)
         transition, emission = self.specs()

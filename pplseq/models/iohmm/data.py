@@ -13,7 +13,7 @@ from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
-from pplseq.models.given import Given
+from pplseq.models.base import Given
 
 PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None

@@ -15,8 +15,8 @@ from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmiss
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.programs.markov import markov
+from pplseq.models.base import Sizes
 from pplseq.models.batch import seeded
-from pplseq.models.given import Sizes
 from pplseq.models.hmm.emissions import COVARIANCES
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
@@ -263,7 +263,7 @@ class IOHMM(IOHMMQueries):
             inputs: (B, T, U), (B, T), or a mapping from parts to such.
             states: (B, T) observed states, negative where unknown.
             previous: (B[, D]) the outputs before the first step, where they are fed back and known.
-            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         if x is None and inputs is not None:  # they say how much is generated
             rows = next(iter(self.format.check_inputs(inputs, None, lengths).values())).shape

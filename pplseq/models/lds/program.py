@@ -17,8 +17,8 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
+from pplseq.models.base import Given, Sizes
 from pplseq.models.batch import without_empty_rows
-from pplseq.models.given import Given, Sizes
 from pplseq.models.lds.arguments import (
     as_tensor,
     check_inputs,
@@ -94,7 +94,7 @@ class LDS(LDSTensors):
             transitions: (B, T, h, h) or (T, h, h) matrices of the moves into each step, in the place of ``transition``;
                 the first is used after ``start`` only.
             emissions: (B, T, n, h) or (T, n, h) matrices in the place of ``emission``: a design that changes in time.
-            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
         given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)

@@ -17,7 +17,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.given import Given, Sizes
+from pplseq.models.base import Given, Sizes
 from pplseq.models.hmm.tables import DTYPES, StateTables
 
 
@@ -137,7 +137,7 @@ class PROPS(StateTables):
             source_log_probs: (B, T, K_s) log f^k(x_t | past) of what was observed, not read where x is missing; or
                 (B, T, K_s, V) of all words, which generating and filling gaps need.
             states: (B, T) observed states, sources first, negative where unknown.
-            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, states=states, **sizes)
         given.inputs = self._source_log_probs(source_log_probs, given)

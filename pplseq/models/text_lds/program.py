@@ -20,10 +20,10 @@ from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
+from pplseq.models.base import Sizes
 from pplseq.models.batch import seeded
 from pplseq.models.estimator import Sample
 from pplseq.models.gaussian import GaussianEstimator
-from pplseq.models.given import Sizes
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
 from pplseq.models.text_lds.fit import FitSettings, as_counts, fit_text_lds
 from pplseq.models.text_lds.head_difference import HeadDifference, head_difference
@@ -247,7 +247,7 @@ class TextLDS(GaussianEstimator):
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             initial: another prior of the first state than the model's own.
-            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
         transition, noise, emission = self.transition, self.state_noise, self.word_emission()

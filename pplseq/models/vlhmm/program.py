@@ -21,8 +21,8 @@ from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
+from pplseq.models.base import Sizes
 from pplseq.models.estimator import Estimator
-from pplseq.models.given import Sizes
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 INITIALIZATIONS = ("normal", "xavier")
@@ -307,7 +307,7 @@ class VLHMM(Estimator):
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             states: (B, T) observed states, negative where unknown.
-            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.given.Sizes`.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, states=states, **sizes)
         transition, emission = self.specs()

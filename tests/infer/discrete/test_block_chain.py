@@ -17,7 +17,7 @@ from pplseq.infer.discrete import block as block_chain
 from pplseq.infer.discrete import gap_sums as gaps
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.build import build_chain
-from pplseq.kernels import log_norm, log_semiring, path_scan
+from pplseq.kernels import log_semiring, path_scan
 from pplseq.models.vlhmm.program import VLHMM
 
 F64 = torch.float64
@@ -218,7 +218,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("reset_id", [None, 3])
 def test_nothing_is_z_by_z(reset_id, monkeypatch):
     monkeypatch.setattr(block, "WIDE_CELLS", 1 << 18)
-    monkeypatch.setattr(log_norm, "KEEP_CELLS", 0)
+    monkeypatch.setattr(log_semiring, "KEEP_CELLS", 0)
     for module in (log_semiring, path_scan):
         monkeypatch.setattr(module, "MAX_CELLS", 1 << 20)
     for module in (gaps, block_chain):
