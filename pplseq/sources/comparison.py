@@ -33,6 +33,7 @@ class StreamPair:
     Args:
         specs: two sources, or state folders of `pplseq personalize`, which bring their own sources and the options they were
             read with.
+        say: told of each source before it is opened.
         **options: fields of :class:`~pplseq.sources.opening.StreamOptions`, before those of the state folders.
 
     Attributes:
@@ -42,7 +43,7 @@ class StreamPair:
         ValueError: different vocabularies, or as where sources are opened.
     """
 
-    def __init__(self, specs: Sequence[str], **options: Any) -> None:
+    def __init__(self, specs: Sequence[str], *, say: Callable[[str], None] | None = None, **options: Any) -> None:
         saved: dict[str, Any] = {}
         for spec in reversed(specs):
             folder = Path(spec) if Path(spec).is_dir() else None
@@ -52,7 +53,7 @@ class StreamPair:
         opened: dict[int, tuple[StreamModel, str, Vocabulary]] = {}
         words: Vocabulary | None = None
         for place in sorted(range(len(specs)), key=lambda i: needs_words(specs[i])):
-            opened[place] = _open_model(specs[place], self.options, words)
+            opened[place] = _open_model(specs[place], self.options, words, say)
             if words is not None:
                 check_same_words(specs[place], opened[place][2], specs[1 - place], words)
             words = opened[place][2]
@@ -121,11 +122,11 @@ class StreamPair:
 
 
 def _open_model(
-    spec: str, options: StreamOptions, vocabulary: Vocabulary | None
+    spec: str, options: StreamOptions, vocabulary: Vocabulary | None, say: Callable[[str], None] | None
 ) -> tuple[StreamModel, str, Vocabulary]:
     folder = Path(spec)
     if not (folder.is_dir() and has_state(folder)):
-        opened = open_all([spec], options, vocabulary)[0]
+        opened = open_all([spec], options, vocabulary, say=say)[0]
         if opened.source is None:
             raise ValueError(
                 f"{spec} has words only, nothing that predicts them; personalize it first, or give a source"
@@ -134,7 +135,7 @@ def _open_model(
     record, inner = load_state(folder)
     texts = StreamOptions(**{**asdict(options), **record["options"]})
     words = Vocabulary.load(inner / "vocab.txt")
-    sources = open_all([source["spec"] for source in record["sources"]], texts, words)
+    sources = open_all([source["spec"] for source in record["sources"]], texts, words, say=say)
     for source, saved in zip(sources, record["sources"], strict=True):
         if source.fingerprint != saved["fingerprint"]:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,9 +128,16 @@ def open_source(spec: str, options: StreamOptions, vocabulary: Vocabulary | None
 
 
 def open_all(
-    specs: Sequence[str], options: StreamOptions | None = None, vocabulary: Vocabulary | None = None
+    specs: Sequence[str],
+    options: StreamOptions | None = None,
+    vocabulary: Vocabulary | None = None,
+    *,
+    say: Callable[[str], None] | None = None,
 ) -> list[Opened]:
     """Sources over one vocabulary, the one given or that of the first; every spec is looked at before any is made.
+
+    Args:
+        say: told of each before it is made, which takes a while for a large text or model.
 
     Raises:
         ValueError, FileNotFoundError: as :func:`open_source`.
@@ -140,6 +147,8 @@ def open_all(
         check_spec(spec, first=place == 0 and vocabulary is None)
     opened: list[Opened] = []
     for spec in specs:
+        if say is not None and spec not in STREAM_KINDS:
+            say(f"opening {spec}")
         found = open_source(spec, options, opened[0].vocabulary if opened else vocabulary)
         same = sum(found.name in (other.name, other.name.rpartition(" #")[0]) for other in opened)
         opened.append(found._replace(name=f"{found.name} #{same + 1}") if same else found)

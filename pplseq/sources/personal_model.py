@@ -36,6 +36,7 @@ class StreamModel(Protocol):
 
     def step(self, word: int, *, learn: bool) -> ScoredToken:
         """Score a word, then take it in."""
+        ...
 
     def new_line(self) -> None:
         """The next word begins a sequence of its own."""

@@ -144,6 +144,7 @@ class PersonalStream:
         *,
         learn: bool = True,
         save_every: int = 100,
+        say: Callable[[str], None] | None = None,
         **chosen: Any,
     ) -> PersonalStream:
         """Begin a stream, or go on with the one whose state the folder holds; the folder is locked until :meth:`close`.
@@ -153,6 +154,7 @@ class PersonalStream:
                 hf:NAME, words:TEXT (no source at all: a streaming HMM), and behind it also cache, online-ngram, uniform.
             state: folder for the state; None keeps nothing.
             learn: False opens a state only to score with it: there has to be one, and it may be read with other options.
+            say: told of each source before it is opened.
             **chosen: fields of :class:`~pplseq.sources.opening.StreamOptions`, and settings of the model (those of
                 :data:`SETTINGS`). A state that is there already brings its own; another choice is an error.
 
@@ -168,7 +170,7 @@ class PersonalStream:
         options = {name: value for name, value in chosen.items() if name in names}
         settings = {name: value for name, value in chosen.items() if name in SETTINGS}
         reading = resumed_options(folder, options, learning=learn)
-        opened = open_all([sources] if isinstance(sources, str) else sources, reading)
+        opened = open_all([sources] if isinstance(sources, str) else sources, reading, say=say)
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(only_one_run(folder))

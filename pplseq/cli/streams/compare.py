@@ -32,12 +32,12 @@ def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
     log-probabilities "a" and "b" and, where a model is personal, the "log_odds" of its perturbation states; null is infinite.
     The last line is {"num_tokens", "a", "b", "mean_log_likelihood_ratio"}. --html and --png show the words coloured.
     """
-    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, stream_name
+    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, say, stream_name
     from pplseq.sources.comparison import StreamPair, comparison_summary
     from pplseq.sources.pages import Shown
 
     prepare(options)
-    pair = StreamPair((a, b), **chosen(ctx, options, READING_NAMES))
+    pair = StreamPair((a, b), say=say, **chosen(ctx, options, READING_NAMES))
     shown = Shown(pair.names, options["max_words"] if options["html"] or options["png"] else 0)
     failed = pair.follow(
         options["stream"],

@@ -119,3 +119,8 @@ def finish(
 def stream_name(stream: str) -> str:
     """What a stream is called."""
     return "<stdin>" if stream == "-" else stream
+
+
+def say(line: str) -> None:
+    """A remark on stderr."""
+    click.echo(line, err=True)

@@ -113,7 +113,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
     Ctrl-C and SIGTERM save the state behind the last line. Given a file, a stream that was interrupted in any way goes on to
     the same numbers, and with --out to the same file; given stdin, with the next line that comes.
     """
-    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, stream_name
+    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, say, stream_name
     from pplseq.sources.pages import Shown
     from pplseq.sources.stream import PersonalStream, ReadLine
 
@@ -131,6 +131,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
         options["state"],
         learn=learn,
         save_every=options["save_every"],
+        say=say,
         **chosen(ctx, options, READING_NAMES),
         **settings,
     ) as found:
@@ -148,7 +149,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
             rewind=options["rewind"],
             learn=learn,
             on_line=show,
-            say=lambda text: click.echo(text, err=True),
+            say=say,
         )
     title = f"{stream_name(options['stream'])}, read by {names[0]}"
     finish(ctx, shown, options, title, failed, found.resumed)

@@ -13,7 +13,7 @@ import torch
 
 from pplseq.models.props.program import PROPS
 from pplseq.models.props.settings import StepInfo
-from pplseq.models.props.source import CallableSource, check_probs
+from pplseq.models.props.source import CallableSource, check_probs, source_state
 from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.props.word_statistics import word_id
 from pplseq.models.storage import MODEL
@@ -189,6 +189,42 @@ class PROPSLearner:
     def learn_many(self, ys: Iterable) -> list[StepInfo]:
         """Learns from tokens in turn."""
         return [self.learn_one(y) for y in ys]
+
+    def fit(self, x: Iterable[Iterable]) -> PROPSLearner:
+        """Learns from sequences in turn, token by token, each begun anew; returns the learner."""
+        for ys in x:
+            self.new_sequence()
+            self.learn_many(ys)
+        return self
+
+    def score(self, x: Iterable[Iterable], *, per_token: bool = False) -> float:
+        """log p(x) of sequences begun anew, nats, by the parameters as they are; or the mean over tokens that are not missing.
+
+        The learner and its sources stay as they were.
+
+        Raises:
+            TypeError: a source that has no ``state_dict``, and could not be put back.
+        """
+        kept, predictions = self.state.copy(), list(self._predictions)
+        states = [source_state(source, self._called(k)) for k, source in enumerate(self.sources)]
+        total, num_tokens = 0.0, 0
+        try:
+            for ys in x:
+                self.new_sequence()
+                for y in ys:
+                    num_tokens += not self.state.emissions.is_missing(self._encoded(y))
+                    total += float(self.follow_one(y).log_prob)
+        finally:
+            self.state, self._predictions = kept, predictions
+            for source, state in zip(self.sources, states, strict=True):
+                source.load_state_dict(state)
+        return total / max(num_tokens, 1) if per_token else total
+
+    def __repr__(self) -> str:
+        what = f"num_words={self.num_words}" if self.num_words is not None else "vectors"
+        own = self.state.num_states - len(self.sources)
+        named = ", ".join(self._called(k) for k in range(len(self.sources))) or "no sources"
+        return f"{type(self).__name__}({named}, {what}, num_perturbations={own}): {self.num_steps:,} tokens learned"
 
     def new_sequence(self) -> None:
         """A boundary: state and sources begin anew, what was learned stays."""

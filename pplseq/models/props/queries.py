@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.dense import DenseChain
 from pplseq.kernels.log_semiring import log_matmul
 
 
@@ -57,7 +58,7 @@ def fixed_lag_smooth(chain: Chain, lag: int) -> Tensor:
     return (probs if valid is None else probs * valid.unsqueeze(-1)).movedim(0, -2)
 
 
-def membership(chain: Chain, num_sources: int, smoothed: bool = False) -> Membership:
+def membership(chain: DenseChain, num_sources: int, smoothed: bool = False) -> Membership:
     """Whether tokens came from sources or from perturbations.
 
     Args:

@@ -100,7 +100,7 @@ class DictionaryTagger(GenerativeTagger):
         self.pseudo_count, self.emission_pseudo_count = float(pseudo_count), float(emission_pseudo_count)
         self.tagged_weight, self.seed = float(tagged_weight), int(seed)
         self.history: FitHistory | None = None
-        self.hmm: HMM | None = None
+        self.hmm: HMM  # after fit
 
     @classmethod
     def unsupervised(cls, num_states: int = 50, **options) -> DictionaryTagger:

@@ -80,7 +80,7 @@ class HMMTagger(SentenceTagger):
     def __init__(self, settings: HMMTaggerSettings | None = None, **options):
         self.settings = settings or HMMTaggerSettings(**options)
         self.order = self.settings.order
-        self.counts: TagCounts | None = None
+        self.counts: TagCounts  # after fit
 
     @classmethod
     def tnt(cls) -> HMMTagger:

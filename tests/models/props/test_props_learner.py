@@ -373,3 +373,26 @@ def test_merging_vectors_and_what_does_not_fit():
         merge_streams([even, uneven])
     with pytest.raises(ValueError, match="nothing to merge"):
         merge_streams([])
+
+
+def test_fit_and_score_of_sequences():
+    """Scores are those of following token by token, and leave the learner and its sources as they were."""
+    from pplseq.sources import UnigramCache
+
+    sequences = [[1, 2, 0, 1], [2, 2, 1], [0, -1, 1]]
+    learner, other = (PROPSLearner([UnigramCache(3)], num_words=3, seed=0) for _ in range(2))
+    assert learner.fit(sequences) is learner
+    for ys in sequences:
+        other.new_sequence()
+        other.learn_many(ys)
+    before = learner.predict_proba_one()
+    expected = 0.0
+    for ys in sequences:
+        other.new_sequence()
+        expected += sum(other.follow_one(y).log_prob for y in ys)
+    assert learner.score(sequences) == pytest.approx(expected, abs=1e-12)
+    assert learner.score(sequences, per_token=True) == pytest.approx(expected / 9, abs=1e-12)
+    np.testing.assert_array_equal(learner.predict_proba_one(), before)
+    assert learner.learn_one(1).log_prob == pytest.approx(np.log(before[1]))
+    assert "10 tokens" in repr(learner) or "tokens learned" in repr(learner)
+    assert "cache" in repr(learner) and "num_perturbations=2" in repr(learner)
