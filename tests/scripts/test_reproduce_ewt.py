@@ -50,7 +50,7 @@ def test_rows_are_made_once(scripts, tmp_path, monkeypatch, capsys):
     assert set(found) == {"upos", "xpos"}
     for rows in found.values():
         assert rows["most-frequent"]["known"] == 1.0 and rows["most-frequent"]["accuracy"] in (1.0, 5 / 6)
-        assert "no such option" in rows["hmm no_such=1"]["error"], "a system that fails does not lose the others"
+        assert "no such setting" in rows["hmm no_such=1"]["error"], "a system that fails does not lose the others"
 
     def not_again(system, train, test):
         assert system != "most-frequent"
