@@ -33,8 +33,12 @@ class DenseChain(Chain):
         """p(z_t | x_1..x_{t-1}), (*B, T, Z)."""
         f, filtered = self.factors, self._possible().filtered
         first = f.init.expand(filtered.shape[1:]).unsqueeze(0)
-        probs = torch.cat([first, log_matmul(filtered[:-1].unsqueeze(-2), f.pair).squeeze(-2)]).exp()
+        probs = torch.cat([first, self._moved(filtered[:-1])]).exp()
         return self._by_state(probs if f.valid is None else probs * f.valid.unsqueeze(-1))
+
+    def _moved(self, filtered: Tensor) -> Tensor:
+        """(T-1, *B, Z) log p(z_{t+1} | x_1..x_t)."""
+        return log_matmul(filtered.unsqueeze(-2), self.factors.pair).squeeze(-2)
 
     def _emit(self) -> Tensor:
         obs = self._aligned(self.obs)

@@ -56,6 +56,9 @@ class SecondOrderChain(DenseChain):
     def _predict(self, belief, inputs):
         return self._matrices.forward(1, belief.dense(self.transition.num_states))
 
+    def _moved(self, filtered):
+        return self._matrices.forward(1, filtered)  # one table for all steps
+
     # ---------------------------------------------------------------- pairs and triples
     def _state_probs(self) -> Tensor:
         f, forward = self.factors, self._possible()

@@ -43,8 +43,7 @@ def fixed_lag_smooth(chain: Chain, lag: int) -> Tensor:
     """
     if lag < 0:
         raise ValueError(f"lag must not be negative, got {lag}")
-    chain.log_prob()
-    factors, filtered = chain.factors, chain._forward.filtered.detach()
+    filtered, factors = chain.filtered_states().probs.movedim(-2, 0).log(), chain.factors
     if not factors.shared:
         raise ValueError("chain: fixed-lag smoothing takes one transition matrix for all steps")
     emit, valid = factors.emit.detach(), factors.valid
@@ -55,7 +54,7 @@ def fixed_lag_smooth(chain: Chain, lag: int) -> Tensor:
             ahead = torch.where(valid[1:].unsqueeze(-1), ahead, 0.0)
         back = torch.cat([ahead, torch.zeros_like(back[:1])])
     probs = (filtered + back).softmax(-1)
-    return (probs if valid is None else probs * valid.unsqueeze(-1)).movedim(0, -2)
+    return (probs if valid is None else probs.masked_fill(~valid.unsqueeze(-1), 0.0)).movedim(0, -2)
 
 
 def membership(chain: DenseChain, num_sources: int, smoothed: bool = False) -> Membership:

@@ -222,3 +222,8 @@ def test_what_is_refused():
         build_chain(SecondOrderTransition(initial, table), words, torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match="k must be at least 1"):
         build_chain(SecondOrderTransition(initial, table), words, torch.zeros(4, 1, dtype=torch.long)).k_best(0)
+
+
+def test_predicted_states(both):
+    second, dense, _ = both
+    close(second.predicted_states().probs, dense.predicted_states().probs)
