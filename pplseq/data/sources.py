@@ -156,7 +156,7 @@ def datasets_lines(source: str, *, lower: bool = False) -> dict[str, Iterator[li
         ValueError: no training split or no text column.
     """
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise ImportError(f'hf:{source} needs the package `datasets`: pip install "pplseq[datasets]"') from error
     parts = source.split("/")

@@ -92,7 +92,7 @@ def _write_strings(
         "report": found.report,
     }
     record["automata"] = [
-        {"automaton": candidate.automaton.to_dict(), "restarts": candidate.count, "chosen": place == found.chosen}
+        {"automaton": candidate.automaton.to_dict(), "restarts": candidate.num_found, "chosen": place == found.chosen}
         for place, candidate in enumerate(found.candidates)
     ]
     write_run(out, record, model_of_tables(found.tables))

@@ -195,7 +195,7 @@ def recipe_part(grammar, options, *, repair: bool) -> dict:
         right = [candidate.automaton.equals(language) for candidate in found.candidates]
         sizes.append(found.sizes[-1].num_states)
         languages.append(len(right))
-        right_seeds.append(sum(c.count for c, same in zip(found.candidates, right, strict=True) if same))
+        right_seeds.append(sum(c.num_found for c, same in zip(found.candidates, right, strict=True) if same))
         alone.append(right[0])
         for number in VALIDATION:
             for again in range(1 + FURTHER_DRAWS):

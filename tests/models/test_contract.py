@@ -13,19 +13,14 @@ close = torch.testing.assert_close
 VALID = torch.arange(STEPS) < LENGTHS.unsqueeze(-1)
 
 
-def named(names):
-    later = pytest.mark.xfail(reason="parts of its interface are to come", strict=False)
-    return [pytest.param(name, marks=later if CASES[name].pending else ()) for name in names]
-
-
-@pytest.fixture(params=named(CASES))
+@pytest.fixture(params=CASES)
 def case(request):
     return CASES[request.param]
 
 
 def offering(*verbs):
     """The cases that offer all of some verbs."""
-    return pytest.mark.parametrize("name", named(n for n, case in CASES.items() if case.verbs.issuperset(verbs)))
+    return pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.verbs.issuperset(verbs)])
 
 
 def missing(x):
@@ -226,7 +221,7 @@ def test_a_forecast_sums_out_what_lies_between(name):
 
 def without_inputs(*verbs):
     names = [n for n, case in CASES.items() if case.verbs.issuperset(verbs) and not case.known]
-    return pytest.mark.parametrize("name", named(names))
+    return pytest.mark.parametrize("name", names)
 
 
 @without_inputs("predict_next", "forecast")

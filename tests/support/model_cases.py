@@ -49,7 +49,7 @@ class Case:
     known: what it takes beside x, (4, 6, ...) each. verbs: those that it offers; of the others it says that it has them not.
     own: verbs that it offers with another meaning, which tests of its own are about.
     draws: its program draws more than states and observations (parameters, dropout), so that two runs of it differ.
-    fit: options of a short fit. pending: parts of the interface are still to come, so that failures are expected.
+    fit: options of a short fit.
     """
 
     make: Callable[[], Any]
@@ -58,7 +58,6 @@ class Case:
     verbs: frozenset[str] = EVERYTHING
     own: frozenset[str] = frozenset()
     draws: bool = False
-    pending: bool = False
     fit: dict[str, Any] = field(default_factory=lambda: {"method": "sgd", "num_steps": 5})
 
     def model(self):
@@ -76,7 +75,6 @@ class Case:
 
 LONG = {"fit": {"epochs": 30, "lr": 0.03}}
 EM = {"method": "em", "max_iterations": 3}
-IO = {"verbs": ASKED | FITTED | AHEAD, "fit": EM, "pending": True}
 
 DISCRETE = {
     "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), **LONG),
@@ -95,21 +93,21 @@ DISCRETE = {
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "iohmm": Case(
-        lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, **IO
+        lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
     ),
     "iohmm, symbols": Case(
-        lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition", graph="left_right"), words, SYMBOLS, **IO
+        lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition", graph="left_right"), words, SYMBOLS, fit=EM
     ),
     "iohmm, hidden layers": Case(
         lambda: IOHMM(
             3, num_inputs=2, outputs="categorical", num_outputs=6, mealy=True, initial="inputs", hidden=(4,)
         ),
-        words, NUMBERS, **IO,
+        words, NUMBERS, fit=EM,
     ),
     "iohmm, bits": Case(
-        lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2), bits, SYMBOLS, **IO
+        lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2), bits, SYMBOLS, fit=EM
     ),
-    "iohmm, states": Case(lambda: IOHMM(6, num_inputs=2, outputs="states"), words, NUMBERS, **IO),
+    "iohmm, states": Case(lambda: IOHMM(6, num_inputs=2, outputs="states"), words, NUMBERS, fit=EM),
     "props": Case(
         lambda: PROPS(6, num_sources=2, num_perturbations=2), words, SOURCES, EVERYTHING - AHEAD
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -244,13 +244,16 @@ class Candidate(NamedTuple):
 
     Attributes:
         automaton: its smallest one.
-        count: how many of the learnt automata have it.
-        members: which, as places in the list.
+        members: which of the learnt automata have it, as places in the list.
     """
 
     automaton: Automaton
-    count: int
     members: tuple[int, ...]
+
+    @property
+    def num_found(self) -> int:
+        """How many have it."""
+        return len(self.members)
 
 
 def distinct_automata(automata: Sequence[Automaton]) -> list[Candidate]:
@@ -265,8 +268,8 @@ def distinct_automata(automata: Sequence[Automaton]) -> list[Candidate]:
             of_table[table] = automaton.key
             least.setdefault(of_table[table], automaton.minimise())
         members.setdefault(of_table[table], []).append(place)
-    counts = Counter({key: len(places) for key, places in members.items()})
-    return [Candidate(least[key], count, tuple(members[key])) for key, count in counts.most_common()]
+    found = [Candidate(least[key], tuple(places)) for key, places in members.items()]
+    return sorted(found, key=lambda candidate: -candidate.num_found)
 
 
 def harden(

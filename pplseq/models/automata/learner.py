@@ -112,7 +112,7 @@ class LearnedAutomaton:
             lines.append("no automaton labels all training strings right; these label most of them right")
         lines.append(f"{number} different {'automaton fits' if number == 1 else 'automata fit'} your data")
         for place, candidate in enumerate(self.candidates):
-            found = f"{candidate.automaton.num_states} states, found by {candidate.count} restarts"
+            found = f"{candidate.automaton.num_states} states, found by {candidate.num_found} restarts"
             if self.validation_right is not None:
                 found += f", {self.validation_right[place]} of {self.num_validation} validation strings right"
             if place != self.chosen:

@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pplseq.infer.fit.em import Batch
 from pplseq.models.estimator import Estimator
 from pplseq.models.iohmm.data import PARTS, IOFormat
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
@@ -142,7 +143,7 @@ class IOParameters(Estimator):
         return total
 
     @torch.no_grad()
-    def initialize(self, batch=None, scale: float = SPREAD) -> None:
+    def initialize(self, batch: Batch | None = None, how: str = "", *, scale: float = SPREAD) -> None:
         """Random weights; with data, means of Gaussian outputs at outputs that occur and covariances as wide as they are."""
         for name in self.parts:
             if name != "noise":

@@ -118,7 +118,7 @@ def test_distinct_automata_are_counted_by_language():
     even = Automaton.from_regex("(01*0|1)*", "01")
     doubled = Automaton(("0", "1"), [[1, 2], [0, 3], [3, 0], [2, 1]], [1, 0, 1, 0])
     groups = distinct_automata([Automaton.from_regex("1*", "01"), even, doubled, even])
-    assert [(group.count, group.members) for group in groups] == [(3, (1, 2, 3)), (1, (0,))]
+    assert [(group.num_found, group.members) for group in groups] == [(3, (1, 2, 3)), (1, (0,))]
     assert groups[0].automaton.num_states == 2 and groups[0].automaton.equals(doubled)
     assert distinct_automata([]) == []
 

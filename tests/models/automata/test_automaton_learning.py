@@ -30,7 +30,7 @@ def test_languages_are_learnt_exactly(number):
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
     assert [size.num_consistent for size in found.sizes][:-1] == [0] * (len(found.sizes) - 1)
     assert found.sizes[-1].num_states == grammar.num_states
-    assert sum(candidate.count for candidate in found.candidates) == found.sizes[-1].num_consistent
+    assert sum(candidate.num_found for candidate in found.candidates) == found.sizes[-1].num_consistent
 
 
 def test_validation_chooses_among_languages_that_fit():
@@ -52,7 +52,7 @@ def test_validation_chooses_among_languages_that_fit():
     plain = learner.fit(grammar.strings, grammar.labels)
     assert plain.validation_right is None
     assert plain.automaton.equals(plain.candidates[0].automaton)
-    assert [c.count for c in plain.candidates] == sorted((c.count for c in plain.candidates), reverse=True)
+    assert [c.num_found for c in plain.candidates] == sorted((c.num_found for c in plain.candidates), reverse=True)
 
 
 def test_tables_are_those_of_the_automaton():

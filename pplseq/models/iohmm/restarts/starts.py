@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributions import Gamma
 
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.history import RestartBlock
@@ -79,7 +80,7 @@ def _log_gamma(concentration: float, shape, like: Tensor) -> Tensor:
     """Logarithms of gamma variates, whatever their size (those of shape below 1 underflow)."""
     shape_plus = torch.full(shape, concentration + 1.0, dtype=like.dtype, device=like.device)
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device).clamp_min(torch.finfo(like.dtype).tiny)
-    return torch._standard_gamma(shape_plus).log() + uniform.log() / concentration
+    return Gamma(shape_plus, torch.ones_like(shape_plus)).sample().log() + uniform.log() / concentration
 
 
 def _gaussian(problem, outputs, block, emission):
