@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import TAGGERS
-from pplseq.models.taggers.comparison import CurvePoint, SystemResult, check_fractions, compare_taggers, learning_curve
-from pplseq.models.taggers.scores import score_tags, training_words
+
+if TYPE_CHECKING:
+    from pplseq.models.taggers.comparison import CurvePoint, SystemResult
 
 
 class System(NamedTuple):
@@ -140,6 +141,8 @@ def train_tagger(
     Raises:
         ValueError, ImportError: as :func:`make_tagger`, and for text that the system cannot learn from.
     """
+    from pplseq.models.taggers.scores import score_tags, training_words
+
     if folder is not None:
         check_out(Path(folder))
     tagger, began = make_tagger(system, **settings), time.perf_counter()
@@ -214,6 +217,8 @@ def compare(
     Raises:
         ValueError: an unknown system, or fractions that are none.
     """
+    from pplseq.models.taggers.comparison import check_fractions, compare_taggers, learning_curve
+
     names = list(dict.fromkeys(systems))
     for name in names:
         check_system(name)
