@@ -303,11 +303,21 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.touch()
     mode = path.stat().st_mode  # as the user's umask has it; safetensors gives a file to its owner alone
     try:
-        # copies: safetensors refuses tensors that share memory
-        save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, path)
+        save_file(_apart(tensors), path)
     except SafetensorError as error:  # a full disk has no exception of its own there
         raise OSError(str(error)) from error
     path.chmod(mode)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, and copied where they share memory, which safetensors refuses."""
+    found, seen = {}, set()
+    for name, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        memory = value.untyped_storage()
+        found[name] = value.clone() if memory.data_ptr() in seen or memory.nbytes() != value.nbytes else value
+        seen.add(memory.data_ptr())
+    return found
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:

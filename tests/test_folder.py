@@ -60,6 +60,15 @@ def test_files_are_open_to_whom_the_user_says(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {0o644}
 
 
+def test_tensors_that_share_memory(tmp_path):
+    table = torch.arange(12.0).view(3, 4)
+    tensors = {"table": table, "again": table, "rows": table[1:], "columns": table[:, :2], "turned": table.T}
+    tensors |= {"empty": torch.zeros(0, 3), "none": torch.zeros(0), "scalar": torch.tensor(2.5), "low": table.bfloat16()}
+    read = KIND.read(KIND.write(tmp_path / "toy", {}, tensors=tensors)).tensors
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], value) and read[name].dtype == value.dtype for name, value in tensors.items())
+
+
 def test_a_link_is_followed(saved, tmp_path):
     (tmp_path / "link").symlink_to(saved)
     write(tmp_path / "link", step=4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.storage import MODEL
+from pplseq.models.storage import MODEL, check_finite
 from pplseq.models.taggers import TAGGERS
 
 Words = Sequence[str]
@@ -139,6 +139,7 @@ def load_tagger(folder: str | Path) -> Tagger:
             f"{folder}: holds the model {header.get('tagger', header.get('model'))!r}, no tagger; taggers are made by "
             "`pplseq train tagger`"
         )
+    check_finite(tensors, folder)
     try:
         return TAGGERS[header["tagger"]].from_state(header["config"], tensors)
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
