@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 
@@ -70,8 +71,7 @@ class KneserNey:
     def __init__(self, order: int = 5):
         if not isinstance(order, int) or isinstance(order, bool):
             raise TypeError(f"order: expected an integer, got {order!r}")
-        if order < 1:
-            raise ValueError(f"order: expected at least 1, got {order}")
+        checks.count("order", order)
         self.order = order
         self.vocabulary: Vocabulary | None = None
 

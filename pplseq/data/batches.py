@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.data.text import Text
 
 
@@ -206,8 +207,7 @@ class SentenceBatches(_Batches):
 
     def __init__(self, text: Text, batch_tokens: int = 4096, shuffle: bool = False, seed: int = 0):
         super().__init__(text, seed)
-        if batch_tokens < 1:
-            raise ValueError(f"batch_tokens: expected at least 1, got {batch_tokens}")
+        checks.count("batch_tokens", batch_tokens)
         self.batch_tokens, self.shuffle = batch_tokens, shuffle
         # Sorted lengths are the same in every epoch, and with them the cuts between batches.
         self._cuts = self._cut(np.sort(text.lengths[text.lengths > 0]))

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.vocabulary import EOS
 
 WORD = re.compile(r"\d+(?:\.\d+)+|\w+(?:-\w+)*|[-+*/%@&|^~<>=!:]+|[^\w\s]")
@@ -83,8 +84,7 @@ def generated_language(
         raise ValueError(f"num_states: expected at least 3 (the end state and two others), got {num_states}")
     if not num_states <= num_words <= 4900:
         raise ValueError(f"num_words: expected {num_states} (num_states) to 4900, got {num_words}")
-    if num_sentences < 1:
-        raise ValueError(f"num_sentences: expected at least 1, got {num_sentences}")
+    checks.count("num_sentences", num_sentences)
     rng = np.random.default_rng(seed)
     inner = num_states - 1
     # Every state has a successor in a cycle, so all are reached, and two drawn ones; few of them end the sentence.

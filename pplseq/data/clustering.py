@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from tqdm import tqdm
 
+from pplseq import checks
 from pplseq.data.brown import Bigrams, merge_blocks, merge_words
 from pplseq.data.clusters import Clusters, join_paths, read_paths, write_paths
 from pplseq.data.exchange import exchange_words
@@ -73,8 +74,7 @@ def brown_clusters(
     """
     num_words, num_clusters = _whole_number("num_words", num_words), _whole_number("num_clusters", num_clusters)
     tokens = _token_array(tokens, num_words)
-    if num_clusters < 1:
-        raise ValueError(f"num_clusters: expected at least 1, got {num_clusters}")
+    checks.count("num_clusters", num_clusters)
     if num_clusters > num_words:
         raise ValueError(
             f"num_clusters: expected at most one block a word, got {num_clusters} blocks for {num_words} words; ask "

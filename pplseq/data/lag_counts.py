@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.lag_counting import PairCounter, add_matrices, csr_counts
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
@@ -217,8 +218,7 @@ def check_settings(max_lag: int, unit: str) -> None:
     """Raise ValueError for a lag below 1 or an unknown unit."""
     if isinstance(max_lag, bool) or not isinstance(max_lag, (int, np.integer)):
         raise TypeError(f"max_lag: expected a whole number, got {max_lag!r}")
-    if max_lag < 1:
-        raise ValueError(f"max_lag: expected at least 1, got {max_lag}")
+    checks.count("max_lag", max_lag)
     if unit not in UNITS:
         raise ValueError(f"unit: expected 'line' or 'article', got {unit!r}")
 

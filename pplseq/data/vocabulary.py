@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pplseq import checks
+
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 
@@ -102,8 +104,7 @@ class Vocabulary:
             num_lines: occurrences of `eos`; None leaves it out of the vocabulary.
             min_count, max_size, unknown, eos: as in `build`.
         """
-        if min_count < 1:
-            raise ValueError(f"min_count: expected at least 1, got {min_count}")
+        checks.count("min_count", min_count)
         if not counts:
             raise ValueError("lines: found no words; a vocabulary needs at least one")
         special = {} if num_lines is None else {eos: num_lines}

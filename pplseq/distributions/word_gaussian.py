@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence
 from pplseq.distributions.state import Conditional
 
@@ -51,8 +52,7 @@ class WordEmission:
         self.num_words, self.num_states = matrix.shape
         if tuple(precision.shape) != (self.num_states, self.num_states):
             raise ValueError(f"precision must be (h, h) = {(self.num_states,) * 2}, got {tuple(precision.shape)}")
-        if measure not in MEASURES:
-            raise ValueError(f"measure must be one of {', '.join(MEASURES)}; got {measure!r}")
+        checks.choice("measure", measure, MEASURES)
         check_probs(probs)
         self.probs, self.precision, self.measure = probs, precision, measure
         self.unit = probs.sqrt()

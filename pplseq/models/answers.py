@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.chain import Chain
@@ -166,8 +167,7 @@ def continue_text(
         temperature: 1 draws from the model, below 1 from its more probable words, near 0 the most probable one.
         allow_unknown: False never draws the unknown word.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    checks.positive("temperature", temperature)
     log_probs, belief, answer = _predict(model, vocabulary, words, num_samples)
     drawn: list[list[int]] = [[] for _ in range(num_samples)]
     totals, finished = [0.0] * num_samples, [False] * num_samples

@@ -19,6 +19,7 @@ import numpy as np
 import pyro
 import torch
 
+from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
 from pplseq.runs.training import model_device
@@ -126,8 +127,7 @@ def score_sentences(model: Any, text: Text, *, batch_tokens: int | None = None) 
 
 def score_text(model: Any, text: Text, protocol: str, **options: Any) -> TextScore:
     """`score_carried` or `score_sentences`, by name."""
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {protocol!r}")
+    checks.choice("protocol", protocol, PROTOCOLS)
     return {"carried": score_carried, "sentence": score_sentences}[protocol](model, text, **options)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pplseq import checks
+
 LARGEST = 1e12  # a decaying cache counts in units that grow; above this they are scaled back
 
 
@@ -17,8 +19,7 @@ class UniformSource:
     name = "uniform"
 
     def __init__(self, num_words: int):
-        if num_words < 1:
-            raise ValueError(f"num_words: expected at least 1, got {num_words}")
+        checks.count("num_words", num_words)
         self.num_words = num_words
 
     def predict(self) -> np.ndarray:
@@ -61,8 +62,7 @@ class UnigramCache:
     name = "cache"
 
     def __init__(self, num_words: int, *, decay: float = 1.0, smoothing: float = 1.0):
-        if num_words < 1:
-            raise ValueError(f"num_words: expected at least 1, got {num_words}")
+        checks.count("num_words", num_words)
         if not 0 < decay <= 1:
             raise ValueError(f"decay: expected above 0 and at most 1, got {decay}")
         if not 0 < smoothing < math.inf:
@@ -130,8 +130,7 @@ class OnlineNGram:
     name = "online-ngram"
 
     def __init__(self, num_words: int, order: int = 3, *, discount: float = 0.75):
-        if num_words < 1:
-            raise ValueError(f"num_words: expected at least 1, got {num_words}")
+        checks.count("num_words", num_words)
         if not isinstance(order, int) or isinstance(order, bool) or order < 1:
             raise ValueError(f"order: expected a whole number of at least 1, got {order!r}")
         if not 0 < discount < 1:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.baselines.neural import Carried, NeuralLanguageModel
 
 
@@ -37,8 +38,7 @@ class TorchLanguageModelSource:
             raise ValueError(
                 "num_words, start: say how many words the module knows, and which id stands before the first"
             )
-        if max_context < 1:
-            raise ValueError(f"max_context: expected at least 1, got {max_context}")
+        checks.count("max_context", max_context)
         self.num_words, self.first, self.max_context = num_words, start, max_context
         self.name = getattr(model, "name", type(model).__name__)
         parameter = next(model.parameters(), None)

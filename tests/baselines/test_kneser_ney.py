@@ -174,7 +174,7 @@ def test_order_longer_than_every_line():
 def test_refusals(texts):
     with pytest.raises(TypeError, match="order: expected an integer"):
         KneserNey(2.0)
-    with pytest.raises(ValueError, match="order: expected at least 1"):
+    with pytest.raises(ValueError, match="order must be at least 1"):
         KneserNey(0)
     model = KneserNey(2)
     for use in (lambda: model.log_prob(texts[0]), lambda: model.perplexity(texts[0]), lambda: model.next_word()):

@@ -187,7 +187,7 @@ def test_stream_options_are_checked(options, message):
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="batch_tokens: expected at least 1"):
+    with pytest.raises(ValueError, match="batch_tokens must be at least 1"):
         SentenceBatches(TEXT, 0)
     for kind in (StreamBatches, SentenceBatches):
         with pytest.raises(TypeError, match="text: expected a Text, got list"):

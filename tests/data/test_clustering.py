@@ -419,7 +419,7 @@ def test_writing_with_another_vocabulary(tmp_path):
         (TypeError, "tokens: expected a 1-dimensional array of whole numbers", {"tokens": np.array([0.5])}),
         (TypeError, r"tokens: .* shape \(1, 2\)", {"tokens": np.array([[0, 1]])}),
         (ValueError, "got 6 blocks for 5 words; ask for fewer", {"num_clusters": 6}),
-        (ValueError, "num_clusters: expected at least 1, got 0", {"num_clusters": 0}),
+        (ValueError, "num_clusters must be at least 1, got 0", {"num_clusters": 0}),
         (TypeError, "num_clusters: expected a whole number, got 2.5", {"num_clusters": 2.5}),
         (ValueError, "window: expected at least num_clusters = 2, got 1", {"window": 1}),
         (ValueError, "exchange_passes: expected 0 or more, got -1", {"exchange_passes": -1}),

@@ -212,7 +212,7 @@ def test_texts_without_pairs():
     text = Text.from_lines([["a", "b"]], Vocabulary(("a", "b")))
     assert LagCounts.from_text(text, 3).num_pairs.tolist() == [1, 0, 0]
     for max_lag, unit, shard, message in (
-        (0, "line", None, "max_lag: expected at least 1"),
+        (0, "line", None, "max_lag must be at least 1"),
         (1, "word", None, "unit: expected 'line' or 'article'"),
         (1, "line", (3, 2), "shard: expected"),
     ):

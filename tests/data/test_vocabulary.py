@@ -90,7 +90,7 @@ def test_words_are_checked(words, message):
     ("lines", "options", "message"),
     [
         ([], {}, "found no words"),
-        ([["a"]], {"min_count": 0}, "min_count: expected at least 1, got 0"),
+        ([["a"]], {"min_count": 0}, "min_count must be at least 1, got 0"),
         ([["a", "<eos>"]], {}, "end-of-line word '<eos>' itself"),
     ],
 )

@@ -297,8 +297,7 @@ class Chain:
     @query
     def k_best(self, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable paths: ids (k, *B, T), log p(path, x) (k, *B), -inf where there are fewer than k."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
+        checks.count("k", k)
         paths, log_prob = self._best_paths(k)
         return self._batch_first(paths, 1), self._unflatten(log_prob, 1)
 

@@ -12,6 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.convergence import DOUBLE
@@ -331,8 +332,7 @@ class GaussianChain:
     @torch.no_grad()
     def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
         """(S, *B, T, h) exact draws of all states given all observations; no gradients."""
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        checks.count("num_samples", num_samples)
         mean = self.flat.mean
         noise = gaussian_queries.standard_normal((num_samples, self.num_steps, *mean.shape), mean, seed)
         draws = gaussian_queries.draw_states(self, noise).transpose(1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.gaussian.convergence import DOUBLE
 from pplseq.infer.gaussian.given import Dynamics, by_step, step_offset
 from pplseq.infer.gaussian.results import GaussianForecast, Innovations, StepCovariances
@@ -48,8 +49,7 @@ def draw_states(chain, noise: Tensor) -> Tensor:
 
 def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> GaussianForecast:
     """See :meth:`~pplseq.infer.gaussian.chain.GaussianChain.forecast`."""
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    checks.count("num_steps", num_steps)
     given = chain.dynamics if dynamics is None else dynamics
     per_step = given.matrix.dim() > 2 or given.noise.dim() > 2 or (given.offset is not None and given.offset.dim() > 1)
     if per_step and dynamics is None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pplseq import checks
 from pplseq.distributions.state import Belief, Conditional, Emission, Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
@@ -40,8 +41,7 @@ class BlockHMM(Conditional):
         inputs: Tensor | None = None,
         batch_shape=(),
     ):
-        if num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+        checks.count("num_steps", num_steps)
         self.transition, self.emission, self.num_steps = transition, emission, num_steps
         self.lengths, self.start, self.inputs = lengths, start, inputs
         shapes = [torch.Size(batch_shape), transition.batch_shape, emission.batch_shape]

@@ -18,6 +18,8 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pplseq import checks
+
 MODES = ("log_prob", "map", "sample")
 BACKENDS = {mode: f"pyro.ops.einsum.torch_{name}" for mode, name in zip(MODES, ("log", "map", "sample"), strict=True)}
 PYRO_DIMS, PYRO_BACKWARD = "_pyro_dims", "_pyro_backward"  # attributes by which Pyro's backends talk to us
@@ -93,8 +95,7 @@ def contract_states(model: Callable, *args, mode: str = "log_prob", **kwargs) ->
 
     Source: Obermeyer et al. (2019), Tensor variable elimination for plated factor graphs.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    checks.choice("mode", mode, MODES)
     program = getattr(model, "model", model)
     nesting = _look_ahead(program, args, kwargs)
     collector = _Collector(nesting)

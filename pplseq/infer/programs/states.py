@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pyro import poutine
 
+from pplseq import checks
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 
@@ -33,8 +34,7 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
     Raises:
         ValueError: for another mode.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
+    checks.choice("mode", mode, MODES)
     program = _program(model)
 
     def with_states(*args, **kwargs):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
 from pplseq.models.automata.em import SymbolTables, draw_tables, fit_tables, training_log_likelihood
 from pplseq.models.automata.prefix_tree import PrefixTree
@@ -155,8 +156,7 @@ class AutomatonLearner:
             raise ValueError(f"num_states: expected one or more numbers of states, 1 or more each, got {self.sizes}")
         if not blocks:
             raise ValueError("blocks: expected at least one RestartBlock, got none")
-        if num_iterations < 1:
-            raise ValueError(f"num_iterations: expected 1 or more, got {num_iterations}")
+        checks.count("num_iterations", num_iterations)
         self.blocks, self.num_iterations, self.seed, self.repair = tuple(blocks), num_iterations, seed, repair
         self._tried: tuple | None = None
 

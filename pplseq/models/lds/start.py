@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.kernels.matrix_equations import symmetric
 
 STARTS = ("subspace", "pca", "random")
@@ -47,8 +48,7 @@ def guess_parameters(
         how: "subspace": states are the best linear predictors of the future from the past (falls back to "pca" where
             sequences are too short). "pca": principal components of x, with its past where h > n. "random".
     """
-    if how not in STARTS:
-        raise ValueError(f"initialization must be one of {', '.join(STARTS)}, got {how!r}")
+    checks.choice("initialization", how, STARTS)
     seen = observed & valid.unsqueeze(-1)
     weight = seen.to(x)
     counts = weight.sum((0, 1)).clamp_min(1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 
 SMOOTHING = ("mle", "add", "witten_bell", "deleted_interpolation")
@@ -83,8 +84,7 @@ def transition_probs(ngrams: np.ndarray, order: int, smoothing: str, add: float 
     """
     if order not in (1, 2):
         raise ValueError(f"order must be 1 (bigrams) or 2 (trigrams), got {order!r}")
-    if smoothing not in SMOOTHING:
-        raise ValueError(f"smoothing must be one of {', '.join(SMOOTHING)}; got {smoothing!r}")
+    checks.choice("smoothing", smoothing, SMOOTHING)
     if smoothing == "add" and not add > 0:
         raise ValueError(f"add must be positive, got {add}")
     if ngrams.ndim not in (order + 1, 3):

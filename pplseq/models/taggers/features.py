@@ -10,6 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
+from pplseq import checks
+
 BEGIN, END, FIRST_VALUE = 0, 1, 2  # values beyond a sentence's ends, and the first of an attribute's own
 ABSENT = -1
 PART_BITS = 21  # of a value number in the code of a template's value; three parts fit into 63 bits
@@ -125,8 +127,7 @@ class TagFeatures:
         self.templates = tuple(templates)
         if not self.templates:
             raise ValueError("templates: expected at least one, such as 'word[0]'; got none")
-        if min_count < 1:
-            raise ValueError(f"min_count: expected 1 or more, got {min_count}")
+        checks.count("min_count", min_count)
         self.min_count = min_count
         self._templates = [_Template(text) for text in self.templates]
         names = dict.fromkeys(name for template in self._templates for name, _ in template.parts)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pplseq import checks
+
 CLASSES = ("capitals", "shape")
 CODE_POINTS = 0x110000
 
@@ -63,8 +65,7 @@ class SuffixGuesser:
         theta: float | None = None,
         classes: str = "capitals",
     ):
-        if classes not in CLASSES:
-            raise ValueError(f"classes must be one of {', '.join(CLASSES)}; got {classes!r}")
+        checks.choice("classes", classes, CLASSES)
         if max_count < 1 or max_length < 0 or not (theta is None or theta >= 0):
             raise ValueError(
                 f"max_count must be at least 1, max_length and theta not negative; got {max_count}, {max_length} and {theta}"

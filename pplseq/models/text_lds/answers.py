@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.models.answers import Words, observe, top_words, without_unknown
@@ -74,8 +75,7 @@ def continue_text(
         temperature: 1 draws from the mixture, below 1 from its more probable words.
         allow_unknown: False never draws the unknown word.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    checks.positive("temperature", temperature)
     probs, belief, answer = _predict(model, vocabulary, words)
     continuations = []
     with seeded(seed):

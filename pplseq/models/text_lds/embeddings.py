@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.kernels.matrix_equations import covariance_path, filtered_covariance, predicted_covariance
 
@@ -45,10 +46,8 @@ class TokenEmbedder:
     """
 
     def __init__(self, model: TextLDS, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        checks.choice("kind", kind, KINDS)
+        checks.choice("dtype", dtype, DTYPES)
         self.model, self.kind, self.normalize, self.dtype = model, kind, normalize, DTYPES[dtype]
         with torch.no_grad():
             emission = model.word_emission(torch.float64)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
@@ -79,8 +80,7 @@ class FitSettings:
     checkpoint_interval: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.start not in STARTS:
-            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {self.start!r}")
+        checks.choice("start", self.start, STARTS)
         if self.dtype not in ("float64", "float32"):
             raise ValueError(f"dtype must be float64 or float32, got {self.dtype!r}")
         for name, low in (("num_states", 1), ("num_iterations", 0), ("restricted_iterations", 1), ("pseudo_counts", 0)):

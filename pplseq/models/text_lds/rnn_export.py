@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.kernels.matrix_equations import filtered_covariance, predicted_covariance
 
 FORMS = ("predictor", "filtered")
@@ -37,10 +38,8 @@ def rnn_weights(model: Any, form: str = "predictor", *, coordinates: str = "word
     Returns:
         "recurrent" (h, h), "input" (h, V), "output" (V, h), "bias" (V,), float64.
     """
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
-    if coordinates not in COORDINATES:
-        raise ValueError(f"coordinates must be one of {', '.join(COORDINATES)}; got {coordinates!r}")
+    checks.choice("form", form, FORMS)
+    checks.choice("coordinates", coordinates, COORDINATES)
     emission = model.word_emission(torch.float64)
     transition, information = model.transition.double(), emission.information
     predicted = predicted_covariance(transition, model.state_noise.double(), information)

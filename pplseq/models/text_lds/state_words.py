@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pplseq import checks
+
 RANKINGS = ("lift", "probability")
 
 
@@ -41,8 +43,7 @@ def singular_pairs(
             change p(i | z) - mu_i itself, which favours frequent words.
         most_frequent: leave out all but that many most frequent words.
     """
-    if ranking not in RANKINGS:
-        raise ValueError(f"ranking must be one of {', '.join(RANKINGS)}; got {ranking!r}")
+    checks.choice("ranking", ranking, RANKINGS)
     if num_pairs < 1 or num_words < 1 or (most_frequent is not None and most_frequent < 1):
         raise ValueError("num_pairs, num_words and most_frequent must be at least 1")
     emission = model.word_emission(torch.float64)

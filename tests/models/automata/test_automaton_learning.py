@@ -236,7 +236,7 @@ def test_settings_that_are_none():
         ({"num_states": 0}, "num_states: expected one or more"),
         ({"num_states": []}, "num_states: expected one or more"),
         ({"blocks": ()}, "blocks: expected at least one"),
-        ({"num_iterations": 0}, "num_iterations: expected 1 or more"),
+        ({"num_iterations": 0}, "num_iterations must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             AutomatonLearner(**settings)

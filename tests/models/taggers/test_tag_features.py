@@ -123,5 +123,5 @@ def test_other_arguments_that_are_wrong():
         TagFeatures(["word[0]|word[1]|word[2]|word[3]"])
     with pytest.raises(ValueError, match="at least one"):
         TagFeatures([])
-    with pytest.raises(ValueError, match="min_count: expected 1 or more, got 0"):
+    with pytest.raises(ValueError, match="min_count must be at least 1, got 0"):
         TagFeatures(min_count=0)

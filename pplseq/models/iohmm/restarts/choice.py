@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from pplseq import checks
 from pplseq.models.iohmm.restarts.history import Restarts
 from pplseq.models.iohmm.restarts.problem import RestartProblem, take
 
@@ -38,8 +39,7 @@ def choose_restart(
     Raises:
         ValueError: for an unknown choice, or missing validation data; ArithmeticError where all restarts collapsed.
     """
-    if select not in CHOICES:
-        raise ValueError(f"select must be one of {', '.join(CHOICES)}; got {select!r}")
+    checks.choice("select", select, CHOICES)
     if select == "validation" and validation is None:
         raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
     notes = []
