@@ -127,6 +127,46 @@ def share_states(num_states: int, weight) -> Tensor:
     return sizes + 1
 
 
+def block_sizes(num_words: int, num_states: int, blocks: Tensor, states_per_block: Sequence[int] | None = None) -> Tensor:
+    """(M,) states of each block: as they are given, or num_states / M each.
+
+    Args:
+        blocks: (V,) block of each word. states_per_block: (M,) sizes that sum to num_states.
+
+    Raises:
+        ValueError: blocks that do not cover the words, have holes, or do not share the states evenly.
+    """
+    if blocks.shape != (num_words,):
+        raise ValueError(
+            f"blocks must cover the vocabulary: expected one block for each of {num_words} words, got shape "
+            f"{tuple(blocks.shape)}"
+        )
+    if int(blocks.min()) < 0:
+        raise ValueError(f"blocks must be numbered from 0, got {int(blocks.min())} for word {int(blocks.argmin())}")
+    num_blocks = int(blocks.max()) + 1
+    if num_blocks > num_words:
+        raise ValueError(f"blocks: more blocks ({num_blocks}) than words ({num_words})")
+    empty = (torch.bincount(blocks, minlength=num_blocks) == 0).nonzero().flatten()
+    if len(empty):
+        raise ValueError(f"blocks: no word in block {empty[:5].tolist()}; number the blocks without holes")
+    if states_per_block is None:
+        if num_states % num_blocks:
+            down, up = num_states // num_blocks * num_blocks, -(-num_states // num_blocks) * num_blocks
+            near = f"{up}" if down == 0 else f"{down} or {up}"
+            raise ValueError(
+                f"num_states must be a multiple of the number of blocks ({num_blocks}), got {num_states}; use {near}, or "
+                "give states_per_block"
+            )
+        return torch.full((num_blocks,), num_states // num_blocks)
+    sizes = torch.as_tensor(states_per_block)
+    if sizes.shape != (num_blocks,) or int(sizes.min()) < 1 or int(sizes.sum()) != num_states:
+        raise ValueError(
+            f"states_per_block must be {num_blocks} positive counts that sum to num_states = {num_states}, got "
+            f"{len(sizes)} that sum to {int(sizes.sum())}"
+        )
+    return sizes
+
+
 class WordGroups:
     """Words by block in a few padded rectangles, blocks of similar size together, at most 2x padding.
 

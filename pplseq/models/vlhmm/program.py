@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
-from pplseq.distributions.blocks import BlockLayout, WordGroups
+from pplseq.distributions.blocks import BlockLayout, WordGroups, block_sizes
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
@@ -131,7 +131,7 @@ class VLHMM(Estimator):
         blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else _whole("blocks", blocks)
         if states_per_block is not None:
             states_per_block = _whole("states_per_block", states_per_block).tolist()
-        sizes = _block_sizes(num_words, self.num_states, blocks, states_per_block)
+        sizes = block_sizes(num_words, self.num_states, blocks, states_per_block)
         self._config |= dict(num_words=num_words, states_per_block=states_per_block, reset_id=reset_id)
         self.num_words, self.reset_id, self._sizes = num_words, reset_id, sizes
         self.register_buffer("block_of_word", blocks)
@@ -367,36 +367,3 @@ def _whole(name: str, values) -> Tensor:
     if values.is_floating_point() or values.dtype == torch.bool or values.dim() != 1:
         raise TypeError(f"{name} must be a list of integers, got {values.dtype} of shape {tuple(values.shape)}")
     return values.long()
-
-
-def _block_sizes(num_words: int, num_states: int, blocks: Tensor, states_per_block) -> Tensor:
-    """(M,) states of each block, checked against the words."""
-    if blocks.shape != (num_words,):
-        raise ValueError(
-            f"blocks must cover the vocabulary: expected one block for each of {num_words} words, got shape "
-            f"{tuple(blocks.shape)}"
-        )
-    if int(blocks.min()) < 0:
-        raise ValueError(f"blocks must be numbered from 0, got {int(blocks.min())} for word {int(blocks.argmin())}")
-    num_blocks = int(blocks.max()) + 1
-    if num_blocks > num_words:
-        raise ValueError(f"blocks: more blocks ({num_blocks}) than words ({num_words})")
-    empty = (torch.bincount(blocks, minlength=num_blocks) == 0).nonzero().flatten()
-    if len(empty):
-        raise ValueError(f"blocks: no word in block {empty[:5].tolist()}; number the blocks without holes")
-    if states_per_block is None:
-        if num_states % num_blocks:
-            down, up = num_states // num_blocks * num_blocks, -(-num_states // num_blocks) * num_blocks
-            near = f"{up}" if down == 0 else f"{down} or {up}"
-            raise ValueError(
-                f"num_states must be a multiple of the number of blocks ({num_blocks}), got {num_states}; use {near}, or "
-                "give states_per_block"
-            )
-        return torch.full((num_blocks,), num_states // num_blocks)
-    sizes = torch.as_tensor(states_per_block)
-    if sizes.shape != (num_blocks,) or int(sizes.min()) < 1 or int(sizes.sum()) != num_states:
-        raise ValueError(
-            f"states_per_block must be {num_blocks} positive counts that sum to num_states = {num_states}, got "
-            f"{len(sizes)} that sum to {int(sizes.sum())}"
-        )
-    return sizes

@@ -1,0 +1,19 @@
+"""How far a reader has to walk through one step: ceilings that only fall."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
+CEILINGS = {"vlhmm": (15, 800), "lds": (21, 2_000)}  # files of pplseq, Python calls in them
+
+
+@pytest.mark.parametrize("what", CEILINGS)
+def test_steps_stay_short(what):
+    import call_paths
+
+    found = call_paths.MEASURED[what]()
+    files, calls = CEILINGS[what]
+    assert 0 < found["files"] <= files, f"{what}: {sorted(found['by_file'])}"
+    assert 0 < found["calls"] <= calls, f"{what}: {found['calls']} calls, {found['by_file']}"
