@@ -233,7 +233,9 @@ def compare(
         else:
             tell(f"{result.name:<16} {'not there' if result.missing else 'failed'}: {result.error}")
 
-    results = compare_taggers(makers, train, test, dev=dev, on_result=told)
+    results = compare_taggers(
+        makers, train, test, dev=dev, on_start=lambda name: tell(f"{name:<16} training"), on_result=told
+    )
     curves = {}
     for result in results:
         if fractions and result.scores is not None:

@@ -219,7 +219,7 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
     torch.manual_seed(options.seed)  # where outputs are fed back, answers are averages of draws
     # what the inputs alone say needs no outputs
     table = (columns._replace(outputs=[]) if question in ("produce", "classify") else columns).read(data)
-    future = None
+    future: dict[str, Any] = {}
     if question == "forecast":
         if options.future is None:
             raise ValueError("future: forecast needs the inputs that are to come, --future TABLE")
@@ -258,7 +258,7 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
         yield answer
 
 
-def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float]:
+def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float | None]:
     """Expected outputs by name: of classes their probabilities."""
     values = [value if math.isfinite(value) else None for value in row.tolist()]
     return dict(zip(columns.output_levels or columns.outputs, values, strict=True))

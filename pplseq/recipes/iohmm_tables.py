@@ -119,7 +119,7 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         symbols = [*symbols, *(name for name in outputs if name not in symbols)]
     columns = Columns(settings.sequence_id, inputs, outputs, symbols, family)
     table = columns.read(data)
-    if family == "categorical" and len(table.output_levels) < 2:
+    if table.output_levels is not None and len(table.output_levels) < 2:
         raise ValueError(
             f"{data}: column {outputs[0]!r} holds one class only, {table.output_levels[0]!r}; there is nothing to learn"
         )

@@ -112,20 +112,21 @@ def answers(folder: Path, question: str, lines: Any, settings: Any) -> Iterator[
     """Vectors of words, pairs of singular vectors, weights of a network; with `out` in a file, and its name here."""
     _check_out(question, settings)
     model = load(folder, settings.checkpoint)
+    vocabulary = list(model.vocabulary or ())
     if question == "pairs":
         names = ("num_pairs", "num_words", "ranking", "most_frequent")
         for pair in singular_pairs(model, **{name: getattr(settings, name) for name in names}):
-            words = {name: model.vocabulary.decode(ids) for name, ids in pair._asdict().items() if name != "value"}
+            words = {name: [vocabulary[i] for i in ids] for name, ids in pair._asdict().items() if name != "value"}
             yield {"value": pair.value, **words}
         return
     if question == "export-rnn":
         weights = model.rnn_weights(settings.form, coordinates=settings.coordinates)
-        save_arrays(settings.out, words=word_array(model.vocabulary), **weights)
+        save_arrays(settings.out, words=word_array(vocabulary), **weights)
         yield {"file": str(settings.out), **{name: list(value.shape) for name, value in weights.items()}}
         return
     options = {"kind": settings.kind, "normalize": not settings.plain}
     if question == "types":
-        words, starts = list(model.vocabulary), np.arange(len(model.vocabulary) + 1)
+        words, starts = vocabulary, np.arange(len(vocabulary) + 1)
         vectors = model.type_embeddings(**options)
         if settings.out is not None:
             starts = np.array([0, len(words)])

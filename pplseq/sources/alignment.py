@@ -39,15 +39,15 @@ def measure_alignment(source: Source, tokens: Sequence[int]) -> Alignment:
         source: it observes the stream.
         tokens: at least 12 tokens, 100 or more to say something.
     """
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 1 or len(tokens) < 12:
-        raise ValueError(f"tokens: expected at least 12 ids in a row, got shape {tokens.shape}")
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or len(ids) < 12:
+        raise ValueError(f"tokens: expected at least 12 ids in a row, got shape {ids.shape}")
     checked = CheckedSource(source)
     scores = np.empty((len(tokens) - 2, 3))
-    for t, y in enumerate(tokens.tolist()):
+    for t, y in enumerate(ids.tolist()):
         probs = checked.predict()
         if 0 < t < len(tokens) - 1:
-            scores[t - 1] = probs[tokens[t - 1 : t + 2]]
+            scores[t - 1] = probs[ids[t - 1 : t + 2]]
         checked.observe(y)
     scores = np.log(np.maximum(scores, 1e-12))
     return Alignment(*scores.mean(0).tolist(), *(_paired(scores[:, k] - scores[:, 1]) for k in (0, 2)))

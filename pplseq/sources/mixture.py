@@ -40,20 +40,20 @@ class MixtureSource:
         sizes = {source.num_words for source in self.sources}
         if len(sizes) > 1:
             raise ValueError(f"sources: they must have the same words, got {sorted(sizes)} of them")
-        weights = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
-        if weights.shape != (len(sources),) or not (weights >= 0).all() or not 0 < weights.sum() < math.inf:
+        shares = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
+        if shares.shape != (len(sources),) or not (shares >= 0).all() or not 0 < shares.sum() < math.inf:
             raise ValueError(
-                f"weights: expected {len(sources)} non-negative numbers with a positive sum, got {weights}"
+                f"weights: expected {len(sources)} non-negative numbers with a positive sum, got {shares}"
             )
         if not 0.5 < exponent <= 1:
             raise ValueError(f"exponent: expected above 1/2 and at most 1, got {exponent}")
         self.num_words, self.name, self.learn, self.exponent = sizes.pop(), name, learn, exponent
-        self.weights, self.num_steps = weights / weights.sum(), 0
+        self.weights, self.num_steps = shares / shares.sum(), 0
         self._parts: tuple[Any, Any] = (None, None)  # the token that was asked for, and every source's probability
 
     def predict(self) -> np.ndarray:
         """(V,) the mixture."""
-        return sum(w * source.predict() for w, source in zip(self.weights, self.sources, strict=True))
+        return np.sum([w * source.predict() for w, source in zip(self.weights, self.sources, strict=True)], 0)
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""

@@ -115,12 +115,12 @@ def open_source(spec: str, options: StreamOptions, vocabulary: Vocabulary | None
         ValueError: another vocabulary, or as `check_spec`.
     """
     kind, rest = check_spec(spec, first=vocabulary is None), spec.partition(":")[2]
-    if kind in STREAM_KINDS:
+    if vocabulary is not None and kind in STREAM_KINDS:
         source = stream_source(kind, len(vocabulary), options)
         return Opened(spec, spec, source, vocabulary, f"{kind} {options.decay}" if kind == "cache" else kind)
     if kind in TEXT_KINDS:
         return _of_text(spec, kind, rest, options, vocabulary)
-    if kind == "hf":
+    if vocabulary is not None and kind == "hf":
         from pplseq.sources import HuggingFaceSource
 
         return Opened(spec, rest, HuggingFaceSource.from_pretrained(rest, vocabulary), vocabulary, rest)

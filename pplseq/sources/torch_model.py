@@ -30,9 +30,9 @@ class TorchLanguageModelSource:
     def __init__(
         self, model: nn.Module, num_words: int | None = None, *, start: int | None = None, max_context: int = 256
     ):
-        self.model = model.eval()
+        self.model: Any = model.eval()
         self.own = isinstance(model, NeuralLanguageModel)
-        if self.own:
+        if isinstance(model, NeuralLanguageModel):
             num_words, start = model.num_words, model.vocabulary.eos_id
         if num_words is None or start is None:
             raise ValueError(

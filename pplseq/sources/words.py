@@ -96,8 +96,9 @@ class Encoder:
         answer = {"words": list(words), "unknown": unknown}
         if self.unknown == "skip":
             words = [word for word in words if word in self.vocabulary]
-        known = [word in self.vocabulary for word in words]
-        return Line(answer, list(words), self.vocabulary.encode(words).tolist(), known)
+        kept = [word for word in words if word is not None]
+        known = [word in self.vocabulary for word in kept]
+        return Line(answer, kept, self.vocabulary.encode(kept).tolist(), known)
 
 
 def rounded(values: Sequence[float]) -> list[float | None]:

@@ -76,5 +76,5 @@ def test_systems_from_python(tmp_path):
     said = []
     found = compare(["hmm", "most-frequent"], TRAIN[:40], TRAIN[40:], fractions=[0.5, 1.0], say=said.append)
     assert [result.scores.accuracy for result in found.results] == [1.0, 1.0] and not found.failed
-    assert len(found.curves["hmm"]) == 2 and len(said) == 4
+    assert len(found.curves["hmm"]) == 2 and len(said) == 6
     assert json.loads(json.dumps(found.summary()))["systems"]["hmm"]["all"]["num"] == sum(len(s.words) for s in TRAIN[40:])

@@ -159,6 +159,7 @@ class FeatureTagger(ProbabilisticTagger):
         num_tags = len(self.tags)
         if self.pairs == "all":
             return torch.arange(self.num_features * num_tags)
+        assert data.tags is not None  # as it is training text
         tags = torch.repeat_interleave(data.tags, data.features.offsets.diff())
         return (data.features.columns * num_tags + tags)[tags >= 0].unique()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import torch
 from pyro import poutine
@@ -55,10 +57,14 @@ class FeatureWeights(PyroModule):
             scores = scores + data.columns.to(self.dtype) @ self.column_weights.to(self.dtype)
         return scores.double()
 
+    def squares(self) -> Tensor:
+        """The sum of all squared weights."""
+        zero = torch.zeros((), dtype=torch.float64)
+        return sum((parameter.square().sum() for parameter in self.parameters()), zero)
+
     def prior(self, l2: float, share: float = 1.0) -> None:
         """The Gaussian prior of all weights, up to its constant, as a factor of the program."""
-        squares = sum(parameter.square().sum() for parameter in self.parameters())
-        pyro.factor("prior", -l2 * share * squares)
+        pyro.factor("prior", -l2 * share * self.squares())
 
     def model(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
         """The program: tags given words. `share` of the prior goes with these sentences."""
@@ -103,6 +109,7 @@ class LinearChainCRF(FeatureWeights):
     def log_probs(self, data: TagData) -> Tensor:
         """(number of sentences,) log p(tags | words), nats."""
         bucket = data.bucket(torch.arange(data.num_sentences))
+        assert data.tags is not None
         return self.paths(bucket, self.scores(data)).log_prob(bucket.take(data.tags))
 
 
@@ -136,6 +143,7 @@ class MEMM(FeatureWeights):
             tags = None if data.tags is None else bucket.take(data.tags)
             with pyro.plate(f"sentences_{k}", len(bucket.lengths)):
                 tag = None
+                t: Any  # a step, or all at once
                 for t in markov(range(inputs.shape[1])):
                     with poutine.mask(mask=t < bucket.lengths):
                         obs = None if tags is None else tags[:, t]
@@ -157,6 +165,7 @@ class MEMM(FeatureWeights):
         scores = self.scores(data)
         if not data.complete:
             return self.chain(data.bucket(torch.arange(data.num_sentences)), scores, data.tags).log_prob()
+        assert data.tags is not None  # as they are complete
         before = torch.cat([data.tags.new_zeros(1), data.tags[:-1]])
         first = torch.zeros(len(before), dtype=torch.bool)
         first[data.starts] = True
@@ -167,10 +176,10 @@ class MEMM(FeatureWeights):
 
     def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
         """As the program's, without its loop over words."""
-        squares = sum(parameter.square().sum() for parameter in self.parameters())
         if data.complete:
             total = self.log_probs(data).sum()
         else:
             scores = self.scores(data)
-            total = sum(self.chain(bucket, scores, data.tags).log_prob().sum() for bucket in data.buckets)
-        return l2 * share * squares - total
+            parts = (self.chain(bucket, scores, data.tags).log_prob().sum() for bucket in data.buckets)
+            total = sum(parts, torch.zeros((), dtype=torch.float64))
+        return l2 * share * self.squares() - total

@@ -12,6 +12,7 @@ import numpy as np
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
+from pplseq.models.taggers.tagger import tag_names
 
 SMOOTHING = ("mle", "add", "witten_bell", "deleted_interpolation")
 MAX_TRIGRAM_TAGS = 400  # the boundary too: 64 million trigrams
@@ -40,7 +41,7 @@ def count_tags(sentences: Sequence[TaggedSentence], order: int = 2) -> TagCounts
     Raises:
         ValueError: too many tags for trigrams.
     """
-    tags = sorted({tag for sentence in sentences for tag in sentence.tags})
+    tags = tag_names(sentences)
     words = sorted({word for sentence in sentences for word in sentence.words})
     tag_number, word_number = ({name: i for i, name in enumerate(names)} for names in (tags, words))
     boundary, size = len(tags), len(tags) + 1
@@ -52,7 +53,7 @@ def count_tags(sentences: Sequence[TaggedSentence], order: int = 2) -> TagCounts
     track, spoken, said = [], [], []
     for sentence in sentences:
         if sentence.words:
-            numbers = [tag_number[tag] for tag in sentence.tags]
+            numbers = [tag_number[tag] for tag in sentence.tags if tag is not None]
             track += [boundary, boundary, *numbers]
             said += numbers
             spoken += [word_number[word] for word in sentence.words]

@@ -89,8 +89,8 @@ class _Template:
         self.text, self.parts = text, []
         for part in text.split("|"):
             match = PART.fullmatch(part)
-            name, size = (match[1], match[2]) if match else (None, None)
-            if name not in (ATTRIBUTES if size is None else AFFIXES) or (size is not None and int(size) < 1):
+            name, size = (match[1], match[2]) if match else ("", None)
+            if match is None or name not in (ATTRIBUTES if size is None else AFFIXES) or (size and int(size) < 1):
                 known = ", ".join([*ATTRIBUTES, *(f"{affix}N" for affix in AFFIXES)])
                 raise ValueError(
                     f"templates: {text!r} is none; expected attributes with the place they are looked up at, such as "
@@ -188,7 +188,8 @@ class TagFeatures:
         """(number of different words,) the number of an attribute's value of each."""
         values, attribute = self._values[name], _attribute(name)
         if not grow:
-            return np.array([values.get(attribute(word), ABSENT) for word in words], dtype=np.int64)
+            found = (attribute(word) for word in words)
+            return np.array([ABSENT if value is None else values.get(value, ABSENT) for value in found], dtype=np.int64)
         numbers = []
         for word in words:
             value = attribute(word)

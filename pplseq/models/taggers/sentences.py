@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyro
@@ -60,6 +61,7 @@ class SentenceTagger(GenerativeTagger):
     def model(self, x: Tensor, lengths: Tensor, emission: Emission, transition: Transition | None = None) -> None:
         """The generative program of words encoded by :meth:`encode`: run it under ``BlockedEnum``."""
         transition, z = transition or self.transition, None
+        t: Any  # a step, or all at once
         with pyro.plate("sentences", len(x), dim=-1):
             for t in markov(range(x.shape[1])):
                 with poutine.mask(mask=t < lengths):

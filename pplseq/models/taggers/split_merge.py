@@ -245,6 +245,7 @@ def merge(
     """
     width = counts.emission.shape[1]
     pairs = filled_slots(sizes, width)[:, 1::2]  # both siblings are there
+    assert counts.merge_loss is not None, "counts: ask expected_counts for merge_loss"
     losses = counts.merge_loss[:, : pairs.shape[1]].masked_fill(~pairs, torch.inf)
     number = int(round(share * int(pairs.sum())))
     undone = torch.zeros_like(pairs)

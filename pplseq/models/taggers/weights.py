@@ -32,8 +32,8 @@ class SparseRows:
         """Of a (N, k) table of column numbers, -1 where there is none."""
         present = table >= 0
         offsets = np.concatenate([[0], present.sum(1).cumsum()])
-        values = None if values is None else torch.from_numpy(values[present])
-        return cls(torch.from_numpy(table[present]), torch.from_numpy(offsets), num_columns, values)
+        kept = None if values is None else torch.from_numpy(values[present])
+        return cls(torch.from_numpy(table[present]), torch.from_numpy(offsets), num_columns, kept)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
