@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
-from pplseq.models import RestartBlock, model_of_tables
+from pplseq.models import RestartBlock
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
 from pplseq.recipes.iohmm_tables import read_record, sizes_of, write_run
 from pplseq.recipes.recipe import Job
@@ -95,7 +95,7 @@ def _write_strings(
         {"automaton": candidate.automaton.to_dict(), "restarts": candidate.num_found, "chosen": place == found.chosen}
         for place, candidate in enumerate(found.candidates)
     ]
-    write_run(out, record, model_of_tables(found.tables))
+    write_run(out, record, found.model)
     (out / "automaton.json").write_text(json.dumps(automaton.to_dict(), indent=1) + "\n", encoding="utf-8")
     (out / "automaton.dot").write_text(automaton.to_dot(), encoding="utf-8")
     if job.settings.picture:

@@ -100,7 +100,7 @@ def batch_against_loop(task: str, grammar: int | None, singles: int) -> dict:
     """Milliseconds a restart of the batch, and of fits one by one; ends the program where they disagree."""
     import torch
 
-    from pplseq.models.iohmm.restarts.em import run_em
+    from pplseq.models.iohmm.restarts.em import EMRun
     from pplseq.models.iohmm.restarts.history import RestartBlock
     from pplseq.models.iohmm.restarts.problem import take
     from pplseq.models.iohmm.restarts.starts import draw_parameters
@@ -110,16 +110,16 @@ def batch_against_loop(task: str, grammar: int | None, singles: int) -> dict:
     ours = problem(task, grammar)
     start = draw_parameters(ours, [RestartBlock(RESTARTS)])
     options = dict(max_iterations=ITERATIONS, tolerance=-np.inf)
-    together = run_em(ours, start, **options)
+    together = EMRun(ours, start, **options).run()
     alone = []
 
     def loop():
         alone.clear()
         for restart in range(singles):
-            alone.append(run_em(ours, take(start, torch.tensor([restart])), **options).log_likelihoods[0])
+            alone.append(EMRun(ours, take(start, torch.tensor([restart])), **options).run().log_likelihoods[0])
 
     looped = cpu_seconds(loop, repeat=1) / singles
-    batched = cpu_seconds(lambda: run_em(ours, start, **options)) / RESTARTS
+    batched = cpu_seconds(lambda: EMRun(ours, start, **options).run()) / RESTARTS
     kept = ~torch.tensor([r in together.fell for r in range(singles)])
     # iterated regressions stop at a threshold: what rounding makes of one more step is small, but larger than rounding
     tolerance = 1e-6 if task == "prefixes" else 1e-8
@@ -272,7 +272,7 @@ def against_iohmm(python: str):
 def against_dynamax(python: str):
     import torch
 
-    from pplseq.models.iohmm.restarts.em import run_em
+    from pplseq.models.iohmm.restarts.em import EMRun
 
     torch.set_num_threads(1)
     ours = problem("symbols")
@@ -281,7 +281,7 @@ def against_dynamax(python: str):
         "initial": {"logits": initial.T}, "transition": {"logits": matrix.permute(1, 2, 0).unsqueeze(0)},
         "emission": {"logits": words.permute(1, 2, 0)},
     }  # fmt: skip
-    together = run_em(ours, start, max_iterations=ITERATIONS, tolerance=-np.inf)
+    together = EMRun(ours, start, max_iterations=ITERATIONS, tolerance=-np.inf).run()
     worker = Worker(python, __file__, "dynamax", 0)
     times = {}
     for operation, count in FITS.items():

@@ -69,7 +69,7 @@ def main() -> None:
 
     from pplseq.models.automata.em import draw_tables, fit_tables
     from pplseq.models.automata.prefix_tree import PrefixTree
-    from pplseq.models.iohmm.restarts.em import run_em
+    from pplseq.models.iohmm.restarts.em import EMRun
     from pplseq.models.iohmm.restarts.history import RestartBlock
     from pplseq.models.iohmm.restarts.starts import draw_parameters
 
@@ -93,7 +93,7 @@ def main() -> None:
             tables = draw_tables([RestartBlock(RESTARTS)], STATES, 2, 2, np.random.default_rng(0))
             times["EM of the tree"] = cpu_seconds(lambda: fit_tables(tree, tables, ITERATIONS)) / ITERATIONS
             options = dict(max_iterations=ITERATIONS, tolerance=-np.inf)
-            times["EM of restarts"] = cpu_seconds(lambda: run_em(ours, start, **options)) / ITERATIONS
+            times["EM of restarts"] = cpu_seconds(lambda: EMRun(ours, start, **options).run()) / ITERATIONS
         times = {name: round(1e3 * seconds / RESTARTS, 5) for name, seconds in times.items()}
         rows.append({"task": task, "grammar": grammar, "steps": ours.num_steps, "milliseconds a restart": times})
         print(json.dumps(rows[-1]), flush=True)

@@ -15,8 +15,10 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
 from pplseq.models.automata.em import SymbolTables, draw_tables, fit_tables, training_log_likelihood
+from pplseq.models.automata.of_iohmm import model_of_tables
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
+from pplseq.models.iohmm.program import IOHMM
 from pplseq.models.iohmm.restarts.history import RestartBlock
 
 RECIPE = (
@@ -81,9 +83,13 @@ class LearnedAutomaton:
 
     @property
     def tables(self) -> SymbolTables:
-        """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y); `pplseq.models.model_of_tables` makes
-        them an :class:`~pplseq.models.IOHMM`."""
+        """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y)."""
         return self.candidate_tables.restarts(self.chosen)
+
+    @property
+    def model(self) -> IOHMM:
+        """The same as an input-output HMM, for probabilities of labels and for fits that go on from there."""
+        return model_of_tables(self.tables)
 
     def choose(self, strings: Sequence[String], labels: Sequence[bool | int | str]) -> LearnedAutomaton:
         """The same, with the candidate chosen by (other) validation strings; nothing is trained.

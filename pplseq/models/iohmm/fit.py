@@ -19,10 +19,10 @@ from pplseq.models.fitting import check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
-from pplseq.models.iohmm.restarts.em import EMRun, run_em
+from pplseq.models.iohmm.restarts.em import EMRun
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
-from pplseq.models.iohmm.restarts.gradient import SGDRun, run_sgd
-from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory, Restarts
+from pplseq.models.iohmm.restarts.gradient import SGDRun
+from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory, RestartRun, Restarts
 from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOutputs, Outputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
@@ -31,7 +31,7 @@ from pplseq.models.iohmm.restarts.training import RestartTraining
 from pplseq.runs.loop import run_training
 
 METHODS = ("em", "gem", "sgd", "svi", "nuts")
-FITTERS = {"em": run_em, "gem": run_em, "sgd": run_sgd}
+FITTERS = {"em": EMRun, "gem": EMRun, "sgd": SGDRun}
 CELLS = 1 << 25  # numbers in the largest tensors of restarts that are fitted together
 
 
@@ -183,7 +183,7 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     held_out = None if validation is None else restart_problem(model, validation, networks)
     history: RestartHistory | None = None
 
-    def begin_group(number: int) -> EMRun | SGDRun:
+    def begin_group(number: int) -> RestartRun:
         problem.forget()
         parameters = _as_restart(model) if plan.warm_start else draw_parameters(problem, groups[number])
         common: dict[str, Any] = dict(blocks=groups[number], precisions=precisions, **plan.options)

@@ -224,7 +224,7 @@ class GaussianNoise(nn.Module):
         weights = dict(self.named_parameters()) if weights is None else weights
         if "log_scale" in weights:
             return GaussianEmission(loc, scale=weights["log_scale"].exp().expand(loc.shape))
-        tril = _tril(weights["scale_tril"])
+        tril = scale_tril(weights["scale_tril"])
         return GaussianEmission(loc, scale_tril=tril.expand(*loc.shape, loc.shape[-1]))
 
     def covariances(self) -> Tensor:
@@ -232,7 +232,7 @@ class GaussianNoise(nn.Module):
         if self.covariance in ("diag", "spherical"):
             variances = (2 * self.log_scale.detach()).exp().expand(self.num_states, self.num_features)
             return torch.diag_embed(variances)
-        tril = _tril(self.scale_tril.detach())
+        tril = scale_tril(self.scale_tril.detach())
         return (tril @ tril.mT).expand(self.num_states, self.num_features, self.num_features)
 
     @torch.no_grad()
@@ -251,7 +251,8 @@ class GaussianNoise(nn.Module):
         self.scale_tril.copy_(tril.tril(-1) + torch.diag_embed(tril.diagonal(dim1=-2, dim2=-1).log()))
 
 
-def _tril(raw: Tensor) -> Tensor:
+def scale_tril(raw: Tensor) -> Tensor:
+    """Cholesky factors (..., D, D) from lower triangular matrices with the logarithms of their diagonals."""
     return raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
 
 

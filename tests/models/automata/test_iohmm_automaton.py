@@ -61,7 +61,7 @@ def test_counts_over_prefixes_equal_the_chain_on_padded_strings(seed):
 def test_model_of_learnt_tables_labels_as_the_automaton(tmp_path):
     grammar = tomita(6)
     found = AutomatonLearner(3, blocks=(RestartBlock(30),)).fit(grammar.strings, grammar.labels)
-    model = model_of_tables(found.tables)
+    model = found.model
     inputs, lengths, _ = padded(STRINGS)
     states = model.production(inputs, lengths).outputs  # (B, T, labels)
     label = states[torch.arange(len(STRINGS)), lengths - 1].argmax(-1)

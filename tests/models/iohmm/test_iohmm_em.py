@@ -7,9 +7,9 @@ from torch.testing import assert_close
 
 from pplseq.infer.fit.em import dirichlet_mode
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, ModuleNetwork, TableNetwork
-from pplseq.models.iohmm.restarts.em import RestartPriors, run_em
+from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
-from pplseq.models.iohmm.restarts.gradient import run_sgd
+from pplseq.models.iohmm.restarts.gradient import SGDRun
 from pplseq.models.iohmm.restarts.history import RestartBlock
 from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOutputs, Outputs
@@ -91,18 +91,18 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
     many = problem(**case, graph=graph)
     blocks = [RestartBlock(2), RestartBlock(2, concentration=0.5, fixed_start=True, prior=1.5, prior_iterations=3)]
     start = draw_parameters(many, blocks)
-    together = run_em(many, start, blocks=blocks, max_iterations=8, tolerance=2e-2)
+    together = EMRun(many, start, blocks=blocks, max_iterations=8, tolerance=2e-2).run()
     gains = (together.objectives[1:] - together.objectives[:-1])[:, :2]
     assert float(gains[~gains.isnan()].min()) > -1e-9
     for restart in range(4):
         block = blocks[restart // 2].replaced(1)
-        alone = run_em(
+        alone = EMRun(
             problem(**case, graph=graph),
             take(start, torch.tensor([restart])),
             blocks=[block],
             max_iterations=8,
             tolerance=2e-2,
-        )
+        ).run()
         assert alone.num_iterations[0] == together.num_iterations[restart]
         assert_close(alone.log_likelihoods[0], together.log_likelihoods[restart], rtol=1e-8, atol=1e-8)
         own = take(together.parameters, torch.tensor([restart]))
@@ -187,7 +187,7 @@ def test_a_transition_before_the_first_output():
 def test_a_fixed_start_and_a_graph_stay():
     one = problem(graph=GRAPH)
     block = RestartBlock(3, fixed_start=True, prior=2.0, prior_iterations=0)
-    found = run_em(one, draw_parameters(one, [block]), blocks=[block], max_iterations=5)
+    found = EMRun(one, draw_parameters(one, [block]), blocks=[block], max_iterations=5).run()
     assert bool(torch.isneginf(found.parameters["initial"]["logits"][1:]).all())
     log_probs = one.transition.log_probs(found.parameters["transition"], one.rows)
     assert bool((torch.isneginf(log_probs).all(-1).all(-1) == ~GRAPH).all())
@@ -199,9 +199,9 @@ def test_collapsed_restarts_are_dropped_and_the_others_do_not_notice():
     start = draw_parameters(one, [RestartBlock(4)])
     start["transition"]["logits"][..., 1] = torch.nan
     start["emission"]["logits"][..., 2] = torch.inf
-    found = run_em(one, start, max_iterations=6, tolerance=0.0)
+    found = EMRun(one, start, max_iterations=6, tolerance=0.0).run()
     assert sorted(found.dropped) == [1, 2] and "NaN" in found.dropped[1]
-    alone = run_em(problem(family="gaussian"), take(start, torch.tensor([0, 3])), max_iterations=6, tolerance=0.0)
+    alone = EMRun(problem(family="gaussian"), take(start, torch.tensor([0, 3])), max_iterations=6, tolerance=0.0).run()
     assert_close(found.log_likelihoods[found.kept], alone.log_likelihoods)
 
 
@@ -210,14 +210,14 @@ def test_empty_states_are_told():
     start = draw_parameters(one, [RestartBlock(2)])
     start["transition"]["logits"][:, :, 2, 0] = -torch.inf  # nothing leads to state 2 under restart 0
     start["initial"]["logits"][2, 0] = -torch.inf
-    found = run_em(one, start, max_iterations=3)
+    found = EMRun(one, start, max_iterations=3).run()
     assert found.empty == {0: [2]} and not found.dropped
 
 
 def test_a_variance_floor():
     one = problem(family="gaussian", covariance="diag")
     one.outputs.floor = 50.0
-    found = run_em(one, draw_parameters(one, [RestartBlock(2)]), max_iterations=3)
+    found = EMRun(one, draw_parameters(one, [RestartBlock(2)]), max_iterations=3).run()
     assert found.floored == [0, 1]
     assert_close(found.parameters["noise"]["log_scale"].exp() ** 2, torch.full((Z, 2, 2), 50.0, dtype=F64))
 
@@ -226,10 +226,10 @@ def test_a_variance_floor():
 def test_generalised_em_goes_up_to_about_where_em_goes(case):
     one = problem(**case)
     start = draw_parameters(one, [RestartBlock(2)])
-    found = run_em(one, start, gradient=True, max_iterations=30, tolerance=0.0)
+    found = EMRun(one, start, gradient=True, max_iterations=30, tolerance=0.0).run()
     gains = found.trace[1:] - found.trace[:-1]
     assert float(gains[~gains.isnan()].min()) > -1e-9
-    exact = run_em(one, start, max_iterations=5, tolerance=0.0)
+    exact = EMRun(one, start, max_iterations=5, tolerance=0.0).run()
     assert bool((found.log_likelihoods > found.trace[0] + 0.8 * (exact.log_likelihoods - found.trace[0])).all())
 
 
@@ -238,19 +238,19 @@ def test_stochastic_gradients_on_mini_batches():
     start = draw_parameters(parts[0], [RestartBlock(3)])
     whole = problem(transition="linear")
     before = whole.log_prob(start).sum(0)
-    found = run_sgd(parts, start, num_steps=60, learning_rate=0.1)
+    found = SGDRun(parts, start, num_steps=60, learning_rate=0.1).run()
     assert_close(found.log_likelihoods, whole.log_prob(found.parameters).sum(0))
     assert bool((found.log_likelihoods > before + 1).all())
     torch.manual_seed(3)
-    one = run_sgd(parts, take(start, torch.tensor([1])), num_steps=10)
+    one = SGDRun(parts, take(start, torch.tensor([1])), num_steps=10).run()
     torch.manual_seed(3)
-    assert_close(run_sgd(parts, start, num_steps=10).log_likelihoods[1:2], one.log_likelihoods, rtol=1e-8, atol=1e-8)
+    assert_close(SGDRun(parts, start, num_steps=10).run().log_likelihoods[1:2], one.log_likelihoods, rtol=1e-8, atol=1e-8)
 
 
 def test_blocks_must_fit():
     one = problem()
     with pytest.raises(ValueError, match="blocks hold 3 restarts, but parameters are of 2"):
-        run_em(one, draw_parameters(one, [RestartBlock(2)]), blocks=[RestartBlock(3)])
+        EMRun(one, draw_parameters(one, [RestartBlock(2)]), blocks=[RestartBlock(3)]).run()
     with pytest.raises(ValueError, match="prior must be at least 1"):
         RestartBlock(2, prior=0.5)
     with pytest.raises(ValueError, match="concentration must be positive"):

@@ -26,7 +26,7 @@ def choose_restart(
     Restarts with an empty state are dropped as long as others remain.
 
     Args:
-        restarts: what :func:`~pplseq.models.iohmm.restarts.em.run_em` gave. problem: the training data.
+        restarts: what a :class:`~pplseq.models.iohmm.restarts.history.RestartRun` gave. problem: the training data.
         select: "likelihood": highest log posterior; "validation": highest log-likelihood of the validation data; "bic": lowest
             -2 log p + parameters log(targets), which weighs models of different sizes; "smallest_consistent": one that answers
             every training target right (of those the best on validation data where there are some, else the likeliest).

@@ -7,7 +7,7 @@ D. B. Rubin (1977), Maximum likelihood from incomplete data via the EM algorithm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pplseq.infer.fit.em import ROUNDING
 from pplseq.kernels.restart_scan import Expectation
-from pplseq.models.iohmm.restarts.history import RestartBlock, Restarts
+from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
 from pplseq.models.iohmm.restarts.networks import Penalty
 from pplseq.models.iohmm.restarts.outputs import Parameters
 from pplseq.models.iohmm.restarts.problem import PARTS, Penalties, RestartProblem, moved, put, take
@@ -29,18 +29,11 @@ class Step(NamedTuple):
     objective: Tensor
 
 
-def run_em(
-    problem: RestartProblem,
-    parameters: Parameters,
-    *,
-    max_iterations: int = 100,
-    tolerance: float = 1e-5,
-    blocks: list[RestartBlock] | None = None,
-    precisions: Mapping[str, float] | None = None,
-    gradient: bool = False,
-    on_iteration: Callable[[int, Tensor], None] | None = None,
-) -> Restarts:
+class EMRun(RestartRun):
     """EM from R starts as one batch; every restart stops when it has converged by itself.
+
+    A restart whose log-likelihood is NaN or -inf, or whose objective fell by more than rounding, stops; the first two are in
+    ``dropped``, the last keeps the parameters before.
 
     Args:
         problem: data and networks. parameters: where to start, restarts last.
@@ -48,26 +41,7 @@ def run_em(
         blocks: settings of successive blocks of restarts, for their priors; None for one without.
         precisions: part ("initial", "transition", "emission", "noise") -> precision of a Normal prior of its weights.
         gradient: generalised EM, uphill also where there is a formula.
-        on_iteration: called with the number of the iteration and the log-likelihoods (of restarts still running).
-
-    Returns:
-        What became of them, ``parameters`` included. A restart whose log-likelihood is NaN or -inf, or whose objective fell by
-        more than rounding, stops; the first two are in ``dropped``, the last keeps the parameters before.
     """
-    run = EMRun(
-        problem, parameters, max_iterations=max_iterations, tolerance=tolerance, blocks=blocks, precisions=precisions,
-        gradient=gradient,
-    )  # fmt: skip
-    while not run.ended:
-        iteration = run.iteration
-        log_likelihood = run.step()
-        if on_iteration is not None:
-            on_iteration(iteration, log_likelihood)
-    return run.outcome()
-
-
-class EMRun:
-    """:func:`run_em` iteration by iteration, which may stop between two of them and go on elsewhere."""
 
     def __init__(
         self, problem: RestartProblem, parameters: Parameters, *, max_iterations: int = 100, tolerance: float = 1e-5,
@@ -98,11 +72,9 @@ class EMRun:
 
     @property
     def ended(self) -> bool:
-        """Whether every restart has stopped."""
         return not len(self.active)
 
     def step(self) -> Tensor:
-        """One iteration; returns the (R,) log-likelihoods before it, of the restarts that were running."""
         problem, prior, result, iteration = self.problem, self.prior, self.result, self.iteration
         expected = problem.expect(self.parameters)
         log_likelihood = found = expected.log_prob.sum(0)
@@ -151,12 +123,10 @@ class EMRun:
         return found
 
     def outcome(self) -> Restarts:
-        """What became of the restarts, once all have stopped."""
         self.result.trace, self.result.objectives = torch.stack(self.trace), torch.stack(self.objectives)
         return self.result
 
     def state(self) -> dict[str, Any]:
-        """All that :meth:`restore` needs, beside the arguments: tensors, numbers, lists and dictionaries."""
         names = ("iteration", "parameters", "active", "trace", "objectives")
         before = None if self.before is None else self.before._asdict()
         return {name: getattr(self, name) for name in names} | {
@@ -164,7 +134,6 @@ class EMRun:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what another's :meth:`state` said."""
         device = self.active.device
         self.iteration, self.trace, self.objectives = state["iteration"], state["trace"], state["objectives"]
         self.parameters, self.active = (moved(state[name], device) for name in ("parameters", "active"))
@@ -174,13 +143,11 @@ class EMRun:
         self.problem.remember(moved(state["memory"], device))
 
     def best(self) -> tuple[Parameters, int] | None:
-        """Parameters and the place among them of the likeliest restart that still runs; None before the first step."""
         if self.before is None:
             return None
         return self.before.parameters, int(self.before.log_likelihood.nan_to_num(-math.inf).argmax())
 
     def cut(self) -> None:
-        """Ends what runs as it is."""
         if self.before is not None:
             put(self.result.parameters, self.active, self.before.parameters)
             there = self.active.cpu()

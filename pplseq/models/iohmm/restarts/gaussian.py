@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from pplseq.models.iohmm.networks import scale_tril
 from pplseq.models.iohmm.restarts.climbing import Climber
 from pplseq.models.iohmm.restarts.networks import RestartNetwork, inner
 from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
@@ -169,11 +170,6 @@ class GaussianOutputs(Outputs):
         super().take(restarts)
         if self.climber is not None:
             self.climber.take(restarts)
-
-
-def scale_tril(raw: Tensor) -> Tensor:
-    """Cholesky factors (..., D, D) from lower triangular matrices with the logarithms of their diagonals."""
-    return raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
 
 
 def _log_density(residual: Tensor, tril: Tensor) -> Tensor:

@@ -4,50 +4,28 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pplseq.models.iohmm.restarts.em import RestartPriors
-from pplseq.models.iohmm.restarts.history import RestartBlock, Restarts
+from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
 from pplseq.models.iohmm.restarts.outputs import Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 
 
-def run_sgd(
-    problems: list[RestartProblem],
-    parameters: Parameters,
-    *,
-    num_steps: int = 500,
-    learning_rate: float = 0.05,
-    precisions: Mapping[str, float] | None = None,
-    blocks: list[RestartBlock] | None = None,
-    on_iteration: Callable[[int, Tensor], None] | None = None,
-) -> Restarts:
+class SGDRun(RestartRun):
     """Adam on the log-likelihood (plus log prior) of R starts as one batch, a mini-batch of sequences a step, in random order.
+
+    Likelihoods of the outcome are over all mini-batches, at the last parameters.
 
     Args:
         problems: the mini-batches. parameters: where to start. num_steps: steps.
         learning_rate: Adam's; falls to a tenth over the run.
-        precisions, blocks, on_iteration: see :func:`run_em`.
-
-    Returns:
-        What became of them; likelihoods are over all mini-batches, at the last parameters.
+        precisions, blocks: see :class:`~pplseq.models.iohmm.restarts.em.EMRun`.
     """
-    run = SGDRun(
-        problems, parameters, num_steps=num_steps, learning_rate=learning_rate, precisions=precisions, blocks=blocks
-    )
-    while not run.ended:
-        log_likelihood = run.step()
-        if on_iteration is not None:
-            on_iteration(run.iteration - 1, log_likelihood)
-    return run.outcome()
-
-
-class SGDRun:
-    """:func:`run_sgd` step by step, which may stop between two of them and go on elsewhere."""
 
     def __init__(
         self, problems: list[RestartProblem], parameters: Parameters, *, num_steps: int = 500, learning_rate: float = 0.05,
@@ -68,11 +46,9 @@ class SGDRun:
 
     @property
     def ended(self) -> bool:
-        """Whether all steps are done."""
         return self.iteration >= self.num_steps
 
     def step(self) -> Tensor:
-        """One step; returns the (R,) log-likelihoods of its mini-batch."""
         self.order = self.order or torch.randperm(len(self.problems)).tolist()
         problem = self.problems[self.order.pop()]
         log_likelihood, gradient = problem.gradient(self.parameters)
@@ -89,15 +65,12 @@ class SGDRun:
         return log_likelihood
 
     def best(self) -> tuple[Parameters, int] | None:
-        """Parameters and the place among them of the restart that was likeliest on the last mini-batch, or None."""
         return (self.parameters, int(self.trace[-1].nan_to_num(-torch.inf).argmax())) if self.trace else None
 
     def cut(self) -> None:
-        """Ends here."""
         self.num_steps = self.iteration
 
     def outcome(self) -> Restarts:
-        """What became of the restarts."""
         num_restarts = self.flat[0].shape[-1]
         expected = [problem.expect(self.parameters) for problem in self.problems]
         log_likelihood = functools.reduce(operator.add, (value.log_prob.sum(0) for value in expected))
@@ -118,14 +91,12 @@ class SGDRun:
         return result
 
     def state(self) -> dict[str, Any]:
-        """All that :meth:`restore` needs, beside the arguments."""
         names = ("iteration", "order", "trace", "parameters")
         return {name: getattr(self, name) for name in names} | {
             "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(),
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what another's :meth:`state` said."""
         self.iteration, self.order, self.trace = state["iteration"], state["order"], state["trace"]
         for part, weights in state["parameters"].items():
             for name, value in weights.items():

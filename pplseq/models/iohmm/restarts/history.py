@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,6 +148,45 @@ class Restarts:
 
 def _lengthened(trace: Tensor, length: int) -> Tensor:
     return torch.cat([trace, trace.new_full((length - len(trace), trace.shape[1]), math.nan)])
+
+
+class RestartRun:
+    """A fit of many restarts as one batch, which may stop between two steps and go on elsewhere."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether every restart has stopped."""
+        raise NotImplementedError
+
+    def step(self) -> Tensor:
+        """One step; returns the (R,) log-likelihoods before it, of the restarts that were running."""
+        raise NotImplementedError
+
+    def outcome(self) -> Restarts:
+        """What became of the restarts, in the end."""
+        raise NotImplementedError
+
+    def run(self) -> Restarts:
+        """All steps."""
+        while not self.ended:
+            self.step()
+        return self.outcome()
+
+    def best(self) -> tuple[dict[str, dict[str, Tensor]], int] | None:
+        """Parameters, and the place among them of the likeliest restart that still runs; None before the first step."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Ends what runs as it is."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """All that :meth:`restore` needs beside the arguments: tensors, numbers, lists and dictionaries."""
+        raise NotImplementedError
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what another's :meth:`state` said."""
+        raise NotImplementedError
 
 
 @dataclass

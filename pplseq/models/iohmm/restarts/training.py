@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.models.iohmm.restarts.em import EMRun
-from pplseq.models.iohmm.restarts.gradient import SGDRun
-from pplseq.models.iohmm.restarts.history import Restarts
+from pplseq.models.iohmm.restarts.history import RestartRun, Restarts
 from pplseq.models.iohmm.restarts.outputs import Parameters
 from pplseq.runs.loop import Step, Training
 from pplseq.runs.settings import Progress
@@ -30,7 +28,7 @@ class RestartTraining(Training):
 
     def __init__(
         self,
-        begin_group: Callable[[int], EMRun | SGDRun],
+        begin_group: Callable[[int], RestartRun],
         num_groups: int,
         load: Callable[[Parameters, int], None],
         conclude: Callable[[Sequence[Restarts]], str],
@@ -40,7 +38,7 @@ class RestartTraining(Training):
         self.begin_group, self.num_groups, self.load, self.conclude = begin_group, num_groups, load, conclude
         self.save, self.num_steps, self.progress = save, num_steps, Progress()
         self.parts: list[Restarts] = []
-        self.run: EMRun | SGDRun | None = None
+        self.run: RestartRun | None = None
         self.reason = ""
 
     def ended(self) -> str:
