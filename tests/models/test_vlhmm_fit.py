@@ -135,6 +135,15 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
         VLHMM(**SMALL).fit(SENTENCES[:-5] + SENTENCES[-4:], folder=tmp_path / "parts", resume=True, **options)
 
 
+def test_the_recipe_comes_to_the_same_numbers(tmp_path, corpus):
+    shared = dict(num_blocks=8, seed=0, device="cpu", epochs=1)
+    pplseq.train("vlhmm", "builtin:generated", folder=tmp_path / "run", states=16, hidden=16, dropout=0.5, **shared)
+    model = VLHMM(num_states=16, hidden_size=16, state_dropout=0.5).fit(corpus, folder=tmp_path / "fit", **shared)
+    for folder in ("run", "fit"):
+        for name, value in pplseq.load(tmp_path / folder).state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+
+
 def test_ctrl_c_keeps_what_was_learned():
     model = VLHMM(**SMALL)
     records = []
