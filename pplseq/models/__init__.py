@@ -51,5 +51,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "load_stream": "@pplseq.models.props.storage",
         "merge_streams": "@pplseq.models.props.storage",
         "SequenceModel": "base",
+        "Estimator": "estimator",
     },
 )

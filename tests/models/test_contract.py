@@ -1,5 +1,6 @@
 """The verbs of every model: one list of models, one set of promises, each checked in value."""
 
+import inspect
 import math
 
 import pytest
@@ -8,6 +9,8 @@ from support.model_cases import CASES, DISCRETE, EVERYTHING, LENGTHS, ROWS, STEP
 
 import pplseq
 from pplseq import models
+from pplseq.models.taggers import TAGGERS
+from pplseq.models.taggers.probabilistic import ProbabilisticTagger
 
 close = torch.testing.assert_close
 VALID = torch.arange(STEPS) < LENGTHS.unsqueeze(-1)
@@ -331,3 +334,31 @@ def test_a_row_that_goes_on_starts_nowhere(name):
     close(begun.start.sum(), torch.tensor(float(ROWS)).to(begun.start))
     close(carried.start, torch.zeros_like(carried.start))
     close(carried.occupancy.sum(), torch.tensor(float(ROWS * (STEPS - 2))).to(carried.occupancy))
+
+
+# ------------------------------------------------------------------------------------------------ one name for one thing
+FIRST = {  # what may be given by position, in this order
+    "fit": ["x", "lengths"], "score": ["x", "lengths"], "aic": ["x", "lengths"], "bic": ["x", "lengths"],
+    "log_prob": ["x", "lengths", "start"], "posterior": ["x", "lengths", "start"], "filter": ["x", "lengths"],
+    "smooth": ["x", "lengths"], "decode": ["x", "lengths"], "predict_next": ["x", "lengths"],
+    "forecast": ["x", "num_steps", "lengths"], "sample": ["num_steps", "num_sequences"],
+    "sample_states": ["x", "num_samples", "lengths"],
+}  # fmt: skip
+
+
+def positional(function):
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+@pytest.mark.parametrize("verb", FIRST)
+def test_arguments_have_the_same_names_everywhere(verb):
+    for kind in {type(case.model()) for case in CASES.values()}:
+        named = inspect.signature(getattr(kind, verb)).parameters
+        assert positional(getattr(kind, verb)) == FIRST[verb], kind.__name__
+        if verb in ("fit", "sample", "sample_states"):  # by name, or among the options that go to the estimator's own
+            assert "seed" in named or "options" in named, kind.__name__
+    for tagger in TAGGERS.values():  # whose observations are sentences, each as long as it is
+        if issubclass(tagger, ProbabilisticTagger) and verb != "fit" and hasattr(tagger, verb):
+            wanted = ["sentences" if name == "x" else name for name in FIRST[verb] if name not in ("lengths", "start")]
+            assert positional(getattr(tagger, verb)) == wanted, tagger.__name__
