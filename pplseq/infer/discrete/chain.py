@@ -297,8 +297,7 @@ class Chain:
     @query
     def k_best(self, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable paths: ids (k, *B, T), log p(path, x) (k, *B), -inf where there are fewer than k."""
-        checks.count("k", k)
-        paths, log_prob = self._best_paths(k)
+        paths, log_prob = self._best_paths(checks.count("k", k))
         return self._batch_first(paths, 1), self._unflatten(log_prob, 1)
 
     def _best_paths(self, k: int) -> tuple[Tensor, Tensor]:
@@ -310,7 +309,7 @@ class Chain:
     @query
     def sample(self, num_samples: int = 1) -> Tensor:
         """(S, *B, T) exact posterior paths, by filtering forward and sampling backward."""
-        return self._batch_first(self._draw_paths(num_samples), 1)
+        return self._batch_first(self._draw_paths(checks.count("num_samples", num_samples)), 1)
 
     def _draw_paths(self, num_samples: int) -> Tensor:
         """(S, T, B)"""

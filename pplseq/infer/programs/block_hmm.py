@@ -41,8 +41,7 @@ class BlockHMM(Conditional):
         inputs: Tensor | None = None,
         batch_shape=(),
     ):
-        checks.count("num_steps", num_steps)
-        self.transition, self.emission, self.num_steps = transition, emission, num_steps
+        self.transition, self.emission, self.num_steps = transition, emission, checks.count("num_steps", num_steps)
         self.lengths, self.start, self.inputs = lengths, start, inputs
         shapes = [torch.Size(batch_shape), transition.batch_shape, emission.batch_shape]
         shapes += [lengths.shape] if lengths is not None else []

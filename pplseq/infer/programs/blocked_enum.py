@@ -17,11 +17,11 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.enumerated import EagerChain
 from pplseq.infer.programs.markov import (
     ChainMessenger,
-    Chains,
     as_mask,
     check_place,
     emit_factor,
     plate_shape,
+    plates_of,
     says,
     stack_steps,
 )
@@ -51,7 +51,6 @@ class _Recording:
     scale: float | Tensor
     steps: list[_Step] = field(default_factory=list)
 
-START = "A chain starts at an unobserved transition(None), or transition(belief)"
 
 
 class BlockedEnum(ChainMessenger):
@@ -78,17 +77,16 @@ class BlockedEnum(ChainMessenger):
         posterior.chains["z_0"].viterbi()
     """
 
+    how_chains_start = "A chain starts at an unobserved transition(None), or transition(belief)"
+
     def __init__(self, vectorize: bool = True, check: bool = True, factor: bool = True):
         super().__init__()
         self.vectorize, self.check, self.factor = vectorize, check, factor
-        self.time_index = None
         self.chains: dict[str, Chain] = {}
-        self.state_names: dict[str, list[str]] = {}
+        self.state_names = {}
 
     def __enter__(self):
-        self._recordings: list[_Recording] = []
         self._eager: EagerChain | None = None
-        self.chains, self.state_names, self.time_index = Chains(START), {}, None
         return super().__enter__()
 
     # ---------------------------------------------------------------- recording
@@ -134,27 +132,17 @@ class BlockedEnum(ChainMessenger):
                     "(use pplseq.infer.programs.contraction for other structures)"
                 )
         else:
-            if self.time_index is not None:
-                raise ValueError(
-                    f"site {msg['name']!r} starts a new chain at every step of a vectorised loop; pass the previous state on, "
-                    "or write pplseq.markov(..., vectorize=False)"
-                )
-            frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
-            recording = _Recording(msg["name"], fn.previous, frames, msg["scale"])
+            self.check_start(msg)
+            recording = _Recording(msg["name"], fn.previous, plates_of(msg), msg["scale"])
             self._recordings.append(recording)
-        span = None if self.time_index is None else len(self.time_index)
         value = msg["value"] if msg["is_observed"] else None
-        recording.steps.append(_Step(msg["name"], fn, msg["mask"], value, span))
+        recording.steps.append(_Step(msg["name"], fn, msg["mask"], value, self.span))
         msg["value"] = StateVar(recording, len(recording.steps) - 1, fn.batch_shape)
 
     def _record_emission(self, msg):
         fn: StateEmission = msg["fn"]
         step = fn.state.chain.steps[fn.state.index]
-        if step.span is not None and (self.time_index is None or len(self.time_index) != step.span):
-            raise ValueError(
-                f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
-                "pplseq.markov(..., vectorize=False)"
-            )
+        self.check_same_loop(msg, step)
         check_place(msg, fn.state.chain)
         if not msg["is_observed"]:  # summed out: its factor is one
             msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long)
@@ -168,16 +156,10 @@ class BlockedEnum(ChainMessenger):
 
     # ---------------------------------------------------------------- elimination
     def __exit__(self, exc_type, exc, traceback):
-        super().__exit__(exc_type, exc, traceback)
         try:
-            if exc_type is None:
-                self._eliminate()
+            super().__exit__(exc_type, exc, traceback)
         finally:
-            for recording in self._recordings:
-                # states refer to their recording and its steps to states: left as it is, the cycle would keep a whole
-                # step's graph alive until the garbage collector comes by
-                recording.steps.clear()
-            self._recordings, self._eager = [], None
+            self._eager = None
 
     def _eliminate(self) -> None:
         for recording in self._recordings:

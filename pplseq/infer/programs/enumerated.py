@@ -9,6 +9,7 @@ from pplseq import checks
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import FactorChain
 from pplseq.infer.discrete.results import Factors
+from pplseq.infer.programs.markov import check_place, plates_of
 
 PLATE_DIMS = 8  # room for plates; states are enumerated left of it
 NUM_DIMS = 37  # each state has a dimension of its own for that many steps, so that a longer memory than one step shows
@@ -22,7 +23,7 @@ class EagerChain:
 
     def __init__(self, msg):
         self.name, self.scale = msg["name"], msg["scale"]
-        self.frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+        self.frames = plates_of(msg)
         self._plates = max((-frame.dim for frame in self.frames), default=0)
         if self._plates > PLATE_DIMS:
             raise ValueError(f"site {self.name!r}: plates take {self._plates} dimensions, at most {PLATE_DIMS} are supported")
@@ -38,7 +39,7 @@ class EagerChain:
 
     def enumerate_state(self, msg) -> None:
         """Gives the site all values of its support in a dimension of its own and scores them."""
-        self._check_place(msg)
+        check_place(msg, self)
         ids = torch.as_tensor(msg["infer"]["support"])
         if ids.dim() == 0 or ids.is_floating_point():
             raise ValueError(f"site {msg['name']!r}: infer['support'] must hold integer ids (..., K), got {ids}")
@@ -65,21 +66,11 @@ class EagerChain:
                 f"site {msg['name']!r} depends on enumerated states and is not observed; leave a missing observation out, "
                 "or mask it"
             )
-        self._check_place(msg)
+        check_place(msg, self)
         score = msg["fn"].log_prob(msg["value"])
         if msg["mask"] is not None and msg["mask"] is not True:
             score = torch.where(torch.as_tensor(msg["mask"]), score, 0.0)
         self._scores[-1].append(score)
-
-    def _check_place(self, msg) -> None:
-        frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
-        if frames != self.frames:
-            raise ValueError(
-                f"site {msg['name']!r} must lie in the same plates as the first enumerated state, {self.name!r}; for several "
-                "observations a step, give one site over a vector of them"
-            )
-        if msg["scale"] is not self.scale and bool(torch.as_tensor(msg["scale"] != self.scale).any()):
-            raise ValueError(f"site {msg['name']!r} must have the scale of its chain, {self.scale}, got {msg['scale']}")
 
     # ---------------------------------------------------------------- lowering
     def _batch(self) -> torch.Size:

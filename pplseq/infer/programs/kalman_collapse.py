@@ -12,11 +12,11 @@ from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian,
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.programs.gaussian_sites import AffineSite, covariance_of, read_site
-from pplseq.infer.programs.markov import ChainMessenger, Chains, check_place, emit_factor
-
-START = (
-    "A chain starts at an unobserved LinearGaussian whose state is None, or at a MultivariateNormal with "
-    "infer={'collapse': True}"
+from pplseq.infer.programs.markov import (
+    ChainMessenger,
+    check_place,
+    emit_factor,
+    plates_of,
 )
 
 
@@ -46,16 +46,16 @@ class KalmanCollapse(ChainMessenger):
         posterior.chains["z_0"].smoothed_states().means
     """
 
+    how_chains_start = (
+        "A chain starts at an unobserved LinearGaussian whose state is None, or at a MultivariateNormal with "
+        "infer={'collapse': True}"
+    )
+
     def __init__(self, vectorize: bool = True, tol: float | None = None, factor: bool = True):
         super().__init__()
         self.vectorize, self.tol, self.factor = vectorize, tol, factor
         self.chains: dict[str, GaussianChain] = {}
-        self.state_names: dict[str, list[str]] = {}
-
-    def __enter__(self):
-        self._recordings: list[Recording] = []
-        self.chains, self.state_names, self.time_index = Chains(START), {}, None
-        return super().__enter__()
+        self.state_names = {}
 
     # ---------------------------------------------------------------- recording
     def _pyro_sample(self, msg):
@@ -87,11 +87,7 @@ class KalmanCollapse(ChainMessenger):
 
     def _record_start(self, msg):
         fn = msg["fn"]
-        if self.time_index is not None:
-            raise ValueError(
-                f"site {msg['name']!r} starts a new chain at every step of a vectorised loop; pass the previous state on, or "
-                "write pplseq.markov(..., vectorize=False)"
-            )
+        self.check_start(msg)
         if isinstance(fn, LinearGaussian):
             start = fn.belief()
         elif isinstance(fn, MultivariateNormal):
@@ -101,9 +97,8 @@ class KalmanCollapse(ChainMessenger):
                 f"site {msg['name']!r}: infer={{'collapse': True}} marks the first state of a chain, which must be a "
                 f"MultivariateNormal or a LinearGaussian, got {type(fn).__name__}"
             )
-        frames = tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
         zero = torch.zeros(fn.event_shape, dtype=start.mean.dtype, device=start.mean.device)
-        recording = Recording(msg["name"], start, frames, msg["scale"], zero)
+        recording = Recording(msg["name"], start, plates_of(msg), msg["scale"], zero)
         self._recordings.append(recording)
         recording.steps.append(Step(msg["name"], None, fn.batch_shape, None, None, None, msg["mask"], None))
         msg["value"] = _symbol(recording, fn.batch_shape)
@@ -112,19 +107,14 @@ class KalmanCollapse(ChainMessenger):
         recording, fn = var.chain, msg["fn"]
         check_place(msg, recording)
         _check_dtype(msg["name"], "the matrix of the state", read.matrix, recording)
-        span = None if self.time_index is None else len(self.time_index)
-        step = Step(msg["name"], var.step, fn.batch_shape, read.matrix, read.noise, read.offset, msg["mask"], span)
+        step = Step(msg["name"], var.step, fn.batch_shape, read.matrix, read.noise, read.offset, msg["mask"], self.span)
         recording.steps.append(step)
         msg["value"] = _symbol(recording, fn.batch_shape, read.matrix.shape[-2])
 
     def _record_observation(self, msg, var: GaussianVar, read: AffineSite | None):
         recording, fn = var.chain, msg["fn"]
         step = recording.steps[var.step]
-        if step.span is not None and (self.time_index is None or len(self.time_index) != step.span):
-            raise ValueError(
-                f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
-                "pplseq.markov(..., vectorize=False)"
-            )
+        self.check_same_loop(msg, step)
         check_place(msg, recording)
         value = msg["value"] if msg["is_observed"] else None
         if value is None:
@@ -144,20 +134,13 @@ class KalmanCollapse(ChainMessenger):
         step.observations.append(Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset))
 
     # ---------------------------------------------------------------- elimination
-    def __exit__(self, exc_type, exc, traceback):
-        super().__exit__(exc_type, exc, traceback)
-        try:
-            if exc_type is None:
-                for recording in self._recordings:
-                    steps = chain_steps(recording)
-                    chain = self.chains[recording.name] = lower(recording, steps, self.tol)
-                    self.state_names[recording.name] = [step.name for step in steps]
-                    if self.factor:
-                        emit_factor(recording.name, recording.frames, recording.scale, chain.log_prob())
-        finally:
-            for recording in self._recordings:
-                recording.steps.clear()  # states refer to their recording: left as it is, the cycle would keep the graph alive
-            self._recordings = []
+    def _eliminate(self) -> None:
+        for recording in self._recordings:
+            steps = chain_steps(recording)
+            chain = self.chains[recording.name] = lower(recording, steps, self.tol)
+            self.state_names[recording.name] = [step.name for step in steps]
+            if self.factor:
+                emit_factor(recording.name, recording.frames, recording.scale, chain.log_prob())
 
 
 def _check_dtype(name: str, what: str, value: torch.Tensor, recording: Recording) -> None:

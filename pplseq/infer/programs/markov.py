@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from typing import ClassVar
 
 import pyro
 import torch
@@ -134,12 +135,56 @@ class ChainMessenger(Messenger):
     Attributes:
         vectorize: whether ``pplseq.markov`` may run a loop's body once for all steps.
         time_index: the vectorised index while such a body runs, else None.
+        chains: name of each chain's first site -> the chain, after the program has run. state_names: its sites.
+        how_chains_start: for who asks for a chain that there is not.
     """
 
     vectorize: bool = True
     time_index: TimeIndex | None = None
+    how_chains_start: ClassVar[str]
 
-    _recordings: list
+    def __enter__(self):
+        self._recordings: list = []
+        self.chains, self.time_index = Chains(self.how_chains_start), None
+        self.state_names: dict[str, list[str]] = {}
+        return super().__enter__()
+
+    def __exit__(self, exc_type, exc, traceback):
+        super().__exit__(exc_type, exc, traceback)
+        try:
+            if exc_type is None:
+                self._eliminate()
+        finally:
+            for recording in self._recordings:
+                # states refer to their recording and its steps to states: left as it is, the cycle would keep a whole
+                # step's graph alive until the garbage collector comes by
+                recording.steps.clear()
+            self._recordings = []
+
+    def _eliminate(self) -> None:
+        """Makes ``chains`` of what was recorded."""
+        raise NotImplementedError
+
+    @property
+    def span(self) -> int | None:
+        """The number of steps that the loop's body stands for, None for one step run by itself."""
+        return None if self.time_index is None else len(self.time_index)
+
+    def check_start(self, msg: dict) -> None:
+        """Raises where a chain would start at every step of a vectorised loop."""
+        if self.time_index is not None:
+            raise ValueError(
+                f"site {msg['name']!r} starts a new chain at every step of a vectorised loop; pass the previous state on, or "
+                "write pplseq.markov(..., vectorize=False)"
+            )
+
+    def check_same_loop(self, msg: dict, step) -> None:
+        """Raises where a state of a vectorised loop is observed outside of that loop."""
+        if step.span is not None and self.span != step.span:
+            raise ValueError(
+                f"site {msg['name']!r} observes a state of a vectorised loop outside of that loop; write "
+                "pplseq.markov(..., vectorize=False)"
+            )
 
     @property
     def num_plates(self) -> int:
@@ -217,9 +262,14 @@ def emit_factor(name: str, frames: tuple, scale, log_prob: Tensor) -> None:
         pyro.factor(f"{name}__chain", log_prob)
 
 
+def plates_of(msg: dict) -> tuple:
+    """The plates in which a site stands."""
+    return tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+
+
 def check_place(msg: dict, recording) -> None:
     """Raises unless a site has the plates and the scale of its chain."""
-    if sum(frame.vectorized for frame in msg["cond_indep_stack"]) != len(recording.frames):
+    if len(plates_of(msg)) != len(recording.frames):
         raise ValueError(
             f"site {msg['name']!r} must lie in the same plates as the first site of its chain, {recording.name!r}; for "
             "several observations a step, give one emission over a vector of them"
