@@ -14,6 +14,7 @@ from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
+from pplseq.folder import whole_folder
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
 from pplseq.models.batch import seeded
@@ -339,12 +340,16 @@ class IOHMM(IOHMMQueries):
         return self
 
     @classmethod
-    def fit_sizes(cls, sizes: Sequence[int], x, lengths=None, *, model: Mapping, select: str = "bic", **fit) -> IOHMM:
+    def fit_sizes(
+        cls, sizes: Sequence[int], x, lengths=None, *, model: Mapping, select: str = "bic",
+        folder: str | Path | None = None, resume: bool = False, **fit,
+    ) -> IOHMM:  # fmt: skip
         """Models of several sizes, of which the best is kept: by BIC, validation data, or the smallest that is consistent.
 
         Args:
             sizes: numbers of states; for "smallest_consistent" they are tried in this order until one is consistent.
             x, lengths: the data. model: options of the model beside ``num_states``. select, **fit: see :meth:`fit`.
+            folder: of a run for each size, ``folder/3`` and the like; with ``resume`` those that are there are gone on with.
 
         Returns:
             The fitted model; its ``history.sizes`` holds (size, score) of every size tried.
@@ -360,7 +365,11 @@ class IOHMM(IOHMMQueries):
             raise ValueError("sizes must hold at least one number of states, got none")
         fitted: list[tuple[IOHMM, RestartHistory]] = []
         for size in sizes:
-            candidate = cls(size, **model).fit(x, lengths, select=select, **fit)
+            run = {}
+            if folder is not None:
+                place = Path(folder) / str(size)
+                run = {"folder": place, "resume": resume and whole_folder(place / "last").exists()}
+            candidate = cls(size, **model).fit(x, lengths, select=select, **run, **fit)
             if not isinstance(candidate.history, RestartHistory):
                 raise ValueError("method: only those with restarts compare sizes: 'em', 'gem' or 'sgd'")
             fitted.append((candidate, candidate.history))

@@ -93,3 +93,23 @@ def test_time_that_is_over(method, tmp_path, monkeypatch):
         model.fit(x, inputs=u, folder=tmp_path / "r")
     with pytest.raises(ValueError, match="cannot be interrupted"):
         IOHMM(2, num_symbols=3, num_outputs=2, priors=True).fit(x, inputs=u, method="svi", folder=tmp_path / "s")
+
+
+def test_sizes_are_runs_of_their_own(tmp_path, monkeypatch):
+    x, u = data({})
+    fit = dict(inputs=u, model=dict(num_symbols=3, num_outputs=2), num_restarts=3, seed=0, max_iterations=5)
+    whole = IOHMM.fit_sizes([1, 2, 3], x, **fit)
+    fitted = IOHMM.fit
+
+    def interrupted(self, *arguments, **options):
+        if self.num_states == 3:
+            raise KeyboardInterrupt
+        return fitted(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IOHMM, "fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            IOHMM.fit_sizes([1, 2, 3], x, folder=tmp_path, **fit)
+    assert IOHMM.load(tmp_path / "2" / "best").num_states == 2
+    found = IOHMM.fit_sizes([1, 2, 3], x, folder=tmp_path, resume=True, **fit)
+    assert found.history.sizes == whole.history.sizes and found.num_states == whole.num_states
