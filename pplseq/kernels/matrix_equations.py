@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from pplseq.kernels.kalman import symmetric
+
 MAX_DOUBLINGS = 60  # 2^60 steps: a spectral radius of 1 - 1e-15 has died out
-
-Matrix = TypeVar("Matrix", bound=Any)
-
-
-def symmetric(matrix: Matrix) -> Matrix:
-    """The symmetric part of square matrices, tensors or arrays."""
-    return (matrix + matrix.swapaxes(-1, -2)) / 2
-
 
 def spectral_radius(matrix: Tensor) -> float:
     """Largest modulus of the eigenvalues."""

@@ -135,7 +135,7 @@ def _outer(left: Tensor, right: Tensor, which: MatrixIndex) -> Tensor:
 
 def _run_(table: Tensor, links: MatrixIndex, states: Tensor, reverse: bool) -> None:
     for start, stop, node in reversed(links.runs) if reverse else links.runs:
-        if node is not None and stop - start >= LONG:
+        if node is not None and stop - start >= linear_recursion.SHORT:
             linear_recursion.run_(table[node], states[start : stop + 1], reverse=reverse)
             continue
         if node is not None:

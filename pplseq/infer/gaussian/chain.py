@@ -15,12 +15,12 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian import queries as gaussian_queries
-from pplseq.infer.gaussian.convergence import DOUBLE
-from pplseq.infer.gaussian.given import Dynamics, flatten
-from pplseq.infer.gaussian.path import CovariancePath, PathInput
+from pplseq.infer.gaussian.given import Dynamics, PathInput, flatten
+from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.gaussian.smoothed_path import SmoothedPath
 from pplseq.kernels import kalman_means
+from pplseq.kernels.kalman import DOUBLE
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 __all__ = ["Dynamics", "GaussianChain"]

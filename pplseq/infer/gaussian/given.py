@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +41,7 @@ class FlatChain(NamedTuple):
     evidence: Evidence | LinearEvidence
     valid: Tensor | None
     used: Tensor | None
-
-    @property
-    def num_steps(self) -> int:
-        return self.evidence.shape[0]
+    num_steps: int
 
 
 def flatten(
@@ -80,6 +78,7 @@ def flatten(
         (_flat_linear if linear else _flat_evidence)(evidence, used, num_steps, batch, h),
         valid,
         used,
+        num_steps,
     )
     if check:
         check_numbers(flat)
@@ -284,3 +283,48 @@ def check_covariance(name: str, matrix: Tensor) -> None:
             f"{name} must be positive semidefinite, got an eigenvalue of {least:.3g}; check its sign, or project it by "
             "clipping eigenvalues at zero"
         )
+
+
+# ---------------------------------------------------------------- covariances
+class PathInput(NamedTuple):
+    """What covariances depend on, in double precision, with a time and a row dimension (of size 1: the same for all).
+
+    start: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). information: (1 | T, 1 | R, h, h).
+    loadings: (n, h) U of white observed numbers, where information is U' U, or None.
+    seen: (T, R) bool on the CPU, or None where nothing is missing. tol: relative change taken for none; 0 never.
+    """
+
+    start: Tensor
+    matrix: Tensor
+    noise: Tensor
+    information: Tensor
+    loadings: Tensor | None
+    seen: np.ndarray | None
+    num_steps: int
+    num_rows: int
+    tol: float
+    wait_for_rounding: bool
+
+    @property
+    def changes(self) -> bool:
+        """Matrices differ from step to step."""
+        return any(len(m) > 1 for m in (self.matrix, self.noise, self.information))
+
+    @property
+    def by_row(self) -> bool:
+        """Matrices differ from row to row."""
+        return any(m.shape[1] > 1 for m in (self.matrix, self.noise, self.information))
+
+    @property
+    def wants_gradient(self) -> bool:
+        inputs = (self.start, self.matrix, self.noise, self.information)
+        return torch.is_grad_enabled() and any(m.requires_grad for m in inputs)
+
+
+def pick(matrix: Tensor, steps, rows) -> Tensor:
+    """(k, h, h) the matrices of k steps and rows; or (1, h, h) where there is one for all."""
+    if len(matrix) == 1 and matrix.shape[1] == 1:
+        return matrix[0]
+    steps = torch.as_tensor([*steps] if isinstance(steps, range) else steps, device=matrix.device).clamp(max=len(matrix) - 1)
+    rows = torch.as_tensor(rows, device=matrix.device).clamp(max=matrix.shape[1] - 1)
+    return matrix[steps, rows]

@@ -20,57 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.infer.gaussian.convergence import DOUBLE, Convergence, size_of
+from pplseq.infer.gaussian.given import PathInput, pick
 from pplseq.kernels import kalman
-from pplseq.kernels.matrix_equations import symmetric
+from pplseq.kernels.kalman import DOUBLE, Convergence, size_of, symmetric
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
 BLOCK = 16  # steps at a time, before it is asked whether anything still changes
-
-
-class PathInput(NamedTuple):
-    """What covariances depend on, in double precision, with a time and a row dimension (of size 1: the same for all).
-
-    start: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). information: (1 | T, 1 | R, h, h).
-    loadings: (n, h) U of white observed numbers, where information is U' U, or None.
-    seen: (T, R) bool on the CPU, or None where nothing is missing. tol: relative change taken for none; 0 never.
-    """
-
-    start: Tensor
-    matrix: Tensor
-    noise: Tensor
-    information: Tensor
-    loadings: Tensor | None
-    seen: np.ndarray | None
-    num_steps: int
-    num_rows: int
-    tol: float
-    wait_for_rounding: bool
-
-    @property
-    def changes(self) -> bool:
-        """Matrices differ from step to step."""
-        return any(len(m) > 1 for m in (self.matrix, self.noise, self.information))
-
-    @property
-    def by_row(self) -> bool:
-        """Matrices differ from row to row."""
-        return any(m.shape[1] > 1 for m in (self.matrix, self.noise, self.information))
-
-    @property
-    def wants_gradient(self) -> bool:
-        inputs = (self.start, self.matrix, self.noise, self.information)
-        return torch.is_grad_enabled() and any(m.requires_grad for m in inputs)
-
-
-def pick(matrix: Tensor, steps, rows) -> Tensor:
-    """(k, h, h) the matrices of k steps and rows; or (1, h, h) where there is one for all."""
-    if len(matrix) == 1 and matrix.shape[1] == 1:
-        return matrix[0]
-    steps = torch.as_tensor([*steps] if isinstance(steps, range) else steps, device=matrix.device).clamp(max=len(matrix) - 1)
-    rows = torch.as_tensor(rows, device=matrix.device).clamp(max=matrix.shape[1] - 1)
-    return matrix[steps, rows]
 
 
 class Part(NamedTuple):

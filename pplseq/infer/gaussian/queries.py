@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.infer.gaussian.convergence import DOUBLE
 from pplseq.infer.gaussian.given import Dynamics, by_step, step_offset
 from pplseq.infer.gaussian.results import GaussianForecast, Innovations, StepCovariances
 from pplseq.kernels import kalman
+from pplseq.kernels.kalman import DOUBLE
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.infer.gaussian.convergence import Convergence, size_of
 from pplseq.infer.gaussian.path import BLOCK, CovariancePath
 from pplseq.kernels import kalman
+from pplseq.kernels.kalman import Convergence, size_of
 
 
 class SmoothedPath:

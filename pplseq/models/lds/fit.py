@@ -7,14 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.distributions.linear_gaussian import LinearEmission
-from pplseq.distributions.noise import as_noise
+from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.distributions.linear_gaussian import LOG_2PI
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.given import Dynamics
 from pplseq.models.lds import statistics as regressions
-from pplseq.models.lds.parameters import REGRESSIONS, Parameters, RegressionPrior, stationary_mean
+from pplseq.models.lds.parameters import REGRESSIONS, Parameters, RegressionPrior, stationary_belief, stationary_mean
 from pplseq.models.lds.start import guess_parameters
 
 
@@ -67,22 +66,34 @@ def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: f
     return new._replace(initial_mean=guess.initial_mean, initial_covariance=guess.initial_covariance)
 
 
-def chain_of(parameters: Parameters, start: GaussianBelief, batch: Batch) -> GaussianChain:
+def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
     """The posterior's chain, made of the parameters at once: the one that the program gives, without running it.
 
     For observations that are seen whole or not at all.
-
-    Args:
-        start: mean (h,) and covariance of the first state.
     """
     x, missing = batch.x.nan_to_num(0.0).transpose(0, 1), batch.x.isnan()
     inputs = None if batch.inputs is None else batch.inputs.transpose(0, 1)
     seen = ~missing.any(-1).T
-    shift = parameters.shift("emission", inputs)
-    evidence = LinearEmission(parameters.emission, as_noise(parameters.emission_noise, x.shape[-1])).evidence(
-        x if shift is None else x - shift
-    )
+    shift, noise, matrix = parameters.shift("emission", inputs), parameters.emission_noise, parameters.emission
+    residual = x if shift is None else x - shift
+    if noise.dim() == 1:
+        whitener, log_det = noise.rsqrt(), noise.log().sum()
+        loadings, white = whitener.unsqueeze(-1) * matrix, residual * whitener
+    else:
+        factor = torch.linalg.cholesky(noise)
+        whitener = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+        log_det, loadings, white = 2 * factor.diagonal().log().sum(), whitener @ matrix, residual @ whitener.T
+    normalizer = -0.5 * (log_det + len(matrix) * LOG_2PI)
+    if len(matrix) <= matrix.shape[1]:  # numbers cost less than what they say about the state
+        evidence = LinearEvidence(residual, matrix, whitener, normalizer)
+    else:
+        constant = normalizer - torch.linalg.vecdot(white, white) / 2
+        evidence = Evidence(white @ loadings, loadings.T @ loadings, constant)
     offset = parameters.shift("transition", None if inputs is None else inputs[1:])
+    if parameters.initial_mean is None or parameters.initial_covariance is None:
+        start = stationary_belief(parameters.transition, parameters.transition_offset, parameters.state_noise)
+    else:
+        start = GaussianBelief(parameters.initial_mean, parameters.initial_covariance)
     return GaussianChain(
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),

@@ -1,23 +1,25 @@
-"""Parameters of a linear dynamical system, from how they are usually written to how they are kept."""
+"""Parameters of a linear dynamical system: as they are usually written, and as they are kept, set and read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.kernels.matrix_equations import check_stable, stationary_covariance, symmetric
-
-__all__ = [
-    "Parameters", "RegressionPrior", "as_prior", "check_stable", "covariance_of", "scale_of", "stationary_belief",
-    "stationary_mean",
-]  # fmt: skip
+from pplseq.kernels.kalman import symmetric
+from pplseq.kernels.matrix_equations import check_stable, stationary_covariance
+from pplseq.models.gaussian import GaussianEstimator
+from pplseq.models.hmm.program import DTYPES
 
 REGRESSIONS = ("transition", "emission")
+NOISE = ("full", "diagonal")
+PLACES = ("both", "transition", "emission", "none")
+INITIAL = ("learned", "stationary")
+SCALES = {"state_noise": "state_scale", "emission_noise": "emission_scale", "initial_covariance": "initial_scale"}
 
 
 class Parameters(NamedTuple):
@@ -143,7 +145,6 @@ def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False, definite:
     Raises:
         ValueError: for what is no such covariance.
     """
-    checks.finite(name, covariance)
     if not torch.allclose(covariance, covariance.T, rtol=1e-4, atol=1e-8):
         raise ValueError(f"{name} must be symmetric")
     if diagonal and bool((covariance - torch.diag(covariance.diagonal())).any()):
@@ -158,3 +159,193 @@ def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False, definite:
     # Cholesky fails for what is singular: R' of the root's QR
     factor = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).T)[1].T
     return factor * torch.where(factor.diagonal() < 0, -1.0, 1.0)
+
+
+class LDSTensors(GaussianEstimator):
+    """What :class:`~pplseq.models.lds.program.LDS` is made of; its arguments are there."""
+
+    num_words = None
+    held: frozenset[str] = frozenset()  # names of the parameters that a fit in progress keeps
+
+    def __init__(
+        self,
+        num_states: int,
+        num_features: int,
+        *,
+        num_inputs: int = 0,
+        inputs_to: str = "both",
+        offsets: str = "both",
+        state_noise: str = "full",
+        emission_noise: str = "full",
+        initial: str = "learned",
+        state_prior: RegressionPrior | Mapping | None = None,
+        emission_prior: RegressionPrior | Mapping | None = None,
+        noise_floor: float = 1e-6,
+        dtype: str = "float64",
+    ):
+        super().__init__()
+        for name, value, choices in (
+            ("inputs_to", inputs_to, PLACES), ("offsets", offsets, PLACES), ("state_noise", state_noise, NOISE),
+            ("emission_noise", emission_noise, NOISE), ("initial", initial, INITIAL), ("dtype", dtype, tuple(DTYPES)),
+        ):  # fmt: skip
+            checks.choice(name, value, choices)
+        self.num_states, self.num_features = checks.count("num_states", num_states), checks.count("num_features", num_features)
+        self.num_inputs = checks.count("num_inputs", num_inputs, 0)
+        if num_inputs and inputs_to == "none":
+            raise ValueError(f"inputs_to: {num_inputs} inputs must enter somewhere, got 'none'")
+        self.initial, self.noise_floor = initial, float(checks.positive("noise_floor", noise_floor))
+        self.state_prior = as_prior("state_prior", state_prior)
+        self.emission_prior = as_prior("emission_prior", emission_prior)
+        self._config = dict(
+            num_states=self.num_states, num_features=self.num_features, num_inputs=self.num_inputs, inputs_to=inputs_to,
+            offsets=offsets, state_noise=state_noise, emission_noise=emission_noise, initial=initial,
+            noise_floor=self.noise_floor,
+        )  # fmt: skip
+        real = DTYPES[dtype]
+        h, n, inputs = self.num_states, self.num_features, self.num_inputs
+        turn = torch.linalg.qr(torch.randn(h, h, dtype=real))[0]
+        # contiguous: Pyro's store would copy it otherwise, and train the copy
+        self.transition = nn.Parameter(((0.5 if initial == "stationary" else 0.9) * turn).contiguous())
+        self.emission = nn.Parameter(torch.randn(n, h, dtype=real) / h**0.5)
+        for kind, size in (("transition", h), ("emission", n)):
+            given = {
+                "offset": torch.zeros(size, dtype=real) if offsets in ("both", kind) else None,
+                "inputs": torch.zeros(size, inputs, dtype=real) if inputs and inputs_to in ("both", kind) else None,
+            }
+            for suffix, value in given.items():
+                self.register_parameter(f"{kind}_{suffix}", None if value is None else nn.Parameter(value))
+        self.state_scale = nn.Parameter(
+            torch.eye(h, dtype=real) if state_noise == "full" else torch.ones(h, dtype=real)
+        )
+        self.emission_scale = nn.Parameter(torch.zeros(*(n,) * (2 if emission_noise == "full" else 1), dtype=real))
+        if initial == "learned":
+            self.initial_mean = nn.Parameter(torch.zeros(h, dtype=real))
+            self.initial_scale = nn.Parameter(torch.eye(h, dtype=real))
+
+    @property
+    def config(self):
+        dtype = next(name for name, value in DTYPES.items() if value == self.reference.dtype)
+        priors = {name: getattr(self, name) for name in ("state_prior", "emission_prior")}
+        priors = {name: None if prior == RegressionPrior() else prior._asdict() for name, prior in priors.items()}
+        return self._config | priors | {"dtype": dtype}
+
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> Self:
+        """The model of a saved folder, before its parameters are loaded."""
+        return cls(**config)
+
+    @property
+    def state_noise(self) -> Tensor:
+        """(h, h) covariance of a move."""
+        return covariance_of(self.state_scale)
+
+    @property
+    def emission_noise(self) -> Tensor:
+        """(n, n) covariance of an observation given its state."""
+        noise = self._emission_noise
+        return torch.diag(noise) if noise.dim() == 1 else noise
+
+    @property
+    def _emission_noise(self) -> Tensor:
+        # (n,) variances, or (n, n); logarithms on the diagonal keep it invertible
+        scale = self.emission_scale
+        if scale.dim() == 1:
+            return (2 * scale).exp()
+        return covariance_of(scale.tril(-1) + torch.diag(scale.diagonal().exp()))
+
+    @property
+    def initial_belief(self) -> GaussianBelief:
+        """Mean (h,) and covariance (h, h) of z_1, before x_1 is seen."""
+        if self.initial == "learned":
+            return GaussianBelief(self.initial_mean, covariance_of(self.initial_scale))
+        return stationary_belief(self.transition, self.transition_offset, self.state_noise)
+
+    @property
+    def num_free_parameters(self) -> int:
+        total = 0
+        for name, value in self.named_parameters():
+            triangle = name.endswith("scale") and value.dim() == 2
+            total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
+        return total
+
+    @torch.no_grad()
+    def set_parameters(
+        self, *, transition=None, state_noise=None, emission=None, emission_noise=None, transition_offset=None,
+        transition_inputs=None, emission_offset=None, emission_inputs=None, initial_mean=None, initial_covariance=None,
+    ) -> Self:  # fmt: skip
+        """Sets parameters; what is None stays.
+
+        Args:
+            transition: (h, h). state_noise: (h, h), or (h,) variances; may be singular.
+            emission: (n, h). emission_noise: (n, n), or (n,) variances.
+            transition_offset: (h,). transition_inputs: (h, U). emission_offset: (n,). emission_inputs: (n, U).
+            initial_mean: (h,). initial_covariance: (h, h), or (h,) variances; may be singular.
+
+        Raises:
+            ValueError: for wrong shapes, values that are not finite, matrices that are no covariances, parameters that
+                this model has not, and an unstable transition where the start is stationary.
+        """
+        weights = dict(
+            transition=transition, emission=emission, transition_offset=transition_offset, initial_mean=initial_mean,
+            transition_inputs=transition_inputs, emission_offset=emission_offset, emission_inputs=emission_inputs,
+        )  # fmt: skip
+        checked = {}
+        for name, value in weights.items():
+            if value is not None:
+                target = getattr(self, name, None)
+                if target is None:
+                    raise ValueError(f"{name}: this model has none; see its options offsets, inputs_to and initial")
+                checked[name] = self._finite(name, value, target.shape)
+        scales = {}
+        for name, attribute, value in (
+            ("state_noise", "state_scale", state_noise), ("emission_noise", "emission_scale", emission_noise),
+            ("initial_covariance", "initial_scale", initial_covariance),
+        ):  # fmt: skip
+            if value is not None:
+                target = getattr(self, attribute, None)
+                if target is None:
+                    raise ValueError(f"{name}: this model has none, its start is stationary")
+                value, size = torch.as_tensor(value), len(target)
+                value = self._finite(name, value, (size,) if value.dim() == 1 else (size, size))
+                scales[attribute] = self._scale(name, value, target)
+        if self.initial == "stationary" and "transition" in checked:
+            check_stable("transition", checked["transition"])
+        for name, value in (checked | scales).items():
+            getattr(self, name).copy_(value)
+        return self
+
+    def _finite(self, name: str, value, shape) -> Tensor:
+        return checks.finite(name, checks.shape(name, torch.as_tensor(value).to(self.transition), shape))
+
+    @staticmethod
+    def _scale(name: str, value: Tensor, target: Tensor) -> Tensor:
+        """What ``target`` must hold for this covariance."""
+        exact = name == "emission_noise"
+        value = torch.diag(value) if value.dim() == 1 else value
+        scale = scale_of(name, value, diagonal=target.dim() == 1, definite=exact)
+        if not exact:
+            return scale
+        return scale.log() if scale.dim() == 1 else scale.tril(-1) + torch.diag(scale.diagonal().log())
+
+    @property
+    def values(self) -> Parameters:
+        """The parameters as they are usually written, without gradients."""
+        with torch.no_grad():
+            plain = {name: getattr(self, name, None) for name in Parameters._fields if name != "initial_covariance"}
+            scale = self.initial_scale if self.initial == "learned" else None
+            spread = None if scale is None else covariance_of(scale)
+            return Parameters(**(plain | {"emission_noise": self._emission_noise}), initial_covariance=spread).detach()
+
+    @property
+    def _diagonal(self) -> frozenset[str]:
+        return frozenset(name for name in ("state_noise", "emission_noise") if self._parameter_of(name).dim() == 1)
+
+    def _parameter_of(self, name: str) -> Tensor | None:
+        return getattr(self, SCALES.get(name, name), None)
+
+    @torch.no_grad()
+    def _put(self, parameters: Parameters) -> None:
+        for name, value in parameters._asdict().items():
+            if value is not None and name not in self.held:
+                target = self._parameter_of(name)
+                target.copy_(self._scale(name, value, target) if name in SCALES else value)

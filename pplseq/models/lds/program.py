@@ -29,9 +29,9 @@ from pplseq.models.lds.arguments import (
     with_inputs,
 )
 from pplseq.models.lds.fit import EMOptions, chain_of, check_enough, e_step, first_parameters, m_step
+from pplseq.models.lds.parameters import LDSTensors
 from pplseq.models.lds.queries import Forecast, next_states, observed_forecast, observed_moments
 from pplseq.models.lds.start import STARTS
-from pplseq.models.lds.tensors import LDSTensors
 
 
 class LDS(LDSTensors):
@@ -200,7 +200,7 @@ class LDS(LDSTensors):
         missing = batch.x.isnan()
         if bool((missing.any(-1) & ~missing.all(-1)).any()):  # vectors seen in part
             return super().chain_of(batch)
-        return chain_of(self.values, self.initial_belief.detach(), batch)
+        return chain_of(self.values, batch)
 
     def expected_statistics(self, chain: GaussianChain, batch: Batch) -> Statistics:
         return e_step(self.values, chain, batch)
@@ -213,7 +213,7 @@ class LDS(LDSTensors):
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats, up to a constant; 0 without priors."""
-        total = self.reference.new_zeros(())
+        total = self.transition.new_zeros(())
         for kind, noise, prior in (
             ("transition", self.state_noise, self.state_prior), ("emission", self.emission_noise, self.emission_prior),
         ):  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
-from pplseq.kernels.matrix_equations import symmetric
+from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given
 from pplseq.models.lds.parameters import Parameters
 

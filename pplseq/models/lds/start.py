@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.kernels.matrix_equations import symmetric
+from pplseq.kernels.kalman import symmetric
 
 STARTS = ("subspace", "pca", "random")
 MAX_WINDOWS = 20_000  # no more are needed to see the covariances of past and future

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from pplseq.distributions.partly_observed import masked_precisions
 from pplseq.infer.fit.em import floor_eigenvalues
-from pplseq.kernels.matrix_equations import stationary_covariance, symmetric
+from pplseq.kernels.kalman import symmetric
+from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.lds.parameters import RegressionPrior
 
 STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics

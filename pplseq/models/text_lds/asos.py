@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pplseq.kernels.matrix_equations import SteinEquation, clip_eigenvalues, symmetric
+from pplseq.kernels.kalman import symmetric
+from pplseq.kernels.matrix_equations import SteinEquation, clip_eigenvalues
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances, LagCovariances
 from pplseq.models.text_lds.steady_state import SteadyState, TextParameters, gram, largest_reduction, on_arrays
 

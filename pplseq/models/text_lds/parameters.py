@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pplseq.data.word_forms import WordForms
 from pplseq.distributions.word_gaussian import precision_factor
+from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import (
     filtered_covariance,
     predicted_covariance,
     smoothed_covariance,
     stationary_coordinates,
-    symmetric,
 )
 from pplseq.models.batch import holds_words
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pplseq.kernels.matrix_equations import stationary_covariance, symmetric
+from pplseq.kernels.kalman import symmetric
+from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.text_lds.asos import asos_likelihood
 from pplseq.models.text_lds.asos_em import AsosFit, fit_asos
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances, LagCovariances

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels.matrix_equations import check_stable, predicted_covariance, stationary_covariance, symmetric
+from pplseq.kernels.kalman import symmetric
+from pplseq.kernels.matrix_equations import check_stable, predicted_covariance, stationary_covariance
 
 
 def on_arrays(function: Callable[..., Tensor], *matrices: np.ndarray) -> np.ndarray:
