@@ -11,7 +11,7 @@ Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 5; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from pplseq.kernels import linear_recursion
 
 PIECE = 2**17  # numbers of a piece: a quarter or half of a core's cache
 
-Runs = list[tuple[int, int, int]]  # (start, stop, node) of steps that have one node
+Runs = list[tuple[int, int, Any]]  # (start, stop, node) of steps that have one node
 
 
 class Observed(NamedTuple):

@@ -271,7 +271,7 @@ class SequenceModel(PyroModule):
             self.train(training)
         return vars(self).pop("_chains").popitem()[1]
 
-    def chain_of(self, batch: Batch) -> Chain:
+    def chain_of(self, batch: Batch) -> Any:
         """The chain of a batch, for EM; a model may have a shorter way to it than running its program."""
         return self.posterior(batch.x, batch.lengths, **batch.known)
 

@@ -175,7 +175,7 @@ class Estimator(SequenceModel):
             x, lengths, known = batch.x, batch.lengths, batch.known
         return super().posterior(x, lengths, start, **known)
 
-    def _posterior(self, x, lengths, **known):
+    def _posterior(self, x, lengths, **known) -> tuple[Batch, Any]:
         batch = self.as_batch(x, lengths, **known)
         return batch, self.posterior(batch.x, batch.lengths, **batch.known)
 

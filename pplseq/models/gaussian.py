@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from pplseq import checks
@@ -20,6 +22,13 @@ class GaussianEstimator(Estimator):
 
     def check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
         checks.gaussian_start(start, num_rows, self.num_states)
+
+    def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, lengths=None, start: GaussianBelief | None = None, **known
+    ) -> GaussianChain:
+        belief: Any = start
+        chain: Any = super().posterior(x, lengths, belief, **known)
+        return chain
 
     def filter(self, x, lengths=None, **known) -> StateMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
         """p(z_t | x_1..x_t) at each step: means (B, T, h) and covariances (B, T, h, h), 0 at padded steps."""

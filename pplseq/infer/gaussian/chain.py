@@ -125,14 +125,15 @@ class GaussianChain:
             seen = flat.used if flat.valid is None else flat.used | ~flat.valid
             seen = None if bool(seen.all()) else seen.cpu().numpy()
         tol = 4 * torch.finfo(flat.mean.dtype).eps if self.tol is None else float(self.tol)
-        matrices = [m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise)]
+        start, matrix, noise = (m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise))
         if isinstance(flat.evidence, LinearEvidence):
             loadings = flat.evidence.to(DOUBLE).white_loadings
             information = (loadings.mT @ loadings)[None, None]
         else:
             loadings, information = None, flat.evidence.matrix.to(DOUBLE)
+        wait = self.tol is None
         return CovariancePath(
-            PathInput(*matrices, information, loadings, seen, flat.num_steps, len(flat.mean), tol, self.tol is None)
+            PathInput(start, matrix, noise, information, loadings, seen, flat.num_steps, len(flat.mean), tol, wait)
         )
 
     # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
@@ -144,15 +145,21 @@ class GaussianChain:
             return False
         return not (self._differentiable and torch.is_grad_enabled())
 
+    @property
+    def _numbers(self) -> LinearEvidence:
+        """The evidence of a lean chain."""
+        assert isinstance(self.flat.evidence, LinearEvidence)
+        return self.flat.evidence
+
     @once
     def _observed(self) -> kalman_means.Observed:
-        flat = self.flat
-        return kalman_means.Observed(flat.evidence.residual, flat.evidence.loadings, flat.matrix[0, 0], flat.offset)
+        flat, numbers = self.flat, self._numbers
+        return kalman_means.Observed(numbers.residual, numbers.loadings, flat.matrix[0, 0], flat.offset)
 
     @once
     def _filtered(self) -> tuple[Tensor, Tensor]:
         """Means, and the squared length of white innovations."""
-        whitener, dtype, path = self.flat.evidence.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
+        whitener, dtype, path = self._numbers.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
         return kalman_means.filter_means(
             self._observed, self.flat.mean, self._which.runs, lambda node: path.step_of_means(node, whitener).to(dtype)
         )
@@ -224,7 +231,7 @@ class GaussianChain:
         half_log_det = self._table("half_log_det")[index]
         half_log_det = half_log_det.unsqueeze(-1) if index.dim() == 1 else half_log_det
         if self._is_lean:
-            result = flat.evidence.normalizer - self._filtered[1] / 2 - half_log_det
+            result = self._numbers.normalizer - self._filtered[1] / 2 - half_log_det
         else:
             first = (flat.mean * self._surprise[0]).sum(-1)[None]
             from_past = torch.cat([first, _dot(self._step_means(self._means), self._surprise[1:])])
@@ -300,7 +307,7 @@ class GaussianChain:
         path = self._path
         links = MatrixIndex(path.index[:-1], path.num_nodes)
         if self._is_lean:
-            evidence, dtype = self.flat.evidence, self.flat.mean.dtype
+            evidence, dtype = self._numbers, self.flat.mean.dtype
             return kalman_means.smooth_means(
                 self._observed, evidence.weighted_loadings, self.flat.used, self._means, links.runs,
                 lambda node: path.step_back(node).to(dtype),

@@ -68,6 +68,7 @@ def flatten(
         checks.padding(valid)
     seen = _mask(seen, "seen", num_steps, batch)
     used = seen if valid is None else valid if seen is None else seen & valid
+    shaped = (used, num_steps, batch, h)
     flat = FlatChain(
         batch,
         start.mean.expand(*batch, h).reshape(rows, h),
@@ -75,7 +76,7 @@ def flatten(
         by_step(dynamics.matrix, "dynamics.matrix", num_steps - 1, batch, h),
         by_step(dynamics.noise, "dynamics.noise", num_steps - 1, batch, h, zero=True),
         step_offset(dynamics.offset, num_steps - 1, batch, h),
-        (_flat_linear if linear else _flat_evidence)(evidence, used, num_steps, batch, h),
+        _flat_linear(evidence, *shaped) if isinstance(evidence, LinearEvidence) else _flat_evidence(evidence, *shaped),
         valid,
         used,
         num_steps,

@@ -14,7 +14,7 @@ import math
 import warnings
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     """
 
     first: int
-    updated: kalman.Updated | kalman.UpdatedByNumbers
+    updated: Any  # kalman.Updated, or kalman.UpdatedByNumbers
     observed: Tensor
     moved: Tensor
 

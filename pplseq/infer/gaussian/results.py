@@ -21,6 +21,9 @@ class StepCovariances:
     Table and index lie as the kernels made them, time first; what :meth:`dense` and :meth:`total` give and take, batch first.
     """
 
+    _make: Callable[[], tuple[Tensor, Tensor]]
+    _with_gradient: bool
+
     def __init__(self, table: Tensor, index: Tensor, batch_shape: torch.Size, valid: Tensor | None = None):
         self._made: tuple[Tensor, Tensor] | None = (table, index)
         self.batch_shape, self.valid = torch.Size(batch_shape), valid
@@ -34,11 +37,12 @@ class StepCovariances:
         return new
 
     def _parts(self) -> tuple[Tensor, Tensor]:
-        if self._made is None:
+        made = self._made
+        if made is None:
             with torch.set_grad_enabled(self._with_gradient):
-                self._made = self._make()
+                made = self._made = self._make()
             del self._make
-        return self._made
+        return made
 
     @property
     def table(self) -> Tensor:

@@ -102,8 +102,8 @@ class SmoothedPath:
         later, loops = torch.stack([self._information[n] for n in behind]), self.path.closed_loop[nodes]
         information = kalman.adjoint(self.path.information[nodes], loops, later)
         sizes, changes = size_of(information).tolist(), size_of(information - later).tolist()
-        for pair, *about in zip(pairs, information, sizes, changes, loops, strict=True):
-            self._add(*pair, *about)
+        for (later_node, node), *about, size, change in zip(pairs, information, loops, sizes, changes, strict=True):
+            self._add(later_node, node, about[0], size, change, about[1])
 
     def _add(self, later: int, node: int, information: Tensor, size: float, change: float, loop: Tensor) -> int:
         """The node of a pair: one that it is equal to, or a new one."""

@@ -54,7 +54,7 @@ def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
                 f"inputs must have a row for each step of each sequence of x, lengths {wanted.tolist()}; got {own.tolist()}"
             )
     inputs = None if inputs is None else as_tensor(inputs).to(batch.x)
-    return batch._replace(inputs=check_inputs(inputs, batch.x.shape[:2], num_inputs, batch.lengths))
+    return batch._replace(inputs=check_inputs(inputs, (batch.x.shape[0], batch.x.shape[1]), num_inputs, batch.lengths))
 
 
 def to_come(inputs, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +54,8 @@ def check_enough(batch: Batch, num_states: int) -> None:
 def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: frozenset[str]) -> Parameters:
     """Parameters guessed from data, by one of :data:`~pplseq.models.lds.start.STARTS`, of the same kind as those given."""
     x, observed = batch.x.nan_to_num(0.0), ~batch.x.isnan()
-    extras = [parameters.extras(kind, x, batch.inputs) for kind in REGRESSIONS]
-    guess = guess_parameters(x, observed, valid_steps(batch), len(parameters.transition), *extras, how)
+    moves, seen = (parameters.extras(kind, x, batch.inputs) for kind in REGRESSIONS)
+    guess = guess_parameters(x, observed, valid_steps(batch), len(parameters.transition), moves, seen, how)
     new = parameters
     for kind, noise in (("transition", "state_noise"), ("emission", "emission_noise")):
         covariance = getattr(guess, noise)
@@ -136,7 +136,7 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
         part = regressions.Regression(*(statistics[f"{kind}_{name}"] for name in regressions.Regression._fields))
         names = [name for name, columns in parameters.columns(kind).items() for _ in range(columns.shape[-1])]
         noise = getattr(parameters, noise_name)
-        about = dict(
+        about: dict[str, Any] = dict(
             free=torch.tensor([name not in options.held for name in names], device=noise.device),
             shrunk=torch.tensor([not name.endswith("_offset") for name in names], device=noise.device),
             prior=prior, floor=options.noise_floor, diagonal=noise_name in options.diagonal,
@@ -156,14 +156,14 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
     if parameters.initial_mean is not None:
         count = statistics["num_sequences"]
         mean = parameters.initial_mean if "initial_mean" in options.held else statistics["first_mean"] / count
-        about = torch.outer(statistics["first_mean"], mean)
-        scatter = statistics["first_second"] - about - about.T + count * torch.outer(mean, mean)
+        cross = torch.outer(statistics["first_mean"], mean)
+        scatter = statistics["first_second"] - cross - cross.T + count * torch.outer(mean, mean)
         covariance = regressions.floored_covariance(scatter / count, options.noise_floor, False)[0]
         new = new._replace(initial_mean=mean, initial_covariance=covariance)
     return new, notes
 
 
-def _stationary_mode(parameters: Parameters, given, statistics: Statistics, about: dict):
+def _stationary_mode(parameters: Parameters, given: tuple[Tensor, Tensor, Any], statistics: Statistics, about: dict):
     h, count = len(parameters.transition), statistics["num_sequences"]
     offset = parameters.transition_offset is not None
     mean = statistics["first_mean"] / count

@@ -44,7 +44,8 @@ class Parameters(NamedTuple):
 
     def detach(self) -> Parameters:
         """The same without gradients."""
-        return Parameters(*(None if value is None else value.detach() for value in self))
+        parts: Any = (None if value is None else value.detach() for value in self)
+        return Parameters(*parts)
 
     def columns(self, kind: str) -> dict[str, Tensor]:
         """The parts (size, columns) of a regression's weights, by name."""
@@ -87,7 +88,7 @@ class RegressionPrior(NamedTuple):
         strength: pulls the weights, but no offset, towards zero (ridge regression).
     """
 
-    count: float = 0.0
+    count: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
     variance: float = 1.0
     strength: float = 0.0
 
@@ -165,6 +166,7 @@ class LDSTensors(GaussianEstimator):
     """What :class:`~pplseq.models.lds.program.LDS` is made of; its arguments are there."""
 
     num_words = None
+    num_features: int
     held: frozenset[str] = frozenset()  # names of the parameters that a fit in progress keeps
 
     def __init__(
@@ -189,7 +191,8 @@ class LDSTensors(GaussianEstimator):
             ("emission_noise", emission_noise, NOISE), ("initial", initial, INITIAL), ("dtype", dtype, tuple(DTYPES)),
         ):  # fmt: skip
             checks.choice(name, value, choices)
-        self.num_states, self.num_features = checks.count("num_states", num_states), checks.count("num_features", num_features)
+        self.num_states = checks.count("num_states", num_states)
+        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_inputs = checks.count("num_inputs", num_inputs, 0)
         if num_inputs and inputs_to == "none":
             raise ValueError(f"inputs_to: {num_inputs} inputs must enter somewhere, got 'none'")
@@ -331,16 +334,15 @@ class LDSTensors(GaussianEstimator):
     def values(self) -> Parameters:
         """The parameters as they are usually written, without gradients."""
         with torch.no_grad():
-            plain = {name: getattr(self, name, None) for name in Parameters._fields if name != "initial_covariance"}
-            scale = self.initial_scale if self.initial == "learned" else None
-            spread = None if scale is None else covariance_of(scale)
+            plain: dict[str, Any] = {name: getattr(self, name, None) for name in Parameters._fields[:-1]}
+            spread = covariance_of(self.initial_scale) if self.initial == "learned" else None
             return Parameters(**(plain | {"emission_noise": self._emission_noise}), initial_covariance=spread).detach()
 
     @property
     def _diagonal(self) -> frozenset[str]:
         return frozenset(name for name in ("state_noise", "emission_noise") if self._parameter_of(name).dim() == 1)
 
-    def _parameter_of(self, name: str) -> Tensor | None:
+    def _parameter_of(self, name: str) -> Any:
         return getattr(self, SCALES.get(name, name), None)
 
     @torch.no_grad()

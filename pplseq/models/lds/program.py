@@ -124,7 +124,7 @@ class LDS(LDSTensors):
             first = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
 
         def transition(z, t) -> LinearGaussian:
-            if z is None:
+            if first is not None and z is None:
                 return LinearGaussian(None, matrix, first.covariance, first.mean)
             driven = None if weights is None else (weights, given.input(t))
             return LinearGaussian(z, matrix if moves is None else moves[:, t], state_noise, offset, driven)
@@ -169,25 +169,25 @@ class LDS(LDSTensors):
                 "emission" among them the fit is a warm start: they say in which coordinates states are.
         """
         names = [name for name, value in self.values._asdict().items() if value is not None]
-        fixed = {fixed} if isinstance(fixed, str) else set(fixed)
-        if not fixed <= set(names):
-            unknown = ", ".join(sorted(fixed - set(names)))
+        held = {fixed} if isinstance(fixed, str) else set(fixed)
+        if not held <= set(names):
+            unknown = ", ".join(sorted(held - set(names)))
             raise ValueError(f"fixed: {unknown} are no parameters of this model; it has {', '.join(names)}")
         if num_restarts != 1 and initialization != "random":
             raise ValueError(f"num_restarts: starts are alike unless initialization='random'; got {num_restarts}")
         if options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
-        self.held = frozenset(fixed)
-        for name in fixed:
+        self.held = frozenset(held)
+        for name in held:
             self._parameter_of(name).requires_grad_(False)
         try:
-            warm = warm_start or bool({"transition", "emission"} & fixed)
+            warm = warm_start or bool({"transition", "emission"} & held)
             return super().fit(
                 x, lengths, initialization=initialization, warm_start=warm, num_restarts=num_restarts, **options
             )
         finally:
             self.held = frozenset()
-            for name in fixed:
+            for name in held:
                 self._parameter_of(name).requires_grad_(True)
 
     def initialize(self, batch: Batch, how: str = "subspace") -> None:
@@ -244,7 +244,9 @@ class LDS(LDSTensors):
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         return observed_moments(self.values, chain.smoothed_states(), batch.inputs, x, None)
 
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Forecast:
+    def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, lengths=None, *, inputs=None, next_inputs=None
+    ) -> Forecast:
         """p(x_{T+1} | x) of each row, which may be empty: means (B, n), covariances (B, n, n), and those of its state.
 
         Args:
@@ -254,7 +256,9 @@ class LDS(LDSTensors):
         return Forecast(*(value[:, 0] for value in self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further)))
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> Forecast:
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None
+    ) -> Forecast:
         """p(x_{T+1}), ..., p(x_{T+K}) given x.
 
         Args:

@@ -168,6 +168,7 @@ def _component_states(signal: Tensor, valid: Tensor, num_states: int):
     while depth > 1 and (first is None or len(first) == 0):
         depth -= 1
         first = _windows(valid, depth + 1)
+    assert first is not None  # there is a sequence of two steps
     steps = torch.arange(depth, device=signal.device)
     flat = signal.flatten(0, 1)
     block, following = (flat[first.unsqueeze(-1) + shift + steps].flatten(1) for shift in (0, 1))

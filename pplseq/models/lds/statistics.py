@@ -32,7 +32,7 @@ class Regression(NamedTuple):
     count: () steps. moment: (k, k) of E[r r']. cross: (n, k) of E[e r']. scatter: (n, n) of E[e e'].
     """
 
-    count: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     moment: Tensor
     cross: Tensor
     scatter: Tensor
@@ -173,7 +173,7 @@ def stationary_mode(
     """
     size, start = len(weights), weights
     ridge = prior.strength * shrunk.to(weights)
-    held_precision = torch.linalg.pinv(noise, hermitian=True) if hold_noise else None
+    held_precision = torch.linalg.pinv(noise, hermitian=True) if hold_noise else noise
 
     def objective(matrix, covariance):
         about = mean - first_mean(matrix)
@@ -194,7 +194,7 @@ def stationary_mode(
         for _ in range(HALVINGS):
             try:
                 other = objective(*build(point + step))
-            except (ValueError, torch.linalg.LinAlgError):  # no longer stable, or no covariance
+            except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]  # no longer stable, or no covariance
                 other = value.new_tensor(-torch.inf)
             if bool(other >= value):
                 return point + step

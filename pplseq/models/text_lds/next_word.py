@@ -50,11 +50,11 @@ def word_probs(model: Any, predicted: Tensor, weight: float | Tensor | None = No
     Returns:
         (*B, V) probabilities.
     """
-    weight = model.mixture_weight if weight is None else weight
+    share: Any = model.mixture_weight if weight is None else weight
     emission, unigram = model.word_emission(predicted.dtype), model.unigram.to(predicted.dtype)
     change = emission.unit * (predicted @ emission.matrix.T) / model.shrinkage
     scores = (unigram + change).clamp_min(0)
-    return weight * scores / scores.sum(-1, keepdim=True) + (1 - weight) * unigram
+    return share * scores / scores.sum(-1, keepdim=True) + (1 - share) * unigram
 
 
 def forecast_words(model: TextLDS, x, num_steps: int, lengths=None) -> NextWords:

@@ -66,6 +66,7 @@ class TextLDS(GaussianEstimator):
     """
 
     name = "text_lds"
+    num_words: int
     questions = "pplseq.models.text_lds.answers"  # what answers `pplseq query`
 
     def __init__(
@@ -89,10 +90,11 @@ class TextLDS(GaussianEstimator):
         checks.choice("initial", initial, INITIAL)
         checks.choice("measure", measure, MEASURES)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        probs = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs)
-        probs = checks.shape("probs", probs.to(dtype), (num_words,))
-        check_probs(probs)
-        self.num_words, self.num_states, self.initial, self.measure = num_words, num_states, initial, measure
+        mu = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs)
+        mu: Tensor = checks.shape("probs", mu.to(dtype), (num_words,))
+        check_probs(mu)
+        self.num_words = num_words  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.num_states, self.initial, self.measure = num_states, initial, measure
         self.forms = word_forms(forms)
         self.embedding_share = checks.share("embedding_share", embedding_share, "(0, 1]")
         self._cached: tuple | None = None
@@ -102,14 +104,14 @@ class TextLDS(GaussianEstimator):
         # contiguous: SVI would train the contiguous copy that Pyro's parameter store makes of any other
         self.transition_weight = nn.Parameter((0.5 * rotation).contiguous())
         self.noise_weight = nn.Parameter(0.75**0.5 * identity)
-        self.emission = nn.Parameter(0.3 * torch.randn(num_words, num_states, dtype=dtype) * probs.sqrt().unsqueeze(1))
+        self.emission = nn.Parameter(0.3 * torch.randn(num_words, num_states, dtype=dtype) * mu.sqrt().unsqueeze(1))
         self.precision_factor = nn.Parameter(0.5 * identity)
-        self.register_buffer("probs", probs.clone())
+        self.register_buffer("probs", mu.clone())
         self.register_buffer("basis", identity.clone())
         self.register_buffer("second_moment", identity.clone())
         self.register_buffer("filtered_moment", identity.clone())
         self.register_buffer("mixture_weight", torch.tensor(0.5, dtype=dtype))
-        self.register_buffer("unigram", probs.clone())
+        self.register_buffer("unigram", mu.clone())
         self.register_buffer("shrinkage", torch.tensor(1.0, dtype=dtype))
         self.set_moments()
 
@@ -385,10 +387,9 @@ class TextLDS(GaussianEstimator):
         """
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
         max_lag = 2 * chosen.blocks - 1
-        counts, other = (
-            text if text is None else as_counts(text, own, num_words=self.num_words, max_lag=max_lag, name=name)
-            for name, text, own in (("x", x, lengths), ("held_out", held_out, None))
-        )
+        about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag)
+        counts = as_counts(x, lengths, **about)
+        other = None if held_out is None else as_counts(held_out, **about, name="held_out")
         model, self.history = fit_text_lds(
             self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
         )
