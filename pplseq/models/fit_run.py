@@ -123,7 +123,7 @@ class DescentFit(_Fit):
 
     def __init__(self, model: Any, batches: Sequence[Batch], **options):
         super().__init__(model)
-        self.descent = Descent(model, batches, **options)
+        self.descent = Descent.of_model(model, batches, **options)
         self.history = self.descent.history
 
     def ended(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyro
 import torch
@@ -22,32 +22,46 @@ def _start_at(initial: dict[str, Tensor] | None):
 
 
 class Descent:
-    """Adam on -(log p(x) + log prior) / tokens, over ``model.parameters()``; a batch a step, in random order.
+    """Adam on a loss, nats per token, of one batch a step, in random order; the learning rate falls to a tenth over the run.
 
     Args:
-        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
-        num_steps: gradient steps. learning_rate: Adam's; falls to a tenth over the run.
+        loss: of a batch. parameters: that it is differentiable in. batches: the data.
+        history: gets the losses. num_steps: gradient steps. learning_rate: Adam's.
 
     Attributes:
-        history: losses so far. order: numbers of the batches that come before all are drawn again.
+        order: numbers of the batches that come before all are drawn again.
     """
 
-    def __init__(self, model, batches: Sequence[Batch], num_steps: int = 500, learning_rate: float = 0.05):
-        self.model, self.batches = model, batches
-        self.num_steps = checks.count("num_steps", num_steps)
-        self.history = FitHistory("sgd", sum(batch.num_tokens for batch in batches))
-        self.order: list[int] = []
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def __init__(
+        self, loss: Callable[[Batch], Tensor], parameters: Iterable[Tensor], batches: Sequence[Batch],
+        history: FitHistory, num_steps: int, learning_rate: float,
+    ):  # fmt: skip
+        self.loss, self.batches, self.history = loss, batches, history
+        self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.optimizer = torch.optim.Adam(parameters, lr=checks.positive("learning_rate", learning_rate))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
 
+    @classmethod
+    def of_model(cls, model, batches: Sequence[Batch], num_steps: int = 500, learning_rate: float = 0.05) -> Descent:
+        """On -(log p(x) + log prior) / tokens, over ``model.parameters()``.
+
+        Args:
+            model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
+        """
+        history = FitHistory("sgd", sum(batch.num_tokens for batch in batches))
+
+        def loss(batch: Batch) -> Tensor:
+            share = batch.num_tokens / history.num_tokens
+            return -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
+
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return cls(loss, parameters, batches, history, num_steps, learning_rate)
+
     def step(self) -> float:
-        """The loss of the next batch, nats per token, before the step that it makes."""
+        """The loss of the next batch, before the step that it makes."""
         self.order = self.order or torch.randperm(len(self.batches)).tolist()
-        batch = self.batches[self.order.pop()]
         self.optimizer.zero_grad()
-        share = batch.num_tokens / self.history.num_tokens
-        loss = -self.model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
+        loss = self.loss(self.batches[self.order.pop()])
         if bool(loss.isnan()):
             raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller learning_rate")
         loss.backward()
@@ -56,20 +70,23 @@ class Descent:
         self.history.losses.append(float(loss.detach()))
         return self.history.losses[-1]
 
+    def run(self) -> FitHistory:
+        """All steps."""
+        for _ in range(self.num_steps):
+            self.step()
+        self.history.reason = f"num_steps = {self.num_steps} done"
+        return self.history
+
 
 def maximize_by_gradient(
     model, batches: Sequence[Batch], *, num_steps: int = 500, learning_rate: float = 0.05
 ) -> FitHistory:
-    """A :class:`Descent` to its end; arguments as there.
+    """A :meth:`Descent.of_model` to its end.
 
     Raises:
         ArithmeticError: if the loss is NaN.
     """
-    descent = Descent(model, batches, num_steps, learning_rate)
-    for _ in range(descent.num_steps):
-        descent.step()
-    descent.history.reason = f"num_steps = {num_steps} done"
-    return descent.history
+    return Descent.of_model(model, batches, num_steps, learning_rate).run()
 
 
 def maximize_by_lbfgs(
@@ -144,24 +161,12 @@ def fit_variationally(
     # an empty parameter store: in the common one, another guide's parameters may lie under the same names
     with pyro.get_param_store().scope():
         elbo = Trace_ELBO(num_particles=num_particles)(model, guide)
-        run = [(batch.x, batch.lengths, dict(batch.known, num_total=num_total)) for batch in batches]
-        elbo(*run[0][:2], **run[0][2])  # autoguides make their parameters now
-        optimizer = torch.optim.Adam(guide.parameters(), lr=learning_rate)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / num_steps))
-        order: list[int] = []
-        for step in range(num_steps):
-            order = order or torch.randperm(len(run)).tolist()
-            x, lengths, options = run[order.pop()]
-            optimizer.zero_grad()
-            loss = elbo(x, lengths, **options) / history.num_tokens
-            if bool(loss.isnan()):
-                raise ArithmeticError(f"the loss is NaN at step {step}; use a smaller learning_rate")
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            history.losses.append(float(loss.detach()))
-    history.reason = f"num_steps = {num_steps} done"
-    return history
+
+        def loss(batch: Batch) -> Tensor:
+            return elbo(batch.x, batch.lengths, **batch.known, num_total=num_total) / history.num_tokens
+
+        loss(batches[0])  # autoguides make their parameters now
+        return Descent(loss, guide.parameters(), batches, history, num_steps, learning_rate).run()
 
 
 def sample_parameters(
