@@ -67,13 +67,16 @@ def holds_words(x) -> bool:
 
 
 def in_ids(x, vocabulary: Vocabulary | None):
-    """Sentences as lists of word ids, MISSING for None; anything else, or without a vocabulary, as it is.
+    """Sentences as lists of word ids, MISSING for None; anything else as it is.
 
     Raises:
+        TypeError: for sentences without a vocabulary.
         ValueError: for an unknown word where the vocabulary has no word for those.
     """
-    if vocabulary is None or not holds_words(x):
+    if not holds_words(x):
         return x
+    if vocabulary is None:
+        raise TypeError("x holds words, and the model has no vocabulary: set it, or encode them with a Vocabulary")
     found = []
     for sentence in x:
         words = sentence.split() if isinstance(sentence, str) else sentence

@@ -57,6 +57,8 @@ def test_sentences_of_words_are_as_good_as_ids(model):
     assert [tuple(row.shape[:1]) for row in model.smooth(SENTENCES).probs] == [(2,), (5,), (1,)]
     close(model.predict_next(SENTENCES).word_log_probs, model.predict_next(IDS).word_log_probs)
     close(model.infill(gaps).log_probs, model.infill([[1, -1], [2, -1, 4]]).log_probs)
+    with pytest.raises(TypeError, match="x holds words, and the model has no vocabulary"):
+        VLHMM(6, 6, BLOCKS, hidden_size=8).score(["the cat"])
     with pytest.raises(ValueError, match="'zebra' is not in the vocabulary"):
         model.vocabulary = Vocabulary(WORDS[:5])
         model.score(SENTENCES)
