@@ -11,7 +11,6 @@ Every token counts once in both, `<eos>` and unknown words included: perplexity 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
+from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 
 PROTOCOLS = ("carried", "sentence")
@@ -52,7 +52,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
+        return perplexity(self.nats_per_token)
 
     def summary(self) -> dict[str, Any]:
         """The score as JSON-able values, without the tokens."""
