@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ class PROPSLearner:
         )  # fmt: skip
         self._begin(sources, model.start(**options), num_words, unknown_id)
 
-    def _begin(self, sources, state, num_words, unknown_id) -> None:
+    def _begin(self, sources: Sequence[Any], state, num_words, unknown_id: Any) -> None:
         plain = [callable(source) and not hasattr(source, "predict") for source in sources]
         if any(plain) and num_words is None:
             raise TypeError(
@@ -135,7 +136,7 @@ class PROPSLearner:
         return [self._source_log_prob(k, y) for k in range(len(self.sources))]
 
     def _source_log_prob(self, k: int, y) -> float:
-        source = self.sources[k]
+        source: Any = self.sources[k]
         if self._predictions[k] is None and hasattr(source, "log_prob_of"):
             value = float(source.log_prob_of(y))
         elif self.num_words is None:

@@ -289,9 +289,8 @@ class BatchStream:
         def numbers(name: str) -> np.ndarray:
             return getattr(self, name)[index].double().cpu().numpy()
 
-        state.num_steps, state.fresh, state.detached = (
-            kind(getattr(self, name)[index]) for kind, name in ((int, "num_steps"), (bool, "fresh"), (bool, "detached"))
-        )
+        state.num_steps = int(self.num_steps[index])
+        state.fresh, state.detached = bool(self.fresh[index]), bool(self.detached[index])
         state.filter, state.transition, own = numbers("filter"), numbers("transition"), self.num_own
         averaging, emissions = self.options.averaging is not None, state.emissions
         state.total_weight = float(self.total_weight[index]) if averaging else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,8 @@ class StreamState:
 
     def __init__(self, initial, transition, emission: WordStatistics | GaussianStatistics, options: OnlineEM):
         self.initial, self.first_transition = np.array(initial, float), np.array(transition, float)
-        self.transition, self.emissions, self.options = self.first_transition, emission, options
+        self.transition, self.options = self.first_transition, options
+        self.emissions: Any = emission  # both kinds answer the same questions
         self.num_states, self.num_own = len(self.initial), emission.num_own
         self.num_sources = self.num_states - self.num_own
         self.num_steps = 0
@@ -37,7 +39,7 @@ class StreamState:
         self.detached = False  # the statistics do not depend on the state before the next token
         self.filter = self.initial
         self.total_weight = 0.0
-        self.sums: np.ndarray | None = None
+        self.sums: Any = None  # (R,) where means are kept
         self._averaged: np.ndarray | None = None
         self._allocate()
 
@@ -149,7 +151,7 @@ class StreamState:
         likelihood = [math.exp(value - shift) for value in logs] + own
         return before, prior, priors, [a * b for a, b in zip(priors, likelihood, strict=True)], shift
 
-    def _checked(self, source_log_probs) -> list[float]:
+    def _checked(self, source_log_probs: Any) -> list[float]:
         if source_log_probs is None:
             source_log_probs = ()
         logs = source_log_probs.tolist() if hasattr(source_log_probs, "tolist") else list(source_log_probs)
@@ -288,8 +290,8 @@ def start_stream(
     initial,
     transition,
     emission=None,
-    loc=None,
-    covariances=None,
+    loc: Any = None,
+    covariances: Any = None,
     full=True,
     floor=1e-3,
     options: OnlineEM | None = None,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+Number = Any  # a float of one user, a (B,) tensor of a batch
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,16 @@ class StepInfo(NamedTuple):
     perturbation, state. residual: the largest relative error of a word's statistic that the window has cost so far.
     """
 
-    log_prob: float
-    filter: np.ndarray
-    perturbation: float
-    log_odds: float
-    source_anomaly: float
-    perturbation_anomaly: float
-    residual: float
+    log_prob: Number
+    filter: Any
+    perturbation: Number
+    log_odds: Number
+    source_anomaly: Number
+    perturbation_anomaly: Number
+    residual: Number
 
     @property
-    def anomaly(self) -> float:
+    def anomaly(self) -> Number:
         return -self.log_prob
 
 
@@ -100,6 +102,6 @@ class Parameters(NamedTuple):
 
     initial: np.ndarray
     transition: np.ndarray
-    emission: np.ndarray | None = None
-    loc: np.ndarray | None = None
-    covariances: np.ndarray | None = None
+    emission: Any = None
+    loc: Any = None
+    covariances: Any = None

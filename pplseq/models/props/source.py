@@ -86,7 +86,8 @@ class CheckedSource:
             raise TypeError(
                 f"source: {self.name} must say how many words it has as num_words, got {getattr(source, 'num_words', None)!r}"
             )
-        self.source, self.num_words = source, source.num_words
+        self.source: Any = source  # which may have more than the four
+        self.num_words = source.num_words
         self._asked = False
 
     def predict(self) -> np.ndarray:
