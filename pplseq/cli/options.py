@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from pplseq.checks import nearest
-from pplseq.recipes.settings import Option, fill, options_of, read_toml, seconds
+from pplseq.recipes.settings import Option, fill, options_of, read_toml
 from pplseq.runs.progress import Watch
 
 
@@ -99,16 +97,9 @@ def _shown(default: Any) -> str:
 
 def given(ctx: click.Context, settings: type) -> dict[str, Any]:
     """What the command line says of settings; a file named by --config says the rest."""
-    options = options_of(settings)
-    found = {name: value for name, value in ctx.params.items() if name in options and value not in (None, ())}
-    return {**from_file(ctx.params.get("config"), settings), **_nones(ctx, options), **found}
-
-
-def _nones(ctx: click.Context, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Options that were given as none."""
     source = click.core.ParameterSource.COMMANDLINE
-    given = [name for name in options if name in ctx.params and ctx.get_parameter_source(name) is source]
-    return {name: () if options[name].many else None for name in given}
+    options = [name for name in options_of(settings) if ctx.get_parameter_source(name) is source]
+    return {**from_file(ctx.params.get("config"), settings), **{name: ctx.params[name] for name in options}}
 
 
 def from_file(path: Any, settings: type) -> dict[str, Any]:
@@ -129,42 +120,3 @@ class Remarks(Watch):
     def say(self, line: str) -> None:
         """A line."""
         click.echo(line, err=True)
-
-
-def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a click command `--config FILE`: TOML whose keys are the command's own options; a flag wins over the file."""
-
-    def load(ctx: click.Context, parameter: click.Parameter, path: Any) -> None:
-        if path is None:
-            return
-        options = {p.name: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != parameter.name}
-        defaults = {}
-        for name, value in read_toml(path).items():
-            if name not in options:
-                raise ValueError(f"{path}: unknown key {name!r}.{nearest(name, options)}")
-            if isinstance(value, list) and not options[name].multiple:
-                value = ",".join(map(str, value))
-            defaults[name] = value
-        ctx.default_map = {**(ctx.default_map or {}), **defaults}
-
-    return click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        is_eager=True,
-        expose_value=False,
-        callback=load,
-        help="Settings as TOML, named as the flags are; a flag wins over the file.",
-    )(command)
-
-
-class _Duration(click.ParamType):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return seconds(value, "it")
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-DURATION = _Duration()

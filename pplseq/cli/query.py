@@ -43,7 +43,11 @@ class Questions(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A question."""
         recipe, name = self.recipe, cmd_name
-        file = [click.Argument(["file"], default="-", metavar="[FILE]")] if recipe.questions[name].takes != "nothing" else []
+        file = (
+            [click.Argument(["file"], default="-", metavar="[FILE]")]
+            if recipe.questions[name].takes != "nothing"
+            else []
+        )
         params = [
             *file,
             click.Option(["--text", "as_text"], is_flag=True, help="Print for people instead of JSON."),

@@ -275,9 +275,7 @@ def train_table(job: Job) -> dict[str, Any]:
     return summary
 
 
-def _fitted(
-    model: IOHMM, x: Any, inputs: Any, fit: Mapping[str, Any], size: int, say: Callable[[str], None]
-) -> IOHMM:
+def _fitted(model: IOHMM, x: Any, inputs: Any, fit: Mapping[str, Any], size: int, say: Callable[[str], None]) -> IOHMM:
     with warnings.catch_warnings():
         warnings.simplefilter("always", RuntimeWarning)
         warnings.showwarning = lambda message, *place: say(f"{size} states: warning: {message}")

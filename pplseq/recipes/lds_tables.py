@@ -142,9 +142,7 @@ def train(job: Job) -> dict[str, Any]:
         model,
         batches,
         evaluate=None if held_out is None else validate,
-        settings=TrainSettings(
-            epochs=settings.iterations, max_time=job.time_left, early_stop=settings.early_stop
-        ),
+        settings=TrainSettings(epochs=settings.iterations, max_time=job.time_left, early_stop=settings.early_stop),
         folder=job.folder,
         resume=job.resume,
         tolerance=settings.tolerance,
@@ -186,7 +184,9 @@ def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
         naive = naive + (np.where(seen, np.array(columns.mean) - table.outputs[k], 0.0) ** 2).sum(0)
         counts = counts + seen.sum(0)
     if not np.any(counts):
-        raise ValueError(f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with")
+        raise ValueError(
+            f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with"
+        )
 
     def root(sums: Any) -> dict[str, float]:
         return dict(zip(columns.outputs, np.sqrt(sums / np.maximum(counts, 1)).tolist(), strict=True))
@@ -222,7 +222,9 @@ def answers(folder: Path, question: str, data: str, settings: Any) -> Iterator[d
             else:
                 told = (model.predictive if question == "predict" else model.reconstruct)([rows], **known)
             means, deviations = columns.in_units(told.means[0], told.covariances[0])
-            named = [[dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)]
+            named = [
+                [dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)
+            ]
             answer |= {"outputs": named[0], "deviations": named[1]}
         found.append(answer)
         yield answer

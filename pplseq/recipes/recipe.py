@@ -68,6 +68,17 @@ class UseSettings:
     threads: int | None = setting(None, check=checks.count)
 
 
+@dataclass(kw_only=True)
+class ReportSettings(UseSettings):
+    """The report.
+
+    Args:
+        out: the page, FILE.html, or a folder for report.html (default: RUN/report.html).
+    """
+
+    out: Path | None = None
+
+
 @dataclass
 class Job:
     """A training: what is to be done, where, and who watches.
@@ -145,7 +156,7 @@ class Recipe:
 
     evaluation: ClassVar[type] = UseSettings
     asking: ClassVar[type] = UseSettings
-    reporting: ClassVar[type] = UseSettings
+    reporting: ClassVar[type] = ReportSettings
 
     @property
     def questions(self) -> Mapping[str, Question]:
@@ -192,8 +203,10 @@ class Recipe:
         return self.questions[name]
 
     def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
-        """Writes the report, a file after the other."""
-        raise ValueError(f"there is no report on {self.name}; its metrics.jsonl has the course of its training")
+        """Writes the report, a file after the other; by default a page of what it is, how it went and its settings."""
+        from pplseq.recipes.run_report import report
+
+        return report(folder, settings)
 
     def info(self, data: str, settings: Any) -> dict[str, Any]:
         """Sizes of data, and what training with these settings would cost."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.recipe import Job, Question, Recipe, register
+from pplseq.recipes.recipe import Job, Question, Recipe, ReportSettings, register
 from pplseq.recipes.text_settings import (
     QUESTIONS,
     AskSettings,
@@ -19,7 +19,7 @@ from pplseq.recipes.text_settings import (
     HMMSettings,
     LSTMSettings,
     NetworkSettings,
-    ReportSettings,
+    TextReportSettings,
     VLHMMSettings,
 )
 from pplseq.runs.progress import Watch
@@ -27,18 +27,15 @@ from pplseq.runs.progress import Watch
 
 @dataclass(frozen=True)
 class TextRecipe(Recipe):
-    """A model of words. has_states: whether it has hidden states to ask about."""
-
-    has_states: bool = True
+    """A model of words with hidden states."""
 
     evaluation = EvaluationSettings
     asking = AskSettings
-    reporting = ReportSettings
+    reporting = TextReportSettings
 
     @property
     def questions(self) -> Mapping[str, Question]:
-        """Without states, those about words."""
-        return QUESTIONS if self.has_states else {name: QUESTIONS[name] for name in ("score", "next-word")}
+        return QUESTIONS
 
     def train(self, job: Job) -> dict[str, Any]:
         from pplseq.recipes.text_training import train
@@ -61,19 +58,12 @@ class TextRecipe(Recipe):
     def query(
         self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
     ) -> Iterator[dict[str, Any]]:
+        from pplseq.models import answers
         from pplseq.recipes.text_answers import query
 
-        if self.has_states:
-            from pplseq.models import answers
-        else:
-            from pplseq.baselines import answers
         return query(folder, question, lines, settings, self.questions[question].reads, answers)
 
     def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
-        if not self.has_states:
-            raise ValueError(
-                f"{self.name!r} has no states to report on: use `pplseq evaluate`, or metrics.jsonl in its folder"
-            )
         from pplseq.recipes.text_report import report
 
         return report(folder, settings, watch)
@@ -89,13 +79,33 @@ class TextRecipe(Recipe):
         return readable(answer) or super().readable(answer)
 
 
+@dataclass(frozen=True)
+class NetworkRecipe(TextRecipe):
+    """A network, which has no states to ask about and reads from left to right."""
+
+    reporting = ReportSettings
+    report = Recipe.report
+
+    @property
+    def questions(self) -> Mapping[str, Question]:
+        return {name: QUESTIONS[name] for name in ("score", "next-word")}
+
+    def query(
+        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
+    ) -> Iterator[dict[str, Any]]:
+        from pplseq.baselines import answers
+        from pplseq.recipes.text_answers import query
+
+        return query(folder, question, lines, settings, self.questions[question].reads, answers)
+
+
 CORPUS = "builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file"
-VLHMM = register(TextRecipe("vlhmm", "block-sparse HMM of up to 2^15 states, by gradient", CORPUS, VLHMMSettings))
-HMM = register(TextRecipe("hmm", "dense HMM, by EM or gradient", CORPUS, HMMSettings))
+register(TextRecipe("vlhmm", "block-sparse HMM of up to 2^15 states, by gradient", CORPUS, VLHMMSettings))
+register(TextRecipe("hmm", "dense HMM, by EM or gradient", CORPUS, HMMSettings))
+LIMITS = "a network has no states and reads from left to right"
 for name, text, settings in (
     ("lstm", "LSTM language model", LSTMSettings),
     ("ff", "feed-forward network over n-grams", FeedForwardSettings),
     ("rnn", "simple recurrent network", NetworkSettings),
 ):
-    limits = "a network has no states and reads from left to right"
-    register(TextRecipe(name, text, CORPUS, settings, limits=limits, has_states=False))
+    register(NetworkRecipe(name, text, CORPUS, settings, limits=LIMITS))

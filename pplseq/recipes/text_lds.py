@@ -144,7 +144,7 @@ class TextLDSRecipe(Recipe):
         return load(folder, settings.checkpoint)
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-        """"gain": nats a token, as log-density, over words without context; "steady_gain": by the paper's steady passes."""
+        """ "gain": nats a token, as log-density, over words without context; "steady_gain": by the paper's steady passes."""
         from pplseq.recipes.text_lds_answers import evaluate
 
         if data is None:
@@ -162,11 +162,6 @@ class TextLDSRecipe(Recipe):
         from pplseq.recipes.text_answers import query
 
         return query(folder, question, lines, settings, self.questions[question].reads, text_answers)
-
-    def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
-        raise ValueError(
-            "a text_lds has no discrete states to report on: use `pplseq query RUN pairs` and `pplseq evaluate RUN DATA`"
-        )
 
     def readable(self, answer: dict[str, Any]) -> str:
         """As of other models of words; pairs as a table."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.text import Text, load_corpus, read_text
+from pplseq.recipes.run_report import page_path
 from pplseq.recipes.runs import Record
 from pplseq.recipes.settings import options_of
 from pplseq.recipes.text_answers import load, reading_of, record_of
@@ -41,17 +42,6 @@ def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
             watch.say(f"No picture: {error}")
         else:
             yield picture
-
-
-def page_path(folder: Path, out: Path | None) -> Path:
-    """Where the page goes: a file that is named, or report.html in a folder."""
-    if out is None:
-        return folder / "report.html"
-    if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
-        return out
-    if out.suffix and not out.is_dir():
-        raise ValueError(f"--out must be FILE.html or a folder, got {str(out)!r}")
-    return out / "report.html"
 
 
 def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:

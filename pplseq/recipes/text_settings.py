@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pplseq import checks
-from pplseq.recipes.recipe import Question, RunSettings, UseSettings
+from pplseq.recipes.recipe import Question, ReportSettings, RunSettings, UseSettings
 from pplseq.recipes.settings import setting
 
 NON_NEGATIVE = partial(checks.positive, zero=True)
@@ -254,11 +254,10 @@ class AskSettings(UseSettings):
 
 
 @dataclass(kw_only=True)
-class ReportSettings(UseSettings):
-    """The report.
+class TextReportSettings(ReportSettings):
+    """What it shows.
 
     Args:
-        out: the page, FILE.html, or a folder for report.html (default: RUN/report.html).
         sentence: show the posterior of this sentence; may be repeated (default: two typical lines of the text).
         data: measure states on this corpus or text file (default: validation text of the run's corpus).
         tokens: tokens of that text used, from its start, in whole lines.
@@ -266,7 +265,6 @@ class ReportSettings(UseSettings):
         picture: draw it.
     """
 
-    out: Path | None = None
     sentence: tuple[str, ...] = setting((), repeat=True)
     data: str | None = None
     tokens: int = setting(10_000, check=partial(checks.count, least=2))

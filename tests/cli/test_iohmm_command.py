@@ -113,7 +113,13 @@ def test_all_questions(run, folder, held_out):
 
 def test_other_commands_say_what_the_run_is(run):
     assert "an input-output HMM" in pplseq("personalize", run, code=2).stderr
-    assert "no report on iohmm" in pplseq("report", run, code=2).stderr
+
+
+def test_report(run, tmp_path):
+    page = tmp_path / "page.html"
+    assert pplseq("report", run, "--out", page).stdout == f"{page}\n"
+    content = page.read_text(encoding="utf-8")
+    assert "<h1>iohmm on " in content and "Settings" in content and "<script" not in content
 
 
 def test_effects_are_in_the_units_of_the_table(run, folder):

@@ -57,9 +57,12 @@ def texts(*names):
     return [getattr(corpus, name) for name in names]
 
 
-def test_report_says_where_to_go(run):
-    message = pplseq("report", run, code=2).stderr
-    assert "query RUN pairs" in message and "pplseq evaluate" in message and message.count("\n") == 1
+def test_report(run, tmp_path):
+    """Gains, which are no perplexities, stand in tables."""
+    assert pplseq("report", run, "--out", tmp_path).stdout == f"{tmp_path / 'report.html'}\n"
+    content = (tmp_path / "report.html").read_text(encoding="utf-8")
+    last = records(run)[-1]
+    assert "text-lds on " in content and f"{last['gain_per_token']:,.6g}" in content and "gain per token" in content
 
 
 # ---------------------------------------------------------------- fit

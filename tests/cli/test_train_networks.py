@@ -57,13 +57,21 @@ def test_questions(lstm):
     gap = json.loads(pplseq("query", lstm, "score", "--gap", "_", text="_ " + words, code=1).stdout)
     assert "cannot read over a missing word" in gap["error"]
     assert "a network has no states" in pplseq("query", lstm, "smooth", text=words, code=2).stderr
-    assert "has no states to report on" in pplseq("report", lstm, code=2).stderr
+
+
+def test_report(lstm, tmp_path):
+    assert pplseq("report", lstm, "--out", tmp_path).stdout == f"{tmp_path / 'report.html'}\n"
+    content = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h1>lstm on builtin:generated</h1>" in content and "<svg" in content and "<script" not in content
+    best = json.loads(pplseq("info", lstm, "--json").stdout)["best"]
+    assert f"{best['perplexity']:,.6g}" in content and "<b>Hidden</b>" in content
+    assert "sentence" in pplseq("report", lstm, "--sentence", "a", code=2).stderr.lower()
 
 
 @pytest.mark.parametrize(
     ("model", "flag", "message"),
     [
-        ("lstm", "--states", "--states is a setting of vlhmm, hmm; lstm does not read it"),
+        ("lstm", "--states", "vlhmm, hmm, text-lds; lstm does not read it, leave it out"),
         ("ff", "--layers", "--layers is a setting of lstm; ff does not read it"),
         ("hmm", "--num-blocks", "--num-blocks is a setting of vlhmm; hmm does not read it"),
         ("vlhmm", "--order", "--order is a setting of ff; vlhmm does not read it"),
