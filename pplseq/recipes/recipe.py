@@ -202,11 +202,11 @@ class Recipe:
             raise ValueError(f"{self.name} does not answer {name!r}{why}.{hint}")
         return self.questions[name]
 
-    def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
-        """Writes the report, a file after the other; by default a page of what it is, how it went and its settings."""
+    def report(self, folder: Path, about: dict[str, Any], settings: Any, watch: Watch) -> Iterator[Path]:
+        """Writes the report, a file after the other; by default a page of `about`, what `info` says, and the records."""
         from pplseq.recipes.run_report import report
 
-        return report(folder, settings)
+        return report(folder, about, settings)
 
     def info(self, data: str, settings: Any) -> dict[str, Any]:
         """Sizes of data, and what training with these settings would cost."""

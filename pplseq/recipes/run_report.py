@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-from pplseq.recipes.runs import info
 from pplseq.report.run import render_run_page
 from pplseq.runs.metrics_log import read_metrics
 
 
-def report(folder: Path, settings: Any) -> Iterator[Path]:
-    """Writes the page."""
-    path, facts, records = page_path(folder, settings.out), info(folder), []
+def report(folder: Path, facts: dict[str, Any], settings: Any) -> Iterator[Path]:
+    """Writes the page of facts, and of the records of a run."""
+    path, records = page_path(folder, settings.out), []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         records = read_metrics(folder / "metrics.jsonl")
     data = str(facts.get("data", ""))

@@ -254,7 +254,7 @@ def asked(recipe: Recipe, question: str) -> list[str]:
 def report(run: str | Path, *, watch: Watch | None = None, **settings: Any) -> list[Path]:
     """Write the report on a run (or a saved model): the files, a page first."""
     recipe = recipe_of(run)
-    return list(recipe.report(Path(run), _using(recipe.reporting, settings), watch or Watch()))
+    return list(recipe.report(Path(run), info(run), _using(recipe.reporting, settings), watch or Watch()))
 
 
 def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> dict[str, Any]:

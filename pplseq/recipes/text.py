@@ -63,7 +63,7 @@ class TextRecipe(Recipe):
 
         return query(folder, question, lines, settings, self.questions[question].reads, answers)
 
-    def report(self, folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
+    def report(self, folder: Path, about: dict[str, Any], settings: Any, watch: Watch) -> Iterator[Path]:
         from pplseq.recipes.text_report import report
 
         return report(folder, settings, watch)
