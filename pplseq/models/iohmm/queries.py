@@ -135,13 +135,14 @@ class IOHMMQueries(IOParameters):
         Returns:
             (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
-        batch, form = self.as_batch(x, lengths, inputs=inputs), self.format
+        form, nothing_yet = self.format, isinstance(x, (list, tuple)) and all(np.shape(row) == (0,) for row in x)
+        batch = Batch(form.missing(len(x), 0)) if nothing_yet else self.as_batch(x, lengths, inputs=inputs)
         rows, steps = batch.x.shape[:2]
         here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
-        known = form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
-        coming = self._future(next_inputs, rows, 1, one_step=True)
-        for part, value in form.check_inputs(coming, (rows, 1), None).items():
-            known[part] = torch.cat([known[part], value], 1).index_put(here, value[:, 0])
+        known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True), (rows, 1), None)
+        past = {} if nothing_yet else form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
+        for part, value in past.items():
+            known[part] = torch.cat([value, known[part]], 1).index_put(here, known[part][:, 0])
         seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
         chain = self.posterior(seen, here[1] + 1, inputs=known)
         found = self._expected(predicted(chain), seen, known, here[1] + 1)

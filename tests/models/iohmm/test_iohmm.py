@@ -138,6 +138,11 @@ def test_the_next_output(model):
     past = {part: value[:, :5] for part, value in parts.items()}
     if not isinstance(inputs, dict):
         past, later = past[""], later[""]
+    first = {part: value[:, 0] for part, value in parts.items()}
+    first = outputs_of(model.predict_next([[], [], []], next_inputs=first if isinstance(inputs, dict) else first[""]))
+    start = model.predictive(model.format.missing(3, 6), inputs=inputs)
+    close(first.outputs, start.outputs[:, 0])
+    close(first.states, start.states[:, 0])
     got = outputs_of(model.predict_next(x[:, :5], lengths, inputs=past, next_inputs=later))
     for value, whole in zip(got, expected, strict=True):
         assert (value is None) == (whole is None)
