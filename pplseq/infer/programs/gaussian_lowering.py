@@ -111,6 +111,7 @@ def _raise_not_markov(step: Step, recording: Recording) -> None:
 
 
 def lower(recording: Recording, steps: list[Step], tol: float | None) -> GaussianChain:
+    """The chain of what a program said at its steps; ``tol`` as for :class:`~pplseq.infer.gaussian.chain.GaussianChain`."""
     shapes = [step.shape for step in steps]
     batch = plate_shape(recording.frames, broadcast_shapes(*shapes))
     stack = functools.partial(stack_steps, steps, batch)
