@@ -1,0 +1,53 @@
+"""The commands that stand in the README, in scripts and with results are commands: every option they name is there."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from pplseq.cli import main
+
+ROOT = Path(__file__).parents[2]
+OF_A_RUN = ("evaluate", "query", "report", "personalize", "compare-streams")  # which need one on the disk
+
+
+def written():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "scripts" / "demo.sh")]
+    blocks = re.findall(r"```sh\n(.*?)```", texts[0], re.DOTALL)
+    found = re.findall(r"pplseq [^|\n#>]*", "\n".join([*blocks, texts[1]]))
+    for path in (ROOT / "results").rglob("*.json"):
+        found += re.findall(r"pplseq (?:train|evaluate|query|tag|count|cluster|info) [^|>]*", _commands(path))
+    return sorted({command.replace("${DEMO_TIME:-60s}", "60s").strip() for command in found})
+
+
+def _commands(path):
+    """What stands under "command", at any depth."""
+
+    def under(value, name=""):
+        if isinstance(value, dict):
+            return [text for key, inner in value.items() for text in under(inner, key)]
+        if isinstance(value, list):
+            return [text for inner in value for text in under(inner, name)]
+        return [value] if name == "command" and isinstance(value, str) else []
+
+    return "\n".join(under(json.loads(path.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("command", written())
+def test_parses(command, tmp_path, monkeypatch):
+    arguments = shlex.split(command)[1:]
+    with click.Context(main, info_name="pplseq") as context:
+        group, name = main, arguments[0]
+        while isinstance(group, click.Group):
+            if arguments[0] in OF_A_RUN:
+                assert group.get_command(context, arguments[0]) is not None
+                return
+            name, group, arguments = group.resolve_command(context, arguments)
+        assert group is not None
+        try:
+            group.make_context(name, arguments, parent=context)
+        except click.BadParameter as error:  # a file that is not here
+            assert "does not exist" in str(error)
