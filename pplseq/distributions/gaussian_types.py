@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Size, Tensor, linalg
@@ -40,6 +41,7 @@ class Evidence(NamedTuple):
         return self.vector.shape[:-1]
 
 
+@dataclass(eq=False)
 class LinearEvidence:
     """What n <= h numbers y = M x + residual noise say about their state, not yet brought to the state's size.
 
@@ -52,8 +54,10 @@ class LinearEvidence:
     It can be read, and taken apart, like the :class:`Evidence` that it is; each part is computed when it is asked for.
     """
 
-    def __init__(self, residual: Tensor, loadings: Tensor, whitener: Tensor, normalizer: Tensor):
-        self.residual, self.loadings, self.whitener, self.normalizer = residual, loadings, whitener, normalizer
+    residual: Tensor
+    loadings: Tensor
+    whitener: Tensor
+    normalizer: Tensor
 
     @property
     def shape(self) -> Size:

@@ -10,7 +10,6 @@ Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 5; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,13 @@ from pplseq.kernels import linear_recursion
 PIECE = 2**17  # numbers of a piece: a quarter or half of a core's cache
 
 Runs = list[tuple[int, int, Any]]  # (start, stop, node) of steps that have one node
+
+
+def runs_of(index: Tensor) -> Runs:
+    """The runs of an index (T,) of nodes."""
+    nodes, counts = torch.unique_consecutive(index, return_counts=True)
+    stops = [0, *counts.cumsum(0).tolist()]
+    return list(zip(stops[:-1], stops[1:], nodes.tolist(), strict=True))
 
 
 class Observed(NamedTuple):
@@ -39,13 +45,13 @@ class Observed(NamedTuple):
 
 
 def filter_means(
-    observed: Observed, first: Tensor, runs: Runs, gains: Callable[[int], Tensor]
+    observed: Observed, first: Tensor, runs: Runs, gains: Tensor | dict[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Filtered means (T, R, h), and the squared length (T, R) of white innovations.
 
     Args:
         first: (R, h) the predicted mean of the first step. runs: the node of each step.
-        gains: of a node, (n, h + n) the transposes of K and L^-1 side by side, for innovations as they are.
+        gains: by node, (n, h + n) the transposes of K and L^-1 side by side, for innovations as they are.
     """
     residual = observed.residual
     num_steps, num_rows, n = residual.shape
@@ -53,14 +59,13 @@ def filter_means(
     means, squares = residual.new_empty(num_steps, num_rows, h), residual.new_empty(num_steps, num_rows)
     # (h, h + n): a mean's prediction, and what its observation lacks then
     ahead = torch.cat([observed.matrix.T, -(observed.loadings @ observed.matrix).T], 1).contiguous()
-    tables: dict[int, Tensor] = {}
     piece = max(linear_recursion.FEW_ROWS, PIECE // (h + n))
     for begin in range(0, num_rows, piece):
         rows = slice(begin, min(begin + piece, num_rows))
         width = rows.stop - begin
         before, after = residual.new_empty(width, h + n), residual.new_empty(width, h + n)
         for start, stop, node in runs:
-            table = tables.setdefault(node, gains(node)) if node not in tables else tables[node]
+            table = gains[node]
             t = start
             if start == 0:
                 torch.sub(residual[0, rows], first[rows] @ observed.loadings.T, out=before[:, h:])
@@ -71,23 +76,24 @@ def filter_means(
             if num_rows < linear_recursion.FEW_ROWS and stop - t >= linear_recursion.SHORT:
                 _filter_at_once(observed, table, means, squares, t, stop)
                 continue
+            driven = None if observed.offset is None else _driven(observed, t, stop, rows)
             for s in range(t, stop):
-                _filter_step(observed, ahead, table, means, squares, s, rows, before, after)
+                torch.mm(means[s - 1, rows], ahead, out=before)
+                if driven is not None:
+                    before += driven[min(s - t, len(driven) - 1)]
+                before[:, h:] += residual[s, rows]
+                torch.mm(before[:, h:], table, out=after)
+                torch.add(before[:, :h], after[:, :h], out=means[s, rows])
+                torch.linalg.vecdot(after[:, h:], after[:, h:], out=squares[s, rows])
     return means, squares
 
 
-def _filter_step(observed, ahead, table, means, squares, t: int, rows: slice, before: Tensor, after: Tensor) -> None:
-    h = means.shape[-1]
-    torch.mm(means[t - 1, rows], ahead, out=before)
-    shift = observed.offset_of(t, t + 1, rows)
-    if shift is not None:
-        shift = shift if shift.dim() == 1 else shift[0]
-        before[:, :h] += shift
-        before[:, h:] -= shift @ observed.loadings.T
-    before[:, h:] += observed.residual[t, rows]
-    torch.mm(before[:, h:], table, out=after)
-    torch.add(before[:, :h], after[:, :h], out=means[t, rows])
-    torch.linalg.vecdot(after[:, h:], after[:, h:], out=squares[t, rows])
+def _driven(observed: Observed, start: int, stop: int, rows: slice) -> Tensor:
+    """(1 | steps, 1 | rows, h + n) what offsets add to a step's mean, and take from what its observation lacks."""
+    shift = observed.offset_of(start, stop, rows)
+    assert shift is not None
+    shift = shift[None, None] if shift.dim() == 1 else shift
+    return torch.cat([shift, -(shift @ observed.loadings.T)], -1)
 
 
 def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: Tensor, start: int, stop: int) -> None:
@@ -116,17 +122,16 @@ def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: T
 
 
 def smooth_means(
-    observed: Observed, weighted: Tensor, used: Tensor | None, means: Tensor, runs: Runs, steps: Callable[[int], Tensor]
+    observed: Observed, weighted: Tensor, used: Tensor | None, means: Tensor, runs: Runs, steps: Tensor | dict[int, Tensor]
 ) -> Tensor:
     """Smoothed means (T, R, h): x_t|t + Sigma_t A' lambda_{t+1}, lambda_t = M' D^-1 (y_t - M x_t|t) + (A W_t)' lambda_{t+1}.
 
     Args:
         weighted: (n, h) D^-1 M. used: (T, R) bool, False where nothing was observed, or None. means: filtered ones.
-        runs: the node of each step but the last. steps: of a node, (h, 2 h) A W and A Sigma side by side.
+        runs: the node of each step but the last. steps: by node, (h, 2 h) A W and A Sigma side by side.
     """
     num_steps, num_rows, h = means.shape
     smoothed = torch.empty_like(means)
-    tables: dict[int, Tensor] = {}
     piece = max(linear_recursion.FEW_ROWS, PIECE // (2 * h))
     for begin in range(0, num_rows, piece):
         rows = slice(begin, min(begin + piece, num_rows))
@@ -134,15 +139,17 @@ def smooth_means(
         adjoint = _surprise(observed, weighted, used, means, num_steps - 1, num_steps, rows)[0]
         moved = means.new_empty(rows.stop - begin, 2 * h)
         for start, stop, node in reversed(runs):
-            table = tables.setdefault(node, steps(node)) if node not in tables else tables[node]
+            table = steps[node]
             if num_rows < linear_recursion.FEW_ROWS and stop - start >= linear_recursion.SHORT:
                 adjoint = _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, start, stop)
                 continue
             for t in reversed(range(start, stop)):
                 torch.mm(adjoint, table, out=moved)
                 torch.add(means[t, rows], moved[:, h:], out=smoothed[t, rows])
-                adjoint = _surprise(observed, weighted, used, means, t, t + 1, rows)[0]
-                adjoint += moved[:, :h]
+                rest = torch.addmm(observed.residual[t, rows], means[t, rows], observed.loadings.T, alpha=-1)
+                if used is not None:
+                    rest.masked_fill_(~used[t, rows, None], 0.0)
+                adjoint = torch.addmm(moved[:, :h], rest, weighted)
     return smoothed
 
 

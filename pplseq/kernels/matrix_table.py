@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import linear_recursion
+from pplseq.kernels.kalman_means import runs_of
 
 GATHERED = 2**22  # numbers of gathered matrices at a time
 LONG = 8  # steps with one matrix that are worth a product of their own
@@ -42,12 +43,7 @@ class MatrixIndex:
         if not self.shared:
             same = (index == index[:, :1]).all(1)
             index = torch.where(same, index[:, 0], torch.full_like(index[:, 0], -1))
-        nodes, counts = torch.unique_consecutive(index, return_counts=True)
-        runs, start = [], 0
-        for node, count in zip(nodes.tolist(), counts.tolist(), strict=True):
-            runs.append((start, start + count, None if node < 0 else node))
-            start += count
-        return runs
+        return [(start, stop, None if node < 0 else node) for start, stop, node in runs_of(index)]
 
     @cached_property
     def main(self) -> int:

@@ -127,7 +127,7 @@ class GaussianChain:
         tol = 4 * torch.finfo(flat.mean.dtype).eps if self.tol is None else float(self.tol)
         start, matrix, noise = (m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise))
         if isinstance(flat.evidence, LinearEvidence):
-            loadings = flat.evidence.to(DOUBLE).white_loadings
+            loadings = _times(flat.evidence.whitener.to(DOUBLE), flat.evidence.loadings.to(DOUBLE))
             information = (loadings.mT @ loadings)[None, None]
         else:
             loadings, information = None, flat.evidence.matrix.to(DOUBLE)
@@ -161,7 +161,7 @@ class GaussianChain:
         """Means, and the squared length of white innovations."""
         whitener, dtype, path = self._numbers.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
         return kalman_means.filter_means(
-            self._observed, self.flat.mean, self._which.runs, lambda node: path.step_of_means(node, whitener).to(dtype)
+            self._observed, self.flat.mean, kalman_means.runs_of(path.index), path.steps_of_means(whitener).to(dtype)
         )
 
     # ---------------------------------------------------------------- whatever the evidence
@@ -305,18 +305,19 @@ class GaussianChain:
         if self.num_steps == 1:
             return self._means
         path = self._path
-        links = MatrixIndex(path.index[:-1], path.num_nodes)
         if self._is_lean:
-            evidence, dtype = self._numbers, self.flat.mean.dtype
+            whitener, dtype = self._numbers.whitener, self.flat.mean.dtype
+            weighted = _times(whitener.mT if whitener.dim() > 1 else whitener, _times(whitener, self._numbers.loadings))
             return kalman_means.smooth_means(
-                self._observed, evidence.weighted_loadings, self.flat.used, self._means, links.runs,
-                lambda node: path.step_back(node).to(dtype),
+                self._observed, weighted, self.flat.used, self._means, kalman_means.runs_of(path.index[:-1]),
+                path.steps_back().to(dtype),
             )  # fmt: skip
         # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it
         surprise = self._surprise[1:]
         adjoint = recursion(
             self._table("closed_loop").mT, MatrixIndex(path.index[1:-1], path.num_nodes), surprise, reverse=True
         )
+        links = MatrixIndex(path.index[:-1], path.num_nodes)
         moved = apply_matrices(self._table("gain"), links, adjoint)
         return torch.cat([self._means[:-1] + moved, self._means[-1:]])
 
@@ -377,6 +378,11 @@ def times(matrices: Tensor, vectors: Tensor, plus: Tensor | None = None, scale: 
     else:
         product = torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
     return product if plus is None else torch.add(plus, product, alpha=scale)
+
+
+def _times(whitener: Tensor, values: Tensor) -> Tensor:
+    """R values, for R (n, n), or (n,) where it is diagonal, and values (n, k)."""
+    return whitener.unsqueeze(-1) * values if whitener.dim() == 1 else whitener @ values
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ class CovariancePath:
                 count = i  # another formula from here on
                 break
             self._expect_rounding(size)
-            node, child = self.num_nodes, len(self._predicted)
+            node, child = len(self._place), len(self._predicted)
             known[2 * parent + seen] = node
             self._place.append((parent, t + i, 0))
             if t + i + 1 == given.num_steps or self._follow(node, parent, later[i], sizes[i], changes[i]) != child:
@@ -295,17 +295,14 @@ class CovariancePath:
         part = self._parts[bisect.bisect_right(self._parts, node, key=FIRST) - 1]
         return part, node - part.first
 
-    def step_of_means(self, node: int, whitener: Tensor) -> Tensor:
-        """(n, h + n) transposes of K R and L^-1 R side by side: what an innovation that is not white does at one node."""
-        both = torch.cat([self.kalman_gain[node].mT, self.whitener[node].mT], 1)
+    def steps_of_means(self, whitener: Tensor) -> Tensor:
+        """(N, n, h + n) transposes of K R and L^-1 R side by side: what an innovation that is not white does at each node."""
+        both = torch.cat([self.kalman_gain.mT, self.whitener.mT], 2)
         return whitener.unsqueeze(-1) * both if whitener.dim() == 1 else whitener.mT @ both
 
-    def step_back(self, node: int) -> Tensor:
-        """(h, 2 h) A W and A Sigma side by side: what the smoother needs of one node."""
-        matrix = self.matrix[node if len(self.matrix) > 1 else 0]
-        part, i = self._find(node)
-        loop = matrix - (matrix @ part.updated.gain[i]) @ part.observed[min(i, len(part.observed) - 1)]
-        return torch.cat([loop, part.moved[i]], 1)
+    def steps_back(self) -> Tensor:
+        """(N, h, 2 h) A W and A Sigma side by side: what the smoother needs of each node."""
+        return torch.cat([self.closed_loop, self.gain.mT], 2)
 
     # ---------------------------------------------------------------- all nodes at once, made when they are asked for
     @cached_property
