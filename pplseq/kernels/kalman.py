@@ -18,6 +18,8 @@ DOUBLE = torch.float64
 ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
 PATIENCE = 16  # steps without a smaller change
 
+Runs = list[tuple[int, int, Any]]  # (start, stop, node) of steps that have one node
+
 Matrix = TypeVar("Matrix", bound=Any)
 
 
@@ -224,3 +226,10 @@ class Convergence:
             rate = change / before.last
             ahead = max(change, change * rate / (1 - rate)) if rate < 1 else float("inf")
         return ahead <= self.tol or rounding, Record(least, age, change)
+
+
+def runs_of(index: Tensor) -> Runs:
+    """(start, stop, node) of the steps that have one node, from an index (T,)."""
+    nodes, counts = torch.unique_consecutive(index, return_counts=True)
+    stops = [0, *counts.cumsum(0).tolist()]
+    return list(zip(stops[:-1], stops[1:], nodes.tolist(), strict=True))

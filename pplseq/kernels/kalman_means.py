@@ -10,24 +10,15 @@ Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 5; 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq.kernels import linear_recursion
+from pplseq.kernels.kalman import Runs
 
 PIECE = 2**17  # numbers of a piece: a quarter or half of a core's cache
-
-Runs = list[tuple[int, int, Any]]  # (start, stop, node) of steps that have one node
-
-
-def runs_of(index: Tensor) -> Runs:
-    """The runs of an index (T,) of nodes."""
-    nodes, counts = torch.unique_consecutive(index, return_counts=True)
-    stops = [0, *counts.cumsum(0).tolist()]
-    return list(zip(stops[:-1], stops[1:], nodes.tolist(), strict=True))
-
 
 class Observed(NamedTuple):
     """residual: (T, R, n). loadings: (n, h) M. matrix: (h, h) A. offset: None, (h,) or (T-1, R, h)."""

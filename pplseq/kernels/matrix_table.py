@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import linear_recursion
-from pplseq.kernels.kalman_means import runs_of
+from pplseq.kernels.kalman import runs_of
 
 GATHERED = 2**22  # numbers of gathered matrices at a time
 LONG = 8  # steps with one matrix that are worth a product of their own

@@ -20,7 +20,7 @@ from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.gaussian.smoothed_path import SmoothedPath
 from pplseq.kernels import kalman_means
-from pplseq.kernels.kalman import DOUBLE
+from pplseq.kernels.kalman import DOUBLE, runs_of
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 __all__ = ["Dynamics", "GaussianChain"]
@@ -161,7 +161,7 @@ class GaussianChain:
         """Means, and the squared length of white innovations."""
         whitener, dtype, path = self._numbers.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
         return kalman_means.filter_means(
-            self._observed, self.flat.mean, kalman_means.runs_of(path.index), path.steps_of_means(whitener).to(dtype)
+            self._observed, self.flat.mean, runs_of(path.index), path.steps_of_means(whitener).to(dtype)
         )
 
     # ---------------------------------------------------------------- whatever the evidence
@@ -309,7 +309,7 @@ class GaussianChain:
             whitener, dtype = self._numbers.whitener, self.flat.mean.dtype
             weighted = _times(whitener.mT if whitener.dim() > 1 else whitener, _times(whitener, self._numbers.loadings))
             return kalman_means.smooth_means(
-                self._observed, weighted, self.flat.used, self._means, kalman_means.runs_of(path.index[:-1]),
+                self._observed, weighted, self.flat.used, self._means, runs_of(path.index[:-1]),
                 path.steps_back().to(dtype),
             )  # fmt: skip
         # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it

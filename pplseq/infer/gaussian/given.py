@@ -136,7 +136,7 @@ def _batch_shape(start: GaussianBelief, evidence: Evidence | LinearEvidence, h: 
         raise ValueError(f"start.mean must be (*B, {h}) as the evidence has h = {h}, got {tuple(start.mean.shape)}")
     if isinstance(evidence, LinearEvidence):
         try:
-            return torch.broadcast_shapes(start.mean.shape[:-1], evidence.shape[1:])
+            return torch.broadcast_shapes(start.mean.shape[:-1], evidence.residual.shape[1:-1])
         except RuntimeError:
             raise ValueError(
                 f"start.mean {tuple(start.mean.shape)} and evidence.residual {tuple(evidence.residual.shape)} must agree in "
