@@ -79,6 +79,7 @@ class GradientTraining(Training):
             from pplseq.infer import TraceBlockedEnum_ELBO
 
             elbo = TraceBlockedEnum_ELBO()
+        self.check_observations = getattr(model, "check_observations", lambda x: None)  # networks have their own
         self.device = model_device(model)
         self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))
         if guide is not None:
@@ -125,6 +126,8 @@ class GradientTraining(Training):
 
     def _learn(self, batch: Any) -> None:
         p = self.progress
+        if batch.x.device.type == "cpu":  # where looking costs nothing; the program, unvalidated, does not look
+            self.check_observations(batch.x)
         x, lengths = batch.x.to(self.device, non_blocking=True), _to(batch.lengths, self.device)
         num_tokens = batch.x.numel() if batch.lengths is None else int(batch.lengths.sum())
         start = None if getattr(batch, "is_first", True) else self.belief

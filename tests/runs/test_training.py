@@ -18,6 +18,7 @@ from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
 from pplseq.distributions.state import Belief
 from pplseq.folder import FolderError, SaveError
+from pplseq.models import VLHMM
 from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.metrics_log import read_metrics
 from pplseq.runs.settings import NonFiniteLoss, TrainSettings
@@ -368,3 +369,16 @@ def test_resume_with_another_model(text, tmp_path):
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TrainSettings(**wrong)
+
+
+def test_words_that_are_none_are_refused_by_name(text, tmp_path):
+    """Pyro's validation is off in the loop, so the loop itself looks at what it trains on."""
+    model = VLHMM(len(text.vocabulary), 4, hidden_size=4)
+
+    class Bad(StreamBatches):
+        def __iter__(self):
+            for batch in super().__iter__():
+                yield batch._replace(x=batch.x.masked_fill(batch.x == batch.x[0, 0], -5))
+
+    with pytest.raises(ValueError, match="x must hold ids 0.."):
+        train(model, Bad(text, 2, 5, shuffle=None), evaluate=None, settings=TrainSettings(epochs=1), folder=tmp_path)
