@@ -72,7 +72,7 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
         max_iterations: of EM, or steps of sgd (default: 100; strings: 300).
         batch_size: sequences of a mini-batch of sgd.
         learning_rate: of sgd.
-        device: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
+        device: where it is trained: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
     """
 
     states: str | None = None

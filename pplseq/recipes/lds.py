@@ -54,7 +54,7 @@ class LDSSettings(SeriesSettings, RunSettings):
         tolerance: stop when an iteration gains less, in nats a step.
         early_stop: stop after this many iterations without a new best of the validation.
         batch_size: sequences at a time: memory only (default: all).
-        device: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
+        device: where it is trained: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
     """
 
     states: int = setting(2, check=checks.count)

@@ -99,6 +99,10 @@ class Columns:
         """log p of a sequence in the table's units, of that in the model's."""
         return log_prob - float((~torch.isnan(x)).sum(0).numpy() @ self.log_scale)
 
+    def units(self, x: list[Tensor]) -> float:
+        """Nats a step by which the table's units differ from the model's, in which metrics.jsonl is."""
+        return -sum(self.log_prob(0.0, rows) for rows in x) / sum(map(len, x))
+
 
 # ---------------------------------------------------------------- training
 def train(job: Job) -> dict[str, Any]:
@@ -152,9 +156,10 @@ def train(job: Job) -> dict[str, Any]:
     trained = [record for record in history.records if record.get("kind") == "train"]
     summary = {"stop_reason": history.stop_reason, "steps": progress.step, "seconds": round(progress.seconds, 1)}
     if trained:
-        summary["nats_per_step"] = trained[-1]["nats_per_token"]
+        summary["nats_per_step"] = trained[-1]["nats_per_token"] + columns.units(x)
     if math.isfinite(progress.best):
-        summary |= {"best_step": progress.best_step, "validation_nats_per_step": progress.best}
+        value = progress.best + columns.units(held_out[0] if held_out is not None else x)
+        summary |= {"best_step": progress.best_step, "validation_nats_per_step": value}
     return summary
 
 

@@ -55,7 +55,7 @@ class TaggerSettings(TaggedReading, RunSettings):
         set: an option of the system, NAME=VALUE; may be repeated.
         dev: text to tune or stop by, where the system does; its accuracy is told in any case.
         partial: let words lack tags, _ (default: for the systems that learn from such text).
-        device: cpu; taggers are small.
+        device: where it is trained; taggers are small, and know the cpu alone.
     """
 
     system: str = setting("enhanced", check=system)

@@ -36,7 +36,7 @@ class TextLDSSettings(RunSettings):
         patience: stop after this many iterations without a new best.
         dtype: of what has the vocabulary's size; float32 halves the memory.
         seed: of the randomised singular value decomposition.
-        device: cpu; the counts are sparse.
+        device: where it is trained: cpu, as the counts are sparse.
     """
 
     states: int = setting(200, check=checks.count)

@@ -108,6 +108,14 @@ def test_forecasts_as_json_and_csv(run, folder):
     assert "give those that are to come" in call("query", run, "forecast", folder / "test.csv", code=2).stderr
 
 
+def test_the_summary_is_in_the_units_of_the_table(folder, tmp_path):
+    command = ["train", "lds", folder / "test.csv", *TABLE, "--iterations", 40, "--tolerance", 0]
+    (summary,) = answers(*command, "--validation", folder / "test.csv", "--out", tmp_path / "run")
+    (found,) = answers("evaluate", tmp_path / "run", folder / "test.csv")
+    assert summary["validation_nats_per_step"] == pytest.approx(found["nats_per_step"])
+    assert summary["nats_per_step"] == pytest.approx(found["nats_per_step"], abs=0.05)
+
+
 def test_states_and_gaps(run, folder):
     rows = rows_of(1, 1)
     truth = rows[20][2]
