@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.state import MISSING, Belief, Emission, Transition
-from pplseq.kernels.log_semiring import log_matmul, logsumexp, streamed_log_norm
+from pplseq.kernels.log_semiring import log1mexp, log_matmul, logsumexp, streamed_log_norm
 
 CACHED_WIDTH = 64  # from this many states a block, evaluation keeps the transition blocks it has computed
 PAIR_CACHE_BYTES = 5 << 28  # 1.25 GiB of them at most
@@ -241,16 +241,6 @@ class BlockTransition(Transition):
         """(N, N) the whole matrix: for one block, or sizes at which it is small."""
         every = torch.arange(self.layout.num_kept, device=self.device)
         return self.scores(every, every) - self.log_norm().unsqueeze(-1)
-
-
-def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - exp(x)) for x <= 0, accurate at both ends; -inf at 0."""
-    below = x < 0
-    x = torch.where(below, x, -1.0)
-    small = x > -math.log(2)
-    near = torch.log(-torch.expm1(torch.where(small, x, -0.5)))
-    far = torch.log1p(-torch.exp(torch.where(small, -1.0, x)))
-    return torch.where(below, torch.where(small, near, far), -math.inf)
 
 
 class EmbeddingTransition(BlockTransition):

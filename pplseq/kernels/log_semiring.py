@@ -21,6 +21,16 @@ def logsumexp(score: Tensor, dim: int) -> Tensor:
     return torch.where(possible.squeeze(dim), total, -math.inf)
 
 
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - exp(x)) for x <= 0, accurate at both ends; -inf at 0."""
+    below = x < 0
+    x = torch.where(below, x, -1.0)
+    small = x > -math.log(2)
+    near = torch.log(-torch.expm1(torch.where(small, x, -0.5)))
+    far = torch.log1p(-torch.exp(torch.where(small, -1.0, x)))
+    return torch.where(below, torch.where(small, near, far), -math.inf)
+
+
 def log_matmul(a: Tensor, b: Tensor) -> Tensor:
     """log sum_n exp(a_pn + b_nq): (..., P, N) x (..., N, Q) -> (..., P, Q), differentiable.
 

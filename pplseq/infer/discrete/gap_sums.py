@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pplseq.distributions.block import BlockTransition, log1mexp
-from pplseq.kernels.log_semiring import log_matmul, max_matmul
+from pplseq.distributions.block import BlockTransition
+from pplseq.kernels.log_semiring import log1mexp, log_matmul, max_matmul
 from pplseq.kernels.path_scan import sample_log
 
 GAP_CELLS = 1 << 26  # cells of K x N rows held at once
