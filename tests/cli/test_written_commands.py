@@ -19,19 +19,19 @@ def written():
     blocks = re.findall(r"```sh\n(.*?)```", texts[0], re.DOTALL)
     found = re.findall(r"pplseq [^|\n#>]*", "\n".join([*blocks, texts[1]]))
     for path in (ROOT / "results").rglob("*.json"):
-        found += re.findall(r"pplseq (?:train|evaluate|query|tag|count|cluster|info) [^|>]*", _commands(path))
+        found += re.findall(r"pplseq (?:train|evaluate|query|tag|count|cluster|info) [^|>\n]*", _commands(path))
     return sorted({command.replace("${DEMO_TIME:-60s}", "60s").strip() for command in found})
 
 
 def _commands(path):
-    """What stands under "command", at any depth."""
+    """What stands under "command" and "train_command", at any depth."""
 
     def under(value, name=""):
         if isinstance(value, dict):
             return [text for key, inner in value.items() for text in under(inner, key)]
         if isinstance(value, list):
             return [text for inner in value for text in under(inner, name)]
-        return [value] if name == "command" and isinstance(value, str) else []
+        return [value] if name.endswith("command") and isinstance(value, str) else []
 
     return "\n".join(under(json.loads(path.read_text(encoding="utf-8"))))
 
