@@ -15,7 +15,7 @@ from pplseq.distributions import (
     StepTransition,
     TableTransition,
 )
-from pplseq.distributions.block import log1mexp
+from pplseq.kernels.log_semiring import log1mexp
 
 F64 = torch.float64
 close = torch.testing.assert_close
