@@ -330,7 +330,7 @@ def test_writing_is_whole_or_not_at_all(run, tmp_path, monkeypatch):
     def broken(*parts):
         raise OSError("disk full")
 
-    from pplseq.recipes import text_lds_answers
+    from pplseq.recipes.text_lds import answers as text_lds_answers
 
     (tmp_path / "x.tsv").write_text("before")
     monkeypatch.setattr(text_lds_answers, "pairwise", broken)

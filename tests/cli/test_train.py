@@ -364,7 +364,7 @@ def test_max_time_holds_before_the_first_step(text, tmp_path, monkeypatch):
 
 
 def test_other_settings_drop_the_clusters_of_an_unfinished_run(text, finished, tmp_path, monkeypatch):
-    from pplseq.recipes import text_training
+    from pplseq.recipes.text import training as text_training
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:

@@ -90,7 +90,7 @@ def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
     from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
-    from pplseq.recipes.tagging import other_tags, read, run_page, write_text
+    from pplseq.recipes.taggers.tagging import other_tags, read, run_page, write_text
 
     use_threads(threads)
     saved = load_tagger(model)
@@ -154,7 +154,7 @@ def evaluate(
     """
     from pplseq.baselines.tagging_systems import check_writable, load_tagger
     from pplseq.models.taggers.answers import check_decoder
-    from pplseq.recipes import tagging
+    from pplseq.recipes.taggers import tagging
 
     check_writable(confusion, html)
     use_threads(threads)
@@ -206,7 +206,7 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     """
     from pplseq.baselines.tagging_systems import check_writable
     from pplseq.baselines.tagging_systems import compare as compare_systems
-    from pplseq.recipes import tagging
+    from pplseq.recipes.taggers import tagging
 
     if options["plot"] is not None and options["learning_curve"] is None:
         raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")
@@ -250,7 +250,7 @@ def say(line: str) -> None:
 
 def reading_of(options: dict[str, Any]) -> Any:
     """How files are read."""
-    from pplseq.recipes.taggers import TaggedReading
+    from pplseq.recipes.taggers.recipe import TaggedReading
 
     return TaggedReading(**{name: options[name] for name in ("column", "format", "separator", "on_error")})
 

@@ -14,7 +14,7 @@ import torch
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import existing_path, listing
 from pplseq.models.automata.automaton import Automaton
-from pplseq.recipes.iohmm_tables import Columns, Run, read_run
+from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 
 
 def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pplseq import checks
 from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
 from pplseq.recipes.settings import setting
-from pplseq.recipes.text_settings import QUESTIONS as TEXT_QUESTIONS
-from pplseq.recipes.text_settings import AskSettings
+from pplseq.recipes.text.settings import QUESTIONS as TEXT_QUESTIONS
+from pplseq.recipes.text.settings import AskSettings
 from pplseq.runs.progress import Watch
 
 
@@ -134,18 +134,18 @@ class TextLDSRecipe(Recipe):
         return QUESTIONS
 
     def train(self, job: Job) -> dict[str, Any]:
-        from pplseq.recipes.text_lds_training import train
+        from pplseq.recipes.text_lds.training import train
 
         return train(job)
 
     def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.text_lds_training import load
+        from pplseq.recipes.text_lds.training import load
 
         return load(folder, settings.checkpoint)
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         """ "gain": nats a token, as log-density, over words without context; "steady_gain": by the paper's steady passes."""
-        from pplseq.recipes.text_lds_answers import evaluate
+        from pplseq.recipes.text_lds.answers import evaluate
 
         if data is None:
             raise ValueError("give DATA: a text file, - for stdin, or a corpus")
@@ -155,11 +155,11 @@ class TextLDSRecipe(Recipe):
         self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
     ) -> Iterator[dict[str, Any]]:
         if question in OWN:
-            from pplseq.recipes.text_lds_answers import answers
+            from pplseq.recipes.text_lds.answers import answers
 
             return answers(folder, question, lines, settings)
         from pplseq.models.text_lds import answers as text_answers
-        from pplseq.recipes.text_answers import query
+        from pplseq.recipes.text.answers import query
 
         return query(folder, question, lines, settings, self.questions[question].reads, text_answers)
 
@@ -170,7 +170,7 @@ class TextLDSRecipe(Recipe):
             return "\n".join(f"{value:<8}{' '.join(answer[a])}  ->  {' '.join(answer[b])}" for value, a, b in rows)
         if {"embeddings", "file", "gain_per_token"} & set(answer):
             return super().readable(answer)
-        from pplseq.recipes.text_readable import readable
+        from pplseq.recipes.text.readable import readable
 
         return readable(answer) or super().readable(answer)
 

@@ -11,7 +11,7 @@ from typing import Any
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.models import RestartBlock
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
-from pplseq.recipes.iohmm_tables import read_record, sizes_of, write_run
+from pplseq.recipes.iohmm.tables import read_record, sizes_of, write_run
 from pplseq.recipes.recipe import Job
 from pplseq.runs.signals import TimeOver
 

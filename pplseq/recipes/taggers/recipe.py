@@ -131,7 +131,7 @@ class TaggerRecipe(Recipe):
         when it is resumed.
         """
         from pplseq.baselines.tagging_systems import make_tagger, stoppable, train_tagger
-        from pplseq.recipes.tagging import read
+        from pplseq.recipes.taggers.tagging import read
 
         settings, record = job.settings, job.folder / RECORD
         if job.resume and record.is_file():
@@ -172,7 +172,7 @@ class TaggerRecipe(Recipe):
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         """Accuracy of all, known, unknown and ambiguous words and whole sentences; of every tag precision, recall and F1."""
-        from pplseq.recipes.tagging import read, score, scores_json
+        from pplseq.recipes.taggers.tagging import read, score, scores_json
 
         if data is None:
             raise ValueError("give DATA: a file of sentences with the right tags")
@@ -186,7 +186,7 @@ class TaggerRecipe(Recipe):
     ) -> Iterator[dict[str, Any]]:
         from pplseq.models.answers import answer_lines
         from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
-        from pplseq.recipes.text_answers import opened
+        from pplseq.recipes.text.answers import opened
 
         saved = self._saved(folder)
         asked = {

@@ -16,7 +16,7 @@ from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.recipes.recipe import choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
-from pplseq.recipes.text_settings import reading
+from pplseq.recipes.text.settings import reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.progress import Watch
 

@@ -12,7 +12,7 @@ from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.recipes.run_report import page_path
 from pplseq.recipes.runs import Record
 from pplseq.recipes.settings import options_of
-from pplseq.recipes.text_answers import load, reading_of, record_of
+from pplseq.recipes.text.answers import load, reading_of, record_of
 from pplseq.report.page import render_page
 from pplseq.report.picture import draw_picture
 from pplseq.report.sentence import split_sentence

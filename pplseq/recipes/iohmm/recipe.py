@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.iohmm_settings import BEST, QUESTIONS, RUN, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
+from pplseq.recipes.iohmm.settings import BEST, QUESTIONS, RUN, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
 from pplseq.recipes.recipe import Job, Question, Recipe, register
 from pplseq.recipes.settings import options_of
 from pplseq.runs.progress import Watch
@@ -34,7 +34,7 @@ class IOHMMRecipe(Recipe):
                 raise ValueError(
                     f"{job.data} is a table: name the columns of its outputs with --outputs (and --inputs)"
                 )
-            from pplseq.recipes.iohmm_tables import train_table
+            from pplseq.recipes.iohmm.tables import train_table
 
             return train_table(job)
         options = options_of(IOHMMSettings)
@@ -44,19 +44,19 @@ class IOHMMRecipe(Recipe):
                 f"{job.data} is read as labelled strings, which {', '.join(foreign)} does not apply to; a table needs "
                 "--outputs, and ends in .csv, .tsv or .parquet"
             )
-        from pplseq.recipes.iohmm_strings import train_strings
+        from pplseq.recipes.iohmm.strings import train_strings
 
         return train_strings(job)
 
     def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.iohmm_tables import read_run
+        from pplseq.recipes.iohmm.tables import read_run
 
         return read_run(folder).model
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         """Nats per target; of classes the accuracy and the balanced accuracy, of numbers the root mean squared error, of
         predictions (closed loop) and of production (open loop); of strings also the automaton's."""
-        from pplseq.recipes.iohmm_answers import evaluate
+        from pplseq.recipes.iohmm.answers import evaluate
 
         if data is None:
             raise ValueError("give DATA: a table or labelled strings as in training")
@@ -65,7 +65,7 @@ class IOHMMRecipe(Recipe):
     def query(
         self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
     ) -> Iterator[dict[str, Any]]:
-        from pplseq.recipes.iohmm_answers import answers
+        from pplseq.recipes.iohmm.answers import answers
 
         if not isinstance(lines, str | Path) and QUESTIONS[question].takes == "table":
             raise TypeError("lines: give the name of a table or of a file of strings")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.recipes.recipe import Job, Question, Recipe, ReportSettings, register
-from pplseq.recipes.text_settings import (
+from pplseq.recipes.text.settings import (
     QUESTIONS,
     AskSettings,
     EvaluationSettings,
@@ -38,7 +38,7 @@ class TextRecipe(Recipe):
         return QUESTIONS
 
     def train(self, job: Job) -> dict[str, Any]:
-        from pplseq.recipes.text_training import train
+        from pplseq.recipes.text.training import train
 
         return train(self.name, job)
 
@@ -46,12 +46,12 @@ class TextRecipe(Recipe):
         return (folder / "clusters.paths",)
 
     def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.text_answers import load
+        from pplseq.recipes.text.answers import load
 
         return load(folder, settings)
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-        from pplseq.recipes.text_answers import evaluate
+        from pplseq.recipes.text.answers import evaluate
 
         return evaluate(folder, data, settings, watch)
 
@@ -59,22 +59,22 @@ class TextRecipe(Recipe):
         self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
     ) -> Iterator[dict[str, Any]]:
         from pplseq.models import answers
-        from pplseq.recipes.text_answers import query
+        from pplseq.recipes.text.answers import query
 
         return query(folder, question, lines, settings, self.questions[question].reads, answers)
 
     def report(self, folder: Path, about: dict[str, Any], settings: Any, watch: Watch) -> Iterator[Path]:
-        from pplseq.recipes.text_report import report
+        from pplseq.recipes.text.report import report
 
         return report(folder, settings, watch)
 
     def info(self, data: str, settings: Any) -> dict[str, Any]:
-        from pplseq.recipes.text_training import info
+        from pplseq.recipes.text.training import info
 
         return info(self.name, data, settings)
 
     def readable(self, answer: dict[str, Any]) -> str:
-        from pplseq.recipes.text_readable import readable
+        from pplseq.recipes.text.readable import readable
 
         return readable(answer) or super().readable(answer)
 
@@ -94,7 +94,7 @@ class NetworkRecipe(TextRecipe):
         self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
     ) -> Iterator[dict[str, Any]]:
         from pplseq.baselines import answers
-        from pplseq.recipes.text_answers import query
+        from pplseq.recipes.text.answers import query
 
         return query(folder, question, lines, settings, self.questions[question].reads, answers)
 

@@ -19,7 +19,7 @@ from pplseq.models.text_lds.head_difference import filter_decay
 from pplseq.models.text_lds.next_word import score_next_words, tune_mixture_weight
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.models.text_lds.state_words import singular_pairs
-from pplseq.recipes.text_lds_training import load
+from pplseq.recipes.text_lds.training import load
 from pplseq.runs.checkpoint import TRAINING
 
 SUFFIXES = (".npz", ".tsv", ".jsonl")

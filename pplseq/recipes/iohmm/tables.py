@@ -15,7 +15,7 @@ import torch
 from pplseq.checks import nearest
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM
-from pplseq.recipes.iohmm_settings import BEST, RUN
+from pplseq.recipes.iohmm.settings import BEST, RUN
 from pplseq.recipes.recipe import Job
 from pplseq.runs.signals import TimeOver
 

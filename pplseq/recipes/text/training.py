@@ -17,7 +17,7 @@ from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
-from pplseq.recipes.text_settings import reading
+from pplseq.recipes.text.settings import reading
 from pplseq.runs.settings import History, TrainSettings
 from pplseq.runs.training import model_device
 from pplseq.runs.training import train as descend

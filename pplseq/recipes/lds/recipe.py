@@ -106,18 +106,18 @@ class LDSRecipe(Recipe):
         return QUESTIONS
 
     def train(self, job: Job) -> dict[str, Any]:
-        from pplseq.recipes.lds_tables import train
+        from pplseq.recipes.lds.tables import train
 
         return train(job)
 
     def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.lds_tables import read_run
+        from pplseq.recipes.lds.tables import read_run
 
         return read_run(folder, settings)[1]
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         """Nats a row, and root mean squared errors of predictions one step ahead beside those of the mean."""
-        from pplseq.recipes.lds_tables import evaluate
+        from pplseq.recipes.lds.tables import evaluate
 
         if data is None:
             raise ValueError("give DATA: a table with the columns of the training table")
@@ -126,7 +126,7 @@ class LDSRecipe(Recipe):
     def query(
         self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
     ) -> Iterator[dict[str, Any]]:
-        from pplseq.recipes.lds_tables import answers
+        from pplseq.recipes.lds.tables import answers
 
         if not isinstance(lines, str | Path):
             raise TypeError("lines: give the name of a table")

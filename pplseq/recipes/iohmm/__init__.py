@@ -1,0 +1,1 @@
+"""Recipe of input-output HMMs: tables, and labelled strings."""

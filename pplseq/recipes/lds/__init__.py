@@ -1,0 +1,1 @@
+"""Recipe of linear dynamical systems of tables."""

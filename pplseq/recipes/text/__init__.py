@@ -1,0 +1,1 @@
+"""Recipes of language models: vlhmm, hmm, lstm, ff, rnn."""

@@ -1,0 +1,1 @@
+"""Recipe of the linear dynamical system for text."""
