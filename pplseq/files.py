@@ -1,11 +1,14 @@
-"""Files that are whole or absent, and locks. On the ground: it knows no other part of the library."""
+"""Files that are whole or absent, locks, and lines of JSON. On the ground: it knows no other part of the library."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -28,6 +31,26 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a small file whole or not at all, replacing one that is there."""
     with new_file(path) as new:
         new.write_text(text, encoding="utf-8")
+
+
+def json_line(value: Any) -> str:
+    """A line of JSON that every reader takes: null where a number is infinite or not one, as JSON knows no such numbers.
+
+    Letters are written as they are; half of a surrogate pair, which UTF-8 cannot write, as its escape.
+    """
+    try:
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        line = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 @contextlib.contextmanager

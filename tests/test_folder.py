@@ -1,6 +1,7 @@
 """Folders are whole or absent, every damage is named, and readers and writers do not disturb each other."""
 
 import json
+import math
 import os
 import stat
 import subprocess
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from support.stored import rewrite
 
-from pplseq.files import is_held, locked, new_file, write_text
+from pplseq.files import is_held, json_line, locked, new_file, write_text
 from pplseq.folder import FolderError, FolderKind, SaveError, replace_folder, whole_folder
 
 KIND = FolderKind("tests", 3, header="head.json", tensors="t.safetensors", arrays="a.npz", what="toy", again="make it again")
@@ -330,3 +331,13 @@ def test_locks(tmp_path):
     assert not is_held(path) and path.exists()
     with locked(path, "busy: {pid}"):
         assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_line_of_json_is_one_to_every_reader():
+    def refuse(name):
+        raise AssertionError(name)
+
+    answer = {"log_prob": -math.inf, "paths": [{"p": (0.5, math.nan)}], "word": "naïve \udc80", "steps": 3, "best": None}
+    line = json_line(answer)
+    assert json.loads(line.encode(), parse_constant=refuse) == {**answer, "log_prob": None, "paths": [{"p": [0.5, None]}]}
+    assert "naïve" in line and json_line({"x": 0.1 + 0.2}) == '{"x": 0.30000000000000004}'

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
+from pplseq.files import json_line
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import evaluate as evaluate_run
 
 TEXT = """How good the model of RUN (a run's folder or a saved model's) is on DATA.
 
-Prints a JSON line for each figure, and a table on stderr. Perplexities are named: carried (the filtered belief runs on from
-segment to segment) or sentence (every line from the start distribution).
+Prints a JSON line for each figure (null where it is infinite), and a table on stderr. Perplexities are named: carried (the
+filtered belief runs on from segment to segment) or sentence (every line from the start distribution).
 """
 
 
@@ -33,7 +33,7 @@ def _evaluate(ctx: click.Context, recipe: Recipe, run: str) -> None:
     table = Table()
 
     def show(record: dict[str, Any]) -> None:
-        click.echo(json.dumps(record, ensure_ascii=False))
+        click.echo(json_line(record))
         table.show(record)
 
     evaluate_run(run, ctx.params["data"], watch=Remarks(), each=show, **given(ctx, recipe.evaluation))

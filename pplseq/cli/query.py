@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
+from pplseq.files import json_line
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import asked
 from pplseq.recipes.runs import query as answers
@@ -18,7 +18,7 @@ TEXT = """Ask RUN (a run's folder or a saved model's) a QUESTION about every lin
 
 A line is text, or JSON: {"words": ["a", null]} (null is a gap) or {"text": "a b"}, with an optional "id". Every line gives a
 JSON line; one that cannot be answered gives {"line": N, "error": ...}, and the exit code is 1 at the end. Positions count
-from 0.
+from 0. A number that is infinite (the log-probability of what cannot be) or missing is null.
 """
 
 
@@ -74,9 +74,10 @@ def _ask(ctx: click.Context, recipe: Recipe, run: str, question: str) -> None:
     failed = False
     for answer in answers(run, question, ctx.params.get("file", ()), watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
-        line = recipe.readable(answer) if ctx.params["as_text"] else json.dumps(answer, ensure_ascii=False)
-        # what a line of JSON may hold and a terminal may not: half of a surrogate pair
-        click.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"))
+        if ctx.params["as_text"]:  # a terminal takes no half of a surrogate pair
+            click.echo(recipe.readable(answer).encode("utf-8", "backslashreplace").decode("utf-8"))
+        else:
+            click.echo(json_line(answer))
         sys.stdout.flush()
     if failed:
         ctx.exit(1)

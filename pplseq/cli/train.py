@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
 from pplseq.cli.options import given, options_for
+from pplseq.files import json_line
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import read_record
 from pplseq.recipes.runs import train as train_model
@@ -80,7 +80,7 @@ def _train(ctx: click.Context, recipe: Recipe) -> None:
         raise click.UsageError(f"give DATA: {recipe.data}")
     watch = TrainingBar()  # which is there before torch is
     summary = train_model(recipe.name, data, folder=folder, resume=resume is not None, watch=watch, **settings)
-    click.echo(json.dumps(summary))
+    click.echo(json_line(summary))
 
 
 train: Any = Train("train", make=_command, first="MODEL", help=TEXT)

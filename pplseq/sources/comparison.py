@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.files import json_line
 from pplseq.report.personal import StreamTotals
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter
@@ -16,7 +17,7 @@ from pplseq.sources.opening import StreamOptions, check_same_words, needs_words,
 from pplseq.sources.personal_model import SourceModel, StreamModel, load_personal, personal_name, score_line
 from pplseq.sources.stream import resumed_options
 from pplseq.sources.stream_state import has_state, load_state
-from pplseq.sources.words import Encoder, Line, as_json, rounded
+from pplseq.sources.words import Encoder, Line, rounded
 
 
 class ComparedLine(NamedTuple):
@@ -110,14 +111,14 @@ class StreamPair:
                     while (raw := reader.read_line(signals)) is not None:
                         found = self.read(reader.place.num_lines, raw, learn=learn)
                         failed += "error" in found.line.answer
-                        writer.write(as_json(comparison_answer(*found)))
+                        writer.write(json_line(comparison_answer(*found)))
                         if on_line is not None:
                             on_line(found)
                 except Stopped:
                     pass
             signals.reraise()
             if summary is not None and (last := summary()) is not None:
-                writer.write(as_json(dict(last)))
+                writer.write(json_line(dict(last)))
         return failed
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.files import json_line
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter, Place
 from pplseq.sources.opening import Opened, StreamOptions, check_same_words, open_all
 from pplseq.sources.personal_model import ScoredToken, load_personal, make_personal, personal_name, score_line
 from pplseq.sources.stream_state import START_ANEW, check_free, has_state, load_state, save_state
-from pplseq.sources.words import Encoder, Line, as_json, rounded
+from pplseq.sources.words import Encoder, Line, rounded
 
 # of `PROPSLearner`, where nothing else is chosen
 SETTINGS: dict[str, Any] = {
@@ -347,7 +348,7 @@ class PersonalStream:
                         begun = True
                     found = self._read(reader.place.num_lines, raw, learn)
                     failed += found.error is not None
-                    writer.write(as_json(found.answer(self.names[1:])))
+                    writer.write(json_line(found.answer(self.names[1:])))
                     if on_line is not None:
                         on_line(found)
                     if self._unsaved >= self.save_every:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -104,8 +103,3 @@ class Encoder:
 def rounded(values: Sequence[float]) -> list[float | None]:
     """Numbers for a JSON line; null where there is none that JSON knows (infinite, or not a number)."""
     return [round(value, DIGITS) if math.isfinite(value) else None for value in values]
-
-
-def as_json(answer: dict[str, Any]) -> str:
-    """A line of JSON."""
-    return json.dumps(answer, ensure_ascii=False, allow_nan=False)

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.files import json_line
 from pplseq.folder import FolderError, SaveError
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import MAX_LINE_BYTES, LineReader, LineWriter, Place
 from pplseq.sources.pages import Shown
 from pplseq.sources.stream_state import has_state, load_state, save_state
-from pplseq.sources.words import Encoder, as_json, rounded
+from pplseq.sources.words import Encoder, rounded
 
 
 def read_all(reader, count=None):
@@ -285,7 +286,7 @@ def test_words_without_an_unknown_word():
 
 
 def test_json_has_no_infinities():
-    assert as_json({"x": rounded([1.23456789, float("inf"), float("-inf"), float("nan")])}) == (
+    assert json_line({"x": rounded([1.23456789, float("inf"), float("-inf"), float("nan")])}) == (
         '{"x": [1.234568, null, null, null]}'
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+
+from pplseq.files import json_line
 
 
 @click.command()
@@ -64,7 +65,7 @@ def cluster(
     write_paths(out, clusters, corpus.vocabulary)
     information = average_mutual_information(corpus.train.tokens, clusters.block_of_word)
     click.echo(
-        json.dumps(
+        json_line(
             {
                 "paths": str(out),
                 "num_clusters": clusters.num_blocks,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
 
 import click
+
+from pplseq.files import json_line
 
 
 def shard_option(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -99,7 +100,7 @@ def count(
     }
     if not force and is_counted(out, source, shard or (1, 1), settings):
         click.echo(f"{out}: counted already; --force counts again", err=True)
-        click.echo(json.dumps(summary(out, COUNTS.read_header(out), skipped=True)))
+        click.echo(json_line(summary(out, COUNTS.read_header(out), skipped=True)))
         return
     began = time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ def count(
         )
     save_counts(counts, out, settings=settings)
     seconds = time.monotonic() - began
-    click.echo(json.dumps(summary(out, COUNTS.read_header(out), seconds=round(seconds, 3))))
+    click.echo(json_line(summary(out, COUNTS.read_header(out), seconds=round(seconds, 3))))
 
 
 def summary(out: Path, header: dict, **more: object) -> dict:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from pplseq.files import json_line
 
 
 @click.command("count-merge")
@@ -44,4 +45,4 @@ def count_merge(
     if max_vocabulary is not None:
         merged = merged.cut(max_vocabulary)
     save_counts(merged, out)
-    click.echo(json.dumps(summary(out, COUNTS.read_header(out), missing=[str(part) for part in missing])))
+    click.echo(json_line(summary(out, COUNTS.read_header(out), missing=[str(part) for part in missing])))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
+from pplseq.files import json_line
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
 
@@ -104,7 +104,7 @@ def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads
     if as_json or questions.beyond_tags:
         if to is not None:
             raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
-        lines = "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in answers)
+        lines = "".join(json_line(found) + "\n" for found in answers)
         if out == "-":
             click.echo(lines, nl=False)
         else:
@@ -164,7 +164,7 @@ def evaluate(
     result = tagging.score(saved, sentences, decoder, clusters)
     other = None if against is None else tagging.score(load_tagger(against), sentences, decoder)
     if as_json:
-        click.echo(json.dumps(tagging.scores_json(str(model), text, result, against, other), ensure_ascii=False))
+        click.echo(json_line(tagging.scores_json(str(model), text, result, against, other)))
     else:
         click.echo(tagging.scores_text(model, result, top, against, other))
     if confusion is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -14,7 +13,7 @@ import torch
 
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
-from pplseq.files import new_file
+from pplseq.files import json_line, new_file
 from pplseq.models.text_lds.head_difference import filter_decay
 from pplseq.models.text_lds.next_word import score_next_words, tune_mixture_weight
 from pplseq.models.text_lds.program import TextLDS
@@ -172,7 +171,7 @@ def write(path: Path, words: Sequence[str], starts: Sequence[int] | np.ndarray, 
     with new_file(path) as new, new.open("w", encoding="utf-8") as file:
         for start, stop in pairwise(starts):
             if path.suffix == ".jsonl":
-                file.write(json.dumps(as_answer(words[start:stop], vectors[start:stop]), ensure_ascii=False) + "\n")
+                file.write(json_line(as_answer(words[start:stop], vectors[start:stop])) + "\n")
                 continue
             for word, row in zip(words[start:stop], vectors[start:stop].tolist(), strict=True):
                 file.write("\t".join([word, *(f"{value:.6g}" for value in row)]) + "\n")
