@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 import pyro
 import torch
 from pyro import poutine
-from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
 from torch import Tensor
 
@@ -196,8 +195,7 @@ class SequenceModel(PyroModule):
     ) -> Given:
         """What the program was called with, checked: see :class:`Given`.
 
-        The numbers inside tensors are looked at while Pyro's validation is on, as it is by default; the training loop, whose
-        batches come from encoded text, turns it off, because on a GPU every look waits for the device.
+        The numbers inside tensors are looked at, except by loops that have looked before (:func:`pplseq.checks.trusted`).
 
         Raises:
             TypeError, ValueError: for what the model cannot take; says what it takes.
@@ -208,13 +206,13 @@ class SequenceModel(PyroModule):
             shape = checks.count("num_sequences", num_sequences or 1), checks.count("num_steps", num_steps)
             values = observed = None
         else:
-            if is_validation_enabled():
+            if not checks.is_trusted():
                 self.check_observations(x)
                 checks.lengths(lengths, x)
                 checks.states(states, x, self.num_states)
             shape = x.shape[0], x.shape[1]
             values, observed = self.observed(x)
-        if is_validation_enabled():
+        if not checks.is_trusted():
             self.check_start(start, shape[0])
         return Given(shape, x, values, observed, lengths=lengths, states=states, num_total=num_total)
 

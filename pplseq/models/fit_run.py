@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyro
 from torch import Tensor
 
 from pplseq import checks
@@ -45,7 +44,7 @@ def run_fit(
     if method not in RUNS:
         raise ValueError(f"folder, max_time: a fit by {method!r} cannot be interrupted; use {' or '.join(RUNS)}")
     run = RUNS[method](model, batches, **options)
-    with pyro.validation_enabled(False):
+    with checks.trusted():
         ended = run_training(run, folder=folder, resume=resume, max_time=max_time)
     run.history.reason = run.history.reason or ended.stop_reason
     for note in run.history.notes:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyro
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory, batch_iteration
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
@@ -43,7 +43,7 @@ def train_em(
         The history; an epoch and a step are an iteration. A training record is about the parameters before its M-step.
     """
     training = EMTraining(model, batches, evaluate, settings, save, tolerance)
-    with pyro.validation_enabled(False):
+    with checks.trusted():
         return run_training(
             training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
             on_record=on_record, began=began,

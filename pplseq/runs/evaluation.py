@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 
 from pplseq import checks
@@ -95,7 +94,7 @@ def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_leng
     batches = StreamBatches(places, num_streams, segment_length, shuffle=None, drop_remainder=False)
     scores = np.full(text.num_tokens, np.nan)
     belief = None
-    with torch.no_grad(), pyro.validation_enabled(False):
+    with torch.no_grad(), checks.trusted():
         for batch in batches:
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=_to(batch.lengths, device), start=None if batch.is_first else belief)
@@ -117,7 +116,7 @@ def score_sentences(model: Any, text: Text, *, batch_tokens: int | None = None) 
     device = model_device(model)
     places = replace(text, tokens=np.arange(text.num_tokens))
     scores = np.full(text.num_tokens, np.nan)
-    with torch.no_grad(), pyro.validation_enabled(False):
+    with torch.no_grad(), checks.trusted():
         for batch in SentenceBatches(places, batch_tokens or _tokens_at_once(model)):
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=batch.lengths.to(device))

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pplseq import checks
 from pplseq.distributions.state import Belief
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
@@ -60,7 +60,7 @@ def train(
     training = GradientTraining(model, batches, evaluate, settings, save, guide, elbo, on_step)
     # Pyro's validation would meet a NaN first, with a message that names no step; and on a GPU it waits for the device at
     # every site.
-    with pyro.validation_enabled(False), warnings.catch_warnings():
+    with checks.trusted(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Encountered NaN")
         return run_training(
             training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
@@ -119,10 +119,10 @@ class GradientTraining(Training):
         assert self.epoch is not None
         self._learn(next(self.epoch))
         records = [self._window()] if p.step % settings.log_interval == 0 else []
-        checks = (
+        due = (
             math.ceil(self.num_steps * k / settings.validate_per_epoch) for k in range(1, settings.validate_per_epoch + 1)
         )
-        return Step(records, validate=p.position in checks)
+        return Step(records, validate=p.position in due)
 
     def _learn(self, batch: Any) -> None:
         p = self.progress

@@ -4,7 +4,9 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.util import is_validation_enabled
 
+from pplseq import checks
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.models import HMM, LDS, VLHMM, TextLDS
 from pplseq.models.base import Given
@@ -94,3 +96,24 @@ def _computed(trace):
 def test_what_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(HMM(3, 4))
+
+
+def test_what_cannot_be_is_refused_whatever_pyro_validates():
+    words, vectors = HMM(2, 3), LDS(1, 2)
+    with pyro.validation_enabled(False):
+        for x in (torch.tensor([[0, 3]]), torch.tensor([[0, -2]])):
+            with pytest.raises(ValueError, match="x must hold ids 0..2"):
+                words.log_prob(x)
+        with pytest.raises(ValueError, match="lengths must lie in 0..2"):
+            words.log_prob(torch.tensor([[0, 1]]), torch.tensor([3]))
+        with pytest.raises(ValueError, match="the belief comes from another model"):
+            words.posterior(torch.tensor([[0, 1]]), start=Belief(None, torch.zeros(1, 5).log_softmax(-1)))
+        with pytest.raises(ValueError, match="x must be finite"):
+            vectors.log_prob(torch.full((1, 2, 2), torch.inf))
+
+
+def test_a_loop_that_has_looked_is_trusted():
+    with checks.trusted():
+        assert checks.is_trusted() and not is_validation_enabled()
+        HMM(2, 3).log_prob(torch.tensor([[0, -2]]))
+    assert not checks.is_trusted() and is_validation_enabled()
