@@ -10,10 +10,6 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.models import answers as queries
 from pplseq.models.answers import Words
 
-REFUSAL = (
-    "a network has no states to ask for and reads from left to right; it cannot answer {question!r}, it answers {known}"
-)
-
 
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
     """log p(words), and of each word given those before it."""

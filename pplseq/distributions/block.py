@@ -335,7 +335,7 @@ class BlockEmission(Emission):
     Args:
         layout: states by block.
         block_of_word: (V,).
-        word_log_probs: (V, K) log p(word | slot of its block); see :meth:`WordGroups.log_softmax`.
+        word_log_probs: (V, K) log p(word | slot of its block); see :meth:`~pplseq.distributions.blocks.WordGroups.log_softmax`.
     """
 
     def __init__(self, layout: BlockLayout, block_of_word: Tensor, word_log_probs: Tensor):

@@ -74,7 +74,7 @@ class LinearGaussian(Conditional):
         x: the state: a symbol (under ``KalmanCollapse``), a tensor (*B, h), a :class:`GaussianBelief` about the state of the
             step before (then this is the predictive distribution), or None, which gives N(offset, noise): the first state.
         A: (n, h), or (*B, n, h) where rows differ; None with x = None.
-        noise: (n, n) covariance, (n,) variances, or a :class:`DiagonalMinusLowRank`.
+        noise: (n, n) covariance, (n,) variances, or a :class:`~pplseq.distributions.noise.DiagonalMinusLowRank`.
         offset: (n,) or (*B, n), added to the mean.
         inputs: (B, u): the matrix (n, U) and the inputs (*B, U) of this step.
 

@@ -21,6 +21,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import seeded
+from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 
 Words = Sequence[str | None]
@@ -33,8 +34,8 @@ def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
     tokens = model.posterior(x).token_log_probs()[0].double()
     num_seen = int((x != MISSING).sum())
     log_prob = float(tokens.sum())
-    perplexity = math.exp(min(-log_prob / num_seen, 700.0)) if num_seen else None
-    return answer | {"log_prob": log_prob, "perplexity": perplexity, "token_log_probs": tokens.tolist()}
+    found = {"log_prob": log_prob, "perplexity": perplexity(-log_prob / num_seen) if num_seen else None}
+    return answer | found | {"token_log_probs": tokens.tolist()}
 
 
 def filter_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:

@@ -203,7 +203,8 @@ class SequenceModel(PyroModule):
         if x is None:
             if num_steps is None:
                 raise ValueError("num_steps: say how many steps to generate when x is None")
-            shape = checks.count("num_sequences", num_sequences or 1), checks.count("num_steps", num_steps)
+            num_sequences = 1 if num_sequences is None else num_sequences
+            shape = checks.count("num_sequences", num_sequences), checks.count("num_steps", num_steps)
             values = observed = None
         else:
             if not checks.is_trusted():

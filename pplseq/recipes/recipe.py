@@ -3,12 +3,12 @@
 A recipe is registered by name; `pplseq train NAME`, `evaluate`, `query`, `report` and `info`, and the functions of
 `pplseq.recipes.runs` behind them, find everything in it. How to bring a family:
 
-1. Write `pplseq/recipes/FAMILY.py`. It must not import torch when it is imported (`pplseq train NAME --help` is instant), so
-   what works stands in another file, or is imported inside the methods.
+1. Write `pplseq/recipes/FAMILY/recipe.py`. It must not import torch when it is imported (`pplseq train NAME --help` is
+   instant), so what works stands in another file, or is imported inside the methods.
 2. Write the settings of its training as a dataclass that inherits :class:`RunSettings` (`pplseq/recipes/settings.py` says how
    fields become options), of evaluation, questions, reports as dataclasses that inherit :class:`UseSettings`.
 3. Write a class that inherits :class:`Recipe`, with the methods that the family has, and ``register`` one of it for each name.
-   Add the file to the imports of `pplseq/recipes/__init__.py`. There is nothing to do in `pplseq/cli/`.
+   Add it to the imports of `pplseq/recipes/__init__.py`. There is nothing to do in `pplseq/cli/`.
 
 What the frame does, so that a recipe does not: it reads and checks settings, writes them into RUN/config.toml and finds the
 recipe there again; keeps a second process out of the folder; refuses a folder that holds something else; says how to go on
@@ -157,6 +157,8 @@ class Recipe:
     evaluation: ClassVar[type] = UseSettings
     asking: ClassVar[type] = UseSettings
     reporting: ClassVar[type] = ReportSettings
+    cpu_only: ClassVar[bool] = False  # whether its models are evaluated and asked on the CPU alone
+    one_model: ClassVar[bool] = False  # whether a run keeps one model, instead of a best and a last one
 
     @property
     def questions(self) -> Mapping[str, Question]:

@@ -214,7 +214,7 @@ def evaluate(
         the records that the command prints; for models of text one for each protocol, with nats_per_token and perplexity.
     """
     recipe, found = recipe_of(run), []
-    chosen = _using(recipe.evaluation, settings)
+    chosen = _using(recipe, recipe.evaluation, settings)
     for record in recipe.evaluate(Path(run), None if data is None else str(data), chosen, watch or Watch()):
         found.append(record)
         if each is not None:
@@ -240,7 +240,7 @@ def query(
     names = asked(recipe, question)
     if foreign := [name for name in settings if name not in names]:
         raise ValueError(f"{question} does not read {foreign[0]!r}.{nearest(foreign[0], names)}")
-    chosen = _using(recipe.asking, settings)
+    chosen = _using(recipe, recipe.asking, settings)
     yield from recipe.query(Path(run), question, lines, chosen, watch or Watch())
 
 
@@ -254,7 +254,7 @@ def asked(recipe: Recipe, question: str) -> list[str]:
 def report(run: str | Path, *, watch: Watch | None = None, **settings: Any) -> list[Path]:
     """Write the report on a run (or a saved model): the files, a page first."""
     recipe = recipe_of(run)
-    return list(recipe.report(Path(run), info(run), _using(recipe.reporting, settings), watch or Watch()))
+    return list(recipe.report(Path(run), info(run), _using(recipe, recipe.reporting, settings), watch or Watch()))
 
 
 def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> dict[str, Any]:
@@ -296,8 +296,12 @@ def _course(folder: Path) -> dict[str, Any]:
     return course
 
 
-def _using(kind: type, given: Mapping[str, Any]) -> Any:
+def _using(recipe: Recipe, kind: type, given: Mapping[str, Any]) -> Any:
     chosen = fill(kind, given)
+    if recipe.cpu_only and chosen.device not in ("auto", "cpu"):
+        raise ValueError(f"device: a model of {recipe.name} is used on the CPU; got {chosen.device!r}")
+    if recipe.one_model and chosen.checkpoint != "best":
+        raise ValueError(f"checkpoint: a run of {recipe.name} keeps one model; got {chosen.checkpoint!r}, leave it out")
     _set_threads(chosen.threads)
     return chosen
 

@@ -170,6 +170,10 @@ def test_without_inputs(folder, table):
     future = write(folder / "steps.csv", [(f"s{n}",) for n in range(12) for _ in range(n + 1)], "name")
     ahead = lines(pplseq("query", folder / "none", "forecast", table, "--future", future))
     assert [len(answer["outputs"]) for answer in ahead] == list(range(1, 13))
+    other = write(folder / "other.csv", [("nobody",)], "name")
+    message = "other.csv: it has no rows of sequence 's0'"
+    assert message in pplseq("query", folder / "none", "forecast", table, "--future", other, code=2).stderr
+    assert "keeps one model" in pplseq("evaluate", folder / "none", table, "--checkpoint", "last", code=2).stderr
     assert "no inputs, so produce has no answer" in pplseq("query", folder / "none", "produce", table, code=2).stderr
     for more in (["--mealy"], ["--initial", "inputs"], ["--hidden", "3"]):
         arguments = ["train", "iohmm", table, "--outputs", "y", *more, "--out", folder / "no"]

@@ -148,3 +148,19 @@ def test_bad_uses(folder, tmp_path, run):
     assert not (tmp_path / "a").exists()
     (run.parent / "broken").mkdir()
     assert "no" in call("evaluate", run.parent / "broken", data, code=2).stderr
+
+
+def test_what_a_question_cannot_do_is_said(run, folder, tmp_path):
+    rows = [(name, u) for name, u, *_ in rows_of(2, 3, 4)]
+    future = write(tmp_path / "future.csv", rows, ("name", "u"))
+    ask = ["query", run, "forecast", folder / "test.csv", "--future", future]
+    assert [len(answer["outputs"]) for answer in answers(*ask, "--steps", 3)] == [3, 3, 3]
+    assert "has inputs of 4 steps of sequence 's0', got --steps 5" in call(*ask, "--steps", 5, code=2).stderr
+    assert "is used on the CPU" in call("evaluate", run, folder / "test.csv", "--device", "cuda", code=2).stderr
+
+
+def test_impossible_numbers_are_null(run, folder, monkeypatch):
+    monkeypatch.setattr(LDS, "score", lambda *arguments, **known: -np.inf)
+    found = call("query", run, "score", folder / "test.csv").stdout
+    assert [json.loads(line)["log_prob"] for line in found.splitlines()] == [None] * 3 and "Infinity" not in found
+    assert '"log_likelihood": null' in call("evaluate", run, folder / "test.csv").stdout

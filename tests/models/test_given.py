@@ -112,6 +112,11 @@ def test_what_cannot_be_is_refused_whatever_pyro_validates():
             vectors.log_prob(torch.full((1, 2, 2), torch.inf))
 
 
+def test_no_sequences_are_not_one():
+    with pytest.raises(ValueError, match="num_sequences must be at least 1, got 0"):
+        HMM(2, 3).sample(4, 0)
+
+
 def test_a_loop_that_has_looked_is_trusted():
     with checks.trusted():
         assert checks.is_trusted() and not is_validation_enabled()

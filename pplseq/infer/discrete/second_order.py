@@ -17,7 +17,8 @@ from pplseq.kernels.scan import Forward, forward_in_log_space
 
 
 class SecondOrderChain(DenseChain):
-    """A chain over pairs (a, b) of the state before and the state, with ids a M + b; see :class:`Chain`.
+    """A chain over pairs (a, b) of the state before and the state, with ids a M + b; see
+    :class:`~pplseq.infer.discrete.chain.Chain`.
 
     It takes one batch dimension. Cost: M^3 a token, where a dense chain over pairs takes M^4.
     """

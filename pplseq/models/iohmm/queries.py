@@ -258,6 +258,11 @@ class IOHMMQueries(IOParameters):
             return super().sample(num_steps, num_sequences, seed=seed, **known)
         batch = self.as_batch(None, lengths, inputs=inputs)
         rows, steps = batch.x.shape[:2]
+        if num_steps not in (None, steps) or num_sequences not in (1, rows):
+            raise ValueError(
+                f"num_steps, num_sequences: the inputs say how much is drawn, {rows} sequences of {steps} steps; got "
+                f"{num_steps} and {num_sequences}, leave them out"
+            )
         x, states, _ = super().sample(steps, rows, seed=seed, inputs=batch.inputs, **known)
         if batch.lengths is not None:
             padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)

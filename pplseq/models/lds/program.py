@@ -144,7 +144,7 @@ class LDS(LDSTensors):
 
     # ---------------------------------------------------------------- data
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
-        """x, its lengths and inputs as tensors of the model's type and device; see :class:`Estimator`."""
+        """x, its lengths and inputs as tensors of the model's type and device; see the class of all estimators."""
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
         return with_inputs(super().as_batch(x, lengths), inputs, x, self.num_inputs)
@@ -160,7 +160,7 @@ class LDS(LDSTensors):
         self, x, lengths=None, *, fixed: Sequence[str] = (), initialization: str | None = None, warm_start: bool = False,
         num_restarts: int = 1, **options,
     ) -> Self:  # fmt: skip
-        """Fits the parameters to data; see :meth:`Estimator.fit`, and beside it:
+        """Fits the parameters to data; see :meth:`~pplseq.models.estimator.Estimator.fit`, and beside it:
 
         Args:
             initialization: how to start anew: "subspace" (the default), "pca" or "random"; see

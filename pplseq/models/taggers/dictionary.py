@@ -127,7 +127,11 @@ class DictionaryTagger(GenerativeTagger):
         progress: bool = False,
         stop: Callable[[], bool] | None = None,
     ) -> DictionaryTagger:
-        """As :meth:`Tagger.fit`; `stop` is asked between two iterations of EM whether to end with what was learned."""
+        """As :meth:`~pplseq.models.taggers.tagger.Tagger.fit`.
+
+        Args:
+            stop: asked between two iterations of EM whether to end with what was learned.
+        """
         check_sentences(sentences, need_tags=False)
         sentences = [sentence for sentence in sentences if len(sentence.words)]
         dictionary = self._dictionary(sentences)

@@ -99,7 +99,8 @@ class LatentTagger(SentenceTagger):
         progress: bool = False,
         stop: Callable[[], bool] | None = None,
     ) -> LatentTagger:
-        """As :meth:`Tagger.fit`; log_probs holds log p(words, tags) before each iteration of EM, nats.
+        """As :meth:`~pplseq.models.taggers.tagger.Tagger.fit`; log_probs holds log p(words, tags) before each iteration of
+        EM, nats.
 
         Args:
             stop: asked between two iterations whether to end with what was learned.

@@ -7,7 +7,6 @@ Its states are vectors, so there is no decoding and no state to list; its poster
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.models.answers import Words, observe, top_words, without_unknown
 from pplseq.models.batch import seeded
 from pplseq.models.text_lds.next_word import token_probs, word_probs
-
-REFUSAL = (
-    "a text_lds has vectors as states, not numbered ones, and cannot answer {question!r}; it answers {known}, and "
-    "`pplseq query RUN embed` gives the states' posterior means"
-)
+from pplseq.runs.settings import perplexity
 
 
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
@@ -41,7 +36,7 @@ def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
     gain = float(model.log_prob(x)[0] - model.word_emission().iid_log_prob(x)[0].sum())
     return answer | {
         "log_prob": log_prob,
-        "perplexity": math.exp(-log_prob / num_seen) if num_seen else None,
+        "perplexity": perplexity(-log_prob / num_seen) if num_seen else None,
         "token_log_probs": tokens.tolist(),
         "gain": gain,
     }

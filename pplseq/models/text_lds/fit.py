@@ -133,7 +133,7 @@ def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name
     return counts
 
 
-def fit_text_lds(
+def fit_counts(
     like: TextLDS,
     counts: LagCounts,
     settings: FitSettings,

@@ -25,7 +25,7 @@ from pplseq.models.batch import seeded
 from pplseq.models.estimator import Sample
 from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
-from pplseq.models.text_lds.fit import FitSettings, as_counts, fit_text_lds
+from pplseq.models.text_lds.fit import FitSettings, as_counts, fit_counts
 from pplseq.models.text_lds.head_difference import HeadDifference, head_difference
 from pplseq.models.text_lds.next_word import NextWords, forecast_words, sample_words
 from pplseq.models.text_lds.parameters import expected_moments, free_parameters, rewritten, start_covariance, word_forms
@@ -67,7 +67,6 @@ class TextLDS(GaussianEstimator):
 
     name = "text_lds"
     num_words: int
-    questions = "pplseq.models.text_lds.answers"  # what answers `pplseq query`
 
     def __init__(
         self,
@@ -383,14 +382,14 @@ class TextLDS(GaussianEstimator):
             The model itself.
 
         Raises:
-            ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_text_lds`.
+            ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_counts`.
         """
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
         max_lag = 2 * chosen.blocks - 1
         about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag)
         counts = as_counts(x, lengths, **about)
         other = None if held_out is None else as_counts(held_out, **about, name="held_out")
-        model, self.history = fit_text_lds(
+        model, self.history = fit_counts(
             self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
         )
         self.to(model.emission.dtype).load_state_dict(model.state_dict())

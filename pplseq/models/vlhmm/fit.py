@@ -95,9 +95,14 @@ def fit(
     began = time.monotonic()
     schedule = _settings(settings)
     fresh = model.num_words is None
-    own = dict(blocks=blocks, num_blocks=num_blocks, block_sizes=block_sizes)
-    if not fresh and own != dict(blocks="brown", num_blocks=None, block_sizes="even"):
-        raise ValueError("blocks: the model has its words and blocks already; make one without num_words to give it others")
+    own = {
+        "blocks": blocks != "brown", "num_blocks": num_blocks is not None, "block_sizes": block_sizes != "even",
+        "eos_block": not eos_block, "exchange_passes": exchange_passes != 0, "reset": not reset,
+        "min_count": min_count is not None,
+    }  # fmt: skip
+    if not fresh and any(own.values()):
+        name = next(name for name, changed in own.items() if changed)
+        raise ValueError(f"{name}: the model has its words and blocks already; make one without num_words to give it others")
     train_text, valid_text, has_words = as_texts(
         x, lengths, valid, vocabulary=model.vocabulary, num_words=model.num_words, min_count=min_count
     )

@@ -245,7 +245,7 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
         else:
             if question == "forecast":
                 if name not in future:
-                    raise ValueError(f"{options['future']}: it has no rows of sequence {name!r}")
+                    raise ValueError(f"{options.future}: it has no rows of sequence {name!r}")
                 steps, ahead = (future[name], None) if inputs is None else (None, future[name])
                 found = model.forecast(one, steps, inputs=given, future_inputs=ahead)
                 outputs = found.word_log_probs.exp() if found.means is None else found.means

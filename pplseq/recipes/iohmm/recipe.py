@@ -18,6 +18,7 @@ class IOHMMRecipe(Recipe):
     """A model of outputs given inputs, or of which strings are accepted."""
 
     asking = IOHMMAsking
+    cpu_only = one_model = True
 
     @property
     def questions(self) -> Mapping[str, Question]:
@@ -39,6 +40,8 @@ class IOHMMRecipe(Recipe):
             return train_table(job)
         options = options_of(IOHMMSettings)
         changed = [name for name, option in options.items() if getattr(settings, name) != option.default]
+        if settings.device not in ("cpu", "auto"):
+            raise ValueError(f"device: automata are learned on the CPU; got {settings.device!r}")
         if foreign := sorted(set(changed) - STRING_SETTINGS):
             raise ValueError(
                 f"{job.data} is read as labelled strings, which {', '.join(foreign)} does not apply to; a table needs "

@@ -16,7 +16,7 @@ from pplseq.checks import nearest
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.models import IOHMM
 from pplseq.recipes.iohmm.settings import BEST, RUN
-from pplseq.recipes.recipe import Job
+from pplseq.recipes.recipe import Job, choose_device
 from pplseq.runs.signals import TimeOver
 
 SCORES = {
@@ -239,7 +239,7 @@ def train_table(job: Job) -> dict[str, Any]:
             break
         try:
             with job.preparing(f"fitting {size} states, {fit['num_restarts']} restarts"):
-                model = _fitted(IOHMM(size, **options).to(settings.device), x, inputs, fit, size, watch.say)
+                model = _fitted(IOHMM(size, **options).to(choose_device(settings.device)), x, inputs, fit, size, watch.say)
         except TimeOver:
             if best is None:
                 raise

@@ -1,6 +1,6 @@
 """Linear dynamical systems, trained on tables.
 
-Settings and names; what works stands in `lds_tables`, which imports torch.
+Settings and names; what works stands in `tables`, which imports torch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LDSAsking(UseSettings):
     """The question.
 
     Args:
-        steps: steps to look ahead (default: those of --future, else 10).
+        steps: steps to look ahead (default: those of --future, which must hold as many, else 10).
         future: table of inputs that are to come, with the same sequences.
         csv: also write the answer as a table, a row a sequence and step.
     """
@@ -100,6 +100,7 @@ class LDSRecipe(Recipe):
     """A model of rows of numbers whose states are vectors."""
 
     asking = LDSAsking
+    cpu_only = True
 
     @property
     def questions(self) -> Mapping[str, Question]:

@@ -19,7 +19,7 @@ from pplseq.data.tables import SequenceTable, read_table
 from pplseq.files import new_file, write_text
 from pplseq.models import LDS
 from pplseq.models.batch import seeded, split_rows
-from pplseq.recipes.recipe import Job
+from pplseq.recipes.recipe import Job, choose_device
 from pplseq.runs.em_training import train_em
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.signals import TimeOver
@@ -122,7 +122,8 @@ def train(job: Job) -> dict[str, Any]:
     options = {name: getattr(settings, name) for name in names}
     if not columns.inputs:
         del options["inputs_to"]
-    model = LDS(settings.states, len(columns.outputs), num_inputs=len(columns.inputs), **options).to(settings.device)
+    model = LDS(settings.states, len(columns.outputs), num_inputs=len(columns.inputs), **options)
+    model.to(choose_device(settings.device))
     batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
     batches = split_rows(batch, settings.batch_size)
     job.watch.say(
@@ -256,6 +257,10 @@ def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str
     if name not in future:
         raise ValueError(f"{settings.future}: it has no rows of sequence {name!r}")
     rows = future[name][: settings.steps]
+    if settings.steps is not None and len(rows) < settings.steps:
+        raise ValueError(
+            f"steps: {settings.future} has inputs of {len(rows)} steps of sequence {name!r}, got --steps {settings.steps}"
+        )
     return {"num_steps": len(rows), "future_inputs": rows}
 
 

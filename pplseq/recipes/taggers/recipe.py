@@ -119,6 +119,7 @@ class TaggerRecipe(Recipe):
 
     evaluation = TaggerEvaluation
     asking = TaggerAsking
+    cpu_only = one_model = True
 
     @property
     def questions(self) -> Mapping[str, Question]:

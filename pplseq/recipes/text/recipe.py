@@ -1,6 +1,6 @@
 """Models of words that are trained on text: vlhmm, hmm, and the networks lstm, ff and rnn.
 
-Names and settings; what works stands in `text_training`, `text_answers` and `text_report`, which import torch.
+Names and settings; what works stands in `training`, `answers` and `report`, which import torch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisib
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.settings import reading
-from pplseq.runs.settings import History, TrainSettings
+from pplseq.runs.settings import History, TrainSettings, perplexity
 from pplseq.runs.training import model_device
 from pplseq.runs.training import train as descend
 
@@ -57,7 +57,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
             "protocol": protocol_of(settings),
             "best_step": progress.best_step,
             "nats_per_token": progress.best,
-            "perplexity": math.exp(progress.best),
+            "perplexity": perplexity(progress.best),
         }
     return summary
 

@@ -1,6 +1,6 @@
 """The linear dynamical system for text, trained on counts.
 
-Settings and names; what works stands in `text_lds_training` and `text_lds_answers`, which import torch.
+Settings and names; what works stands in `training` and `answers`, which import torch.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class TextLDSRecipe(Recipe):
 
     evaluation = TextLDSEvaluation
     asking = TextLDSAsking
+    cpu_only = True
 
     @property
     def questions(self) -> Mapping[str, Question]:

@@ -346,3 +346,12 @@ def test_bad_data():
             call()
     # what stands behind the end of a row does not count
     close(model.log_prob(x, torch.tensor([5, 3, 5]), inputs=nan)[[0, 2]], model.log_prob(x, inputs=u)[[0, 2]])
+
+
+def test_inputs_say_how_much_is_drawn():
+    model = IOHMM(2, num_inputs=1, num_outputs=3, outputs="categorical")
+    inputs = torch.zeros(2, 4, 1, dtype=torch.float64)
+    assert model.sample(4, 2, inputs=inputs).x.shape == model.sample(inputs=inputs).x.shape == (2, 4)
+    for wrong in ((5,), (None, 3)):
+        with pytest.raises(ValueError, match="2 sequences of 4 steps"):
+            model.sample(*wrong, inputs=inputs)
