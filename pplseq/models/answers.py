@@ -44,7 +44,7 @@ def filter_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     belief, steps = None, []
     for t in range(x.shape[1]):
         belief = model.posterior(x[:, t : t + 1], start=belief).filtered()
-        steps.append(top_states(model, belief.ids, belief.log_probs.exp(), top))
+        steps.append(top_states(belief.ids, belief.log_probs.exp(), top))
     return answer | {"states": steps}
 
 
@@ -58,7 +58,7 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
         marginals = StateMarginals(None, marginals.dense(model.num_states))
     steps = [
-        top_states(model, None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top)
+        top_states(None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top)
         for t in range(x.shape[1])
     ]
     return answer | {"states": steps}
@@ -273,7 +273,7 @@ def _predict(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tup
     return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
 
 
-def top_states(model: Any, ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:
+def top_states(ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:
     """The most probable states of row 0; ids (B, K) or None for all states, probs (B, K)."""
     values, places = probs[0].topk(min(top, probs.shape[1]))
     states = places if ids is None else ids[0][places]

@@ -362,3 +362,13 @@ def test_info_of_a_run(run, tmp_path):
 def test_info_of_states_that_do_not_divide(text):
     result = pplseq("info", "vlhmm", text, "--states", 1000, code=2)
     assert "nearest sizes are 896 and 1024" in result.stderr
+
+
+def test_lines_are_read_as_the_text_of_training_was(text, tmp_path):
+    options = ["--states", 2, "--max-time", "60s", "--epochs", 1, "--lower", "--device", "cpu"]
+    pplseq("train", "hmm", text, *options, "--out", tmp_path / "run")
+    (tmp_path / "line.txt").write_text("The CAT sees\n")
+    ask = ["query", tmp_path / "run", "score", tmp_path / "line.txt"]
+    (read,), (raw,) = lines_of(pplseq(*ask)), lines_of(pplseq(*ask, "--no-lower"))
+    assert read["words"][:2] == ["the", "cat"] and read["unknown"] == []
+    assert raw["words"][:2] == ["The", "CAT"] and raw["unknown"] == [0, 1]

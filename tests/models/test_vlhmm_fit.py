@@ -91,6 +91,9 @@ def test_a_model_with_words_keeps_them():
     assert not torch.equal(again["word_score.bias"], model.state_dict()["word_score.bias"])
     with pytest.raises(ValueError, match="the model has its words and blocks already"):
         model.fit(SENTENCES, num_blocks=4)
+    for option in ({"min_count": 2}, {"reset": False}, {"exchange_passes": 1}):
+        with pytest.raises(ValueError, match=f"{next(iter(option))}: the model has its words"):
+            model.fit(SENTENCES, **option)
     with pytest.raises(ValueError, match="encoded with other words than the model"):
         model.fit(Text.from_lines([["something", "else"]]))
 

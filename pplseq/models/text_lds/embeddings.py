@@ -58,7 +58,7 @@ class TokenEmbedder:
             self._steady = predicted, filtered_covariance(predicted, emission.information)
             evidence = emission.table() * model.evidence_factor().unsqueeze(1)
             self._table = (evidence @ (self._basis @ self._steady[1]).T).to(self.dtype)
-            self._steady_gains = self._gains(*self._steady)
+            self._steady_gains = self._gains(self._steady[1])
             self._memory = self._steps_to_forget()
             self._window = max(WINDOW, 4 * self._memory)
         self._head: list[tuple[Tensor, ...]] = []
@@ -88,7 +88,7 @@ class TokenEmbedder:
             powers, steps = powers @ powers, 2 * steps
         return steps
 
-    def _gains(self, predicted: Tensor, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _gains(self, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(F, X, J, I - J A) of a step, transposed for row vectors.
 
         x_t = F x_{t-1} + X tab_t, and backwards xs_t = J xs_{t+1} + (I - J A) x_t.
@@ -112,7 +112,7 @@ class TokenEmbedder:
             if float((predicted - self._steady[0]).norm()) <= tolerance:
                 self._head_complete = True
             else:
-                self._head.append(self._gains(predicted, filtered))
+                self._head.append(self._gains(filtered))
         return self._head
 
     @torch.no_grad()

@@ -33,10 +33,9 @@ class DenseLagCovariances:
 
     Args:
         matrices: (L + 1, m, m), [k] = E[y_{t+k} y_t'], row = the LATER value. Whitened: [0] is the identity.
-        trace: of Psi_0 in the space that likelihoods are about; None for that of ``matrices[0]``.
     """
 
-    def __init__(self, matrices: np.ndarray, *, whitened: bool | None = None) -> None:
+    def __init__(self, matrices: np.ndarray) -> None:
         matrices = np.asarray(matrices, dtype=np.float64)
         if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or len(matrices) < 2:
             raise ValueError(f"matrices: expected (L + 1, m, m) with at least one lag, got {matrices.shape}")

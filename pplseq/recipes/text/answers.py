@@ -140,8 +140,11 @@ def query(
         vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
     )
     gap = "_" if settings.gap is None and question == "infill" else settings.gap
+    lower, record = settings.lower, record_of(folder)
+    if lower is None:  # a run on counts of words says nothing of it: its model rewrites words itself
+        lower = record is not None and getattr(record.settings, "lower", False)
     with torch.no_grad(), opened(lines) as source:
-        yield from answer_lines(source, ask, gap=gap, end=end, lower=settings.lower)
+        yield from answer_lines(source, ask, gap=gap, end=end, lower=lower)
 
 
 @contextlib.contextmanager

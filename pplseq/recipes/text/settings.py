@@ -238,7 +238,7 @@ class AskSettings(UseSettings):
         allow_unknown: whether <unk> may be proposed.
         eos: end every line with <eos> (default: yes, except for next-word and continue).
         gap: the word that stands for a gap (default: _ for infill, none otherwise).
-        lower: lower-case the lines.
+        lower: lower-case the lines (default: as the run was trained).
     """
 
     top: int = setting(5, check=checks.count)
@@ -250,7 +250,7 @@ class AskSettings(UseSettings):
     allow_unknown: bool = setting(True, flag="--allow-unknown/--no-unknown")
     eos: bool | None = None
     gap: str | None = None
-    lower: bool = False
+    lower: bool | None = None
 
 
 @dataclass(kw_only=True)
