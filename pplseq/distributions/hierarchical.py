@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pplseq.distributions.block import BlockEmission, BlockTransition
 from pplseq.distributions.blocks import BlockLayout
-from pplseq.kernels.log_norm import streamed_log_norm
+from pplseq.kernels.log_semiring import streamed_log_norm
 
 
 class HierarchicalTransition(BlockTransition):
@@ -28,6 +28,7 @@ class HierarchicalTransition(BlockTransition):
         out, into: (N, D) features of leaving and entering the kept states.
         block_weight: (M, D). block_bias: (M,).
         out_of: function of global ids (R,) -> (R, D) leaving features, for beliefs over states that are not kept.
+        product_dtype: type of the products between distinct pairs of blocks (bfloat16 for speed in training).
         reset_id, emission: as for :class:`~pplseq.distributions.block.BlockTransition`.
 
     Cost: K^2 D + K M D a token; a step to all states K Z D.
@@ -45,11 +46,12 @@ class HierarchicalTransition(BlockTransition):
         block_bias: Tensor,
         *,
         out_of: Callable[[Tensor], Tensor] | None = None,
+        product_dtype: torch.dtype | None = None,
         reset_id: int | None = None,
         emission: BlockEmission | None = None,
     ):
         super().__init__(layout, initial, reset_id, emission)
-        self.out, self.into, self.out_of = out, into, out_of
+        self.out, self.into, self.out_of, self.product_dtype = out, into, out_of, product_dtype
         self.block_weight, self.block_bias = block_weight, block_bias
 
     # ---------------------------------------------------------------- the two softmaxes

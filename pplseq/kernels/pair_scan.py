@@ -31,7 +31,7 @@ class PairSoftmax(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, out, into, weight, bias, left, entered, filled, product_dtype):
+    def forward(ctx, out, into, weight, bias, left, entered, names, filled, product_dtype):
         count, width = len(left), out.shape[1]
         probs, gate, norm = out.new_empty(count, width, width), out.new_empty(count, width), out.new_empty(len(out), width)
         a, b, to_blocks = out.to(product_dtype), into.to(product_dtype), weight.to(product_dtype).T
@@ -41,19 +41,19 @@ class PairSoftmax(torch.autograd.Function):
             probs[some] = scores.view(width, -1, width).transpose(0, 1)
             logits = (a[block] @ to_blocks).to(out.dtype) + bias  # (K, M)
             norm[block] = torch.logsumexp(logits, -1)
-            gate[some] = (logits[:, entered[some]] - norm[block].unsqueeze(-1)).T
+            gate[some] = (logits[:, names[some]] - norm[block].unsqueeze(-1)).T
         gate.exp_()
         if filled is not None:
-            probs.masked_fill_(~filled[entered].unsqueeze(1), -math.inf)
+            probs.masked_fill_(~filled.unsqueeze(1), -math.inf)
         probs = torch.softmax(probs, -1).mul_(gate.unsqueeze(-1))
-        ctx.save_for_backward(out, into, weight, bias, entered, probs, gate, norm)
+        ctx.save_for_backward(out, into, weight, bias, entered, names, probs, gate, norm)
         ctx.groups, ctx.product_dtype = groups, product_dtype
         return probs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        out, into, weight, bias, entered, probs, gate, norm = ctx.saved_tensors
+        out, into, weight, bias, entered, names, probs, gate, norm = ctx.saved_tensors
         width, dtype = probs.shape[-1], ctx.product_dtype
         weighted = probs * grad
         of_gate = weighted.sum(-1)  # (P, K), of log p(block entered | z)
@@ -70,12 +70,12 @@ class PairSoftmax(torch.autograd.Function):
             grad_into.index_add_(0, onto, (wide.T @ a[block]).view(len(onto), width, -1).to(into.dtype))
             logits = (a[block] @ to_blocks.T).to(out.dtype) + (bias - norm[block].unsqueeze(-1))
             grad_logits = logits.exp_().mul_(of_gate[some].sum(0).unsqueeze(-1)).neg_()
-            grad_logits.index_add_(1, onto, of_gate[some].T)
+            grad_logits.index_add_(1, names[some], of_gate[some].T)
             grad_bias += grad_logits.sum(0)
             grad_logits = grad_logits.to(dtype)
             grad_out[block] = wide @ to + grad_logits @ to_blocks
             grad_weight += grad_logits.T @ a[block]
-        return grad_out, grad_into, grad_weight, grad_bias, None, None, None, None
+        return grad_out, grad_into, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _groups(left: Tensor) -> list[tuple[int, slice]]:
@@ -85,26 +85,38 @@ def _groups(left: Tensor) -> list[tuple[int, slice]]:
     return [(block, slice(end - size, end)) for block, size, end in zip(blocks.tolist(), sizes.tolist(), ends, strict=True)]
 
 
-def pair_softmax(out, into, weight, bias, left, entered, filled=None, product_dtype=None) -> Tensor:
-    """(P, K, K) p(z' | z) between the states of blocks left (P,), sorted, and entered (P,).
+def pair_softmax(
+    out: Tensor,
+    into: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    left: Tensor,
+    entered: Tensor,
+    names: Tensor,
+    filled: Tensor | None = None,
+    product_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(P, K, K) p(z' | z) between the states of P pairs of blocks.
 
         p(z' = j of block b | z = i) = softmax_b(out_i . weight_b + bias_b) softmax_j(out_i . into_j)
 
     Args:
-        out, into: (M, K, D) features by block. weight: (M, D). bias: (M,).
-        filled: (M, K) False at padded slots, or None. product_dtype: of the matrix products.
+        out: (L, K, D) features of the blocks that are left. into: (E, K, D) of those that are entered.
+        weight: (M, D). bias: (M,), of all blocks.
+        left: (P,) row of ``out``, sorted. entered: (P,) row of ``into``. names: (P,) which of the M blocks it is.
+        filled: (P, K) False at padded slots of the block entered, or None. product_dtype: of the matrix products.
 
-    Cost: 2 P K^2 D + 2 M' K M D flops forward for M' distinct blocks left, 2 to 3 times that backward; P K^2 numbers kept.
+    Cost: 2 P K^2 D + 2 L K M D flops forward, 2 to 3 times that backward; P K^2 numbers kept.
     """
-    return PairSoftmax.apply(out, into, weight, bias, left, entered, filled, product_dtype or out.dtype)
+    return PairSoftmax.apply(out, into, weight, bias, left, entered, names, filled, product_dtype or out.dtype)
 
 
-def pair_softmax_reference(out, into, weight, bias, left, entered, filled=None) -> Tensor:
+def pair_softmax_reference(out, into, weight, bias, left, entered, names, filled=None) -> Tensor:
     """The slow twin of :func:`pair_softmax`."""
     scores = out[left] @ into[entered].transpose(-1, -2)
     if filled is not None:
-        scores = scores.masked_fill(~filled[entered].unsqueeze(1), -math.inf)
-    gate = torch.log_softmax(out @ weight.T + bias, -1)[left, :, entered]
+        scores = scores.masked_fill(~filled.unsqueeze(1), -math.inf)
+    gate = torch.log_softmax(out @ weight.T + bias, -1)[left, :, names]
     return (torch.log_softmax(scores, -1) + gate.unsqueeze(-1)).exp()
 
 

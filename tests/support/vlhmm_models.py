@@ -27,6 +27,11 @@ OPTIONS = {
     "reset, scalar": dict(reset_id=3, parameterization="scalar"),
     "one state a block": dict(num_states=3),
 }
+HIERARCHICAL = (
+    "independent", "untied", "factored", "scalar", "temperature", "scalar with temperature", "uneven", "uneven, factored",
+    "uneven, scalar", "no blocks", "reset", "reset, no blocks", "reset, scalar", "one state a block",
+)  # fmt: skip
+OPTIONS |= {f"hierarchical, {option}": OPTIONS[option] | dict(transition="hierarchical") for option in HIERARCHICAL}
 
 
 def make(option="independent", **more) -> VLHMM:
@@ -50,6 +55,8 @@ def tables_by_hand(model, kept=None):
     same = blocks == block_of_state.unsqueeze(-1)
     if config["parameterization"] == "scalar":
         start, score = model.start_table, model.transition_table / config["temperature"]
+        if config["transition"] == "hierarchical":
+            of_block = model.block_table / config["temperature"]
         slot = torch.cat([torch.arange(size) for size in sizes])
         words = model.word_table[:, slot].T
     else:
@@ -62,10 +69,17 @@ def tables_by_hand(model, kept=None):
             return rows
 
         start = model.start_score(residual(model.start_layer, embed("start"))).squeeze(-1)
-        score = residual(model.out_layer, embed("out")) @ embed("into").T / config["temperature"]
+        out = residual(model.out_layer, embed("out")) / config["temperature"]
+        score = out @ embed("into").T
+        if config["transition"] == "hierarchical":
+            of_block = out @ model.block_score.weight.T + model.block_score.bias
         words = residual(model.emit_layer, embed("emit")) @ model.word_score.weight.T + model.word_score.bias
     initial = start.masked_fill(closed, -math.inf).log_softmax(-1)
     matrix = score.masked_fill(closed, -math.inf).log_softmax(-1)
+    if config["transition"] == "hierarchical":
+        of_block = of_block.log_softmax(-1)
+        inner = [score[:, block_of_state == b].masked_fill(closed[block_of_state == b], -math.inf) for b in range(len(sizes))]
+        matrix = torch.cat([part.log_softmax(-1) + of_block[:, b : b + 1] for b, part in enumerate(inner)], -1)
     return initial, matrix, words.masked_fill(~same, -math.inf).log_softmax(-1)
 
 

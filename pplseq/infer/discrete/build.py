@@ -6,12 +6,14 @@ from torch import Tensor
 
 from pplseq.distributions.block import BlockTransition
 from pplseq.distributions.dense import DenseTransition, StepTransition
+from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Emission, Transition
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.gap import GapChain
+from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.infer.discrete.second_order import SecondOrderChain
 
 
@@ -24,7 +26,8 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     if isinstance(transition, SecondOrderTransition):
         return SecondOrderChain(transition, emission, obs, **options)
     if isinstance(transition, BlockTransition):
-        chain = BlockChain(transition, emission, obs, **options)
+        kind = HierarchicalChain if isinstance(transition, HierarchicalTransition) else BlockChain
+        chain = kind(transition, emission, obs, **options)
         return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)

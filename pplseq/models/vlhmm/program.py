@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups, block_sizes
+from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
@@ -25,6 +26,7 @@ from pplseq.models.base import Sizes
 from pplseq.models.estimator import Estimator
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
+TRANSITIONS = ("softmax", "hierarchical")
 INITIALIZATIONS = ("normal", "xavier")
 ROLES = ("start", "out", "into", "emit")
 PRODUCT_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -52,6 +54,8 @@ class VLHMM(Estimator):
         num_states: Z.
         blocks: (V,) block of each word, 0..M-1, or None for one block (no constraint).
         hidden_size: width h of state embeddings.
+        transition: "softmax" over all states, or "hierarchical": over blocks, then over the states of the block. Nothing
+            of the second grows with Z^2.
         parameterization: "independent" (an embedding a state), "factored" (half from its block) or "scalar" (free tables).
         tied: one embedding table for start, out, into and emit, or four.
         state_dropout: share of each block's states left out of a training step.
@@ -75,6 +79,7 @@ class VLHMM(Estimator):
         blocks: Tensor | Sequence[int] | None = None,
         *,
         hidden_size: int = 256,
+        transition: str = "softmax",
         parameterization: str = "independent",
         tied: bool = True,
         state_dropout: float = 0.0,
@@ -92,6 +97,7 @@ class VLHMM(Estimator):
             num_words=None,
             num_states=checks.count("num_states", num_states),
             hidden_size=checks.count("hidden_size", hidden_size, 2),
+            transition=checks.choice("transition", transition, TRANSITIONS),
             parameterization=checks.choice("parameterization", parameterization, PARAMETERIZATIONS),
             tied=tied,
             state_dropout=checks.share("state_dropout", state_dropout, "[0, 1)"),
@@ -166,6 +172,10 @@ class VLHMM(Estimator):
                 nn.init.xavier_uniform_(table)
         self.start_layer, self.out_layer, self.emit_layer = (ResidualLayer(size) for _ in range(3))
         self.start_score = nn.Linear(size, 1)
+        if config["transition"] == "hierarchical":
+            self.block_score = nn.Linear(size, num_blocks)
+            nn.init.normal_(self.block_score.weight, std=config["init_scale"])
+            nn.init.zeros_(self.block_score.bias)
         self.word_score = nn.Linear(size, len(self.block_of_word))
 
     def _make_tables(self, width: int) -> None:
@@ -173,6 +183,8 @@ class VLHMM(Estimator):
         self.start_table = nn.Parameter(torch.randn(self.num_states) * scale)
         self.transition_table = nn.Parameter(torch.randn(self.num_states, self.num_states) * scale)
         self.word_table = nn.Parameter(torch.randn(len(self.block_of_word), width) * scale)
+        if self._config["transition"] == "hierarchical":
+            self.block_table = nn.Parameter(torch.randn(self.num_states, len(self._sizes)) * scale)
 
     def _embed(self, role: str, ids: Tensor | None, layout: BlockLayout) -> Tensor:
         """(R, h) state embeddings of the given global ids; of all kept states for None."""
@@ -225,19 +237,18 @@ class VLHMM(Estimator):
         emission = BlockEmission(layout, self.block_of_word, table)
         options: dict[str, Any] = dict(reset_id=self.reset_id, emission=emission)
         if scalar:
-            return TableTransition(layout, initial, self.transition_table / self._config["temperature"], **options), emission
+            temperature = self._config["temperature"]
+            table = self.transition_table / temperature
+            if self._config["transition"] == "hierarchical":
+                return HierarchicalTables(layout, initial, table, self.block_table / temperature, **options), emission
+            return TableTransition(layout, initial, table, **options), emission
         out, into = self._out(self._embed("out", None, layout)), self._embed("into", None, layout)
         product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None
-        transition = EmbeddingTransition(
-            layout,
-            initial,
-            out,
-            into,
-            out_of=lambda ids: self._out(self._embed("out", ids, layout)),
-            product_dtype=product_dtype,
-            **options,
-        )
-        return transition, emission
+        options |= dict(out_of=lambda ids: self._out(self._embed("out", ids, layout)), product_dtype=product_dtype)
+        if self._config["transition"] == "hierarchical":
+            blocks = self.block_score.weight, self.block_score.bias
+            return HierarchicalTransition(layout, initial, out, into, *blocks, **options), emission
+        return EmbeddingTransition(layout, initial, out, into, **options), emission
 
     def _out(self, embedding: Tensor) -> Tensor:
         out = self.out_layer(embedding)

@@ -105,6 +105,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
         eos_block: give <eos> a block of its own.
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
         hidden: width h of the state embeddings and residual layers.
+        transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
         parameterization: of the tables of states.
         tied: one embedding table for start, transition and emission.
         dropout: share of each block's states left out of a training step.
@@ -122,6 +123,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     eos_block: bool = True
     exchange_passes: int = setting(0, check=partial(checks.count, least=0))
     hidden: int = setting(256, check=checks.count)
+    transition: Literal["softmax", "hierarchical"] = "softmax"
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
     tied: bool = setting(True, flag="--tied/--untied")
     dropout: float = setting(0.5, check=SHARE)

@@ -115,6 +115,7 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
     model = VLHMM(
         num_states=settings.states,
         hidden_size=settings.hidden,
+        transition=settings.transition,
         parameterization=settings.parameterization,
         tied=settings.tied,
         state_dropout=settings.dropout,

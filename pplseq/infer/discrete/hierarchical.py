@@ -1,0 +1,67 @@
+"""Block-sparse chains with hierarchical transitions: each distinct pair of blocks of a batch is made once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from torch import Tensor
+
+from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
+from pplseq.distributions.state import MISSING
+from pplseq.infer.discrete.block import BlockChain
+from pplseq.kernels import scan
+from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_softmax
+
+
+class HierarchicalChain(BlockChain):
+    """See :class:`BlockChain`. Likelihood and gradient go over distinct pairs of blocks; other queries lower a pair a step."""
+
+    transition: HierarchicalTransition
+
+    @cached_property
+    def _forward(self) -> scan.Forward:
+        forward = self._over_pairs() if self._has_pairs else None
+        return super()._forward if forward is None else forward
+
+    @property
+    def _has_pairs(self) -> bool:
+        if isinstance(self.transition, HierarchicalTables) or self.layout.num_blocks == 1 or self.num_steps == 1:
+            return False
+        # a word before that was not seen may have been the reset word: a mixture a row
+        return self.transition.reset_id is None or self.inputs is None or not bool((self.inputs[1:] == MISSING).any())
+
+    def _over_pairs(self) -> scan.Forward | None:
+        transition, layout, block = self.transition, self.layout, self._block
+        restart = restart_to = None
+        if transition.reset_id is not None and self.inputs is not None:
+            restart, restart_to = self.inputs == transition.reset_id, transition.initial_of(block)
+        keys = block[:-1] * layout.num_blocks + block[1:]
+        if restart is not None:  # no pair is needed where the state is drawn afresh: any that is made will do
+            needed = keys[~restart[1:]]
+            if not needed.numel():
+                return None
+            keys = keys.masked_fill(restart[1:], int(needed[0]))
+        keys, pair_of = keys.unique(return_inverse=True)
+        left, entered = keys // layout.num_blocks, keys % layout.num_blocks
+        blocks, left = left.unique(return_inverse=True)
+        # rows of the blocks left only; columns of the blocks entered only
+        columns, entered_at = entered.unique(return_inverse=True)
+        pairs = pair_softmax(
+            transition.leaving_blocks(blocks),
+            layout.of_blocks(transition.into, columns),
+            transition.block_weight,
+            transition.block_bias,
+            left,
+            entered_at,
+            entered,
+            None if layout.filled is None else layout.filled[entered],
+            transition.product_dtype,
+        )
+        return pair_chain_log_prob(self._initial(), pairs, self._emit(), pair_of, self.valid, restart, restart_to)
+
+    def _initial(self) -> Tensor:
+        """(B, K) log p(z_1), before the first word is seen."""
+        block = self._block[0]
+        if self.start is None:
+            return self.transition.initial_of(block)
+        return self.transition.belief_step(self.start, block, None if self.inputs is None else self.inputs[0])
