@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------ whether to look
-_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
+TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)  # whether this is inside `trusted`
 
 
 @contextlib.contextmanager
@@ -38,17 +38,12 @@ def trusted() -> Iterator[None]:
     """
     import pyro
 
-    token = _TRUSTED.set(True)
+    token = TRUSTED.set(True)
     try:
         with pyro.validation_enabled(False):
             yield
     finally:
-        _TRUSTED.reset(token)
-
-
-def is_trusted() -> bool:
-    """Whether this is inside :func:`trusted`."""
-    return _TRUSTED.get()
+        TRUSTED.reset(token)
 
 
 # ------------------------------------------------------------------------------------------------ numbers and names

@@ -52,7 +52,7 @@ class PairSoftmax(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         out, into, weight, bias, entered, names, probs, gate, norm = ctx.saved_tensors
         width, dtype = probs.shape[-1], ctx.product_dtype
         weighted = probs * grad
@@ -134,7 +134,7 @@ class PairChainLogProb(torch.autograd.Function):
         message = (init - init_top.unsqueeze(-1)).exp_()
         for t in range(num_steps):
             score = message if t == 0 else torch.bmm(message.unsqueeze(1), pairs[pair_of[t - 1]]).squeeze(1)
-            if restart is not None and t > 0:
+            if restart is not None and begin is not None and t > 0:
                 score = torch.where(restart[t].unsqueeze(-1), begin[t], score)
             score = score * likely[t]
             total = score.sum(-1)
@@ -155,7 +155,7 @@ class PairChainLogProb(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, weight, *_not_differentiable):
+    def backward(ctx, weight, *_not_differentiable):  # pyright: ignore[reportIncompatibleMethodOverride]
         pairs, likely, messages, totals, pair_of, valid, restart, begin = ctx.saved_tensors
         num_steps, num_rows, width = likely.shape
         beta = torch.ones_like(likely[0])

@@ -207,13 +207,13 @@ class SequenceModel(PyroModule):
             shape = checks.count("num_sequences", num_sequences), checks.count("num_steps", num_steps)
             values = observed = None
         else:
-            if not checks.is_trusted():
+            if not checks.TRUSTED.get():
                 self.check_observations(x)
                 checks.lengths(lengths, x)
                 checks.states(states, x, self.num_states)
             shape = x.shape[0], x.shape[1]
             values, observed = self.observed(x)
-        if not checks.is_trusted():
+        if not checks.TRUSTED.get():
             self.check_start(start, shape[0])
         return Given(shape, x, values, observed, lengths=lengths, states=states, num_total=num_total)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pplseq import checks
+from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.state import Belief
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
@@ -79,7 +80,9 @@ class GradientTraining(Training):
             from pplseq.infer import TraceBlockedEnum_ELBO
 
             elbo = TraceBlockedEnum_ELBO()
-        self.check_observations = getattr(model, "check_observations", lambda x: None)  # networks have their own
+        # the program, unvalidated, does not look at its data; batches of an encoded text need no look
+        of_text = type(batches) in (StreamBatches, SentenceBatches)
+        self.check_observations = None if of_text else getattr(model, "check_observations", None)
         self.device = model_device(model)
         self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))
         if guide is not None:
@@ -126,7 +129,7 @@ class GradientTraining(Training):
 
     def _learn(self, batch: Any) -> None:
         p = self.progress
-        if batch.x.device.type == "cpu":  # where looking costs nothing; the program, unvalidated, does not look
+        if self.check_observations is not None:
             self.check_observations(batch.x)
         x, lengths = batch.x.to(self.device, non_blocking=True), _to(batch.lengths, self.device)
         num_tokens = batch.x.numel() if batch.lengths is None else int(batch.lengths.sum())

@@ -18,6 +18,7 @@ from record import data_folder, in_turn, peak_gigabytes, record, seconds
 from pplseq.data.batches import StreamBatches
 from pplseq.data.clustering import brown_clusters
 from pplseq.data.text import load_corpus
+from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.infer import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models import VLHMM
@@ -26,6 +27,8 @@ from pplseq.models import VLHMM
 def plain_loss(model: VLHMM, x: torch.Tensor) -> torch.Tensor:
     """The negative log-likelihood of segments from the start distribution, written plainly."""
     transition, emission = model.specs()
+    if isinstance(transition, HierarchicalTransition):
+        return plain_hierarchical_loss(transition, emission, x)
     layout = transition.layout
     scores = transition.out @ transition.into.T
     matrix = scores - torch.logsumexp(scores, -1, keepdim=True)
@@ -40,6 +43,19 @@ def plain_loss(model: VLHMM, x: torch.Tensor) -> torch.Tensor:
     return -torch.logsumexp(message, -1).sum()
 
 
+def plain_hierarchical_loss(transition: HierarchicalTransition, emission, x: torch.Tensor) -> torch.Tensor:
+    """The same where the next block is drawn first: a matrix a token, an autograd loop over time."""
+    layout, block, emit = transition.layout, emission.support(x.T), emission.log_prob_at(x.T)
+    out = layout.of_blocks(transition.out, block[:-1])
+    inner = torch.log_softmax(out @ layout.of_blocks(transition.into, block[1:]).transpose(-1, -2), -1)
+    gate = torch.log_softmax(transition.out @ transition.block_weight.T + transition.block_bias, -1)
+    gate = layout.of_blocks(gate, block[:-1]).gather(-1, block[1:, :, None, None].expand(*out.shape[:-1], 1))
+    message = transition.initial_of(block[0]) + emit[0]
+    for t in range(1, len(emit)):
+        message = torch.logsumexp(message.unsqueeze(-1) + inner[t - 1] + gate[t - 1], -2) + emit[t]
+    return -torch.logsumexp(message, -1).sum()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--states", type=int, default=4096)
@@ -48,6 +64,8 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--normalizer-dtype", default="float32")
+    parser.add_argument("--transition", choices=("softmax", "hierarchical"), default="softmax")
+    parser.add_argument("--streams", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -59,10 +77,11 @@ def main() -> None:
         torch.as_tensor(clusters.block_of_word),
         state_dropout=0.5,
         normalizer_dtype=options.normalizer_dtype,
+        transition=options.transition,
     ).to(options.device)
     elbo = TraceBlockedEnum_ELBO()(model, no_guide)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.0, fused=True)
-    segments = itertools.cycle(list(itertools.islice(StreamBatches(corpus.train, 16, 32), 64)))
+    segments = itertools.cycle(list(itertools.islice(StreamBatches(corpus.train, options.streams, 32), 64)))
     synchronize = torch.cuda.synchronize if options.device != "cpu" else lambda: None
 
     def step(loss_of):
@@ -75,8 +94,9 @@ def main() -> None:
 
     states = torch.get_rng_state()
     x = next(segments).x.to(options.device)
-    result = {"states": options.states, "blocks": 128, "hidden_size": 256, "batch": [16, 32], "threads": options.threads}
-    result |= {"normalizer_dtype": options.normalizer_dtype, "device": options.device}
+    result = {"states": options.states, "blocks": 128, "hidden_size": 256, "batch": [options.streams, 32]}
+    result |= {"threads": options.threads}
+    result |= {"normalizer_dtype": options.normalizer_dtype, "device": options.device, "transition": options.transition}
     if options.no_peer:
         result["step_ms"] = 1e3 * seconds(lambda: step(elbo), repeat=options.steps)
         result["peak_gb"] = peak_gigabytes()
@@ -97,9 +117,10 @@ def main() -> None:
         result |= {"speedup": times["plain"] / times["pplseq"], "peak_with_plain_gb": peak_gigabytes()}
     if options.device != "cpu":
         result["peak_device_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    result["tokens_per_second"] = 512 / result["step_ms"] * 1e3
+    result["tokens_per_second"] = 32 * options.streams / result["step_ms"] * 1e3
     print(result)
     suffix = "" if options.normalizer_dtype == "float32" else f"_{options.normalizer_dtype}"
+    suffix += "" if options.transition == "softmax" else f"_{options.transition}"
     record(f"vlhmm_step_{options.states}{suffix}", result)
 
 

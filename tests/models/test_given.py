@@ -119,6 +119,6 @@ def test_no_sequences_are_not_one():
 
 def test_a_loop_that_has_looked_is_trusted():
     with checks.trusted():
-        assert checks.is_trusted() and not is_validation_enabled()
+        assert checks.TRUSTED.get() and not is_validation_enabled()
         HMM(2, 3).log_prob(torch.tensor([[0, -2]]))
-    assert not checks.is_trusted() and is_validation_enabled()
+    assert not checks.TRUSTED.get() and is_validation_enabled()

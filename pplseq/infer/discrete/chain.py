@@ -141,6 +141,10 @@ class Chain:
         """The chain in numbers, computed once."""
         return self._lower()
 
+    def prepare(self) -> None:
+        """Reads all parameters that queries need."""
+        _ = self.factors
+
     @cached_property
     def _forward(self) -> scan.Forward:
         return scan.chain_log_prob(*self.factors)

@@ -16,12 +16,18 @@ from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_softmax
 class HierarchicalChain(BlockChain):
     """See :class:`BlockChain`. Likelihood and gradient go over distinct pairs of blocks; other queries lower a pair a step."""
 
-    transition: HierarchicalTransition
+    transition: HierarchicalTransition  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @cached_property
     def _forward(self) -> scan.Forward:
         forward = self._over_pairs() if self._has_pairs else None
         return super()._forward if forward is None else forward
+
+    def prepare(self) -> None:
+        if self._has_pairs:
+            _ = self._forward  # a matrix a step is made for the queries that need it only
+        else:
+            super().prepare()
 
     @property
     def _has_pairs(self) -> bool:

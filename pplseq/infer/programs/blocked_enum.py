@@ -165,7 +165,7 @@ class BlockedEnum(ChainMessenger):
         for recording in self._recordings:
             with _module_context(recording):
                 chain = self.chains[recording.name] = self._lower(recording)
-                _ = chain.factors  # parameters are read in any case: here, in the program's own context
+                chain.prepare()  # parameters are read in any case: here, in the program's own context
                 log_prob = chain.log_prob() if self.factor else None
             self.state_names[recording.name] = [step.name for step in recording.steps]
             if log_prob is not None:

@@ -30,6 +30,7 @@ def test_the_way_over_pairs(option, valid, dropout):
     model = make(f"hierarchical, {option}", state_dropout=dropout).train()
     fast, slow = both(model, valid=valid)
     assert isinstance(fast, HierarchicalChain) and fast._over_pairs() is not None
+    fast.prepare()
     assert "factors" not in fast.__dict__  # no matrix a step was made
     close(fast.log_prob(), slow.log_prob())
     close(fast.token_log_probs(), slow.token_log_probs())
