@@ -1,10 +1,15 @@
 """Fixtures shared by the whole suite."""
 
 import os
+import signal
 from pathlib import Path
 
 # threads that spin while they wait bring a machine with busy cores nearly to a halt; must stand before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# a shell that starts the tests in the background lets them ignore these, and with them the processes that they start
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pyro  # noqa: E402
 import pytest  # noqa: E402

@@ -271,8 +271,9 @@ class SequenceModel(PyroModule):
         return vars(self).pop("_chains").popitem()[1]
 
     def chain_of(self, batch: Batch) -> Any:
-        """The chain of a batch, for EM; a model may have a shorter way to it than running its program."""
-        return self.posterior(batch.x, batch.lengths, **batch.known)
+        """The chain of a batch that was checked, for EM; a model may have a shorter way to it than running its program."""
+        with checks.trusted():  # Pyro's validation would report a NaN first, and less clearly
+            return self.posterior(batch.x, batch.lengths, **batch.known)
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
         """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""

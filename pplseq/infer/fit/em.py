@@ -165,8 +165,7 @@ def expectation_maximization(
 
 
 def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
-    with checks.trusted():  # it would report a NaN first, and less clearly
-        chain = model.chain_of(batch)
+    chain = model.chain_of(batch)
     log_prob = float(chain.log_prob().sum(dtype=torch.float64))
     if math.isnan(log_prob):
         raise ArithmeticError("the log-likelihood is NaN; check the parameters and x for NaN and infinite values")
