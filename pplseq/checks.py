@@ -122,7 +122,10 @@ def words(x: Any, num_words: int) -> None:
 
     if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
         what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"x must be an integer tensor (B, T) of word ids, got {what}; encode text with the vocabulary")
+        todo = "encode text with the vocabulary"
+        if isinstance(x, torch.Tensor) and x.dim() == 1:
+            todo = "write x[None] for one sequence; of several in a row make a list, such as x.split(lengths)"
+        raise TypeError(f"x must be an integer tensor (B, T) of word ids, got {what}; {todo}")
     if 0 in x.shape:
         raise ValueError(f"x must hold at least one row and one step, got shape {tuple(x.shape)}")
     low, high = (int(v) for v in x.aminmax())

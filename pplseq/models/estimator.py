@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -124,6 +125,8 @@ class Estimator(SequenceModel):
         known = {name: options.pop(name) for name in inspect.signature(self.as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
+        if initialization is not None and not self.starts:
+            raise ValueError(f"initialization: {type(self).__name__} starts in one way; leave it out, got {initialization!r}")
         how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
         self.check_method(method)
         if num_restarts > 1 and (warm_start or "em" not in self.methods):
@@ -170,14 +173,23 @@ class Estimator(SequenceModel):
             x, lengths, **known: the sequences; see the class.
             start: the belief that the previous segment ended with, or None.
         """
-        if isinstance(x, (list, tuple)):
+        if isinstance(x, (list, tuple, np.ndarray)):
             batch = self.as_batch(x, lengths, **known)
             x, lengths, known = batch.x, batch.lengths, batch.known
         return super().posterior(x, lengths, start, **known)
 
     def _posterior(self, x, lengths, **known) -> tuple[Batch, Any]:
+        self.check_names(known)
         batch = self.as_batch(x, lengths, **known)
         return batch, self.posterior(batch.x, batch.lengths, **batch.known)
+
+    def check_names(self, known: dict[str, Any]) -> None:
+        """Raises TypeError for arguments by names that this model does not know; says which it knows."""
+        names = list(inspect.signature(self.as_batch).parameters)[2:]
+        for name in known:
+            if name not in names:
+                takes = checks.nearest(name, ["x", "lengths", *names])
+                raise TypeError(f"{type(self).__name__}: no argument {name!r} beside the data.{takes}")
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens."""

@@ -43,6 +43,8 @@ def run_fit(
     """
     if method not in RUNS:
         raise ValueError(f"folder, max_time: a fit by {method!r} cannot be interrupted; use {' or '.join(RUNS)}")
+    if max_time is not None:
+        checks.positive("max_time", max_time, zero=True)
     run = RUNS[method](model, batches, **options)
     with checks.trusted():
         ended = run_training(run, folder=folder, resume=resume, max_time=max_time)

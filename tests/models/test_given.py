@@ -1,5 +1,6 @@
 """What a program is given: masks, gaps, mini-batches, the word before, and what is refused."""
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -122,3 +123,17 @@ def test_a_loop_that_has_looked_is_trusted():
         assert checks.TRUSTED.get() and not is_validation_enabled()
         HMM(2, 3).log_prob(torch.tensor([[0, -2]]))
     assert not checks.TRUSTED.get() and is_validation_enabled()
+
+
+def test_what_a_query_does_not_know_is_named():
+    model = HMM(3, num_words=6)
+    x = np.array([[0, 1, 2], [5, 4, 3]])
+    assert model.log_prob(x).shape == (2,)  # arrays as everywhere
+    with pytest.raises(TypeError, match="HMM: no argument 'state' beside the data. Did you mean 'states'?"):
+        model.score(x, state=x)
+    with pytest.raises(TypeError, match=r"write x\[None\] for one sequence"):
+        model.fit(x[0])
+    with pytest.raises(ValueError, match="max_time must be 0 or more"):
+        model.fit(x, max_time=-1)
+    with pytest.raises(ValueError, match="HMM starts in one way"):
+        model.fit(x, initialization="random")

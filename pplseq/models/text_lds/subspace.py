@@ -53,7 +53,8 @@ class BlockHankel:
         if 2 * num_blocks - 1 > cov.max_lag:
             raise ValueError(
                 f"blocks: {num_blocks} blocks need lags 1..{2 * num_blocks - 1}, but the covariances have lags up to "
-                f"{cov.max_lag}; count with max_lag >= {2 * num_blocks - 1} or use fewer blocks"
+                f"{cov.max_lag}; count with max_lag >= {2 * num_blocks - 1}, or use fewer blocks (--blocks), "
+                f"{(cov.max_lag + 1) // 2} at most"
             )
         self.cov, self.num_blocks = cov, num_blocks
 

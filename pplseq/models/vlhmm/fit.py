@@ -6,6 +6,7 @@ Source: J. Chiu and A. M. Rush (2020), Scaling Hidden Markov Language Models, EM
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -295,7 +296,8 @@ def _all(*watchers: Callable[..., None] | None) -> Callable[..., None] | None:
 def _settings(given: dict[str, Any]) -> TrainSettings:
     for name in given:
         if name not in TrainSettings.__dataclass_fields__:
-            raise TypeError(f"fit has no option {name!r}.{checks.nearest(name, TrainSettings.__dataclass_fields__)}")
+            known = [*inspect.signature(fit).parameters][3:-1] + [*TrainSettings.__dataclass_fields__]
+            raise TypeError(f"VLHMM.fit has no option {name!r}.{checks.nearest(name, known)} There are: {', '.join(known)}")
     return TrainSettings(**given)
 
 
