@@ -58,9 +58,7 @@ class Adapter(Tagger):
         return [tuple(next(found)) if len(words) else () for words in sentences]
 
     @abstractmethod
-    def _train(
-        self, sentences: list[TaggedSentence], tags: tuple[str, ...], progress: bool
-    ) -> tuple[str, ...] | None:
+    def _train(self, sentences: list[TaggedSentence], tags: tuple[str, ...], progress: bool) -> tuple[str, ...] | None:
         """Learns from sentences, none empty; the tags it can give, where they are not those of the text."""
 
     @abstractmethod

@@ -16,11 +16,7 @@ CHECKPOINTS = ("best", "last")
 
 
 def load(
-    folder: str | Path,
-    *,
-    checkpoint: str | None = None,
-    device: str | torch.device = "cpu",
-    sources: Sequence = (),
+    folder: str | Path, *, checkpoint: str | None = None, device: str | torch.device = "cpu", sources: Sequence = ()
 ) -> Any:
     """The model of a folder: of any family, a network, a tagger, a stream of PROPS; or of a run's folder.
 

@@ -289,7 +289,6 @@ def save_tagger(saved: SavedTagger, folder: str | Path) -> None:
     saved.tagger.save(folder, training)
 
 
-
 def load_tagger(folder: str | Path) -> SavedTagger:
     """A tagger of a run's folder, or of the one that :func:`save_tagger` or its own `save` wrote.
 

@@ -20,11 +20,7 @@ filtered belief runs on from segment to segment) or sentence (every line from th
 
 
 def _command(recipe: Recipe, run: Any) -> click.Command:
-    params = [
-        click.Argument(["data"], required=False, metavar="[DATA]"),
-        CONFIG,
-        *options_for(recipe.evaluation),
-    ]
+    params = [click.Argument(["data"], required=False, metavar="[DATA]"), CONFIG, *options_for(recipe.evaluation)]
     text = f"How good {run}, a {recipe.name}, is on DATA: {recipe.data}, or - for stdin."
     return recipe_command("evaluate", lambda ctx, **_: _evaluate(ctx, recipe, run), params, text)
 

@@ -14,14 +14,7 @@ from pplseq.data.brown import Bigrams, merge_blocks, merge_words
 from pplseq.data.clusters import Clusters, join_paths, read_paths, write_paths
 from pplseq.data.exchange import exchange_words
 
-__all__ = [
-    "Clusters",
-    "average_mutual_information",
-    "brown_clusters",
-    "read_paths",
-    "uniform_clusters",
-    "write_paths",
-]
+__all__ = ["Clusters", "average_mutual_information", "brown_clusters", "read_paths", "uniform_clusters", "write_paths"]
 
 
 def brown_clusters(
@@ -125,11 +118,7 @@ def brown_clusters(
 
 
 def average_mutual_information(
-    tokens: np.ndarray,
-    block_of_word: np.ndarray,
-    *,
-    line_starts: np.ndarray | None = None,
-    eos_id: int | None = None,
+    tokens: np.ndarray, block_of_word: np.ndarray, *, line_starts: np.ndarray | None = None, eos_id: int | None = None
 ) -> float:
     """Average mutual information of neighbouring blocks, in bits.
 

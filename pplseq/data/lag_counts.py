@@ -246,9 +246,7 @@ def _check_alike(first: LagCounts, other: LagCounts) -> None:
         ("word forms", (first.forms, other.forms)),
     ):
         if values[0] != values[1]:
-            raise ValueError(
-                f"parts: {names[0]} has {what} {values[0]!r} and {names[1]} has {values[1]!r}; {advice}"
-            )
+            raise ValueError(f"parts: {names[0]} has {what} {values[0]!r} and {names[1]} has {values[1]!r}; {advice}")
 
 
 def check_disjoint(parts: Sequence[Part]) -> None:

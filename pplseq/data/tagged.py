@@ -268,9 +268,7 @@ def render_tagged(
 
 
 def _check(
-    sentences: Sequence[TaggedSentence],
-    source: TaggedFile | None,
-    probabilities: Sequence[Sequence[float]] | None,
+    sentences: Sequence[TaggedSentence], source: TaggedFile | None, probabilities: Sequence[Sequence[float]] | None
 ) -> None:
     for i, (words, tags) in enumerate(sentences):
         if len(words) != len(tags):

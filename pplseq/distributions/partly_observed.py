@@ -27,7 +27,6 @@ class PartlyObserved(Conditional):
     As for other observations, values, ``observed``, the inputs and a C of every row may have a time dimension on the left.
     """
 
-
     def __init__(self, state, matrix, noise, offset=None, inputs=None, *, observed, batch_shape=None):
         self.state, self.matrix, self.noise = state, matrix, noise
         self.offset, self.inputs, self.observed = offset, inputs, observed

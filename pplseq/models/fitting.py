@@ -66,9 +66,7 @@ def fit_parameters(model: Any, batches: Sequence[Batch], method: str, options: d
     return history
 
 
-def start_anew(
-    model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1
-) -> None:
+def start_anew(model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1) -> None:
     """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out."""
     starts = []
     for _ in range(num_restarts):

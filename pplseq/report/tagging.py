@@ -64,11 +64,7 @@ class SentenceView:
 
 
 def render_tagging_page(
-    views: Sequence[SentenceView],
-    *,
-    title: str,
-    scores: TagScores | None = None,
-    notes: Sequence[str] = (),
+    views: Sequence[SentenceView], *, title: str, scores: TagScores | None = None, notes: Sequence[str] = ()
 ) -> str:
     """The page: scores where given, a legend, the sentences. It needs no other file and runs no script.
 

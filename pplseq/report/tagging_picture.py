@@ -51,9 +51,7 @@ def draw_confusion(scores: TagScores, path: str | Path, *, title: str = "", dots
         for i, k in zip(*np.nonzero(counts), strict=True):
             colour = "white" if shares[i, k] > 0.12 else INK
             axes.text(k, i, str(counts[i, k]), ha="center", va="center", fontsize=letters * 0.75, color=colour)
-    figure.text(
-        0.02, 0.97, plain(title or f"accuracy {scores.accuracy:.4f}"), fontsize=11, color=INK, parse_math=False
-    )
+    figure.text(0.02, 0.97, plain(title or f"accuracy {scores.accuracy:.4f}"), fontsize=11, color=INK, parse_math=False)
     return save_figure(figure, path, dots_per_inch)
 
 

@@ -42,9 +42,7 @@ class MixtureSource:
             raise ValueError(f"sources: they must have the same words, got {sorted(sizes)} of them")
         shares = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
         if shares.shape != (len(sources),) or not (shares >= 0).all() or not 0 < shares.sum() < math.inf:
-            raise ValueError(
-                f"weights: expected {len(sources)} non-negative numbers with a positive sum, got {shares}"
-            )
+            raise ValueError(f"weights: expected {len(sources)} non-negative numbers with a positive sum, got {shares}")
         if not 0.5 < exponent <= 1:
             raise ValueError(f"exponent: expected above 1/2 and at most 1, got {exponent}")
         self.num_words, self.name, self.learn, self.exponent = sizes.pop(), name, learn, exponent

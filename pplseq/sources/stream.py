@@ -63,8 +63,7 @@ class ReadLine(NamedTuple):
         answer = line.answer | {"log_prob": rounded([self.log_prob])[0]}
         answer |= {name: line.aligned(rounded(values)) for name, values in columns.items()}
         answer["sources"] = {
-            name: line.aligned(rounded([token.source_log_probs[k] for token in tokens]))
-            for k, name in enumerate(names)
+            name: line.aligned(rounded([token.source_log_probs[k] for token in tokens])) for k, name in enumerate(names)
         }
         return answer
 

@@ -144,12 +144,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
             shown.add(read.line, log_probs, [token.log_odds for token in read.tokens])
 
         failed = found.follow(
-            options["stream"],
-            options["out"],
-            rewind=options["rewind"],
-            learn=learn,
-            on_line=show,
-            say=say,
+            options["stream"], options["out"], rewind=options["rewind"], learn=learn, on_line=show, say=say
         )
     title = f"{stream_name(options['stream'])}, read by {names[0]}"
     finish(ctx, shown, options, title, failed, found.resumed)

@@ -181,16 +181,11 @@ def evaluate(
 @click.argument("test")
 @click.option("--dev", help="Text to tune or stop by, for the systems that do.")
 @click.option(
-    "--systems",
-    default=",".join(COMPARED),
-    metavar="NAME,NAME,...",
-    help="Which.  [default: all that are supervised]",
+    "--systems", default=",".join(COMPARED), metavar="NAME,NAME,...", help="Which.  [default: all that are supervised]"
 )
 @click.option("--limit", type=click.IntRange(1), help="Train on the first N sentences only.")
 @click.option(
-    "--learning-curve",
-    metavar="F,F,...",
-    help="Also train every system on these fractions of TEXT, such as 0.1,0.3,1.",
+    "--learning-curve", metavar="F,F,...", help="Also train every system on these fractions of TEXT, such as 0.1,0.3,1."
 )
 @click.option("--seed", default=0, show_default=True, help="Of the sentences drawn for the learning curve.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the learning curves (PNG).")
@@ -216,15 +211,7 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     sentences = tagging.read(text, reading_of(options), say)[: options["limit"]]
     tests = tagging.read(test, reading_of(options), say, tags="optional")
     dev = None if options["dev"] is None else tagging.read(options["dev"], reading_of(options), say)
-    found = compare_systems(
-        systems,
-        sentences,
-        tests,
-        dev,
-        fractions=fractions,
-        seed=options["seed"],
-        say=say,
-    )
+    found = compare_systems(systems, sentences, tests, dev, fractions=fractions, seed=options["seed"], say=say)
     click.echo(tagging.comparison_text(found))
     if out is not None:
         tagging.write_json(out, {"train": text, "test": test, **found.summary()})

@@ -52,7 +52,6 @@ class _Recording:
     steps: list[_Step] = field(default_factory=list)
 
 
-
 class BlockedEnum(ChainMessenger):
     """Sums out the discrete hidden states of a program exactly, with one kernel per chain.
 

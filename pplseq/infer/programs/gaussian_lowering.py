@@ -221,11 +221,7 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
     emission = first.emission
     if all(o is None or _same_emission(o.emission, emission) for o in given):
         stacked = stack_steps(
-            steps,
-            batch,
-            lambda s: getattr(by_step[id(s)], "data", None),
-            event=first.event,
-            like=like,
+            steps, batch, lambda s: getattr(by_step[id(s)], "data", None), event=first.event, like=like
         )
         evidence = emission.evidence(_without_missing(stacked, seen))
         if not isinstance(evidence, LinearEvidence):
@@ -259,11 +255,7 @@ def _prediction(steps: list[Step], by_step: dict, batch: torch.Size) -> SiteEmis
         return SiteEmission(first.emission, first.offset)
     like = next(o.offset for o in given if o.offset is not None)
     offset = stack_steps(
-        steps,
-        batch,
-        lambda s: None if by_step[id(s)] is None else by_step[id(s)].offset,
-        event=first.event,
-        like=like,
+        steps, batch, lambda s: None if by_step[id(s)] is None else by_step[id(s)].offset, event=first.event, like=like
     )
     return SiteEmission(first.emission, offset, changes=True)
 

@@ -12,12 +12,7 @@ from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian,
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.programs.gaussian_sites import AffineSite, covariance_of, read_site
-from pplseq.infer.programs.markov import (
-    ChainMessenger,
-    check_place,
-    emit_factor,
-    plates_of,
-)
+from pplseq.infer.programs.markov import ChainMessenger, check_place, emit_factor, plates_of
 
 
 class KalmanCollapse(ChainMessenger):

@@ -310,9 +310,7 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
             assert like is not None, "steps that say nothing need something to be filled with"
             fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
             value = fill.expand(batch + event)
-        has_time = step.span is not None and (
-            is_time_first(value) or value.dim() > len(batch) + len(event)
-        )
+        has_time = step.span is not None and (is_time_first(value) or value.dim() > len(batch) + len(event))
         lead = value.shape[: value.dim() - len(event)]
         own = broadcast_shapes(lead[1:] if has_time else lead, batch)
         values.append((value, has_time, own, step.span))

@@ -17,13 +17,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
-from pplseq.models.hmm.emissions import (
-    COVARIANCES,
-    dirichlet_log_density,
-    inside_simplex,
-    like,
-    safe_log,
-)
+from pplseq.models.hmm.emissions import COVARIANCES, dirichlet_log_density, inside_simplex, like, safe_log
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.tables import DTYPES, StateTables
 
@@ -71,9 +65,7 @@ class HMM(StateTables):
         dtype: str = "float64",
     ):
         num_states = checks.count("num_states", num_states)
-        super().__init__(
-            num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES
-        )
+        super().__init__(num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES)
         self.priors = Priors.of(priors)
         self._config = {"num_states": num_states} | self._config
         real = DTYPES[dtype]

@@ -160,9 +160,7 @@ class IOHMM(IOHMMQueries):
 
     @property
     def format(self) -> IOFormat:
-        return IOFormat(
-            self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, self.reference
-        )
+        return IOFormat(self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, self.reference)
 
     def check_observations(self, x: Tensor) -> None:
         self.format.check(x)

@@ -67,9 +67,7 @@ def next_states(
     return GaussianBelief(torch.stack(means, 1), torch.stack(covariances, 1))
 
 
-def observed_forecast(
-    parameters: Parameters, states: GaussianBelief, inputs: Tensor | None, noise: Tensor
-) -> Forecast:
+def observed_forecast(parameters: Parameters, states: GaussianBelief, inputs: Tensor | None, noise: Tensor) -> Forecast:
     """Those states and what is observed of them; noise: (n, n)."""
     emission, shift = parameters.emission, parameters.shift("emission", inputs)
     means = states.mean @ emission.T

@@ -358,9 +358,7 @@ class DictionaryTagger(GenerativeTagger):
         self._tag_of_state = torch.tensor([self.tags.index(name) for name in names])
         return self
 
-    def sample(
-        self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None
-    ) -> list[TaggedSentence]:
+    def sample(self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None) -> list[TaggedSentence]:
         """Sentences drawn from the model; their lengths are drawn from those of the training text, as it has no end.
 
         Classes of rare words stand for such words.

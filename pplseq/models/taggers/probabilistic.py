@@ -65,10 +65,7 @@ class ProbabilisticTagger(Tagger):
             yield batch
 
     def each(
-        self,
-        sentences: Sequence[Words],
-        answer: Callable[[Chain, list[int]], Sequence[Any]],
-        empty: Callable[[], Any],
+        self, sentences: Sequence[Words], answer: Callable[[Chain, list[int]], Sequence[Any]], empty: Callable[[], Any]
     ) -> list[Any]:
         """answer(chain, lengths) -> one value a row, for all sentences in their order; `empty()` for empty ones."""
         self.check_fitted()
@@ -212,7 +209,5 @@ class GenerativeTagger(ProbabilisticTagger):
         return NextTag(tags, (1.0 - tags.sum(1)).clip(min=0.0))
 
     @abstractmethod
-    def sample(
-        self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None
-    ) -> list[TaggedSentence]:
+    def sample(self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None) -> list[TaggedSentence]:
         """Sentences of at most `num_steps` words with their tags, drawn from the model."""

@@ -207,9 +207,7 @@ class TagScores:
 
 
 def score_tags(
-    gold: Sequence[TaggedSentence],
-    predicted: Sequence[Sequence[str | None]],
-    training: TrainingWords | None = None,
+    gold: Sequence[TaggedSentence], predicted: Sequence[Sequence[str | None]], training: TrainingWords | None = None
 ) -> TagScores:
     """Score predicted tags.
 

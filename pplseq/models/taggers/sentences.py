@@ -74,9 +74,7 @@ class SentenceTagger(GenerativeTagger):
         valid = torch.arange(x.shape[1])[:, None] < lengths
         return build_chain(self.transition, self.emission(types), x.T, valid=valid)
 
-    def sample(
-        self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None
-    ) -> list[TaggedSentence]:
+    def sample(self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None) -> list[TaggedSentence]:
         """Sentences of known words with their tags, drawn up to their boundary, or to `num_steps` words."""
         self.check_fitted()
         checks.count("num_steps", num_steps)

@@ -142,10 +142,7 @@ def check_horizon(horizon: int | None, cov) -> int:
 
 
 def asos_statistics(
-    parameters: TextParameters | SteadyState,
-    cov: LagCovariances | DenseLagCovariances,
-    *,
-    horizon: int | None = None,
+    parameters: TextParameters | SteadyState, cov: LagCovariances | DenseLagCovariances, *, horizon: int | None = None
 ) -> AsosStatistics:
     """The E-step of EM on a text of which only Psi_0 ... Psi_r are known.
 

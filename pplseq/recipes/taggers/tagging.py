@@ -14,13 +14,7 @@ from pplseq import files
 from pplseq.baselines.tagging_systems import Comparison, SavedTagger
 from pplseq.data.tagged import TaggedFile, read_tagged
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
-from pplseq.models.taggers.scores import (
-    TagScores,
-    TrainingWords,
-    difference_interval,
-    mcnemar,
-    score_tags,
-)
+from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
 

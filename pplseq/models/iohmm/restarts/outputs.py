@@ -135,9 +135,7 @@ class BernoulliOutputs(Outputs):
 
     def _density(self, parameters, seen, num_restarts):
         logits = self.network.values(parameters["emission"], seen.rows)
-        log_one, log_zero = (
-            torch.nn.functional.logsigmoid(value)[:, :, seen.entry] for value in (logits, -logits)
-        )
+        log_one, log_zero = (torch.nn.functional.logsigmoid(value)[:, :, seen.entry] for value in (logits, -logits))
         value = torch.where(seen.x.T.unsqueeze(-1) > 0.5, log_one, log_zero)
         if seen.present is not None:
             value = value.masked_fill(~seen.present.T.unsqueeze(-1), 0.0)
