@@ -1,7 +1,7 @@
 """Training by gradients: one torch optimizer on a Pyro ELBO, on the schedule of :mod:`pplseq.runs.loop`.
 
 It knows nothing of any model but `model.chain` (the chain of the last call), whose filtered belief is carried over from
-one segment to the next.
+one segment to the next; and `chain_of_words`, where a model offers it.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ class GradientTraining(Training):
         self.model, self.batches, self.measure, self.settings = model, batches, evaluate, settings
         self.save_model = save or model.save
         self.on_step = on_step or (lambda progress, num_tokens: None)
+        # where the states are all that is latent the loss is that of the chain, which a model may have a shorter way to
+        short = guide is None and elbo is None and _has_shorter_way(model)
+        self.chain_of = model.chain_of_words if short else None
         if elbo is None:
             from pplseq.infer import TraceBlockedEnum_ELBO
 
@@ -135,7 +138,12 @@ class GradientTraining(Training):
         num_tokens = batch.x.numel() if batch.lengths is None else int(batch.lengths.sum())
         start = None if getattr(batch, "is_first", True) else self.belief
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.elbo(x, lengths, start)
+        if self.chain_of is None:
+            loss = self.elbo(x, lengths, start)
+            chain = self.model.chain
+        else:
+            chain = self.chain_of(x, lengths, start)
+            loss = -chain.log_prob().sum()
         (loss / num_tokens).backward()
         clip = math.inf if self.settings.clip is None else self.settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
@@ -149,7 +157,7 @@ class GradientTraining(Training):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * max(left, 0.0)
         self.optimizer.step()
-        self.belief = self.model.chain.filtered().detach()
+        self.belief = chain.filtered().detach()
         self.on_step(p, num_tokens)
 
     def flush(self) -> None:
@@ -235,6 +243,12 @@ class GradientTraining(Training):
             kind = getattr(self.model, "carry", Belief)
             self.belief = kind(**{**dict.fromkeys(kind._fields), **belief})
         checkpoint.restore_random_states(tensors, self.device)
+
+
+def _has_shorter_way(model: torch.nn.Module) -> bool:
+    """Whether the class whose program this is says how to come to its chain without running it (`chain_of_words`)."""
+    own = next((vars(kind) for kind in type(model).__mro__ if "model" in vars(kind)), {})
+    return "chain_of_words" in own
 
 
 def _to(lengths: Tensor | None, device: torch.device) -> Tensor | None:

@@ -382,3 +382,21 @@ def test_words_that_are_none_are_refused_by_name(text, tmp_path):
 
     with pytest.raises(ValueError, match="x must hold ids 0.."):
         train(model, Bad(text, 2, 5, shuffle=None), evaluate=None, settings=TrainSettings(epochs=1), folder=tmp_path)
+
+
+def test_a_program_of_ones_own_is_run(text):
+    """A class that changes the program is trained by its program, not by the shorter way of the class it comes from."""
+
+    class Pulled(VLHMM):
+        def model(self, x=None, lengths=None, start=None, **options):
+            pyro.factor("pull", -100 * self.start_score.weight.square().sum())
+            return super().model(x, lengths, start, **options)
+
+    def trained(kind):
+        torch.manual_seed(0)
+        model = kind(len(text.vocabulary), 4, hidden_size=4)
+        before = float(model.start_score.weight.detach().norm())
+        train(model, StreamBatches(text, 2, 8), evaluate=None, settings=TrainSettings(lr=0.05, epochs=2), folder=None)
+        return float(model.start_score.weight.detach().norm()) / before
+
+    assert trained(Pulled) < 0.5 < trained(VLHMM)

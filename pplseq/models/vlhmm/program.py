@@ -20,6 +20,8 @@ from pplseq.distributions.block import BlockEmission, BlockTransition, Embedding
 from pplseq.distributions.blocks import BlockLayout, WordGroups, block_sizes
 from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
@@ -331,6 +333,21 @@ class VLHMM(Estimator):
                     with given.seen(t):
                         word = pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
+
+    def chain_of_words(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None) -> Chain:
+        """The chain that :meth:`model` leaves under its messenger, without running it: a training takes this way.
+
+        Args:
+            x, lengths, start: as of :meth:`model`; not looked at.
+        """
+        obs, valid, before = x.T, None, None
+        if lengths is not None:
+            valid = torch.arange(len(obs), device=x.device).unsqueeze(-1) < lengths
+        first = self._word_before(start, len(x))
+        if first is not None:
+            before = torch.cat([first.unsqueeze(0), obs[:-1]])
+        seen = obs != MISSING
+        return build_chain(*self.specs(), obs.clamp_min(0), valid=valid, seen=seen, start=start, inputs=before)
 
     def _word_before(self, start: Belief | None, num_rows: int) -> Tensor | None:
         """(B,) the word before the first one, an id that never resets where there is none; None without resets."""
