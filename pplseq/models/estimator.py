@@ -18,8 +18,7 @@ from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateM
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
-from pplseq.models.fit_run import run_fit
-from pplseq.models.fitting import check_options, fit_parameters, start_anew
+from pplseq.models.fitting import check_options, fit_parameters, run_fit, start_anew
 
 
 class Sample(NamedTuple):
@@ -108,9 +107,10 @@ class Estimator(SequenceModel):
             initialization: how to start anew, one of ``starts``, by default the first.
             num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
             seed: makes the fit repeatable; None draws from torch's generator.
-            folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``; Ctrl-C and SIGTERM leave a checkpoint.
+            folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``. Ctrl-C and SIGTERM leave a checkpoint
+                of "em" and "sgd"; of the other methods the folder gets the model when they are done.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
-            max_time: seconds, over all resumptions.
+            max_time: seconds, over all resumptions, of "em" and "sgd".
             **options: what is ``known`` with the sequences (observed states make the fit supervised, or partly so), and
                 options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
                 the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, learning_rate, guide, num_samples, ...).

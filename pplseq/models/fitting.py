@@ -7,14 +7,20 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, maximize_by_lbfgs, sample_parameters
+from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
+from pplseq.runs.loop import Step, run_training
 
 if TYPE_CHECKING:
     from pplseq.models.estimator import Estimator
@@ -64,6 +70,69 @@ def fit_parameters(model: Any, batches: Sequence[Batch], method: str, options: d
     samples = history.samples = model.from_sites(history.samples)
     _set(model, _best_draw(model, samples, batches))
     return history
+
+
+def run_fit(
+    model: Any,
+    batches: Sequence[Batch],
+    method: str,
+    options: dict[str, Any],
+    *,
+    folder: str | Path | None,
+    resume: bool = False,
+    max_time: float | None = None,
+) -> FitHistory:
+    """:func:`fit_parameters` as a run: from the parameters as they are, or from where the run in the folder stopped.
+
+    "em" and "sgd" have checkpoints on the way, and come to the same parameters as in memory. Of the other methods the folder
+    gets the fitted model; not the guide of "svi" and the samples of "nuts", which are of the fit alone.
+
+    Args:
+        folder, resume, max_time: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+
+    Raises:
+        ValueError: for a limit of time with a method that has no steps to stop at.
+    """
+    if max_time is not None:
+        checks.positive("max_time", max_time, zero=True)
+        if method not in STEPWISE:
+            raise ValueError(f"max_time: a fit by {method!r} cannot be interrupted; use {' or '.join(STEPWISE)}")
+    run = STEPWISE[method](model, batches, **options) if method in STEPWISE else WholeFit(model, batches, method, options)
+    with checks.trusted() if method in STEPWISE else nullcontext():
+        ended = run_training(run, folder=folder, resume=resume, max_time=max_time)
+    run.history.reason = run.history.reason or ended.stop_reason
+    for note in run.history.notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    return run.history
+
+
+class WholeFit(FitTraining):
+    """A fit that is done in one go, before the loop's first step; until then the folder holds no model."""
+
+    says_best = True
+
+    def __init__(self, model: Any, batches: Sequence[Batch], method: str, options: dict[str, Any]):
+        super().__init__(model)
+        self.history = FitHistory(method, sum(batch.num_tokens for batch in batches))
+        self.fit = partial(fit_parameters, model, batches, method, options)
+
+    def begin(self) -> None:
+        if not self.history.reason:
+            self.history = self.fit()
+
+    def first(self, resumed: bool) -> Step:
+        losses = self.history.losses[-1:]
+        return Step([] if resumed else [{"kind": "train", "nats_per_token": nats} for nats in losses], best=not resumed)
+
+    def ended(self) -> str:
+        return self.history.reason
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        super().restore(tensors, state)
+        self.history.reason = state["history"]["reason"]  # there is nothing to go on with
+
+
+STEPWISE = {"em": EMTraining, "sgd": DescentTraining}
 
 
 def start_anew(model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1) -> None:

@@ -15,7 +15,7 @@ from pplseq.cli import main
 from pplseq.data.builtin import generated_language
 from pplseq.data.text import load_corpus
 from pplseq.models import HMM
-from pplseq.runs import em_training
+from pplseq.runs import fits
 from pplseq.runs.evaluation import score_sentences
 from pplseq.runs.metrics_log import read_metrics
 
@@ -57,7 +57,7 @@ def test_the_likelihood_rises(fitted):
 
 @pytest.mark.parametrize("stop_at", [1, 5])
 def test_em_resumes_exactly(fitted, tmp_path, monkeypatch, stop_at):
-    step = em_training.EMTraining.step
+    step = fits.EMTraining.step
 
     def interrupted(self):
         if self.progress.step == stop_at - 1:
@@ -65,7 +65,7 @@ def test_em_resumes_exactly(fitted, tmp_path, monkeypatch, stop_at):
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(em_training.EMTraining, "step", interrupted)
+        patch.setattr(fits.EMTraining, "step", interrupted)
         pplseq(*EM, "--out", tmp_path / "run", code=130)
     pplseq("train", "--resume", tmp_path / "run")
     assert records(tmp_path / "run") == records(fitted)

@@ -20,7 +20,7 @@ from pplseq.files import new_file, write_text
 from pplseq.models import LDS
 from pplseq.models.batch import seeded, split_rows
 from pplseq.recipes.recipe import Job, choose_device
-from pplseq.runs.em_training import train_em
+from pplseq.runs.fits import train_em
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.signals import TimeOver
 

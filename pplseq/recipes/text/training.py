@@ -85,7 +85,7 @@ def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
     common |= {"evaluate": validation(model, corpus.valid, protocol_of(settings)), "on_record": on_record}
     try:
         if by_em:
-            from pplseq.runs.em_training import train_em
+            from pplseq.runs.fits import train_em
 
             return train_em(model, batches, **common)
         if name in NETWORKS:

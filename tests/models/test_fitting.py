@@ -10,7 +10,9 @@ import torch
 
 import pplseq
 from pplseq.infer.fit import gradients
-from pplseq.models import HMM, VLHMM
+from pplseq.models import HMM, VLHMM, fitting
+from pplseq.runs.fits import train_em
+from pplseq.runs.settings import TrainSettings
 
 torch.manual_seed(0)
 X = [torch.randint(5, (n,)) for n in (30, 12, 25, 8)]
@@ -50,6 +52,55 @@ def test_em_goes_on_where_it_stopped(tmp_path):
     assert same(resumed, whole) and resumed.history.log_likelihoods == whole.history.log_likelihoods
 
 
+def test_a_smaller_tolerance_goes_on(tmp_path):
+    coarse = fitted(EM, max_iterations=60, tolerance=1e-2, folder=tmp_path / "run")
+    assert coarse.history.converged
+    fine = HMM(3, 5).fit(X, method="em", max_iterations=60, tolerance=1e-4, folder=tmp_path / "run", resume=True)
+    whole = fitted(EM, max_iterations=60, tolerance=1e-4)
+    assert len(whole.history.log_likelihoods) > len(coarse.history.log_likelihoods)
+    assert same(fine, whole) and fine.history.log_likelihoods == whole.history.log_likelihoods
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_em_with_held_out_data_ends_where_a_fit_in_memory_does(held_out, tmp_path):
+    whole, model = fitted(EM, max_iterations=60, tolerance=1e-3), HMM(3, 5)
+    batch = model.as_batch(X)
+    torch.manual_seed(4)
+    model.initialize(batch)
+    evaluate = (lambda: {"nats_per_token": -model.score(X, per_token=True)}) if held_out else None
+    settings = TrainSettings(epochs=60)
+    history = train_em(model, [batch], evaluate=evaluate, settings=settings, folder=tmp_path / "run", tolerance=1e-3)
+    assert history.stop_reason == "converged" and same(model, whole)
+    trained = [record["nats_per_token"] for record in history.records if record["kind"] == "train"]
+    assert trained == [-value / batch.num_tokens for value in whole.history.log_likelihoods]
+    assert same(pplseq.load(tmp_path / "run"), whole)
+
+
+IN_ONE_GO = {
+    "lbfgs": {"num_steps": 5},
+    "svi": {"num_steps": 8},
+    "nuts": {"num_samples": 4, "warmup_steps": 2, "max_tree_depth": 2},
+}
+
+
+@pytest.mark.parametrize("method", IN_ONE_GO)
+def test_every_method_leaves_its_model_in_a_folder(method, tmp_path, monkeypatch):
+    how = {"method": method, **IN_ONE_GO[method]}
+    priors = dict.fromkeys(["initial", "transition", "emission"], 2.0)
+
+    def model():
+        return HMM(2, 5, priors=priors)
+
+    disk = model().fit(X, seed=4, **how, folder=tmp_path / "run")
+    assert same(disk, model().fit(X, seed=4, **how))
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "finished"
+    for folder in ("", "best", "last"):
+        assert same(pplseq.load(tmp_path / "run" / folder), disk)
+    monkeypatch.setattr(fitting, "fit_parameters", lambda *arguments: 1 / 0)  # what is finished is not done again
+    again = model().fit(X, **how, folder=tmp_path / "run", resume=True)
+    assert same(again, disk) and again.history.reason == disk.history.reason
+
+
 def test_a_signal_leaves_a_checkpoint(tmp_path, monkeypatch):
     step = gradients.Descent.step
 
@@ -80,8 +131,8 @@ def test_what_is_refused(tmp_path):
         fitted(EM, resume=True)
     with pytest.raises(ValueError, match="step_size: .* leave step_size out"):
         fitted(EM, step_size=0.7, folder=tmp_path / "other")
-    with pytest.raises(ValueError, match="'lbfgs' cannot be interrupted; use em or sgd"):
-        HMM(3, 5).fit(X, method="lbfgs", folder=tmp_path / "other")
+    with pytest.raises(ValueError, match="max_time: a fit by 'lbfgs' cannot be interrupted; use em or sgd"):
+        HMM(3, 5).fit(X, method="lbfgs", folder=tmp_path / "other", max_time=1)
     with pytest.raises(ValueError, match="of another model"):
         HMM(4, 5).fit(X, folder=tmp_path / "run", resume=True)
 

@@ -1,0 +1,183 @@
+"""Fits as runs: batch EM and gradient descent with records and checkpoints, on the loop of :mod:`pplseq.runs.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.infer.fit.em import Batch, FitHistory, batch_iteration
+from pplseq.infer.fit.gradients import Descent
+from pplseq.runs import checkpoint
+from pplseq.runs.loop import Step, Training, run_training
+from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
+from pplseq.runs.training import model_device
+
+RECORDED = ("log_likelihoods", "log_posteriors", "losses", "notes", "converged", "reason")
+LOG_INTERVAL = 20  # steps of a gradient between two records
+
+
+def train_em(
+    model: Any,
+    batches: Sequence[Batch],
+    *,
+    evaluate: Callable[[], Mapping[str, Any]] | None,
+    settings: TrainSettings,
+    folder: str | Path | None,
+    resume: bool = False,
+    tolerance: float = 1e-4,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    began: float | None = None,
+) -> History:
+    """Fit a model by batch EM in a run's folder.
+
+    Args:
+        model: an :class:`~pplseq.infer.fit.em.ExpectationModel` and module.
+        batches: the whole text, in pieces that bound the memory of an E-step.
+        settings: `epochs` (iterations at most), `max_time` and `early_stop` are used.
+        tolerance: stop when an iteration gains no more, in nats per token.
+        evaluate, folder: as for :func:`~pplseq.runs.training.train`.
+        resume, on_record, began: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+
+    Returns:
+        The history; an epoch and a step are an iteration. A training record is about the parameters before its M-step.
+    """
+    training = EMTraining(model, batches, max_iterations=settings.epochs, tolerance=tolerance, evaluate=evaluate)
+    with checks.trusted():
+        return run_training(
+            training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
+            on_record=on_record, began=began,
+        )  # fmt: skip
+
+
+class FitTraining(Training):
+    """What fits have in common: the model, and a history that a checkpoint holds."""
+
+    history: FitHistory
+
+    def __init__(self, model: Any):
+        self.model, self.progress = model, Progress()
+        self.save_model = model.save
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"weights.{name}": value for name, value in checkpoint.named_weights(self.model).items()}
+        history = asdict(self.history)
+        return tensors, {"history": {name: history[name] for name in RECORDED}}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        checkpoint.restore_weights(self.model, tensors)
+        vars(self.history).update(state["history"])
+        if not self.history.converged:
+            self.history.reason = ""  # a longer run goes on where a shorter one had its end
+
+
+class EMTraining(FitTraining):
+    """An iteration of batch EM a step, to the parameters where :func:`~pplseq.infer.fit.em.expectation_maximization` ends.
+
+    Args:
+        model, batches, max_iterations, tolerance: as of that function.
+        evaluate: measures held-out data after every M-step; None: the best model is the last one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[Batch],
+        *,
+        max_iterations: int = 100,
+        tolerance: float = 1e-5,
+        step_size: Any = None,
+        evaluate: Callable[[], Mapping[str, Any]] | None = None,
+    ):
+        super().__init__(model)
+        if not batches:
+            raise ValueError("batches: nothing to fit, got none")
+        if step_size is not None:
+            raise ValueError("step_size: a fit with a folder or a limit of time is batch EM; leave step_size out")
+        self.most, self.measure = checks.count("max_iterations", max_iterations), evaluate
+        self.tolerance = checks.positive("tolerance", tolerance, zero=True)
+        self.history = FitHistory("em", sum(batch.num_tokens for batch in batches))
+        self.before: dict[str, Tensor] = {}  # the parameters that the last entry of the history is about
+        self.iterate = batch_iteration(model, batches, self.before)
+
+    def ended(self) -> str:
+        history = self.history
+        if not history.reason and history.num_iterations >= self.most:
+            history.reason = f"max_iterations = {self.most} reached"
+        if history.reason and not history.converged:
+            return "epochs" if history.num_iterations >= self.most else "fell"
+        return "converged" if history.converged else ""
+
+    def step(self) -> Step:
+        p, history = self.progress, self.history
+        try:
+            stopped = self.iterate(history, self.tolerance)
+        except ArithmeticError as error:
+            raise NonFiniteLoss(f"EM failed in iteration {p.epoch + 1}: {error}; the checkpoints are from before it") from error
+        p.epoch, p.step = p.epoch + (not stopped), p.step + 1
+        nats = -history.log_likelihoods[-1] / history.num_tokens
+        # without an M-step the parameters are those that were measured before
+        last = self.measure is None and bool(self.ended())
+        validate = last if self.measure is None else not stopped
+        record = {"kind": "train", "nats_per_token": nats, "perplexity": perplexity(nats)}
+        return Step([record], validate=validate, best=last, save=True)
+
+    def evaluate(self) -> Mapping[str, Any] | None:
+        return None if self.measure is None else self.measure()
+
+    def place(self) -> dict[str, Any]:
+        return {"epoch": self.progress.epoch}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, state = super().state()
+        return tensors | {f"before.{name}": value for name, value in self.before.items()}, state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        super().restore(tensors, state)
+        device = model_device(self.model)
+        names = [name for name in tensors if name.startswith("before.")]
+        self.before.update({name.removeprefix("before."): tensors[name].to(device) for name in names})
+        history = self.history
+        if history.converged and history.log_posteriors[-1] - history.log_posteriors[-2] > self.tolerance * history.num_tokens:
+            # a smaller tolerance goes on: the last iteration, which had no M-step, is done again
+            del history.log_likelihoods[-1], history.log_posteriors[-1]
+            history.converged, history.reason = False, ""
+
+
+class DescentTraining(FitTraining):
+    """A gradient step a step; arguments as of :meth:`pplseq.infer.fit.gradients.Descent.of_model`."""
+
+    def __init__(self, model: Any, batches: Sequence[Batch], **options):
+        super().__init__(model)
+        self.descent = Descent.of_model(model, batches, **options)
+        self.history = self.descent.history
+
+    def ended(self) -> str:
+        if not self.history.reason and len(self.history.losses) >= self.descent.num_steps:
+            self.history.reason = f"num_steps = {self.descent.num_steps} done"
+        return self.history.reason
+
+    def step(self) -> Step:
+        nats = self.descent.step()
+        self.progress.step += 1
+        last = bool(self.ended())
+        due = last or self.progress.step % LOG_INTERVAL == 0
+        return Step([{"kind": "train", "nats_per_token": nats}] if due else [], validate=last, best=last)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, state = super().state()
+        moments, groups = checkpoint.flatten_optimizer(self.descent.optimizer)
+        tensors |= moments | checkpoint.random_states(model_device(self.model))
+        schedule = {name: value for name, value in self.descent.schedule.state_dict().items() if value is not None}
+        return tensors, state | {"groups": groups, "schedule": schedule, "order": self.descent.order}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        super().restore(tensors, state)
+        checkpoint.restore_optimizer(self.descent.optimizer, tensors, state["groups"])
+        self.descent.schedule.load_state_dict(state["schedule"])
+        self.descent.order = state["order"]
+        checkpoint.restore_random_states(tensors, model_device(self.model))
