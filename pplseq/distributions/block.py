@@ -143,8 +143,7 @@ class BlockTransition(Transition):
             assert self.emission is not None, "a transition with a reset word has an emission: see __init__"
             reset = self.emission.log_prob_of(self.reset_id)[previous].unsqueeze(-1)
             go_on, again = rows + log1mexp(reset), reset + initial
-            closed = torch.isneginf(go_on) & torch.isneginf(again)  # there logaddexp has no gradient
-            mixed = torch.logaddexp(go_on.masked_fill(closed, 0.0), again).masked_fill(closed, -math.inf)
+            mixed = logsumexp(torch.stack([go_on, again.expand_as(go_on)]), 0)  # logaddexp has no second derivative at -inf
             rows = torch.where(missing, mixed, rows)
         return torch.where(word == self.reset_id, initial, rows)
 

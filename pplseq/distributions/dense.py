@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pplseq.distributions.state import Emission, Transition, take_rows
+from pplseq.kernels import twice
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
 
@@ -25,7 +26,7 @@ def check_normalised(name: str, log_probs: Tensor) -> None:
         return
     total = torch.logsumexp(log_probs.detach(), -1)
     off = ~((total.abs() < 1e-3) | torch.isneginf(total))  # NaN is off
-    if bool(off.any()):
+    if twice.holds(off.any()):
         raise ValueError(
             f"{name} must hold log-probabilities that sum to one in each row; a row sums to {total[off][0].exp():.4g}. "
             "Apply log_softmax(-1) to scores, or log() to probabilities"

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from pplseq.kernels import twice
+
 REPAIR_CELLS = 1 << 22
 MAX_CELLS = 1 << 26
 KEEP_CELLS = 1 << 23  # up to this many cells the forward's exponentials are kept instead of recomputed
@@ -19,6 +21,12 @@ def logsumexp(score: Tensor, dim: int) -> Tensor:
     possible = score.detach().amax(dim, keepdim=True) > -math.inf
     total = torch.logsumexp(torch.where(possible, score, 0.0), dim)
     return torch.where(possible.squeeze(dim), total, -math.inf)
+
+
+def safe_log(value: Tensor) -> Tensor:
+    """The logarithm, with gradient 0 where it is -inf."""
+    positive = value > 0
+    return torch.where(positive, torch.where(positive, value, 1.0).log(), -math.inf)
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -43,6 +51,8 @@ def log_matmul(a: Tensor, b: Tensor) -> Tensor:
     product = (a - a_top).exp() @ (b - b_top).exp()
     result = product.clamp_min(reach).log() + a_top + b_top
     small = product.detach() < reach
+    if twice.transformed():  # which entries are small cannot be asked
+        return torch.where(small, logsumexp(a.unsqueeze(-1) + b.unsqueeze(-3), -2), result)
     if not bool(small.any()):
         return result
     where = small.nonzero(as_tuple=True)
@@ -93,11 +103,12 @@ class _LogNorm(torch.autograd.Function):
         return log_norm
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]  # as the decorator types it
+    def backward(ctx, *grads):
         (grad,) = grads
         out, into, log_norm, weight, kept = ctx.saved_tensors
         dtype = ctx.product_dtype
+        if torch.is_grad_enabled():
+            return twice.gradients(log_norm_reference, (out, into, dtype), grad)
         if kept is not None:  # kept_ij * weight_i = p(j | i)
             scale = (grad * weight).unsqueeze(-1)
             return torch.mm(kept, into).mul_(scale), torch.mm(kept.T, out * scale), None
@@ -125,9 +136,10 @@ def streamed_log_norm(out: Tensor, into: Tensor, product_dtype: torch.dtype | No
     Cost: 2 R C D flops forward, 4 to 6 R C D backward; memory of one tile (about 4 MB on a CPU) beyond the arguments.
         Below 2^23 cells the exponentials are kept (32 MB) and the backward does not recompute them.
     """
-    return _LogNorm.apply(out, into, product_dtype or out.dtype)
+    return twice.apply(_LogNorm, log_norm_reference, out, into, product_dtype or out.dtype)
 
 
-def log_norm_reference(out: Tensor, into: Tensor) -> Tensor:
+def log_norm_reference(out: Tensor, into: Tensor, product_dtype: torch.dtype | None = None) -> Tensor:
     """The slow twin of :func:`streamed_log_norm`: the whole score matrix at once."""
-    return torch.logsumexp(out @ into.T, -1)
+    dtype = product_dtype or out.dtype
+    return torch.logsumexp((out.to(dtype) @ into.to(dtype).T).to(out.dtype), -1)

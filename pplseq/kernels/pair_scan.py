@@ -18,7 +18,9 @@ import math
 import torch
 from torch import Tensor
 
-from pplseq.kernels.scan import Forward
+from pplseq.kernels import twice
+from pplseq.kernels.log_semiring import safe_log
+from pplseq.kernels.scan import Forward, forward_twin
 
 TRUSTED = {torch.float32: 1e-20, torch.float64: 1e-200}  # smallest scaled probability of a step whose digits are sound
 
@@ -46,14 +48,17 @@ class PairSoftmax(torch.autograd.Function):
         if filled is not None:
             probs.masked_fill_(~filled.unsqueeze(1), -math.inf)
         probs = torch.softmax(probs, -1).mul_(gate.unsqueeze(-1))
-        ctx.save_for_backward(out, into, weight, bias, entered, names, probs, gate, norm)
+        ctx.save_for_backward(out, into, weight, bias, left, entered, names, filled, probs, gate, norm)
         ctx.groups, ctx.product_dtype = groups, product_dtype
         return probs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        out, into, weight, bias, entered, names, probs, gate, norm = ctx.saved_tensors
+    def backward(ctx, *grads):
+        (grad,) = grads
+        out, into, weight, bias, left, entered, names, filled, probs, gate, norm = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            args = (out, into, weight, bias, left, entered, names, filled, ctx.product_dtype)
+            return twice.gradients(pair_softmax_reference, args, grad)
         width, dtype = probs.shape[-1], ctx.product_dtype
         weighted = probs * grad
         of_gate = weighted.sum(-1)  # (P, K), of log p(block entered | z)
@@ -108,15 +113,19 @@ def pair_softmax(
 
     Cost: 2 P K^2 D + 2 L K M D flops forward, 2 to 3 times that backward; P K^2 numbers kept.
     """
-    return PairSoftmax.apply(out, into, weight, bias, left, entered, names, filled, product_dtype or out.dtype)
+    args = (out, into, weight, bias, left, entered, names, filled, product_dtype or out.dtype)
+    return twice.apply(PairSoftmax, pair_softmax_reference, *args)
 
 
-def pair_softmax_reference(out, into, weight, bias, left, entered, names, filled=None) -> Tensor:
+def pair_softmax_reference(
+    out, into, weight, bias, left, entered, names, filled=None, product_dtype: torch.dtype | None = None
+) -> Tensor:
     """The slow twin of :func:`pair_softmax`."""
-    scores = out[left] @ into[entered].transpose(-1, -2)
+    dtype = product_dtype or out.dtype
+    scores = (out.to(dtype)[left] @ into.to(dtype)[entered].transpose(-1, -2)).to(out.dtype)
     if filled is not None:
         scores = scores.masked_fill(~filled.unsqueeze(1), -math.inf)
-    gate = torch.log_softmax(out @ weight.T + bias, -1)[left, :, names]
+    gate = torch.log_softmax((out.to(dtype) @ weight.to(dtype).T).to(out.dtype) + bias, -1)[left, :, names]
     return (torch.log_softmax(scores, -1) + gate.unsqueeze(-1)).exp()
 
 
@@ -148,15 +157,18 @@ class PairChainLogProb(torch.autograd.Function):
         steps[0] += init_top
         if valid is not None:
             steps = steps.where(valid, 0.0)
-        ctx.save_for_backward(pairs, likely, messages, totals, pair_of, valid, restart, begin)
+        ctx.save_for_backward(init, pairs, emit, restart_to, likely, messages, totals, pair_of, valid, restart, begin)
         log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
         ctx.mark_non_differentiable(messages, steps)
         return log_prob, messages, steps
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, weight, *_not_differentiable):  # pyright: ignore[reportIncompatibleMethodOverride]
-        pairs, likely, messages, totals, pair_of, valid, restart, begin = ctx.saved_tensors
+    def backward(ctx, *grads):
+        weight = grads[0]
+        init, pairs, emit, restart_to, likely, messages, totals, pair_of, valid, restart, begin = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            args = (init, pairs, emit, pair_of, valid, restart, restart_to)
+            return twice.gradients(lambda *a: _pair_chain_twin(*a)[0], args, weight)
         num_steps, num_rows, width = likely.shape
         beta = torch.ones_like(likely[0])
         behind = torch.empty_like(likely)  # e_t beta_t / c_t: what lies behind the move into step t
@@ -186,6 +198,16 @@ class PairChainLogProb(torch.autograd.Function):
         return single[0], grad_pairs, single, None, None, None, to_restart
 
 
+def _pair_chain_twin(init, pairs, emit, pair_of, valid, restart, restart_to):
+    """The slow twin of :class:`PairChainLogProb`: a matrix a step and row, in log space."""
+    matrices = safe_log(pairs)[pair_of]
+    if restart is not None:
+        fresh = restart_to[1:].unsqueeze(-2)
+        matrices = torch.where(restart[1:][..., None, None], fresh, matrices)
+    log_prob, messages, steps = forward_twin(init, matrices, emit, valid, False, None, None)
+    return log_prob, messages.exp(), steps
+
+
 def _sum_outer(left: Tensor, right: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """(G, K, K) sums of left_n right_n' over the n of each group: groups of equal size as one batch of products."""
     count = torch.bincount(group, minlength=num_groups)
@@ -212,14 +234,14 @@ def pair_chain_log_prob(
     restart_to: Tensor | None = None,
 ) -> Forward | None:
     """log p(x) of each row, differentiable; see the module's head for the factors. None where digits would be lost."""
-    log_prob, messages, steps = PairChainLogProb.apply(
-        init.expand(emit.shape[1:]), pairs, emit, pair_of, valid, restart, restart_to
-    )
+    args = (init.expand(emit.shape[1:]), pairs, emit, pair_of, valid, restart, restart_to)
+    log_prob, messages, steps = twice.apply(PairChainLogProb, _pair_chain_twin, *args)
     top = emit.detach().amax(-1).clamp_min(torch.finfo(emit.dtype).min)
     scaled = steps - top
     if valid is not None:
         scaled = scaled.where(valid, 0.0)
     scaled = scaled[1:]
-    if not bool((scaled > math.log(TRUSTED[emit.dtype])).all()) or not bool(log_prob.isfinite().all()):
+    trusted = (scaled > math.log(TRUSTED[emit.dtype])).all() & log_prob.isfinite().all()
+    if not twice.transformed() and not bool(trusted):
         return None
     return Forward(log_prob, messages, steps, in_logs=False)

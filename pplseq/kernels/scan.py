@@ -25,7 +25,8 @@ from typing import NamedTuple, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from pplseq.kernels import shared_matrix
+from pplseq.kernels import shared_matrix, twice
+from pplseq.kernels.log_semiring import logsumexp
 
 
 def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -305,6 +306,36 @@ def smooth(
     return single.reshape(shape), pair
 
 
+def forward_twin(init, pair, emit, valid, shared, restart, restart_to) -> tuple[Tensor, Tensor, Tensor]:
+    """The slow twin of :class:`ChainLogProb`: plain torch operations, differentiable to any order, without a decision.
+
+    Returns:
+        log p(x) (*B,); and, without a graph, log p(z_t | x_<=t) (T, *B, K) and log p(x_t | x_<t) (T, *B).
+
+    Cost: T K^2 numbers a row, kept for the backward.
+    """
+    if valid is not None:  # what stands behind a row's end must not reach a gradient, were it NaN
+        emit = torch.where(valid.unsqueeze(-1), emit, 0.0)
+    message, messages, steps = init, [], []
+    log_prob = torch.zeros((), dtype=torch.float64, device=emit.device)
+    for t in range(emit.shape[0]):
+        score = message
+        if t > 0:
+            score = logsumexp(message.unsqueeze(-1) + (pair if shared else pair[t - 1]), -2)
+            if restart is not None:
+                score = torch.where(restart[t].unsqueeze(-1), restart_to, score)
+        score = score + emit[t]
+        step = logsumexp(score, -1)
+        score = score - step.clamp_min(torch.finfo(step.dtype).min).unsqueeze(-1)
+        if valid is not None:
+            step = torch.where(valid[t], step, 0.0)
+            score = score if t == 0 else torch.where(valid[t].unsqueeze(-1), score, message)
+        message, log_prob = score, log_prob + step.double()
+        messages.append(message.detach())
+        steps.append(step.detach())
+    return log_prob.to(emit.dtype), torch.stack(messages), torch.stack(steps)
+
+
 class ChainLogProb(torch.autograd.Function):
     """log sum over paths of a chain; the backward is forward-backward (Fisher's identity), no graph over time.
 
@@ -315,22 +346,24 @@ class ChainLogProb(torch.autograd.Function):
     def forward(ctx, init, pair, emit, valid, shared, restart, restart_to):
         matrices = StepMatrices(pair, shared, restart, restart_to)
         result = forward_pass(init, matrices, emit, valid)
-        ctx.save_for_backward(emit, valid, *result[:3])
+        ctx.save_for_backward(init, pair, restart, restart_to, emit, valid, *result[:3])
         ctx.matrices, ctx.in_logs = matrices, result.in_logs
         ctx.mark_non_differentiable(result.messages, result.step_log_prob)
         return tuple(result)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]  # as the decorator types it
-        weight, (emit, valid, *result) = grads[0], ctx.saved_tensors
-        forward, matrices = Forward(*result, in_logs=ctx.in_logs), ctx.matrices
-        single, pair = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
-        single, restart_to = single.mul_(weight.unsqueeze(-1)), None
+    def backward(ctx, *grads):
+        weight, (init, pair, restart, restart_to, emit, valid, *result) = grads[0], ctx.saved_tensors
+        matrices = ctx.matrices
+        if torch.is_grad_enabled():
+            args = (init, pair, emit, valid, matrices.shared, restart, restart_to)
+            return twice.gradients(lambda *a: forward_twin(*a)[0], args, weight)
+        forward = Forward(*result, in_logs=ctx.in_logs)
+        single, pairs = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
+        single, drawn = single.mul_(weight.unsqueeze(-1)), None
         if ctx.needs_input_grad[6]:
-            drawn = (single[1:] * matrices.restart[1:].unsqueeze(-1)).sum(0)
-            restart_to = drawn.sum_to_size(matrices.restart_to.shape)
-        return single[0], pair, single, None, None, None, restart_to
+            drawn = (single[1:] * restart[1:].unsqueeze(-1)).sum(0).sum_to_size(restart_to.shape)
+        return single[0], pairs, single, None, None, None, drawn
 
 
 def chain_log_prob(
@@ -342,10 +375,10 @@ def chain_log_prob(
     restart: Tensor | None = None,
     restart_to: Tensor | None = None,
 ) -> Forward:
-    """log p(x) of each row, differentiable; see the module's head for the factors.
+    """log p(x) of each row, differentiable to any order; see the module's head for the factors.
 
     Returns:
         Forward, of which only ``log_prob`` carries a gradient.
     """
     init = init.expand(emit.shape[1:])
-    return Forward(*ChainLogProb.apply(init, pair, emit, valid, shared, restart, restart_to))
+    return Forward(*twice.apply(ChainLogProb, forward_twin, init, pair, emit, valid, shared, restart, restart_to))

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from pplseq.kernels.log_semiring import logsumexp
+from pplseq.kernels import twice
+from pplseq.kernels.log_semiring import logsumexp, safe_log
 from pplseq.kernels.path_scan import sample_log
 
 MAX_CELLS = 1 << 22  # scores in one temporary of a maximum
@@ -36,7 +37,7 @@ class SecondOrderMatrices:
         self.reach = 500.0 if log.dtype == torch.float64 else 60.0
         top = log.amax(-1, keepdim=True).clamp_min(torch.finfo(log.dtype).min)
         shifted = log - top
-        self.safe = bool(shifted.detach().amin() > -self.reach)
+        self.safe = twice.holds(shifted.detach().amin() > -self.reach)
         self.scaled = shifted.exp().transpose(0, 1)  # (b, a, c)
         self.top = top.squeeze(-1)  # (a, b)
 
@@ -48,11 +49,11 @@ class SecondOrderMatrices:
         score = self._pairs(message) + self.top  # (R, a, b)
         high = score.detach().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
         product = torch.bmm((score - high).exp().permute(2, 0, 1), self.scaled)  # (b, R, c)
-        if not self.safe and bool((product.detach() < math.exp(-self.reach)).any()):
+        if not self.safe and (twice.transformed() or bool((product.detach() < math.exp(-self.reach)).any())):
             parts = self._pairs(message).split(max(1, MAX_CELLS // self.size**3))
             result = torch.cat([logsumexp(part.unsqueeze(-1) + self.table, 1) for part in parts])
         else:
-            result = _log(product).transpose(0, 1) + high.transpose(1, 2)
+            result = safe_log(product).transpose(0, 1) + high.transpose(1, 2)
         return result.reshape(message.shape)
 
     def backward(self, t: int, message: Tensor) -> Tensor:
@@ -79,12 +80,6 @@ class SecondOrderMatrices:
         """(R, M, M, M) p(a, b, c) in proportion to message[a, b] p(c | a, b) later[b, c], both in logs."""
         score = self._pairs(message).unsqueeze(-1) + self.table + self._pairs(later).unsqueeze(1)
         return torch.softmax(score.flatten(1), -1).reshape(score.shape)
-
-
-def _log(value: Tensor) -> Tensor:
-    """The logarithm, with gradient 0 where it is -inf."""
-    positive = value > 0
-    return torch.where(positive, torch.where(positive, value, 1.0).log(), -math.inf)
 
 
 def _wanted(reached: Tensor, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

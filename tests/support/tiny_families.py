@@ -233,7 +233,8 @@ class Reset(UnevenBlocks):
             other = emission(words[words != self.reset_id]).logsumexp(0).unsqueeze(-1)
             again, go_on = reset + initial, other + matrix
             closed = torch.isneginf(again) & torch.isneginf(go_on)
-            both = torch.logaddexp(again.masked_fill(closed, 0.0), go_on).masked_fill(closed, -math.inf)
+            both = torch.stack([again.masked_fill(closed, 0.0), go_on.expand_as(closed)])
+            both = both.logsumexp(0).masked_fill(closed, -math.inf)
             return torch.where(torch.isinf(reset), matrix, both)
         return initial.expand_as(matrix) if inputs == self.reset_id else matrix
 

@@ -20,7 +20,7 @@ from pplseq.infer.discrete.results import (
     PairMarginals,
     StateMarginals,
 )
-from pplseq.kernels import path_scan, scan
+from pplseq.kernels import path_scan, scan, twice
 
 
 def query(method):
@@ -68,6 +68,7 @@ class Chain:
         emission_inputs: Tensor | None = None,
         check: bool = True,
     ):
+        twice.refuse_jit()
         if obs.shape[0] == 0:
             raise ValueError("obs: a chain needs at least one step, got T = 0")
         self.transition, self.emission, self.obs = transition, emission, obs
@@ -165,7 +166,7 @@ class Chain:
             impossible = torch.isneginf(forward.log_prob)
             # where parameters come in a batch (outer enumeration), a row is impossible if it is so under all of them
             extra = impossible.dim() - len(self.batch_shape)
-            if bool((impossible.flatten(0, extra - 1).all(0) if extra > 0 else impossible).any()):
+            if twice.holds((impossible.flatten(0, extra - 1).all(0) if extra > 0 else impossible).any()):
                 self._raise_impossible(forward.step_log_prob)
         return forward
 

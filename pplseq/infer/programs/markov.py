@@ -21,6 +21,7 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pplseq.distributions.state import broadcast_shapes, is_time_first, mark_time_first
+from pplseq.kernels import twice
 
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -144,6 +145,7 @@ class ChainMessenger(Messenger):
     how_chains_start: ClassVar[str]
 
     def __enter__(self):
+        twice.refuse_jit()
         self._recordings: list = []
         self.chains, self.time_index = Chains(self.how_chains_start), None
         self.state_names: dict[str, list[str]] = {}

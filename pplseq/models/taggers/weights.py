@@ -80,9 +80,8 @@ class _SparseProduct(torch.autograd.Function):
         return rows.times(matrix)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return ctx.rows.transposed.times(grad.contiguous()), None
+    def backward(ctx, *grads):
+        return _SparseProduct.apply(grads[0].contiguous(), ctx.rows.transposed), None
 
 
 def sparse_product(rows: SparseRows, matrix: Tensor) -> Tensor:

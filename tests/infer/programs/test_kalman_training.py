@@ -7,7 +7,7 @@ import torch
 from pyro import poutine
 from pyro.infer import HMC, MCMC, NUTS, SVI, Trace_ELBO
 from pyro.nn import PyroModule, PyroParam, PyroSample
-from support.linear_systems import LENGTHS, B, N, System, T, close, lazy
+from support.linear_systems import LENGTHS, B, N, System, T, close, collapse, lazy
 
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.infer.programs.blocked_enum import no_guide
@@ -200,3 +200,17 @@ def test_check_vectorizable_finds_what_is_carried():
 
     with pytest.raises(ValueError, match="carries more than the hidden state"):
         check_vectorizable(carries, s.y)
+
+
+def test_second_derivatives():
+    s = System(2)
+
+    def value(truth, A, C, root):
+        s.A, s.C, s.D = A, C, root @ root.T + torch.eye(len(root), dtype=F64)
+        return s.truth(LENGTHS).sum() if truth else collapse(lazy, s, s.y, LENGTHS, markov)[0].sum()
+
+    at = tuple(part.detach().clone() for part in (s.A, s.C, s.D))
+    found, expected = (torch.autograd.functional.hessian(lambda *v, t=t: value(t, *v), at) for t in (False, True))
+    for row, wanted in zip(found, expected, strict=True):
+        for block, right in zip(row, wanted, strict=True):
+            close(block, right)
