@@ -46,6 +46,10 @@ def trusted() -> Iterator[None]:
         TRUSTED.reset(token)
 
 
+class NotFittedError(RuntimeError):
+    """A model was asked before it had learned anything."""
+
+
 # ------------------------------------------------------------------------------------------------ numbers and names
 def count(name: str, value: Any, least: int = 1) -> int:
     """The value as an int: a whole number of at least ``least``."""

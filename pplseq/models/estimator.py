@@ -165,6 +165,29 @@ class Estimator(SequenceModel):
             self(x, lengths, **known)
         return vars(self).pop("_chains").popitem()[1].log_prob().sum() + share * self.log_prior()
 
+    def drawn(self) -> None:
+        """Called by constructors that draw parameters at random: until these change the model has nothing to say."""
+        vars(self)["_drawn"] = self._stamps()
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        return [(id(parameter), parameter._version) for parameter in self.parameters()]
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.is_fitted or vars(self).get("_drawn") != self._stamps()
+
+    def __sklearn_tags__(self):
+        from sklearn.utils import Tags, TargetTags  # only scikit-learn asks
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
+
+    def check_fitted(self) -> None:
+        """Raises NotFittedError while the parameters are those that the constructor drew: neither fitted, nor set or loaded."""
+        if not self.__sklearn_is_fitted__():
+            raise checks.NotFittedError(
+                f"this {type(self).__name__} has random parameters: fit it, or give it parameters (set_parameters, "
+                "load_state_dict, an optimizer of your own)"
+            )
+
     # ---------------------------------------------------------------- likelihood
     def posterior(self, x, lengths=None, start=None, **known):
         """The chain of observations at the point estimate, without dropout and gradients.
@@ -180,6 +203,7 @@ class Estimator(SequenceModel):
 
     def _posterior(self, x, lengths, **known) -> tuple[Batch, Any]:
         self.check_names(known)
+        self.check_fitted()
         batch = self.as_batch(x, lengths, **known)
         return batch, self.posterior(batch.x, batch.lengths, **batch.known)
 
@@ -290,6 +314,7 @@ class Estimator(SequenceModel):
         Args:
             num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
         """
+        self.check_fitted()
         training = self.training
         self.eval()
         try:

@@ -76,6 +76,7 @@ class HMM(StateTables):
         self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
         self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
         self.emissions = self._make_emissions(num_states, real)
+        self.drawn()
 
     @property
     def config(self) -> dict[str, Any]:

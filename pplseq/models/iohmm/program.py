@@ -157,6 +157,8 @@ class IOHMM(IOHMMQueries):
             hidden={part: list(sizes) for part, sizes in hidden.items() if sizes}, covariance=covariance,
             covariance_floor=self.covariance_floor, feedback=feedback,
         )  # fmt: skip
+        if not self._own:
+            self.drawn()
 
     @property
     def format(self) -> IOFormat:

@@ -135,6 +135,7 @@ class IOHMMQueries(IOParameters):
         Returns:
             (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
+        self.check_fitted()
         form, nothing_yet = self.format, isinstance(x, (list, tuple)) and all(np.shape(row) == (0,) for row in x)
         batch = Batch(form.missing(len(x), 0)) if nothing_yet else self.as_batch(x, lengths, inputs=inputs)
         rows, steps = batch.x.shape[:2]

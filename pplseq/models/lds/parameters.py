@@ -224,6 +224,7 @@ class LDSTensors(GaussianEstimator):
         if initial == "learned":
             self.initial_mean = nn.Parameter(torch.zeros(h, dtype=real))
             self.initial_scale = nn.Parameter(torch.eye(h, dtype=real))
+        self.drawn()
 
     @property
     def config(self):

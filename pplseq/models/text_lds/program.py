@@ -113,6 +113,7 @@ class TextLDS(GaussianEstimator):
         self.register_buffer("unigram", mu.clone())
         self.register_buffer("shrinkage", torch.tensor(1.0, dtype=dtype))
         self.set_moments()
+        self.drawn()
 
     # ---------------------------------------------------------------- parameters
     @property
@@ -311,11 +312,13 @@ class TextLDS(GaussianEstimator):
         Returns:
             (B, K, V) nats; means (B, K, h) and covariances (B, K, h, h) of the states behind them.
         """
+        self.check_fitted()
         return forecast_words(self, x, checks.count("num_steps", num_steps), lengths)
 
     @torch.no_grad()
     def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
         """Words drawn one by one from :meth:`predict_next`, and the filtered means (B, T, h) of the states behind them."""
+        self.check_fitted()
         counts = checks.count("num_steps", num_steps), checks.count("num_sequences", num_sequences)
         with seeded(seed):
             x, states = sample_words(self, *counts, **known)

@@ -153,6 +153,7 @@ class VLHMM(Estimator):
             self._make_tables(int(self._sizes.max()))
         else:
             self._make_embeddings(len(self._sizes))
+        self.drawn()
 
     # ---------------------------------------------------------------- parameters
     def _make_embeddings(self, num_blocks: int) -> None:
@@ -362,9 +363,9 @@ class VLHMM(Estimator):
         super().check_observations(x)
 
     def check_words_known(self) -> None:
-        """Raises RuntimeError for a model that was made without words and has not been fitted."""
+        """Raises NotFittedError for a model that was made without words and has not been fitted."""
         if self.num_words is None:
-            raise RuntimeError(
+            raise checks.NotFittedError(
                 f"a VLHMM of {self.num_states} states without words: fit it to a text, or make it with num_words and blocks"
             )
 

@@ -1,0 +1,79 @@
+"""Models that learned nothing say so; those that were given parameters in any way answer."""
+
+import copy
+
+import pytest
+import torch
+from support.model_cases import AHEAD, CASES, STEPS
+
+import pplseq
+from pplseq.checks import NotFittedError
+from pplseq.models import HMM, LDS, VLHMM
+
+pytestmark = pytest.mark.usefixtures("ask_fitted_models_only")
+RANDOM = {name: case for name, case in CASES.items() if name.split(",")[0] not in ("props", "streaming_hmm")}
+RANDOM.pop("lds, inputs")  # parts of it are set
+X = [[0, 1, 2, 3], [3, 1]]
+
+
+def ask(model, case, verb):
+    x, known = case.data(), case.known
+    if verb == "sample":
+        return model.sample(STEPS, 4, **known)
+    if verb == "forecast":
+        ahead = {"future_inputs": known["inputs"][:, :2]} if "inputs" in known else {}
+        return model.forecast(x, 2, **known, **ahead)
+    if verb == "predict_next":
+        ahead = {"next_inputs": known["inputs"][:, 0]} if "inputs" in known else {}
+        return model.predict_next(x, **known, **ahead)
+    return getattr(model, verb)(x, **known)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_nothing_is_answered_from_a_random_start(name):
+    case = RANDOM[name]
+    model = case.model()
+    for verb in sorted((case.verbs | AHEAD) - {"fit", "log_joint", "get_params", "set_params"}):
+        with pytest.raises(NotFittedError, match="fit it, or give it parameters"):
+            ask(model, case, verb)
+
+
+@pytest.mark.parametrize("make", [lambda: HMM(2, 4), lambda: VLHMM(4, 4, hidden_size=4), lambda: LDS(1, 2)])
+def test_parameters_may_come_from_anywhere(make, tmp_path):
+    x = X if make().name != "lds" else [torch.randn(6, 2)]
+
+    def step(model):
+        batch = model.as_batch(x)
+        loss = -model.log_joint(batch.x, batch.lengths)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        loss.backward()
+        optimizer.step()
+        return model
+
+    model = make()
+    assert not model.__sklearn_is_fitted__()
+    model.load_state_dict(make().state_dict())
+    model.score(x)
+    step(make()).score(x)
+    copy.deepcopy(step(make())).score(x)
+    step(make()).float().double().score(x)
+    model.save(tmp_path / "model")
+    pplseq.load(tmp_path / "model").score(x)
+    with pytest.raises(NotFittedError):
+        make().double().float().score(x)
+
+
+def test_set_and_fitted():
+    HMM(2, 4).set_parameters(initial=[0.5, 0.5]).score(X)
+    assert HMM(2, 4).fit(X, max_iterations=2).score(X) < 0
+    assert HMM(2, 4).set_params(num_states=3).__sklearn_is_fitted__() is False
+    with pytest.raises(NotFittedError, match="without words"):
+        VLHMM(num_states=4).score(X)
+
+
+def test_scikit_learn_agrees():
+    validation = pytest.importorskip("sklearn.utils.validation")
+    model = HMM(2, 4)
+    with pytest.raises(Exception, match="not fitted"):
+        validation.check_is_fitted(model)
+    validation.check_is_fitted(model.fit(X, max_iterations=1))
