@@ -3,28 +3,82 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+THROUGH = ("/dev/", "/proc/")  # names of what is open already, as /dev/stdout: written to even where that is a file
+
 
 @contextlib.contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A place beside `path` to write to: at the end of the block it is flushed to the disk and takes the place of `path`.
+    """A place to write to: at the end of the block what stands there is on the disk, and takes the place of `path`.
 
-    After an error there is what was there before, and nothing else.
+    A link is followed. What is no regular file (a device, a pipe) is written to, never replaced; a regular file is replaced as
+    a whole and keeps its permissions. After an error there is what was there before, and nothing else.
+
+    Raises:
+        IsADirectoryError: `path` is a folder. OSError: naming `path`, which a full disk does not by itself.
     """
     path = Path(path)
-    new = beside(path, "new")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: expected the name of a file to write, got a folder")
     try:
-        yield new
-        flush(new)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+        if goes_through(path):
+            with tempfile.TemporaryDirectory() as folder:
+                new = Path(folder) / path.name
+                yield new
+                with open(path, "ab") as target, open(new, "rb") as made:
+                    shutil.copyfileobj(made, target)
+            return
+        place = path.resolve()
+        if place.exists() and not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new = beside(place, "new")
+        try:
+            yield new
+            if place.exists():
+                shutil.copymode(place, new)
+            flush(new)
+            os.replace(new, place)
+            flush(place.parent)
+        finally:
+            new.unlink(missing_ok=True)
+    except BrokenPipeError:  # whose reader has gone: no failure of the disk
+        raise
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and not str(error.filename).endswith(".new")):
+            raise  # of another file
+        raise type(error)(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def goes_through(path: Path) -> bool:
+    """Whether a name is that of a device, of a pipe or of what is open already, and not of a file that can be replaced."""
+    return os.path.abspath(path).startswith(THROUGH) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Makes the folders of what is to be written and tries them, before the work that would be lost.
+
+    Raises:
+        OSError: naming what cannot be written.
+    """
+    for path in paths:
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(f"{path}: expected the name of a file to write, got a folder")
+        if path is not None and not goes_through(path):
+            folder = path.resolve().parent
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -42,7 +96,18 @@ def json_line(value: Any) -> str:
         line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         line = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
-    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+# Characters that steer a terminal, or turn the order of the text around them; ends of lines to some readers; halves of a
+# surrogate pair. The rest of what steers JSON escapes itself. Joiners, hyphens and marks that words are spelt with stay.
+_STEERING = re.compile("[\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+_CONTROL = re.compile(f"[\\x00-\\x08\\x0b-\\x1f]|{_STEERING.pattern}")
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: what would steer it stands as its escape, as \\x1b; tabs and ends of lines stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _finite(value: Any) -> Any:

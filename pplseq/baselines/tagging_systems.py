@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
+from pplseq.files import beside, check_writable
 from pplseq.models.taggers import TAGGERS
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def check_out(folder: Path) -> None:
     """ValueError where saving would replace a folder that holds something else than a tagger."""
     if not folder.name:
         raise ValueError(f"--out: expected the name of a new folder, got {folder}")
-    check_writable(folder)
+    check_writable(beside(folder, "new"))
     if folder.is_dir() and any(folder.iterdir()):
         from pplseq.models.storage import MODEL
 
@@ -267,15 +267,6 @@ def check_out(folder: Path) -> None:
             raise ValueError(
                 f"--out: {folder} is not empty and holds no tagger, and would be replaced; name a new folder"
             )
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Makes the folders of what is to be written and tries them, before the work that would be lost."""
-    for path in paths:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
 
 
 def save_tagger(saved: SavedTagger, folder: str | Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from pplseq.checks import nearest
+from pplseq.files import printable
 
 # name -> (module that defines a click command of the same name, - as _, one line for --help)
 COMMANDS = {
@@ -37,7 +38,7 @@ class Failed(click.ClickException):
     """An error of the library: one line on stderr, and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.exit_code = code  # type: ignore[misc]  # click's is of the class
 
 

@@ -8,7 +8,7 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
-from pplseq.files import json_line
+from pplseq.files import json_line, printable
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import evaluate as evaluate_run
 
@@ -46,7 +46,9 @@ class Table:
         if tuple(row) != self.names:
             self.names = tuple(row)
             click.echo("  ".join(f"{name.replace('_', ' '):>12}" for name in row), err=True)
-        click.echo("  ".join(f"{_cell(value):>{max(12, len(name))}}" for name, value in row.items()), err=True)
+        click.echo(
+            printable("  ".join(f"{_cell(value):>{max(12, len(name))}}" for name, value in row.items())), err=True
+        )
 
 
 def _cell(value: Any) -> str:

@@ -8,7 +8,7 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
 from pplseq.cli.options import given, options_for
-from pplseq.files import json_line
+from pplseq.files import json_line, printable
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import info as find
 
@@ -33,7 +33,7 @@ def _info(ctx: click.Context, recipe: Recipe, run: str | None) -> None:
         found = find(run)
     else:
         found = find(recipe.name, ctx.params["data"], **given(ctx, recipe.settings))
-    click.echo(json_line(found) if ctx.params["as_json"] else recipe.readable(found))
+    click.echo(json_line(found) if ctx.params["as_json"] else printable(recipe.readable(found)))
 
 
 info: Any = ByRecipe("info", make=_command, first="MODEL|RUN", help=TEXT)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pplseq.files import printable
 from pplseq.recipes.settings import Option, fill, options_of, read_toml
 from pplseq.runs.progress import Watch
 
@@ -119,4 +120,4 @@ class Remarks(Watch):
 
     def say(self, line: str) -> None:
         """A line."""
-        click.echo(line, err=True)
+        click.echo(printable(line), err=True)

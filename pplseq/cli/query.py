@@ -9,7 +9,7 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
-from pplseq.files import json_line
+from pplseq.files import json_line, printable
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import asked
 from pplseq.recipes.runs import query as answers
@@ -74,8 +74,8 @@ def _ask(ctx: click.Context, recipe: Recipe, run: str, question: str) -> None:
     failed = False
     for answer in answers(run, question, ctx.params.get("file", ()), watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
-        if ctx.params["as_text"]:  # a terminal takes no half of a surrogate pair
-            click.echo(recipe.readable(answer).encode("utf-8", "backslashreplace").decode("utf-8"))
+        if ctx.params["as_text"]:
+            click.echo(printable(recipe.readable(answer)))
         else:
             click.echo(json_line(answer))
         sys.stdout.flush()

@@ -8,6 +8,7 @@ import click
 
 from pplseq.cli.groups import CONFIG, ByRecipe, recipe_command
 from pplseq.cli.options import Remarks, given, options_for
+from pplseq.files import printable
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import report as write_report
 
@@ -25,7 +26,7 @@ def _command(recipe: Recipe, run: Any) -> click.Command:
 
 def _report(ctx: click.Context, recipe: Recipe, run: str) -> None:
     for path in write_report(run, watch=Remarks(), **given(ctx, recipe.reporting)):
-        click.echo(path)
+        click.echo(printable(str(path)))
 
 
 report: Any = ByRecipe("report", make=_command, first="RUN", help=TEXT)

@@ -225,7 +225,6 @@ def write_tagged(
         sys.stdout.buffer.flush()
         return
     path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as new, OPENERS.get(path.suffix, open)(new, "wb") as stream:
         stream.write(data)
 

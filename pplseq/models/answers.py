@@ -7,6 +7,7 @@ nats.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import MISSING
+from pplseq.files import json_line
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import seeded
@@ -26,6 +28,7 @@ from pplseq.runs.training import model_device
 
 Words = Sequence[str | None]
 REJECTION_ROUNDS = 100
+MAX_LINE_BYTES = 1 << 20
 
 
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
@@ -85,6 +88,7 @@ def sample_states(
     model: Any, vocabulary: Vocabulary, words: Words, *, num_samples: int = 1, seed: int = 0
 ) -> dict[str, Any]:
     """State paths drawn from the exact posterior p(z_1..z_T | x)."""
+    checks.count("num_samples", num_samples)
     x, answer = observe(model, vocabulary, words)
     with seeded(seed):
         paths = model.posterior(x).sample(num_samples)
@@ -169,6 +173,7 @@ def continue_text(
         allow_unknown: False never draws the unknown word.
     """
     checks.positive("temperature", temperature)
+    checks.count("num_samples", num_samples)
     log_probs, belief, answer = _predict(model, vocabulary, words, num_samples)
     drawn: list[list[int]] = [[] for _ in range(num_samples)]
     totals, finished = [0.0] * num_samples, [False] * num_samples
@@ -203,15 +208,18 @@ def answer_lines(
 
     Args:
         lines: words separated by spaces, or (a line that begins with a brace) a JSON object with "words": a list where
-            null is a gap, or "text": a string. An "id" is handed through. Blank lines are left out.
+            null is a gap, or "text": a string. An "id" is handed through. Blank lines are left out; of a file, a line
+            longer than a mebibyte is an error.
         ask: from words to an answer.
         gap: the word that stands for a gap.
         end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
         lower: lower-case the words.
     """
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_bounded(lines), 1):
         answer: dict[str, Any] = {"line": number}
         try:
+            if isinstance(line, int):
+                raise ValueError(f"the line has {line:,} bytes, more than {MAX_LINE_BYTES:,}; break it into several")
             text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
             if not text.strip():
                 continue
@@ -223,11 +231,33 @@ def answer_lines(
             answer |= ask(words)
         except UnicodeDecodeError as error:
             answer["error"] = f"not UTF-8 text: byte {error.start + 1} of the line"
-        except (ValueError, TypeError) as error:
-            answer["error"] = str(error)
         except Exception as error:  # whatever it is, the next line may be answered
-            answer["error"] = f"{type(error).__name__}: {error}"
+            answer["error"] = why(error)
         yield answer
+
+
+def why(error: Exception) -> str:
+    """What to say of an error that ends the answer to a line, and nothing else."""
+    if isinstance(error, ValueError | TypeError) and str(error):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "too many braces or brackets within each other"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _bounded(lines: Iterable[str | bytes]) -> Iterator[str | bytes | int]:
+    """Lines; of one in a file that is longer than memory may be used for, its length."""
+    if not isinstance(lines, io.BufferedIOBase):
+        yield from lines
+        return
+    while line := lines.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        length = len(line)
+        while not line.endswith(b"\n") and (line := lines.readline(MAX_LINE_BYTES)):
+            length += len(line)
+        yield length
 
 
 def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
@@ -241,6 +271,7 @@ def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
             f'a line that begins with a brace must be a JSON object with "words" or "text": {error}'
         ) from None
     handed_through = {"id": record["id"]} if "id" in record else {}
+    json_line(handed_through)  # what cannot be written is this line's error
     words = record.get("words")
     if words is None and isinstance(record.get("text"), str):
         words = record["text"].split()

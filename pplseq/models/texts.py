@@ -17,6 +17,7 @@ from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.coding import CodedLines
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.files import write_text
 from pplseq.models.batch import holds_words
 from pplseq.runs.evaluation import PROTOCOLS, score_text
 
@@ -137,7 +138,7 @@ def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = N
                     f"the {key.replace('_', ' ')} of {name} is no longer the one {folder} was trained with; "
                     "restore the data, or start a new run"
                 )
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------- kinds of text

@@ -7,7 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from pplseq.report.markup import shortened
+from pplseq.files import new_file
+from pplseq.report.markup import SPELT_WITH, shortened
 
 INK, MUTED, RULE, FAINT, PAPER = "#1d1c1a", "#6a665e", "#d8d3c7", "#efece4", "#ffffff"
 ACCENT, SECOND, TRAIN, HOT = "#1d5a7a", "#7a5c1d", "#a39d92", "#c85224"
@@ -39,7 +40,7 @@ def colour_map(colours: tuple[str, ...] = HEAT) -> Any:
 
 def plain(text: str, length: int = 60) -> str:
     """Text of at most `length` printable characters."""
-    return shortened("".join(char if char.isprintable() else "\ufffd" for char in text), length)
+    return shortened("".join(char if char.isprintable() or char in SPELT_WITH else "\ufffd" for char in text), length)
 
 
 @contextlib.contextmanager
@@ -51,10 +52,9 @@ def any_script():
 
 
 def save_figure(figure: Any, path: str | Path, dots_per_inch: int = 160) -> Path:
-    """Write a figure; its folder is made, its ending says the format, PNG where it has none."""
+    """Write a figure, whole or not at all; its folder is made, its ending says the format, PNG where it has none."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix[1:] or "png"
-    with any_script():
-        figure.savefig(path, dpi=dots_per_inch, format=kind, metadata={"Software": "pplseq"} if kind == "png" else None)
+    with any_script(), new_file(path) as new:
+        figure.savefig(new, dpi=dots_per_inch, format=kind, metadata={"Software": "pplseq"} if kind == "png" else None)
     return path

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from pplseq.files import write_text
+from pplseq.files import json_line, write_text
 
 
 class MetricsLog:
@@ -32,14 +33,14 @@ class MetricsLog:
                 for record in read_metrics(path)
                 if record["step"] < last_step + (record["kind"] == "train" or not validation_due)
             ]
-        write_text(path, "".join(json.dumps(record) + "\n" for record in self.records))
+        write_text(path, "".join(json_line(record) + "\n" for record in self.records))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; on disk when this returns (as far as the operating system's buffer)."""
         self.records.append(record)
         if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json_line(record) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -48,14 +49,20 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; an absent file has none, and a last line cut short by a crash is left out."""
+    """The records of a `metrics.jsonl`; an absent file has none, and a line that is damaged or cut short is left out.
+
+    What was infinite, null in the file, is so again.
+    """
     path = Path(path)
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int) and isinstance(record.get("kind"), str):
+            infinite = {name: math.inf for name in ("nats_per_token", "perplexity") if record.get(name, 0.0) is None}
+            records.append(record | infinite)
     return records

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Any
 
+from pplseq.files import printable
+
 LOG_SECONDS = 15.0
 
 
@@ -107,7 +109,7 @@ class TrainingBar(Watch):
             self.bar.update()  # an iteration of EM
 
     def _write(self, line: str) -> None:
-        self.bar.write(line, file=sys.stderr)
+        self.bar.write(printable(line), file=sys.stderr)
         self.logged = time.monotonic()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.data.sources import OPENERS, existing_path
+from pplseq.files import goes_through
+from pplseq.folder import SaveError
+from pplseq.models.answers import MAX_LINE_BYTES
 from pplseq.runs.signals import StopSignals
 
 PIECE_BYTES = 1 << 16
-MAX_LINE_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -129,7 +132,7 @@ class LineWriter:
     """Lines written and flushed one by one, to standard output or a file that can be taken up again.
 
     Args:
-        path: a file, or None for standard output.
+        path: a file, or None for standard output; a device or a pipe is written to.
         num_bytes: how much of the file an earlier writer had written when its state was saved; what stands behind that is
             cut off, as its lines will come again.
 
@@ -138,12 +141,13 @@ class LineWriter:
     """
 
     def __init__(self, path: Path | None, num_bytes: int | None = None) -> None:
-        self.path, self._file = path, None
+        self.path, self._file, self.num_bytes = path, None, None
         if path is None:
             return
+        if goes_through(path):
+            self._file, self.num_bytes = path.open("ab"), None
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            raise ValueError(f"--out {path} is no file that can be taken up again; leave --out out and redirect stdout")
         size = path.stat().st_size if path.exists() else 0
         if num_bytes is None and size:
             raise ValueError(f"--out {path} is not empty, and not by this stream; name a new file")
@@ -154,12 +158,7 @@ class LineWriter:
             )
         self._file = path.open("r+b" if path.exists() else "wb")
         self._file.truncate(num_bytes or 0)
-        self._file.seek(num_bytes or 0)
-
-    @property
-    def num_bytes(self) -> int | None:
-        """Bytes in the file; None for standard output."""
-        return None if self._file is None else self._file.tell()
+        self.num_bytes = self._file.seek(num_bytes or 0)
 
     def write(self, line: str) -> None:
         """Write a line, visible to whoever reads along at once."""
@@ -167,15 +166,23 @@ class LineWriter:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
             return
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        raw = line.encode() + b"\n"
+        try:
+            self._file.write(raw)
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise SaveError(f"could not write --out {self.path}: {error}; free space and go on from there") from error
+        self.num_bytes = None if self.num_bytes is None else self.num_bytes + len(raw)
 
     def sync(self) -> None:
         """Let the file reach the disk, before a state is saved that counts on it."""
-        if self._file is not None:
+        if self.num_bytes is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        with contextlib.suppress(OSError):  # of what could not be written, which was told: all that was is flushed
+            if self._file is not None:
+                self._file.close()

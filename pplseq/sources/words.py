@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models.answers import answer_lines
-from pplseq.sources.lines import MAX_LINE_BYTES
+from pplseq.models.answers import MAX_LINE_BYTES, answer_lines
 
 DIGITS = 6  # behind the point, of what is written
 

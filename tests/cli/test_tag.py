@@ -250,8 +250,11 @@ def test_a_tagger_without_probabilities(files):
 
 def test_run_skips_broken_sentences(model):
     broken = CONLLU + "1\tx\n\n" + CONLLU
-    failed = pplseq("tag", "run", model, "--format", "conllu", input=broken, code=2)
+    failed = pplseq("tag", "run", model, "--on-error", "raise", "--format", "conllu", input=broken, code=2)
     assert "<stdin>, line 7: expected 10 columns" in failed.stderr and failed.stdout == ""
+    lines = pplseq("tag", "run", model, "--json", input=broken, code=1).stdout.splitlines()
+    assert [list(json.loads(line)) for line in lines] == [["words", "tags"], ["line", "error"], ["words", "tags"]]
+    assert pplseq("tag", "run", model, input=broken, code=1).stdout.count("# text") == 2
     result = pplseq("tag", "run", model, "--on-error", "skip", input=broken)
     assert result.stdout.count("\tthe\tD\t") == result.stdout.count("# text") == 2
     assert result.stderr.startswith("<stdin>: skipped line 7: line 7: expected 10 columns")

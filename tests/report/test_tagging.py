@@ -68,7 +68,7 @@ def test_page_is_whole_and_nothing_breaks_out():
     names = {name for name, _ in parsed.seen}
     assert "script" not in names and "i" not in names and "b" not in names
     assert all(word in parsed.texts for word in GOLD[0].words) and "5 > 3" in parsed.texts
-    assert "src=" not in page and "http" not in page
+    assert "src=" not in page and "http:" not in page and "https:" not in page
 
 
 def test_sentence_view():

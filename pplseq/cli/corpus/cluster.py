@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pplseq.files import json_line
+from pplseq.files import json_line, new_file
 
 
 @click.command()
@@ -61,8 +61,8 @@ def cluster(
         seed=seed,
         progress=sys.stderr.isatty(),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_paths(out, clusters, corpus.vocabulary)
+    with new_file(out) as new:
+        write_paths(new, clusters, corpus.vocabulary)
     information = average_mutual_information(corpus.train.tokens, clusters.block_of_word)
     click.echo(
         json_line(

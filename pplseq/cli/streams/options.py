@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pplseq.files import check_writable, printable
+
 if TYPE_CHECKING:
     from pplseq.sources.pages import Shown
 
@@ -74,8 +76,6 @@ sources, reading, shown_page = _options(SOURCES), _options(READING), _options(PA
 
 def prepare(options: Mapping[str, Any]) -> None:
     """Threads, and whether what is to be written can be, before the work that would be lost."""
-    from pplseq.baselines.tagging_systems import check_writable
-
     check_writable(options["html"], options["png"], options.get("out"))
     if options["png"] is not None:
         try:
@@ -108,7 +108,9 @@ def finish(
     if totals.num_tokens == 0 and not begun and not failed:
         raise ValueError(f"--stream {stream_name(options['stream'])}: it has no words; give a text, a line at a time")
     parts = [f"{name}: perplexity {number(totals.perplexity(name))}" for name in shown.names if totals.num_tokens]
-    click.echo(f"{totals.num_tokens:,} tokens; {'; '.join(parts)}" if parts else "no further words", err=True)
+    click.echo(
+        printable(f"{totals.num_tokens:,} tokens; {'; '.join(parts)}" if parts else "no further words"), err=True
+    )
     sys.stdout.flush()
     names = shown.names[:2]
     shown.write(names, options["html"], options["png"], options["title"] or title, f"pplseq {ctx.info_name}")
@@ -123,4 +125,4 @@ def stream_name(stream: str) -> str:
 
 def say(line: str) -> None:
     """A remark on stderr."""
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)

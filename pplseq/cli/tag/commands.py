@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
-from pplseq.files import json_line
+from pplseq.files import check_writable, json_line, printable, write_text
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
 
@@ -29,9 +29,8 @@ def reading(command: Any) -> Any:
         click.option(
             "--on-error",
             type=click.Choice(["raise", "skip"]),
-            default="raise",
-            show_default=True,
-            help="Stop at a sentence that cannot be read, or go on without it and name its lines on stderr.",
+            help="Stop at a sentence that cannot be read, or go on without it and name its lines on stderr.  "
+            "[default: skip of run, else raise]",
         ),
     )
     for option in reversed(options):
@@ -79,42 +78,60 @@ def tag() -> None:
 @click.option("--max-sentences", default=200, show_default=True, type=click.IntRange(1), help="Of the page.")
 @reading
 @THREADS
-def run(model: Path, text: str, out: str, to: str | None, as_json: bool, threads: int | None, **options: Any) -> None:
+@click.pass_context
+def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as_json: bool, **options: Any) -> None:
     """Tag TEXT (default: stdin) with MODEL, a run of `pplseq train tagger` or a saved tagger.
 
     The output is the input with other tags: comments, multiword tokens, empty nodes and other columns stay. Lines of words
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
     further column, or behind the tag (dog_NN_0.9731).
+
+    A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
+    cannot be tagged has _ for tags. The exit code is then 1 (0 for what --on-error skip left out).
     """
     from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
-    from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
-    from pplseq.recipes.taggers.tagging import other_tags, read, run_page, write_text
+    from pplseq.models.taggers.answers import TagQuestions, answer_each, check_answerable
+    from pplseq.recipes.taggers.tagging import other_tags, read, run_page
 
-    use_threads(threads)
+    use_threads(options["threads"])
     saved = load_tagger(model)
     names = ("probabilities", "decoder", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
     questions = TagQuestions(**{name: options[name] for name in names})
     check_answerable(saved.tagger, questions)
-    sentences = read(text, reading_of(options), say, saved, tags="optional", allow_empty=True)
+    sentences = read(text, reading_of(options, "skip"), say, saved, tags="optional", allow_empty=True)
+    failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
         say(note)
-    answers = answer(saved.tagger, [sentence.words for sentence in sentences], questions)
+    answers = answer_each(saved.tagger, [sentence.words for sentence in sentences], questions)
+    for number, found in enumerate(answers):
+        if "error" in found:
+            failed += 1
+            say(f"{sentences.name}, line {sentences.line_of(number)}: no tags: {found['error']}")
     if as_json or questions.beyond_tags:
         if to is not None:
             raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
-        lines = "".join(json_line(found) + "\n" for found in answers)
+        placed = [(sentences.line_of(number), found) for number, found in enumerate(answers)]
+        placed += [(bad.first_line, {"line": bad.line, "error": bad.message}) for bad in sentences.skipped]
+        lines = "".join(json_line(found) + "\n" for _, found in sorted(placed, key=lambda place: place[0]))
         if out == "-":
             click.echo(lines, nl=False)
         else:
             write_text(Path(out), lines)
     else:
-        tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, answers, strict=True)]
-        probabilities = [found["probabilities"] for found in answers] if questions.probabilities else None
+        nothing = {"tags": "_", "probabilities": [0.0]}
+        told = [
+            found if "tags" in found else {name: list(value) * len(found["words"]) for name, value in nothing.items()}
+            for found in answers
+        ]
+        tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, told, strict=True)]
+        probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
         write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=options["separator"])
     if options["html"] is not None:
         run_page(saved, sentences, options["html"], options["max_sentences"], options["decoder"])
+    if failed:
+        ctx.exit(1)
 
 
 @tag.command("eval")
@@ -152,7 +169,7 @@ def evaluate(
     frequent errors. Words without a tag (_) are left out. Clusters, as of `unsupervised`, are called by the tag they have most
     often in TEXT (many-to-one), and their V-measure is told.
     """
-    from pplseq.baselines.tagging_systems import check_writable, load_tagger
+    from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.models.taggers.answers import check_decoder
     from pplseq.recipes.taggers import tagging
 
@@ -166,7 +183,7 @@ def evaluate(
     if as_json:
         click.echo(json_line(tagging.scores_json(str(model), text, result, against, other)))
     else:
-        click.echo(tagging.scores_text(model, result, top, against, other))
+        click.echo(printable(tagging.scores_text(model, result, top, against, other)))
     if confusion is not None:
         from pplseq.report.tagging_picture import draw_confusion
 
@@ -199,7 +216,6 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     p is McNemar's test against the best system. A system whose package is not installed is named with what to install; one
     that fails is named with its error, and the exit code is 1 at the end.
     """
-    from pplseq.baselines.tagging_systems import check_writable
     from pplseq.baselines.tagging_systems import compare as compare_systems
     from pplseq.recipes.taggers import tagging
 
@@ -212,7 +228,7 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     tests = tagging.read(test, reading_of(options), say, tags="optional")
     dev = None if options["dev"] is None else tagging.read(options["dev"], reading_of(options), say)
     found = compare_systems(systems, sentences, tests, dev, fractions=fractions, seed=options["seed"], say=say)
-    click.echo(tagging.comparison_text(found))
+    click.echo(printable(tagging.comparison_text(found)))
     if out is not None:
         tagging.write_json(out, {"train": text, "test": test, **found.summary()})
     if options["plot"] is not None:
@@ -232,14 +248,15 @@ def use_threads(threads: int | None) -> None:
 
 def say(line: str) -> None:
     """A remark on stderr."""
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
 
 
-def reading_of(options: dict[str, Any]) -> Any:
+def reading_of(options: dict[str, Any], on_error: Any = "raise") -> Any:
     """How files are read."""
     from pplseq.recipes.taggers.recipe import TaggedReading
 
-    return TaggedReading(**{name: options[name] for name in ("column", "format", "separator", "on_error")})
+    found = {name: options[name] for name in ("column", "format", "separator")}
+    return TaggedReading(**found, on_error=options["on_error"] or on_error)
 
 
 def names_between(text: str) -> list[str]:

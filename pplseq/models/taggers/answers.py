@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.columns import TaggedSentence
+from pplseq.models.answers import why
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
@@ -102,6 +103,23 @@ def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> 
     for start in range(0, len(sentences), BATCH_SENTENCES):
         part = sentences[start : start + BATCH_SENTENCES]
         answers += _answer_batch(tagger, part, questions, start)
+    return answers
+
+
+def answer_each(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> list[dict[str, Any]]:
+    """As :func:`answer`; a sentence that has none, whatever the reason, gives {"words", "error"}."""
+    check_answerable(tagger, questions)
+    answers = []
+    for start in range(0, len(sentences), BATCH_SENTENCES):
+        part = sentences[start : start + BATCH_SENTENCES]
+        try:
+            answers += _answer_batch(tagger, part, questions, start)
+        except Exception:
+            for place, words in enumerate(part, start):
+                try:
+                    answers += _answer_batch(tagger, [words], questions, place)
+                except Exception as error:
+                    answers.append({"words": list(words), "error": why(error)})
     return answers
 
 

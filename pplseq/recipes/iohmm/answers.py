@@ -13,12 +13,13 @@ import torch
 
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import existing_path, listing
+from pplseq.files import write_text
 from pplseq.models.automata.automaton import Automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 
 
-def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:
-    """Strings to ask about, one a line, with or without a label."""
+def read_strings(run: Run, data: str) -> list[tuple[str, ...] | dict[str, Any]]:
+    """Strings to ask about, one a line, with or without a label; of a line that cannot be read {"line", "error"}."""
     symbols = run.record["symbols"]
     words = any(len(symbol) > 1 for symbol in symbols)
     if data == "-":
@@ -28,12 +29,20 @@ def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:
         if path.is_dir():
             raise ValueError(f"{path} is a folder; expected a file of strings, one a line")
         text = path.read_bytes()
-    try:
-        lines = text.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
-    strings = []
-    for number, line in enumerate(lines if text else [], 1):
+    lines = (
+        text.removeprefix(b"\xef\xbb\xbf")
+        .replace(b"\r\n", b"\n")
+        .replace(b"\r", b"\n")
+        .removesuffix(b"\n")
+        .split(b"\n")
+    )
+    strings: list[tuple[str, ...] | dict[str, Any]] = []
+    for number, raw in enumerate(lines if text else [], 1):
+        try:
+            line = raw.decode()
+        except UnicodeDecodeError as error:
+            strings.append({"line": number, "error": f"{name}: not UTF-8 text: byte {error.start + 1} of the line"})
+            continue
         if line.startswith("#") and "#" not in symbols:
             continue
         line = line.split("\t")[0].strip()
@@ -41,7 +50,9 @@ def read_strings(run: Run, data: str) -> list[tuple[str, ...]]:
             line = line[1:].strip()
         string = tuple(line.split() if words or " " in line else line)
         if strange := [symbol for symbol in string if symbol not in symbols]:
-            raise ValueError(f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(symbols)}")
+            found = f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(symbols)}"
+            strings.append({"line": number, "error": found})
+            continue
         strings.append(string)
     return strings
 
@@ -139,7 +150,7 @@ def _automaton(run: Run, options: Any) -> dict[str, Any]:
     chosen = next(entry for entry in run.record["automata"] if entry["chosen"])
     automaton = Automaton.from_dict(chosen["automaton"])
     if options.dot:
-        options.dot.write_text(automaton.to_dot(), encoding="utf-8")
+        write_text(options.dot, automaton.to_dot())
     if options.png:
         from pplseq.report.automaton_picture import draw_automaton
 
@@ -195,19 +206,24 @@ def _values(option: str | None, mean: float, scale: float) -> np.ndarray:
 
 
 def _string_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
-    strings = read_strings(run, data)
-    joined = [("" if all(len(s) == 1 for s in run.record["symbols"]) else " ").join(string) for string in strings]
-    if question == "classify":
-        automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
-        probs = run.model.classify(*_codes(run, strings))[:, 1].tolist() if strings else []
-        for string, text, prob in zip(strings, joined, probs, strict=True):
-            yield {"string": text, "accepted": automaton.accepts(string), "probability": prob}
-        return
-    if question not in ("filter", "produce"):
+    if question not in ("classify", "filter", "produce"):
         raise ValueError(
             f"strings have no outputs on their way, so {question} has no answer; ask classify, produce, filter or automaton"
         )
-    for string, text in zip(strings, joined, strict=True):
+    between = "" if all(len(symbol) == 1 for symbol in run.record["symbols"]) else " "
+    strings = read_strings(run, data)
+    if question == "classify":
+        automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
+        read = [string for string in strings if isinstance(string, tuple)]
+        probs = iter(run.model.classify(*_codes(run, read))[:, 1].tolist() if read else [])
+    for string in strings:
+        if isinstance(string, dict):
+            yield string
+            continue
+        text = between.join(string)
+        if question == "classify":
+            yield {"string": text, "accepted": automaton.accepts(string), "probability": next(probs)}
+            continue
         codes, lengths = _codes(run, [string])
         found = run.model.production(codes, lengths)
         rows = (found.states if question == "filter" else found.outputs)[0][: len(string)]

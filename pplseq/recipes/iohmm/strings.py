@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
+from pplseq.files import write_text
 from pplseq.models import RestartBlock
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
 from pplseq.recipes.iohmm.tables import read_record, sizes_of, write_run
@@ -96,8 +97,8 @@ def _write_strings(
         for place, candidate in enumerate(found.candidates)
     ]
     write_run(out, record, found.model)
-    (out / "automaton.json").write_text(json.dumps(automaton.to_dict(), indent=1) + "\n", encoding="utf-8")
-    (out / "automaton.dot").write_text(automaton.to_dot(), encoding="utf-8")
+    write_text(out / "automaton.json", json.dumps(automaton.to_dict(), indent=1) + "\n")
+    write_text(out / "automaton.dot", automaton.to_dot())
     if job.settings.picture:
         try:
             from pplseq.report.automaton_picture import draw_automaton

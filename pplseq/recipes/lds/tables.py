@@ -266,7 +266,6 @@ def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str
 
 def write_csv(path: Path, columns: Columns, found: list[dict[str, Any]]) -> None:
     """Answers as a table, whole or not at all: sequence, step (from 1), and means and deviations by column."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     first = found[0] if found else {}
     if "states" in first:
         names = [f"z{k + 1}" for k in range(len(first["states"][0]))] if first["states"] else []

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pplseq import checks
 from pplseq.baselines.tagging_systems import SYSTEMS, parse_settings
+from pplseq.files import write_text
 from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
 from pplseq.recipes.settings import setting
 from pplseq.runs.progress import Watch
@@ -159,7 +160,7 @@ class TaggerRecipe(Recipe):
         with nullcontext(job.watch.stage(what)) if stoppable(tagger) else job.preparing(what):
             _, summary = train_tagger(settings.system, sentences, dev, folder=job.folder / MODEL, stop=stop, **chosen)
         summary = {"stop_reason": "max_time" if late else "finished", "steps": 1, **summary}
-        record.write_text(json.dumps(summary) + "\n", encoding="utf-8")
+        write_text(record, json.dumps(summary) + "\n")
         return summary
 
     def load(self, folder: Path, settings: Any) -> Any:

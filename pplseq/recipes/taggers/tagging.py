@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pplseq import files
 from pplseq.baselines.tagging_systems import Comparison, SavedTagger
 from pplseq.data.tagged import TaggedFile, read_tagged
+from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
 from pplseq.report import tag_tables
@@ -61,12 +61,6 @@ def read(
 def write_json(path: Path, content: Any) -> None:
     """Numbers as JSON."""
     write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """A file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, text)
 
 
 # ---- run

@@ -14,6 +14,7 @@ import torch
 
 from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.files import new_file
 from pplseq.recipes.recipe import choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
 from pplseq.recipes.text.settings import reading
@@ -112,7 +113,7 @@ def write_tokens(path: Path, text: Text, scores: list[TextScore]) -> None:
     """A line of word and log-probabilities (nats) for each token, a column a score."""
     words = text.vocabulary.decode(text.tokens)
     columns = [score.token_log_probs.tolist() for score in scores]
-    with path.open("w", encoding="utf-8") as file:
+    with new_file(path) as new, new.open("w", encoding="utf-8") as file:
         file.write("\t".join(["word", *(f"{score.protocol}_{score.num_streams}" for score in scores)]) + "\n")
         file.writelines(
             "\t".join([word, *(f"{value:.6f}" for value in row)]) + "\n"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.text import Text, load_corpus, read_text
+from pplseq.files import write_text
 from pplseq.recipes.run_report import page_path
 from pplseq.recipes.runs import Record
 from pplseq.recipes.settings import options_of
@@ -29,8 +30,7 @@ def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
     for sentence in settings.sentence:
         split_sentence(sentence)  # before anything is loaded
     summary = _summary(folder, load(folder, settings), settings, watch)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render_page(summary), encoding="utf-8")
+    write_text(page, render_page(summary))
     yield page
     if settings.picture:
         picture = settings.png or page.with_suffix(".png")

@@ -167,7 +167,6 @@ def write(path: Path, words: Sequence[str], starts: Sequence[int] | np.ndarray, 
     if path.suffix == ".npz":
         save_arrays(path, embeddings=vectors, words=word_array(words), line_starts=np.asarray(starts))
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as new, new.open("w", encoding="utf-8") as file:
         for start, stop in pairwise(starts):
             if path.suffix == ".jsonl":
@@ -190,6 +189,5 @@ def word_array(words: Sequence[str]) -> np.ndarray:
 
 def save_arrays(path: Path, **arrays: np.ndarray) -> None:
     """Write an .npz file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as new, new.open("wb") as file:
         np.savez(file, **arrays)
