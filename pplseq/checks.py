@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -100,6 +101,24 @@ def nearest(word: str, words: Iterable[str]) -> str:
     words = list(words)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(words)}"
+
+
+class NamedArguments:
+    """A base of classes whose constructors, for an argument that is misspelt, name the nearest that they take."""
+
+    def __new__(cls, *args: Any, **given: Any):
+        known: list[str] = []
+        for base in cls.__mro__[:-1]:
+            if "__init__" not in vars(base):
+                continue
+            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+            known += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):  # else some go on to the next class, or elsewhere
+                for name in given:
+                    if name not in known:
+                        raise TypeError(f"{cls.__name__} has no argument {name!r}.{nearest(name, known)}")
+                break
+        return super().__new__(cls)
 
 
 # ------------------------------------------------------------------------------------------------ tensors and arrays

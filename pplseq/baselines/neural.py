@@ -69,7 +69,7 @@ class Reading:
         return self._carried
 
 
-class NeuralLanguageModel(nn.Module):
+class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     """Next-word probabilities softmax(C f_t + c), where f_t is computed from the words before t.
 
     A text is one sequence: its lines stand one after the other, each ended by `<eos>`, which also stands before the

@@ -41,6 +41,19 @@ class SequenceTable:
     input_levels: tuple[str, ...] | None
     output_levels: tuple[str, ...] | None
 
+    def describe(self) -> dict[str, Any]:
+        """Sizes, as JSON-able values; of symbols also which there are."""
+        cells = np.concatenate(self.outputs)
+        missing = cells < 0 if self.output_levels is not None else np.isnan(cells)
+        about: dict[str, Any] = {
+            "sequences": len(self.ids), "steps": sum(self.lengths), "longest": max(self.lengths),
+            "inputs": list(self.input_names), "outputs": list(self.output_names),
+            "missing_outputs": int(missing.sum()),
+        }  # fmt: skip
+        for name, levels in (("input_symbols", self.input_levels), ("output_symbols", self.output_levels)):
+            about |= {} if levels is None else {name: list(levels)}
+        return about
+
 
 def read_table(
     path: str | Path,

@@ -149,7 +149,7 @@ def _masked(mask: Any):
     return poutine.mask(mask=True if mask is None else mask)
 
 
-class SequenceModel(PyroModule):
+class SequenceModel(checks.NamedArguments, PyroModule):
     """A generative program over sequences.
 
     Subclasses write :meth:`model`, the program, and :attr:`config`, what rebuilds the object. Calling the object runs the

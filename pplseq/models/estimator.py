@@ -216,8 +216,18 @@ class Estimator(SequenceModel):
                 raise TypeError(f"{type(self).__name__}: no argument {name!r} beside the data.{takes}")
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
-        """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens."""
+        """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens.
+
+        Raises:
+            ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
+        """
         batch, chain = self._posterior(x, lengths, **known)
+        seen = self.observed(batch.x)[1]
+        seen = seen.any(-1) if seen.dim() > 2 else seen
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        if batch.states is None and not bool(seen.any()):
+            raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
         total = float(chain.log_prob().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total
 

@@ -46,7 +46,7 @@ def as_texts(
     Args:
         x: a ``Corpus``, whose validation text is taken where ``valid`` is None; a ``Text``; sentences, each a string or a list
             of words; or word ids: a list of sequences, or an array (B, T) with ``lengths`` (B,).
-        valid: held-out text, of the same kind.
+        valid: held-out text, of the same kind; of a ``Corpus`` its validation text.
         vocabulary: that the model has already; words are encoded with it. Default: all words of x and ``<eos>``.
         num_words: V of ids; default: one more than the largest.
         min_count: words rarer than this become ``<unk>``; default: 2 where held-out text has words that x has not, else 1.
@@ -56,8 +56,7 @@ def as_texts(
     """
     if isinstance(x, Corpus):
         x, valid = x.train, x.valid if valid is None else valid
-    if isinstance(valid, Corpus):
-        valid = valid.train
+    valid = held_out_text("valid", valid)
     if isinstance(x, str):
         raise TypeError("x must be a list of sentences, got one string; for a file: pplseq.load_corpus(path)")
     if isinstance(x, Text):
@@ -85,6 +84,13 @@ def as_texts(
         raise ValueError(f"x must hold ids 0..{len(words) - 1}, got {largest}")
     valid = None if held_out is None else _text_of_ids(held_out, words, "valid")
     return Texts(_text_of_ids(rows, words, "x"), valid, False)
+
+
+def held_out_text(name: str, x: Any) -> Any:
+    """The validation text of a corpus; anything else as it is."""
+    if isinstance(x, Corpus) and x.valid is None:
+        raise ValueError(f"{name}: the corpus {x.name!r} has no validation text; give one of its texts, such as corpus.test")
+    return x.valid if isinstance(x, Corpus) else x
 
 
 def make_batches(

@@ -177,6 +177,10 @@ class Recipe:
         """Whether a folder holds something that :meth:`train` goes on from, and that a new run would destroy."""
         return whole_folder(folder / "last").exists()
 
+    def summary(self, folder: Path) -> Mapping[str, Any] | None:
+        """What :meth:`train` returned, where a run keeps it; None where it keeps none."""
+        return None
+
     def prepared(self, folder: Path) -> Iterable[Path]:
         """Files that training keeps of its preparation, to be dropped when it begins anew with other settings."""
         return ()

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from pplseq.checks import nearest
 from pplseq.files import write_text
-from pplseq.recipes.recipe import RECIPES, Job, Recipe, recipe_named
+from pplseq.recipes.recipe import RECIPES, Job, Recipe, UseSettings, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver
+from pplseq.sources.stream_state import describe_state, has_state
 
 RECORD = "config.toml"
+PERSONALIZED = Recipe("personalize", "", "", UseSettings, limits="it is the state of a stream")  # not trained as others are
 Lines = str | Path | Iterable[str | bytes]
 
 
@@ -180,6 +182,8 @@ def recipe_of(folder: str | Path) -> Recipe:
         FileNotFoundError: nothing there. ValueError: something else.
     """
     folder = Path(folder)
+    if has_state(folder):
+        return PERSONALIZED
     if (folder / RECORD).is_file():
         return recipe_named(str(read_toml(folder / RECORD).get("model")))
     if not folder.exists() and not folder.with_name(f".{folder.name}.old").exists():
@@ -274,21 +278,27 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
         raise ValueError(f"unknown model {str(what)!r}.{nearest(str(what), RECIPES)}")
     recipe = recipe_of(what)
     found: dict[str, Any] = {"run": str(what), "model": recipe.name}
+    if recipe is PERSONALIZED:
+        return found | describe_state(Path(what))
     if (Path(what) / RECORD).is_file():
         record = read_record(what)
         options = options_of(recipe.settings)
         values = {name: getattr(record.settings, name) for name in options}
-        found |= {"data": record.data, **_course(Path(what))}
+        found |= {"data": record.data, **_course(Path(what), recipe)}
         found["settings"] = {name: value for name, value in values.items() if value != options[name].default}
     return found | {"questions": list(recipe.questions)}
 
 
-def _course(folder: Path) -> dict[str, Any]:
+def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """How a run went, and the best it came to."""
     from pplseq.runs.loop import run_status
     from pplseq.runs.metrics_log import read_metrics
 
     course: dict[str, Any] = {"status": run_status(folder)}
+    if course["status"]["status"] == "absent" and (summary := recipe.summary(folder)) is not None:
+        reason = summary["stop_reason"]  # a training without a loop of steps
+        course["status"] = {"status": "stopped" if reason == "interrupted" else "finished", "reason": reason}
+        course["summary"] = {name: value for name, value in summary.items() if name not in ("stop_reason", "sizes")}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         course["best"] = next(
             (record for record in reversed(read_metrics(folder / "metrics.jsonl")) if record.get("best")), None

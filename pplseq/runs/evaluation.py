@@ -24,6 +24,7 @@ from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 
 PROTOCOLS = ("carried", "sentence")
+STREAMS, STREAM_TOKENS = 16, 128  # streams of the carried protocol, and the tokens that each should have
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +75,15 @@ def _tokens_at_once(model: Any) -> int:
     return max(1, min(512, CELLS_AT_ONCE // getattr(model, "cells_per_token", 1)))
 
 
-def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_length: int | None = None) -> TextScore:
+def score_carried(model: Any, text: Text, *, num_streams: int | None = None, segment_length: int | None = None) -> TextScore:
     """Score a text as contiguous streams with the belief carried over.
 
     Args:
         model: a `SequenceModel`.
         text: what to score, encoded with the model's vocabulary.
         num_streams: B; each stream but the first starts in the middle of the text from the start distribution, so
-            fewer streams score a little better and run longer. 16 is the literature's number; a text of fewer tokens
-            gives fewer.
+            fewer streams score a little better and run longer. None is 16, the literature's number, or what leaves each
+            stream 128 tokens: of shorter ones starts would be most of the score. A text of fewer tokens gives fewer.
         segment_length: T, tokens taken at once; it changes speed and memory, not the result. Default: what suits the
             model's size.
     """
@@ -90,6 +91,8 @@ def score_carried(model: Any, text: Text, *, num_streams: int = 16, segment_leng
     device = model_device(model)
     # Batches of places in the text instead of words: they say where each log-probability belongs.
     places = replace(text, tokens=np.arange(text.num_tokens))
+    if num_streams is None:
+        num_streams = min(STREAMS, max(1, text.num_tokens // STREAM_TOKENS))
     segment_length = segment_length or max(2, _tokens_at_once(model) // num_streams)
     batches = StreamBatches(places, num_streams, segment_length, shuffle=None, drop_remainder=False)
     scores = np.full(text.num_tokens, np.nan)

@@ -37,6 +37,17 @@ def check_free(folder: Path) -> None:
         )
 
 
+def describe_state(folder: Path) -> dict[str, Any]:
+    """What a state is of: its sources, how many lines of each stream were read, and how the model learns."""
+    record, _ = load_state(folder)
+    options = record["options"] | record["settings"]
+    return {
+        "sources": [source["spec"] for source in record["sources"]],
+        "lines": {name: place[0] for name, place in record["streams"].items()},
+        "settings": {name: value for name, value in options.items() if value is not None},
+    }
+
+
 def save_state(folder: Path, record: dict[str, Any], write: Callable[[Path], None]) -> None:
     """Save a state: the old one stays until the new one is on the disk.
 

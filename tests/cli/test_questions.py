@@ -85,7 +85,7 @@ def test_log_probabilities_of_every_token(run, text, tmp_path):
     file = tmp_path / "tokens.tsv"
     carried, sentence = lines_of(pplseq("evaluate", run, text, "--per-token", file))
     header, *rows = [line.split("\t") for line in file.read_text().splitlines()]
-    assert header == ["word", "carried_16", f"sentence_{sentence['num_streams']}"]
+    assert header == ["word", f"carried_{carried['num_streams']}", f"sentence_{sentence['num_streams']}"]
     words = [word for line in text.read_text().splitlines() for word in [*line.split(), "<eos>"]]
     assert [row[0] for row in rows] == words
     columns = np.array([row[1:] for row in rows], dtype=float)

@@ -109,3 +109,14 @@ def test_an_impossible_word_and_nan_are_errors(text, emission):
 def test_a_text_with_other_words(model):
     with pytest.raises(ValueError, match="encoded with a vocabulary of .* words, the model has"):
         score_sentences(model, Text.from_lines([["v", "x", "y", "z"]] * 2))
+
+
+def test_streams_are_as_many_as_the_text_has_tokens_for(model):
+    """Of a short text's many short streams the score would be of starts: best checkpoints would be chosen by those."""
+    words = ["a", "b"] * 700
+    for num_tokens, streams in ((5, 1), (127, 1), (300, 2), (1400, 10)):
+        text = Text.from_lines([words[: num_tokens - 1]], Vocabulary(("<eos>", "<unk>", "a", "b")))
+        assert score_carried(model, text).num_streams == streams
+    long = Text.from_lines([words * 4], Vocabulary(("<eos>", "<unk>", "a", "b")))
+    assert score_carried(model, long).num_streams == 16
+    assert score_carried(model, text, num_streams=16).num_streams == 16

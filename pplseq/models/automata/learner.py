@@ -128,7 +128,7 @@ class LearnedAutomaton:
         return "\n".join(lines)
 
 
-class AutomatonLearner:
+class AutomatonLearner(checks.NamedArguments):
     """Learns the smallest automaton that labels strings right, by restarts of EM on an input-output HMM.
 
     For n = 2, 3, ... states, all restarts run as one batch; their tables are made hard and those are kept whose automaton

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.models.props.program import PROPS
 from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import CallableSource, check_probs, source_state
@@ -22,7 +23,7 @@ from pplseq.models.storage import MODEL
 KIND = "props learner"
 
 
-class PROPSLearner:
+class PROPSLearner(checks.NamedArguments):
     """Learns one token at a time how a stream departs from what sources predict.
 
     For every token the learner asks each source for its prediction, takes the token in, and only then lets the sources

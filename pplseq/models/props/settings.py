@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pplseq import checks
+
 Number = Any  # a float of one user, a (B,) tensor of a batch
 
 
 @dataclass(frozen=True)
-class OnlineEM:
+class OnlineEM(checks.NamedArguments):
     """How a stream learns.
 
     Args:

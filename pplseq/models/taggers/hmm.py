@@ -27,7 +27,7 @@ UNKNOWN = ("none", "suffix", "suffix+shape")
 
 
 @dataclass(frozen=True)
-class HMMTaggerSettings:
+class HMMTaggerSettings(checks.NamedArguments):
     """How an :class:`HMMTagger` turns counts into probabilities.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.block import BlockEmission, BlockTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout
@@ -24,7 +25,7 @@ TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impos
 
 
 @dataclass(frozen=True)
-class LatentTaggerSettings:
+class LatentTaggerSettings(checks.NamedArguments):
     """How a :class:`LatentTagger` learns; defaults were chosen on the development part of UD English EWT.
 
     Attributes:

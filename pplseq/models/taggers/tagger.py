@@ -19,7 +19,7 @@ from pplseq.models.taggers import TAGGERS
 Words = Sequence[str]
 
 
-class Tagger(ABC):
+class Tagger(checks.NamedArguments, ABC):
     """Gives each word of a sentence a tag, after it has seen tagged sentences.
 
     Attributes:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from pplseq import checks
+
 BUCKET_CELLS = 1 << 21  # steps x rows x states of one bucket
 BUCKET_SPREAD = 1.2  # longest over shortest sentence of a bucket
 
@@ -157,7 +159,7 @@ class TagData:
 
 # ------------------------------------------------------------------------------------------------ optimisers
 @dataclass(frozen=True)
-class CRFSettings:
+class CRFSettings(checks.NamedArguments):
     """How weights are found.
 
     l2: the penalty l2 * |w|^2 on weights, as crfsuite's c2 (a Gaussian prior of variance 1 / (2 l2)).

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pplseq.models.text_lds.program import TextLDS
 
 STARTS = ("restricted", "line_search", "paper", "consistent")
+BLOCKS = 4  # block rows of the Hankel matrix, unless told otherwise
 UNSEEN = 0.5  # added to the counts of the unigram, whose words must all be possible
 SLACK = 1e-4, 1e-3  # falls of the training gain that truncation explains, nats: horizons from 4 on, and shorter ones
 ARRAYS = ("transition", "emission", "state_noise", "reduction")
@@ -53,7 +54,7 @@ class FitSettings:
         start: from subspace identification to parameters: "restricted" (EM in the subspace that was found, which costs
             almost nothing), or a realisation alone: "line_search", "paper", "consistent".
         restricted_iterations: of the EM in the subspace.
-        blocks: block rows r of the Hankel matrix; needs lags 1..2r-1.
+        blocks: block rows r of the Hankel matrix, which needs lags 1..2r-1; None: 4, or as many as the counted lags allow.
         horizon: lags that EM uses; None for all.
         update_state_noise: estimate Q and rebase (False: the paper's partial M-step).
         patience: stop after so many iterations without a new best (held-out, else training) gain; None never does.
@@ -69,7 +70,7 @@ class FitSettings:
     num_iterations: int = 50
     start: str = "restricted"
     restricted_iterations: int = 150
-    blocks: int = 4
+    blocks: int | None = None
     horizon: int | None = None
     update_state_noise: bool = True
     patience: int | None = None
@@ -181,7 +182,8 @@ def fit_counts(
 
 def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[TextParameters, Realisation]:
     """Parameters by subspace identification, as ``settings.start`` says, and how they came about."""
-    found = subspace_identification(cov, settings.num_states, blocks=settings.blocks, seed=settings.seed)
+    blocks = min(BLOCKS, (cov.max_lag + 1) // 2) if settings.blocks is None else settings.blocks
+    found = subspace_identification(cov, settings.num_states, blocks=blocks, seed=settings.seed)
     realisation = realise(
         found, cov, settings.start, num_iterations=settings.restricted_iterations, horizon=settings.horizon
     )

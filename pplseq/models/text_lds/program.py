@@ -25,11 +25,12 @@ from pplseq.models.batch import seeded
 from pplseq.models.estimator import Sample
 from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
-from pplseq.models.text_lds.fit import FitSettings, as_counts, fit_counts
+from pplseq.models.text_lds.fit import BLOCKS, FitSettings, as_counts, fit_counts
 from pplseq.models.text_lds.head_difference import HeadDifference, head_difference
 from pplseq.models.text_lds.next_word import NextWords, forecast_words, sample_words
 from pplseq.models.text_lds.parameters import expected_moments, free_parameters, rewritten, start_covariance, word_forms
 from pplseq.models.text_lds.rnn_export import rnn_weights
+from pplseq.models.texts import held_out_text
 
 if TYPE_CHECKING:
     from pplseq.data.word_forms import WordForms
@@ -388,10 +389,10 @@ class TextLDS(GaussianEstimator):
             ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_counts`.
         """
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
-        max_lag = 2 * chosen.blocks - 1
+        max_lag = 2 * (chosen.blocks or BLOCKS) - 1
         about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag)
         counts = as_counts(x, lengths, **about)
-        other = None if held_out is None else as_counts(held_out, **about, name="held_out")
+        other = None if held_out is None else as_counts(held_out_text("held_out", held_out), **about, name="held_out")
         model, self.history = fit_counts(
             self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
         )

@@ -123,7 +123,8 @@ def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
     own = probs[np.arange(len(labels)), labels.astype(int)]
     return {
         "strings": len(labels),
-        "nats_per_target": float(-np.log(np.maximum(own, 1e-300)).mean()) + 0.0,
+        "nats_per_target": math.inf if (own == 0).any() else float(-np.log(own).mean()) + 0.0,
+        "impossible": int((own == 0).sum()),
         "model": _accuracies(probs.argmax(-1), labels),
         "automaton": _accuracies(hard, labels),
     }

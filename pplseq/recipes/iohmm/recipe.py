@@ -27,14 +27,14 @@ class IOHMMRecipe(Recipe):
     def has_begun(self, folder: Path) -> bool:
         return RUN.is_at(folder / BEST)
 
+    def summary(self, folder: Path) -> Mapping[str, Any] | None:
+        found = RUN.read_header(folder / BEST)["summary"] if self.has_begun(folder) else {}
+        return found if "stop_reason" in found else None  # until it ends it has none
+
     def train(self, job: Job) -> dict[str, Any]:
         """Sizes one after the other: the folder holds the best of those finished, and a resumed run does the others."""
         settings = job.settings
-        if settings.outputs or job.data == "-" or job.data.lower().endswith(TABLES):
-            if not settings.outputs:
-                raise ValueError(
-                    f"{job.data} is a table: name the columns of its outputs with --outputs (and --inputs)"
-                )
+        if self.is_table(job.data, settings):
             from pplseq.recipes.iohmm.tables import train_table
 
             return train_table(job)
@@ -50,6 +50,19 @@ class IOHMMRecipe(Recipe):
         from pplseq.recipes.iohmm.strings import train_strings
 
         return train_strings(job)
+
+    @staticmethod
+    def is_table(data: str, settings: Any) -> bool:
+        """Whether data are a table; ValueError for one without columns of outputs."""
+        table = settings.outputs or data == "-" or data.lower().endswith(TABLES)
+        if table and not settings.outputs:
+            raise ValueError(f"{data} is a table: name the columns of its outputs with --outputs (and --inputs)")
+        return bool(table)
+
+    def info(self, data: str, settings: Any) -> dict[str, Any]:
+        from pplseq.recipes.iohmm import strings, tables
+
+        return tables.info(data, settings) if self.is_table(data, settings) else strings.info(data)
 
     def load(self, folder: Path, settings: Any) -> Any:
         from pplseq.recipes.iohmm.tables import read_run

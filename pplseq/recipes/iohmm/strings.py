@@ -17,6 +17,13 @@ from pplseq.recipes.recipe import Job
 from pplseq.runs.signals import TimeOver
 
 
+def info(data: str) -> dict[str, Any]:
+    """Sizes of labelled strings."""
+    read = read_labelled_strings(data)
+    longest = max(map(len, read.strings), default=0)
+    return {"strings": len(read.strings), "accepted": sum(read.labels), "symbols": list(read.symbols), "longest": longest}
+
+
 def train_strings(job: Job) -> dict[str, Any]:
     """Learns the smallest consistent automaton, and writes it with its model; the summary.
 

@@ -206,6 +206,28 @@ def _fit_options(settings: Any, select: str, validation: Any) -> dict[str, Any]:
     return fit | {n: getattr(settings, n) for n in ("batch_size", "learning_rate") if getattr(settings, n) is not None}
 
 
+def _options(columns: Columns, table: SequenceTable, settings: Any) -> dict[str, Any]:
+    """What the model is made with, beside the number of its states."""
+    return dict(
+        num_symbols=None if columns.input_levels is None else len(columns.input_levels),
+        num_inputs=len(columns.inputs) if columns.input_levels is None else None,
+        outputs=columns.family,
+        num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
+        mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
+        feedback=settings.feedback, covariance=settings.covariance,
+        hidden=settings.hidden, covariance_floor=settings.covariance_floor or _floor(columns, table),
+    )  # fmt: skip
+
+
+def info(data: str, settings: Any) -> dict[str, Any]:
+    """Sizes of a table, and of the models that these settings make."""
+    _check_inputs(settings)
+    columns, table = _columns(data, settings)
+    sizes, options = sizes_of(settings.states, [2]), _options(columns, table, settings)
+    parameters = {str(size): IOHMM(size, **options).num_free_parameters for size in sizes}
+    return table.describe() | {"family": columns.family, "parameters_by_states": parameters}
+
+
 def train_table(job: Job) -> dict[str, Any]:
     """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each; the summary."""
     settings, watch, began = job.settings, job.watch, time.monotonic()
@@ -216,15 +238,7 @@ def train_table(job: Job) -> dict[str, Any]:
         columns, table = _columns(job.data, settings)
         x, inputs = columns.data(table)
         validation = columns.data(columns.read(settings.validation)) if settings.validation else None
-    options = dict(
-        num_symbols=None if columns.input_levels is None else len(columns.input_levels),
-        num_inputs=len(columns.inputs) if columns.input_levels is None else None,
-        outputs=columns.family,
-        num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
-        mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
-        feedback=settings.feedback, covariance=settings.covariance,
-        hidden=settings.hidden, covariance_floor=settings.covariance_floor or _floor(columns, table),
-    )  # fmt: skip
+    options = _options(columns, table, settings)
     fit = _fit_options(settings, select, validation)
     watch.say(
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; inputs {', '.join(columns.inputs) or 'none'}, outputs "

@@ -111,6 +111,11 @@ class LDSRecipe(Recipe):
 
         return train(job)
 
+    def info(self, data: str, settings: Any) -> dict[str, Any]:
+        from pplseq.recipes.lds.tables import info
+
+        return info(data, settings)
+
     def load(self, folder: Path, settings: Any) -> Any:
         from pplseq.recipes.lds.tables import read_run
 

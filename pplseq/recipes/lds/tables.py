@@ -105,25 +105,40 @@ class Columns:
 
 
 # ---------------------------------------------------------------- training
-def train(job: Job) -> dict[str, Any]:
-    """EM in the run's folder, from a subspace start; the summary."""
-    settings = job.settings
+def _check_columns(settings: Any) -> None:
     if not settings.outputs:
         raise ValueError("outputs: name the columns of the observations with --outputs, like a,b")
     if twice := [name for name in settings.outputs if name in settings.inputs]:
         raise ValueError(f"outputs: column {twice[0]!r} is an input, too; leave one out")
+
+
+def _read(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
+    table = read_table(data, sequence_id=settings.sequence_id, inputs=settings.inputs, outputs=settings.outputs)
+    return Columns.of(table, settings.sequence_id, settings.standardize), table
+
+
+def _model(columns: Columns, settings: Any) -> LDS:
+    names = ("inputs_to", "offsets", "state_noise", "emission_noise", "initial")
+    options = {name: getattr(settings, name) for name in names if columns.inputs or name != "inputs_to"}
+    return LDS(settings.states, len(columns.outputs), num_inputs=len(columns.inputs), **options)
+
+
+def info(data: str, settings: Any) -> dict[str, Any]:
+    """Sizes of a table, and of the model that these settings make."""
+    _check_columns(settings)
+    columns, table = _read(data, settings)
+    return table.describe() | {"parameters": _model(columns, settings).num_free_parameters}
+
+
+def train(job: Job) -> dict[str, Any]:
+    """EM in the run's folder, from a subspace start; the summary."""
+    settings = job.settings
+    _check_columns(settings)
     with job.preparing(f"reading {Path(job.data).name}"):
-        named: dict[str, Any] = {"inputs": settings.inputs, "outputs": settings.outputs}
-        table = read_table(job.data, sequence_id=settings.sequence_id, **named)
-        columns = Columns.of(table, settings.sequence_id, settings.standardize)
+        columns, table = _read(job.data, settings)
         x, inputs = columns.rows(table)
         held_out = None if settings.validation is None else columns.rows(columns.read(settings.validation))
-    names = ("inputs_to", "offsets", "state_noise", "emission_noise", "initial")
-    options = {name: getattr(settings, name) for name in names}
-    if not columns.inputs:
-        del options["inputs_to"]
-    model = LDS(settings.states, len(columns.outputs), num_inputs=len(columns.inputs), **options)
-    model.to(choose_device(settings.device))
+    model = _model(columns, settings).to(choose_device(settings.device))
     batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
     batches = split_rows(batch, settings.batch_size)
     job.watch.say(

@@ -126,6 +126,9 @@ class TaggerRecipe(Recipe):
     def questions(self) -> Mapping[str, Question]:
         return QUESTIONS
 
+    def summary(self, folder: Path) -> Mapping[str, Any] | None:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8")) if (folder / RECORD).is_file() else None
+
     def train(self, job: Job) -> dict[str, Any]:
         """The whole text at once, which takes seconds to minutes.
 
@@ -162,6 +165,11 @@ class TaggerRecipe(Recipe):
         summary = {"stop_reason": "max_time" if late else "finished", "steps": 1, **summary}
         write_text(record, json.dumps(summary) + "\n")
         return summary
+
+    def info(self, data: str, settings: Any) -> dict[str, Any]:
+        from pplseq.recipes.taggers.tagging import describe
+
+        return describe(data, settings)
 
     def load(self, folder: Path, settings: Any) -> Any:
         return self._saved(folder).tagger

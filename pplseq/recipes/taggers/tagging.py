@@ -58,6 +58,18 @@ def read(
     return found
 
 
+def describe(path: str, reading: Any) -> dict[str, Any]:
+    """Sizes of a file of sentences, and how often each tag occurs, most frequent first."""
+    sentences = read(path, reading, lambda remark: None, tags="optional")
+    words = Counter(word for sentence in sentences for word in sentence.words)
+    tags = Counter(tag for sentence in sentences for tag in sentence.tags)
+    untagged = tags.pop(None, 0)
+    return {
+        "sentences": len(sentences), "words": words.total(), "distinct_words": len(words), "untagged_words": untagged,
+        "longest": max((len(sentence.words) for sentence in sentences), default=0), "tags": dict(tags.most_common()),
+    }  # fmt: skip
+
+
 def write_json(path: Path, content: Any) -> None:
     """Numbers as JSON."""
     write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

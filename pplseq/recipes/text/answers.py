@@ -50,7 +50,8 @@ def evaluate(folder: Path, data: str | None, settings: Any, watch: Watch) -> Ite
     text = text_to_score(folder, data, settings, model.vocabulary)
     asked: list[tuple[str, dict[str, Any]]] = []
     if settings.protocol != "sentence":
-        asked += [("carried", {"num_streams": n, "segment_length": settings.segment_length}) for n in settings.streams]
+        numbers = settings.streams or (None,)
+        asked += [("carried", {"num_streams": n, "segment_length": settings.segment_length}) for n in numbers]
     if settings.protocol != "carried":
         asked.append(("sentence", {"batch_tokens": settings.batch_tokens}))
     if not asked:

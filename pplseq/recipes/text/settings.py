@@ -208,7 +208,7 @@ class EvaluationSettings(UseSettings):
     Args:
         split: of the corpus (default: test; a single file is taken whole).
         protocol: carried streams, sentences each from the start, or both.
-        streams: streams of the carried protocol; several as 16,1.
+        streams: streams of the carried protocol; several as 16,1 (default: 16, or such that each has 128 tokens).
         segment_length: tokens of a stream taken at once: speed and memory only (default: by the model's size).
         batch_tokens: tokens of sentences taken at once: speed and memory only (default: by the model's size).
         per_token: write word<TAB>log-probability (nats) of every token to this file, a column a protocol.
@@ -218,7 +218,7 @@ class EvaluationSettings(UseSettings):
 
     split: Literal["train", "valid", "test"] | None = None
     protocol: Literal["carried", "sentence", "both"] = "both"
-    streams: tuple[int, ...] = setting((16,), check=checks.count)
+    streams: tuple[int, ...] = setting((), check=checks.count)
     segment_length: int | None = setting(None, check=checks.count)
     batch_tokens: int | None = setting(None, check=checks.count)
     per_token: Path | None = None

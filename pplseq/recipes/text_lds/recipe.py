@@ -29,7 +29,7 @@ class TextLDSSettings(RunSettings):
         iterations: of EM on all words, in total.
         start: from subspace identification to first parameters; restricted runs EM in the subspace, for almost nothing.
         restricted_iterations: of that EM in the subspace.
-        blocks: block rows r of the Hankel matrix.
+        blocks: block rows r of the Hankel matrix (default: 4, or as many as the counted lags allow).
         horizon: lags that EM uses (default: all that were counted).
         state_noise: update Q in EM (no: it stays, as in the paper).
         held_out: counts of other text, same vocabulary: its likelihood decides which iteration is best.
@@ -44,7 +44,7 @@ class TextLDSSettings(RunSettings):
     iterations: int = setting(50, free=True, check=partial(checks.count, least=0))
     start: Literal["restricted", "line_search", "paper", "consistent"] = "restricted"
     restricted_iterations: int = setting(150, check=checks.count)
-    blocks: int = setting(4, check=partial(checks.count, least=2))
+    blocks: int | None = setting(None, check=partial(checks.count, least=2))
     horizon: int | None = setting(None, check=checks.count)
     state_noise: bool = True
     held_out: str | None = None
@@ -138,6 +138,11 @@ class TextLDSRecipe(Recipe):
         from pplseq.recipes.text_lds.training import train
 
         return train(job)
+
+    def info(self, data: str, settings: Any) -> dict[str, Any]:
+        from pplseq.recipes.text_lds.training import info
+
+        return info(data, settings)
 
     def load(self, folder: Path, settings: Any) -> Any:
         from pplseq.recipes.text_lds.training import load

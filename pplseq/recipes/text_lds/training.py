@@ -54,6 +54,18 @@ def train(job: Job) -> dict[str, Any]:
     }
 
 
+def info(data: str, settings: Any) -> dict[str, Any]:
+    """Sizes of counts, and of the tables (V, h) that training holds a few of."""
+    counts = read_counts(Path(data), "counts", Watch())
+    size = {"float64": 8, "float32": 4}[settings.dtype]
+    stored = sum(matrix.nnz for matrix in counts.lags)
+    return {
+        "num_words": counts.num_words, "num_tokens": counts.num_tokens, "lags": counts.max_lag, "unit": counts.unit,
+        "pairs": counts.num_pairs.tolist(), "distinct_pairs": stored,
+        "bytes_of_a_table_of_words": counts.num_words * settings.states * size,
+    }  # fmt: skip
+
+
 def read_counts(folder: Path, name: str, watch: Watch) -> Any:
     """Counts, with a remark where not the whole text was counted."""
     try:

@@ -1,0 +1,86 @@
+"""Arguments that say nothing, or are misspelt, or could be taken for another."""
+
+import numpy as np
+import pytest
+import torch
+
+import pplseq
+from pplseq.baselines import LSTM
+from pplseq.data.lag_counts import LagCounts
+from pplseq.data.text import Corpus, Text
+from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, TextLDS
+from pplseq.models.texts import as_texts
+
+MISSPELT = [
+    (HMM, (2,), "num_word", "num_words"),
+    (VLHMM, (), "num_state", "num_states"),
+    (LDS, (2, 3), "num_input", "num_inputs"),
+    (IOHMM, (2,), "num_output", "num_outputs"),
+    (TextLDS, (5, 2), "prob", "probs"),
+    (PROPS, (5,), "num_source", "num_sources"),
+    (StreamingHMM, (2,), "num_word", "num_words"),
+    (pplseq.PROPSLearner, ((), 5), "exponant", "exponent"),
+    (pplseq.AutomatonLearner, (), "num_state", "num_states"),
+    (pplseq.HMMTagger, (), "ordr", "order"),
+    (pplseq.LatentTagger, (), "form_cont", "form_count"),
+    (pplseq.DictionaryTagger, (), "num_state", "num_states"),
+    (pplseq.CRFTagger, (), "max_iteration", "max_iterations"),
+    (LSTM, (None,), "num_layer", "num_layers"),
+]
+
+QUICK = {"num_iterations": 1, "pseudo_counts": 1.0, "start": "consistent"}
+
+
+@pytest.mark.parametrize(("kind", "given", "wrong", "right"), MISSPELT, ids=[case[0].__name__ for case in MISSPELT])
+def test_misspelt_arguments_of_constructors(kind, given, wrong, right):
+    with pytest.raises(TypeError, match=f"no argument '{wrong}'. Did you mean '{right}'"):
+        kind(*given, **{wrong: 1})
+
+
+@pytest.mark.parametrize(
+    ("model", "seen", "unseen"),
+    [
+        (LDS(1, 2), [[[1.0, 2.0], [np.nan, np.nan]]], [[[np.nan, np.nan]] * 3]),
+        (HMM(2, num_features=2), [[[1.0, 2.0], [np.nan, np.nan]]], torch.full((2, 3, 2), torch.nan)),
+        (HMM(2, 4), [[1, -1]], [[-1, -1], [-1]]),
+        (VLHMM(4, 4, hidden_size=4), [[1, -1]], [[-1]]),
+    ],
+    ids=["lds", "vectors", "words", "vlhmm"],
+)
+def test_nothing_is_no_score(model, seen, unseen):
+    assert model.score(seen) != 0
+    for per_token in (False, True):
+        with pytest.raises(ValueError, match="every observation is missing"):
+            model.score(unseen, per_token=per_token)
+
+
+def corpus(valid=True):
+    train, held_out = Text.from_lines([["a", "b", "a"] * 4, ["b"] * 9] * 20), None
+    if valid:
+        held_out = Text.from_lines([["b", "a", "b", "b"] * 3] * 3, train.vocabulary, name="held out")
+    return Corpus("toy", train.vocabulary, train, held_out)
+
+
+def test_the_validation_text_of_a_corpus():
+    assert as_texts(corpus().train, valid=corpus()).valid.name == "held out"
+    with pytest.raises(ValueError, match="valid: the corpus 'toy' has no validation text"):
+        as_texts(corpus().train, valid=corpus(valid=False))
+    text = pytest.importorskip("scipy") and corpus().train
+    model = TextLDS(len(text.vocabulary), 1).fit(text, held_out=corpus(), **QUICK)
+    other = TextLDS(len(text.vocabulary), 1).fit(text, held_out=corpus().valid, **QUICK)
+    assert model.history.best == other.history.best
+    with pytest.raises(ValueError, match="held_out: the corpus 'toy' has no validation text"):
+        TextLDS(len(text.vocabulary), 1).fit(text, held_out=corpus(valid=False))
+
+
+@pytest.mark.parametrize("max_lag", [3, 5])
+def test_blocks_fit_the_lags_that_were_counted(max_lag):
+    pytest.importorskip("scipy")
+    rng = np.random.default_rng(0)
+    lines = [["abcd"[k] for k in rng.integers(0, 4, size=30)] for _ in range(40)]
+    counts = LagCounts.from_text(Text.from_lines(lines), max_lag)
+    model = TextLDS(counts.num_words, 1).fit(counts, **QUICK)
+    told = TextLDS(counts.num_words, 1).fit(counts, blocks=(max_lag + 1) // 2, **QUICK)
+    assert torch.equal(model.transition, told.transition)
+    with pytest.raises(ValueError, match="blocks: 4 blocks need lags 1..7"):
+        TextLDS(counts.num_words, 1).fit(counts, blocks=4, **QUICK)
