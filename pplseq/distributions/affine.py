@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq.distributions.timed import Timed
+
 _SHAPE_ONLY = {"dim", "size", "__get__", "ndimension", "is_floating_point", "numel", "__len__", "stride", "is_complex"}
 
 _VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # properties that are values
@@ -25,6 +27,7 @@ class GaussianVar(Tensor):
         scalar: the last dimension is gone (a number a row): matrix has one row.
         shift: the offset as the program gave it, None for zero, or False where it was computed. That of a step is the same
         tensor as that of the next one, where an offset that was computed anew can only be taken for another.
+        timed: the offset where it differs between the steps of a vectorised loop; the tensor holds that of one step then.
     """
 
     chain: Any
@@ -33,12 +36,15 @@ class GaussianVar(Tensor):
     column: bool
     scalar: bool
     shift: Tensor | bool | None
+    timed: Timed | None
 
     @staticmethod
     def make(
         offset: Tensor, chain, step: int, matrix: Tensor | None = None, column=False, scalar=False, shift=None
     ) -> GaussianVar:
-        var = offset.as_subclass(GaussianVar)
+        timed = offset if isinstance(offset, Timed) else None
+        var = (offset if timed is None else timed.steps[0]).as_subclass(GaussianVar)
+        var.timed = timed
         var.chain, var.step, var.matrix, var.column, var.scalar = chain, step, matrix, column, scalar
         var.shift = shift
         return var
@@ -59,15 +65,15 @@ class GaussianVar(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", str(func))
-        with torch._C.DisableTorchFunctionSubclass():
-            if name in _SHAPE_ONLY and getattr(getattr(func, "__self__", None), "__name__", "") not in _VIEWS:
+        if name in _SHAPE_ONLY and getattr(getattr(func, "__self__", None), "__name__", "") not in _VIEWS:
+            with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-            # constructors of distributions check that a parameter equals itself; that is no question about its value
-            if name in ("eq", "__eq__") and args[0] is args[1]:
-                return torch.ones(args[0].shape, dtype=torch.bool, device=args[0].device)
-            in_place = name.endswith("_") and not name.endswith("__")
-            rule = None if in_place else _RULES.get(name.strip("_"))
-            result = rule(func, *args, **(kwargs or {})) if rule is not None else NotImplemented
+        # constructors of distributions check that a parameter equals itself; that is no question about its value
+        if name in ("eq", "__eq__") and args[0] is args[1]:
+            return torch.ones(args[0].shape, dtype=torch.bool, device=args[0].device)
+        in_place = name.endswith("_") and not name.endswith("__")
+        rule = None if in_place else _RULES.get(name.strip("_"))
+        result = rule(func, *args, **(kwargs or {})) if rule is not None else NotImplemented
         if result is NotImplemented:
             raise TypeError(
                 f"{name} of a hidden Gaussian state is not affine in the latent state (or not known to be); under "
@@ -90,7 +96,12 @@ GaussianVar.__hash__ = Tensor.__hash__
 
 
 def _plain(value):
-    return value.as_subclass(Tensor) if isinstance(value, GaussianVar) else value
+    if not isinstance(value, GaussianVar):
+        return value
+    if value.timed is not None:
+        return value.timed
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.as_subclass(Tensor)
 
 
 def _like(var: GaussianVar, offset: Tensor, matrix: Tensor | None, **changes) -> GaussianVar:

@@ -10,8 +10,17 @@ from torch.distributions import constraints
 
 from pplseq.distributions.affine import GaussianVar, compose
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
-from pplseq.distributions.noise import DiagonalNoise, FullNoise, Noise, as_noise, same_noise, same_tensor
-from pplseq.distributions.state import Conditional, broadcast_shapes, is_time_first, mark_time_first
+from pplseq.distributions.noise import (
+    DiagonalNoise,
+    FullNoise,
+    Noise,
+    as_noise,
+    noise_of_all_steps,
+    same_noise,
+    same_tensor,
+)
+from pplseq.distributions.state import Conditional, broadcast_shapes
+from pplseq.distributions.timed import Timed, all_steps
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -53,6 +62,16 @@ class LinearEmission:
         return (self.matrix @ mean.unsqueeze(-1)).squeeze(
             -1
         ), self.matrix @ covariance @ self.matrix.mT + self.noise.covariance
+
+    @property
+    def timed(self) -> bool:
+        """Whether it differs between the steps of a vectorised loop."""
+        noise = getattr(self.noise, "covariance" if isinstance(self.noise, FullNoise) else "variances", None)
+        return isinstance(self.matrix, Timed) or isinstance(noise, Timed)
+
+    def of_all_steps(self, rows: int) -> LinearEmission:
+        """The same with time in front of ``rows`` dimensions of rows, in the place of :class:`Timed` tensors."""
+        return LinearEmission(all_steps(self.matrix, 2, rows), noise_of_all_steps(self.noise, rows))
 
     def same(self, other) -> bool:
         """Whether another emission is this one."""
@@ -111,30 +130,15 @@ class LinearGaussian(Conditional):
                     f"{tuple(values.shape)}"
                 )
             driven = values @ matrix.mT
-            # which dimension is time is noted on what TimeIndex cut out of a tensor, and lost in a product
-            time_first = is_time_first(values) or is_time_first(offset)
-            offset = mark_time_first(driven if offset is None else offset + driven, time_first)
+            offset = driven if offset is None else offset + driven
         self.offset = offset
         if batch_shape is None:
             parts = [torch.Size()] if state is None else [torch.Size(state.shape[:-1])]
             for value, dims in ((self.A, 2), (offset, 1)):
                 if value is not None:
-                    parts.append(value.shape[int(is_time_first(value)) : value.dim() - dims])
+                    parts.append(value.shape[: value.dim() - dims])
             batch_shape = broadcast_shapes(*parts)
         super().__init__(torch.Size(batch_shape), torch.Size((size,)), validate_args=False)
-        if self.state is not None:
-            self._align()
-
-    def _align(self) -> None:
-        """Puts the rows' dimensions behind the time of what a vectorised loop index cut out: (T, n, h) to (T, 1, n, h)."""
-        dims = len(self.batch_shape)
-        self.A, self.offset = with_rows(self.A, 2, dims), with_rows(self.offset, 1, dims)
-        if isinstance(self.noise, FullNoise):
-            covariance = with_rows(self.noise.covariance, 2, dims)
-            self.noise = self.noise if covariance is None or covariance is self.noise.covariance else FullNoise(covariance)
-        elif isinstance(self.noise, DiagonalNoise):
-            variances = with_rows(self.noise.variances, 1, dims)
-            self.noise = self.noise if variances is None or variances is self.noise.variances else DiagonalNoise(variances)
 
     @property
     def support(self):
@@ -218,14 +222,6 @@ class LinearGaussian(Conditional):
             flat = residual.reshape(-1, residual.shape[-1])
             squares = (flat * noise.solve(flat.T).T).sum(-1).reshape(residual.shape[:-1])
         return -0.5 * (squares + noise.log_determinant + noise.size * LOG_2PI)
-
-
-def with_rows(value: Tensor | None, dims: int, rows: int) -> Tensor | None:
-    """What a vectorised loop index cut out, (T, *b, *event), with all dimensions of rows behind time; others as they are."""
-    if value is None or not is_time_first(value):
-        return value
-    time, *own = value.shape[: value.dim() - dims]
-    return value.reshape(time, *(1,) * (rows - len(own)), *own, *value.shape[value.dim() - dims :])
 
 
 def _size(noise, offset: Tensor | None) -> int:

@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pplseq.distributions.timed import Timed, all_steps
+
 
 class FullNoise:
     """N(0, D) with a covariance matrix (*b, n, n); source: what it was computed from, by name, or None."""
@@ -182,6 +184,15 @@ def _square_root(matrix: Tensor) -> Tensor:
 Noise = FullNoise | DiagonalNoise | DiagonalMinusLowRank
 
 
+def noise_of_all_steps(noise: Noise, rows: int) -> Noise:
+    """Noise that differs between the steps of a vectorised loop with time in front; other noise as it is."""
+    if isinstance(noise, FullNoise) and isinstance(noise.covariance, Timed):
+        return FullNoise(all_steps(noise.covariance, 2, rows))
+    if isinstance(noise, DiagonalNoise) and isinstance(noise.variances, Timed):
+        return DiagonalNoise(all_steps(noise.variances, 1, rows))
+    return noise
+
+
 def as_noise(noise, size: int) -> Noise:
     """A covariance (*b, n, n), variances (n,) or a noise object, as a noise object.
 
@@ -217,6 +228,8 @@ def same_tensor(left: Tensor | None, right: Tensor | None) -> bool:
         return left is right
     if left is right:
         return True
+    if isinstance(left, Timed) or isinstance(right, Timed):
+        return False
     if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
         return False
     if left.requires_grad or right.requires_grad:

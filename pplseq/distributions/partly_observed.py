@@ -11,6 +11,7 @@ from torch.distributions import constraints
 from pplseq.distributions.gaussian_types import Evidence
 from pplseq.distributions.noise import same_tensor
 from pplseq.distributions.state import Conditional
+from pplseq.distributions.timed import Timed, all_steps
 
 
 class PartlyObserved(Conditional):
@@ -23,8 +24,6 @@ class PartlyObserved(Conditional):
         matrix: (n, h) C, or (*B, n, h). noise: (n, n), or (n,) variances.
         offset: (n,) or None. inputs: (matrix (n, U), values (*B, U)) or None.
         observed: (*B, n) bool. Values at other coordinates must be finite; they do not count.
-
-    As for other observations, values, ``observed``, the inputs and a C of every row may have a time dimension on the left.
     """
 
     def __init__(self, state, matrix, noise, offset=None, inputs=None, *, observed, batch_shape=None):
@@ -41,6 +40,20 @@ class PartlyObserved(Conditional):
         shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
         return PartlyObserved(
             self.state, self.matrix, self.noise, self.offset, self.inputs, observed=self.observed, batch_shape=shape
+        )
+
+    @property
+    def timed(self) -> bool:
+        """Whether something differs between the steps of a vectorised loop."""
+        return any(isinstance(v, Timed) for v in (self.matrix, self.offset, self.observed, *(self.inputs or ())))
+
+    def of_all_steps(self, rows: int) -> PartlyObserved:
+        """The same with time in front of ``rows`` dimensions of rows, in the place of :class:`Timed` tensors."""
+        inputs = None if self.inputs is None else (self.inputs[0], all_steps(self.inputs[1], 1, rows))
+        offset, observed = all_steps(self.offset, 1, rows), all_steps(self.observed, 1, rows)
+        matrix = all_steps(self.matrix, 2, rows)
+        return PartlyObserved(
+            self.state, matrix, self.noise, offset, inputs, observed=observed, batch_shape=self.batch_shape
         )
 
     @property

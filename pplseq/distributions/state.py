@@ -28,20 +28,6 @@ class Conditional(TorchDistribution):
         return {}
 
 
-TIME_FIRST = "time_first"  # the attribute of a tensor that says so
-
-
-def mark_time_first(value: Tensor, time_first: bool = True) -> Tensor:
-    """Notes on a tensor that its first dimension is time: one that all rows share has no dimension for them."""
-    setattr(value, TIME_FIRST, time_first)
-    return value
-
-
-def is_time_first(value: Tensor | None) -> bool:
-    """Whether a tensor's first dimension is noted to be time."""
-    return bool(getattr(value, TIME_FIRST, False))
-
-
 MISSING = -1  # the word id that stands for a missing token
 
 
@@ -158,11 +144,7 @@ def gather_last(rows: Tensor, value: Tensor) -> Tensor:
 
 def _rows_of(inputs: Tensor | None, input_dims: int) -> torch.Size:
     """The sequences' own shape in one step's inputs."""
-    if inputs is None:
-        return torch.Size()
-    # a time dimension (see TimeIndex) lies left of all plates
-    time = int(getattr(inputs, "time_first", False))
-    return inputs.shape[time : inputs.dim() - input_dims]
+    return torch.Size() if inputs is None else inputs.shape[: inputs.dim() - input_dims]
 
 
 class StateCategorical(Conditional):
@@ -264,6 +246,8 @@ class Transition:
 
     def __call__(self, previous=None, inputs: Tensor | None = None) -> StateCategorical:
         """p(z_t | z_{t-1} = previous[, inputs]); the start distribution for None, one step on for a Belief."""
+        if isinstance(previous, int):
+            previous = torch.tensor(previous, device=self.device)
         return StateCategorical(self, previous, inputs)
 
     def initial_log_prob(self) -> Tensor:

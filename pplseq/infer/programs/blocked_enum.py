@@ -49,6 +49,7 @@ class _Recording:
     start: Belief | None
     frames: tuple
     scale: float | Tensor
+    cut: bool = False  # its first state has another value by poutine.do: nothing depends on the chain
     steps: list[_Step] = field(default_factory=list)
 
 
@@ -94,15 +95,11 @@ class BlockedEnum(ChainMessenger):
         if isinstance(fn, StateCategorical | StateEmission):
             self.check_conditioned(msg)
         if isinstance(fn, StateCategorical):
-            if isinstance(fn.previous, StateVar) or fn.previous is None or isinstance(fn.previous, Belief):
-                self._record_state(msg)
-            elif msg["is_observed"]:
+            if isinstance(fn.previous, Tensor) and msg["is_observed"]:
                 return  # observed state after observed states given as tensors: an ordinary site
-            else:
-                raise TypeError(
-                    f"site {msg['name']!r}: its previous state is a tensor, but under BlockedEnum states are symbols; "
-                    "start the chain with transition(None) and pass on what pyro.sample returns"
-                )
+            if isinstance(fn.previous, Tensor):  # a chain that starts behind a state that is known
+                msg["fn"] = StateCategorical(fn.transition, _known(fn.previous, fn), fn.inputs, fn.batch_shape)
+            self._record_state(msg)
         elif isinstance(fn, StateEmission) and isinstance(fn.state, StateVar):
             self._record_emission(msg)
         elif "support" in msg["infer"] and not msg["is_observed"]:
@@ -118,7 +115,7 @@ class BlockedEnum(ChainMessenger):
             self._eager.add_observation(msg)
         else:
             return
-        msg["done"] = msg["stop"] = True  # hidden from everything outside
+        self.hide(msg)
 
     def _record_state(self, msg):
         fn: StateCategorical = msg["fn"]
@@ -133,6 +130,7 @@ class BlockedEnum(ChainMessenger):
         else:
             self.check_start(msg)
             recording = _Recording(msg["name"], fn.previous, plates_of(msg), msg["scale"])
+            recording.cut = msg.get("_intervener_id") is not None
             self._recordings.append(recording)
         value = msg["value"] if msg["is_observed"] else None
         recording.steps.append(_Step(msg["name"], fn, msg["mask"], value, self.span))
@@ -144,7 +142,8 @@ class BlockedEnum(ChainMessenger):
         self.check_same_loop(msg, step)
         check_place(msg, fn.state.chain)
         if not msg["is_observed"]:  # summed out: its factor is one
-            msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long)
+            device = step.state.transition.device
+            msg["value"] = torch.zeros(fn.batch_shape + fn.event_shape, dtype=torch.long, device=device)
             step.emission = step.emission or fn
             return
         if step.obs is not None:
@@ -162,6 +161,8 @@ class BlockedEnum(ChainMessenger):
 
     def _eliminate(self) -> None:
         for recording in self._recordings:
+            if recording.cut and all(step.emission is None for step in recording.steps):
+                continue
             with _module_context(recording):
                 chain = self.chains[recording.name] = self._lower(recording)
                 chain.prepare()  # parameters are read in any case: here, in the program's own context
@@ -192,7 +193,9 @@ class BlockedEnum(ChainMessenger):
         stack = functools.partial(stack_steps, steps, plates)
         like = next((step.obs for step in steps if step.obs is not None), None)
         event = emission.event_shape
-        obs = stack(lambda s: s.obs, event=event, like=torch.zeros((), dtype=torch.long) if like is None else like)
+        if like is None:
+            like = torch.zeros((), dtype=torch.long, device=transition.device)
+        obs = stack(lambda s: s.obs, event=event, like=like)
         seen = None
         if any(step.obs is None for step in steps) or any(says(step.obs_mask) for step in steps):
             seen = stack(lambda s: as_mask(s.obs_mask, s.obs is not None, obs.device))
@@ -224,6 +227,14 @@ class BlockedEnum(ChainMessenger):
         if any(step.state.inputs is None for step in steps[1:]):
             raise ValueError(f"chain {recording.name!r}: inputs are given at some steps and not at others")
         return stack_steps(steps, batch, lambda s: s.state.inputs, event=event, like=like)
+
+
+def _known(state: Tensor, fn: StateCategorical) -> Belief:
+    """A state before ``fn`` that is known, as a belief."""
+    ids = state.expand(fn.batch_shape).unsqueeze(-1)
+    initial = getattr(fn.transition, "initial", None)
+    dtype = initial.dtype if isinstance(initial, Tensor) else torch.get_default_dtype()
+    return Belief(ids, torch.zeros(ids.shape, dtype=dtype, device=ids.device))
 
 
 @contextlib.contextmanager

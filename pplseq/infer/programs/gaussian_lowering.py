@@ -14,6 +14,7 @@ from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, Linear
 from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.distributions.noise import Noise, same_noise, same_tensor
 from pplseq.distributions.state import broadcast_shapes
+from pplseq.distributions.timed import Timed, all_steps
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
 from pplseq.infer.programs.gaussian_sites import SiteEmission, shared
 from pplseq.infer.programs.markov import as_mask, plate_shape, says, stack_steps
@@ -136,16 +137,18 @@ def _dynamics(recording: Recording, steps: list[Step], batch: torch.Size) -> Dyn
     moves = steps[1:]
     matrix, noise = moves[0].matrix, moves[0].noise
     assert matrix is not None and noise is not None, "only a chain's first step has neither"
-    if not all(same_tensor(step.matrix, matrix) for step in moves) or matrix.dim() > 2:
+    if matrix.dim() > 2 or isinstance(matrix, Timed) or not all(same_tensor(step.matrix, matrix) for step in moves):
         matrix = _stack_matrices(moves, batch, lambda s: s.matrix)
-    if all(step.noise is not None and same_noise(step.noise, noise) for step in moves) and not noise.batch_shape:
-        covariance = noise.covariance
+    covariance, same = noise.covariance, all(step.noise is not None and same_noise(step.noise, noise) for step in moves)
+    if same and not noise.batch_shape and not isinstance(covariance, Timed):
+        pass
     else:
         covariance = _stack_matrices(moves, batch, lambda s: s.noise.covariance)
     offset = None
     if any(step.offset is not None for step in moves):
         offset = moves[0].offset
-        if offset is None or offset.dim() > 1 or not all(same_tensor(step.offset, offset) for step in moves):
+        one = offset is not None and offset.dim() == 1 and not isinstance(offset, Timed)
+        if not one or not all(same_tensor(step.offset, offset) for step in moves):
             like = next(step.offset for step in moves if step.offset is not None)
             offset = stack_steps(moves, batch, lambda s: s.offset, event=recording.zero.shape, like=like)
     return Dynamics(matrix, covariance, offset)
@@ -158,7 +161,7 @@ def _stack_matrices(steps: list[Step], batch: torch.Size, part) -> Tensor:
         return torch.stack(values)
     event = values[0].shape[-2:]
     full = stack_steps(steps, batch, part, event=event, like=values[0])
-    return full.flatten(1, -3)[:, 0] if full.shape[1:-2].numel() == 1 or _expanded(full) else full
+    return _lean(full) if full.shape[1:-2].numel() == 1 or not _expanded(full) else full.flatten(1, -3)[:, 0]
 
 
 def _expanded(full: Tensor) -> bool:
@@ -219,7 +222,8 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
     data = [o.data for o in given if o is not None and o.data is not None]
     like = data[0] if data else recording.zero.new_zeros(first.event)
     emission = first.emission
-    if all(o is None or _same_emission(o.emission, emission) for o in given):
+    timed = getattr(emission, "timed", False)
+    if not timed and all(o is None or _same_emission(o.emission, emission) for o in given):
         stacked = stack_steps(
             steps, batch, lambda s: getattr(by_step[id(s)], "data", None), event=first.event, like=like
         )
@@ -269,13 +273,26 @@ def _without_missing(data: Tensor, seen: Tensor | None) -> Tensor:
 
 def _lean(matrix: Tensor) -> Tensor:
     """(T, h, h) of a matrix (T, 1, .., 1, h, h) that is the same for all rows."""
-    return matrix.flatten(1, -3)[:, 0] if matrix.shape[1:-2].numel() == 1 else matrix
+    return matrix.flatten(1, -3)[:, 0] if matrix.dim() > 3 and matrix.shape[1:-2].numel() == 1 else matrix
 
 
 def _same_emission(left, right) -> bool:
     if isinstance(left, LinearEmission):
         return left.same(right)
     return type(left) is type(right) and left.emission is right.emission
+
+
+def _evidence_of(emission, data: Tensor, rows: int) -> Evidence:
+    """What one observation says; with :class:`Timed` parts where it stands for many steps that differ."""
+    if not isinstance(data, Timed) and not getattr(emission, "timed", False):
+        return Evidence(*emission.evidence(data))
+    if getattr(emission, "timed", False):
+        emission = emission.of_all_steps(rows)
+    found = Evidence(*emission.evidence(all_steps(data, 1, rows)))
+    # time is in front of all rows: of a matrix that is the same for some, too
+    lead = rows + 1
+    matrix = found.matrix if found.matrix.dim() < lead + 2 else Timed.of(found.matrix)
+    return Evidence(Timed.of(found.vector), matrix, Timed.of(found.constant))
 
 
 def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidence:
@@ -288,7 +305,7 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
             parts[id(step)] = None
             continue
         mask = None if not says(o.mask) else torch.as_tensor(o.mask)
-        parts[id(step)] = Evidence(*o.emission.evidence(_without_missing(o.data, mask)))
+        parts[id(step)] = _evidence_of(o.emission, _without_missing(o.data, mask), len(step.shape))
     like = recording.zero
 
     def part(name):
@@ -297,7 +314,7 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
     vector = stack_steps(steps, batch, part("vector"), event=(size,), like=like.new_zeros(size))
     constant = stack_steps(steps, batch, part("constant"), event=(), like=like.new_zeros(()))
     matrix = stack_steps(steps, torch.Size(), part("matrix"), event=(size, size), like=like.new_zeros(size, size))
-    matrix = _lean(matrix) if matrix.dim() > 3 else matrix
+    matrix = _lean(matrix)
     if matrix.dim() > 3:
         shape, rows = vector.shape[1:-1], matrix.shape[1:-2]  # of fewer plates, perhaps: these stand behind time
         matrix = matrix.reshape(len(matrix), *(1,) * (len(shape) - len(rows)), *rows, size, size)

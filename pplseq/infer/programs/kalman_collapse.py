@@ -8,7 +8,7 @@ from pyro.infer import Trace_ELBO
 
 from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian, with_rows
+from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.programs.gaussian_sites import AffineSite, covariance_of, read_site
@@ -56,7 +56,7 @@ class KalmanCollapse(ChainMessenger):
     def _pyro_sample(self, msg):
         fn = msg["fn"]
         if msg["infer"].get("_deterministic") and isinstance(msg["value"], GaussianVar):
-            msg["done"] = msg["stop"] = True  # a note for the trace, of what has no value here
+            self.hide(msg)  # a note for the trace, of what has no value here
             return
         site = read_site(msg["name"], fn)
         if site is not None or isinstance(fn, LinearGaussian):
@@ -73,7 +73,7 @@ class KalmanCollapse(ChainMessenger):
             self._record_start(msg)
         else:
             return
-        msg["done"] = msg["stop"] = True  # hidden from everything outside
+        self.hide(msg)
 
     def _is_rest(self, msg, var: GaussianVar) -> bool:
         """Whether a site stands for what ``obs_mask`` hides: Pyro makes two sites of one then, and the other is recorded."""
@@ -121,8 +121,6 @@ class KalmanCollapse(ChainMessenger):
         emission = LinearEmission(read.matrix, read.noise)
         if value is not None:
             _check_dtype(msg["name"], "the observation", value, recording)
-            value = with_rows(value, len(fn.event_shape), len(recording.steps[0].shape))
-            assert value is not None, "as it came in"
             value = value.unsqueeze(-1) if read.scalar else value
             value = value if read.offset is None else value - read.offset
         event = read.matrix.shape[-2:-1]

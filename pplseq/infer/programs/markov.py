@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import ClassVar
+import re
+import sys
+from typing import Any, ClassVar
 
 import pyro
 import torch
 from pyro.nn import PyroModule
-from pyro.poutine.condition_messenger import ConditionMessenger
-from pyro.poutine.do_messenger import DoMessenger
-from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pplseq.distributions.state import broadcast_shapes, is_time_first, mark_time_first
+from pplseq.distributions.state import broadcast_shapes
+from pplseq.distributions.timed import Timed
+from pplseq.infer.programs.loop_body import Body, values_of
 from pplseq.kernels import twice
 
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
@@ -28,10 +30,11 @@ _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "
 
 
 class TimeIndex:
-    """Stands for t = start, ..., stop - 1 all at once; time goes to the left of every plate dimension.
+    """Stands for t = start, ..., stop - 1 all at once.
 
     It works as an index (``x[:, t]``), in comparisons with tensors (``t < lengths``), with integers added or subtracted
-    (``x[:, t - 1]``) and in names (``f"z_{t}"``). Anything else raises TypeError.
+    (``x[:, t - 1]``) and in names (``f"z_{t}"``). Anything else raises TypeError. What it cuts out of a tensor, and what it
+    is compared with, becomes a :class:`~pplseq.distributions.timed.Timed`: the tensor of one step, at all steps.
     """
 
     __slots__ = ("start", "stop")
@@ -62,14 +65,9 @@ class TimeIndex:
     def __sub__(self, other: int) -> TimeIndex:
         return self + (-other)
 
-    def steps(self, dims: int, device=None) -> Tensor:
-        """(T, 1, ..., 1) the step numbers, left of ``dims`` dimensions."""
-        return torch.arange(self.start, self.stop, device=device).reshape((-1,) + (1,) * dims)
-
     def _compare(self, name: str, other):
         if isinstance(other, Tensor):
-            dims = max(other.dim(), _plate_depth())
-            return mark_time_first(_COMPARISONS[name](self.steps(dims, other.device), other))
+            return _COMPARISONS[name](Timed.of(torch.arange(self.start, self.stop, device=other.device)), other)
         raise TypeError(
             f"a TimeIndex stands for many steps and cannot be compared with {other!r} in Python; compare with a tensor, "
             "use torch.where, or write pplseq.markov(..., vectorize=False)"
@@ -98,14 +96,10 @@ for _name in _COMPARISONS:
     setattr(TimeIndex, f"__{_name}__", lambda self, other, _name=_name: self._compare(_name, other))
 
 
-def _plate_depth() -> int:
-    """How many dimensions the plates around this point take."""
-    dims = (m.dim for m in _PYRO_STACK if isinstance(m, IndepMessenger))
-    return max((-dim for dim in dims if dim is not None), default=0)
-
-
-def _index(tensor: Tensor, index) -> Tensor:
-    """tensor[..., t, ...] with the time axis moved to the front."""
+def _index(tensor: Tensor, index) -> Timed:
+    """tensor[..., t, ...] at all steps."""
+    if isinstance(tensor, Timed):
+        raise TypeError("values at all steps of a vectorised loop are indexed by time again; index the whole tensor once")
     index = index if isinstance(index, tuple) else (index,)
     times = [i for i in index if isinstance(i, TimeIndex)]
     others = [i for i in index if not isinstance(i, (TimeIndex, slice, int)) and i is not Ellipsis]
@@ -122,7 +116,7 @@ def _index(tensor: Tensor, index) -> Tensor:
             f"time {time.start}:{time.stop} is out of range for dimension {position} of a tensor of shape "
             f"{tuple(tensor.shape)}"
         )
-    return mark_time_first(tensor.movedim(position, 0)[(slice(time.start, time.stop), *rest)])
+    return Timed.of(tensor.movedim(position, 0)[(slice(time.start, time.stop), *rest)])
 
 
 def _picks_rows(index) -> bool:
@@ -135,13 +129,15 @@ class ChainMessenger(Messenger):
 
     Attributes:
         vectorize: whether ``pplseq.markov`` may run a loop's body once for all steps.
-        time_index: the vectorised index while such a body runs, else None.
+        time_index: the vectorised index while such a body runs, else None. first_step: the number of a loop's first step.
+        hidden, others: names of the sites that were eliminated, and of those that came by (which may be hidden ones).
         chains: name of each chain's first site -> the chain, after the program has run. state_names: its sites.
         how_chains_start: for who asks for a chain that there is not.
     """
 
     vectorize: bool = True
     time_index: TimeIndex | None = None
+    first_step: int | None = None
     how_chains_start: ClassVar[str]
 
     def __enter__(self):
@@ -149,7 +145,22 @@ class ChainMessenger(Messenger):
         self._recordings: list = []
         self.chains, self.time_index = Chains(self.how_chains_start), None
         self.state_names: dict[str, list[str]] = {}
+        self.hidden, self.others = [], []
         return super().__enter__()
+
+    def hide(self, msg: dict) -> None:
+        """Keeps a site from everything outside."""
+        msg["done"] = msg["stop"] = True
+        self.hidden.append(msg["name"])
+
+    def _pyro_post_sample(self, msg):
+        if not site_is_subsample(msg):
+            self.others.append(msg["name"])  # but for those that are hidden
+
+    def _pyro_post_param(self, msg):
+        step = self.first_step if self.time_index is None else self.time_index
+        if step is not None and re.search(rf"(?<!\d){step}(?!\d)", msg["name"]):
+            self.others.append(msg["name"])  # one of each step, by its name
 
     def __exit__(self, exc_type, exc, traceback):
         super().__exit__(exc_type, exc, traceback)
@@ -194,24 +205,20 @@ class ChainMessenger(Messenger):
         return max((len(recording.frames) for recording in self._recordings), default=0)
 
     def check_conditioned(self, msg: dict) -> None:
-        """Raises where ``pyro.condition``, ``pyro.do`` or a replayed trace has a value for a site that is eliminated here.
-
-        Handlers outside of this one come too late, and no handler knows the name of many steps at once.
+        """Raises where a handler outside of this one, which comes too late, has a value for a site that is eliminated here,
+        or a replayed trace anywhere: a hidden state takes no value but an observed one.
         """
-        if msg["is_observed"]:
-            return
-        for handler in _PYRO_STACK:
-            values = handler.trace if isinstance(handler, ReplayMessenger) else None
-            if isinstance(handler, ConditionMessenger | DoMessenger):
-                values = handler.data
-            if not values:
-                continue
-            name = next((name for name in self._step_names(msg["name"]) if name in values), None)
+        place = _PYRO_STACK.index(self)
+        names = self._step_names(msg["name"])
+        for k, handler in enumerate(_PYRO_STACK):
+            if k > place and (msg["is_observed"] or not isinstance(handler, ReplayMessenger)):
+                continue  # it came first, and the site is what it says
+            name = next((name for name in names if name in values_of(handler)), None)
             if name is not None:
                 raise ValueError(
                     f"site {name!r} has a value in {type(handler).__name__}, which {type(self).__name__} would pass over: give "
-                    "observed values as obs=..., or condition the program inside of this handler with "
-                    "markov(..., vectorize=False)"
+                    f"observed values as obs=..., or put the values inside: {type(self).__name__}()(poutine.condition(model, "
+                    "data=...)), poutine.do likewise"
                 )
 
     def _step_names(self, name: str) -> list[str]:
@@ -299,7 +306,7 @@ def as_mask(mask, otherwise: bool, device) -> Tensor:
     """A mask as a tensor; False where there is nothing to mask."""
     if not otherwise:
         return torch.tensor(False, device=device)
-    return torch.as_tensor(True if mask is None else mask, device=device)
+    return mask if isinstance(mask, Tensor) else torch.as_tensor(True if mask is None else mask, device=device)
 
 
 def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | None = None) -> Tensor:
@@ -310,9 +317,11 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
         value = part(step)
         if value is None:
             assert like is not None, "steps that say nothing need something to be filled with"
-            fill = like if like.dim() == 0 else torch.zeros((), dtype=like.dtype, device=like.device)
+            fill = torch.zeros((), dtype=like.dtype, device=like.device) if like.dim() or isinstance(like, Timed) else like
             value = fill.expand(batch + event)
-        has_time = step.span is not None and (is_time_first(value) or value.dim() > len(batch) + len(event))
+        has_time = isinstance(value, Timed)
+        if isinstance(value, Timed):
+            value = value.steps
         lead = value.shape[: value.dim() - len(event)]
         own = broadcast_shapes(lead[1:] if has_time else lead, batch)
         values.append((value, has_time, own, step.span))
@@ -330,9 +339,12 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
 def markov(iterable, history: int = 1, *, vectorize: bool = True):
     """A drop-in for ``pyro.markov`` that ``BlockedEnum`` and ``KalmanCollapse`` may run once for all steps.
 
-    Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands
-    for all others. The body may then carry nothing but the hidden state from step to step; ``check_vectorizable`` finds
-    out. Everywhere else, and in several plates, it runs step by step, as ``pyro.markov`` does.
+    Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands for all others.
+    What makes the first step tells whether that is right: where the body has other sites than states and their
+    observations, where it changes a variable, list or dictionary that was there before the loop to anything but a hidden
+    state, or where ``poutine.condition`` or ``poutine.do`` has a value for one of the steps, the loop goes on step by step.
+    What a body carries in attributes of objects cannot be seen; ``check_vectorizable`` compares. Everywhere else the loop
+    is ``pyro.markov``'s.
 
     Args:
         iterable: usually ``range(T)``.
@@ -341,14 +353,19 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
     """
     handlers = [m for m in _PYRO_STACK if isinstance(m, ChainMessenger)]
     simple = isinstance(iterable, range) and iterable.step == 1 and len(iterable) > 1 and history == 1
+    loop = pyro.markov(iterable, history=history)
     if not handlers or not all(h.vectorize for h in handlers) or not vectorize or not simple:
-        yield from pyro.markov(iterable, history=history)
+        yield from loop
         return
-    yield iterable[0]
-    if any(handler.num_plates > 1 for handler in handlers):
-        # in two plates a tensor of the inner one alone, indexed by time, looks like one of the outer plate
-        yield from iterable[1:]
+    body = Body(sys._getframe(1), handlers, iterable[0])
+    loop: Any = iter(loop)
+    yield next(loop)
+    for handler in handlers:
+        handler.first_step = None
+    if body.carries() or body.other_sites() or body.values_ahead(iterable):
+        yield from loop
         return
+    loop.close()
     index = TimeIndex(iterable[1], iterable[-1] + 1)
     for handler in handlers:
         handler.time_index = index
@@ -357,3 +374,9 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
     finally:
         for handler in handlers:
             handler.time_index = None
+    others = body.other_sites()
+    if others:
+        raise ValueError(
+            f"site {others[0]!r} in a vectorised loop is neither a hidden state nor an observation of one, and was not in the "
+            "loop's first step; write pplseq.markov(..., vectorize=False)"
+        )

@@ -57,22 +57,31 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
 
 
 def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> None:
-    """Runs the program step by step and vectorised, and compares the log-likelihoods of every chain.
+    """Runs the program step by step and vectorised, and compares the log-likelihoods of every chain and of all other sites.
+
+    ``markov`` goes step by step by itself where it sees that a body carries more than the hidden state from step to step, or
+    has sites of its own. This finds what it cannot see: what a body keeps in attributes of objects.
 
     Raises:
-        ValueError: if they differ, because the loop's body carries more than the hidden state from step to step.
+        ValueError: if they differ; names the site.
     """
     program, results = _program(model), []
     for vectorize in (False, True):
         discrete, gaussian = BlockedEnum(vectorize=vectorize), KalmanCollapse(vectorize=vectorize)
-        with torch.random.fork_rng(), torch.no_grad(), poutine.block(), discrete, gaussian:
+        with torch.random.fork_rng(), torch.no_grad(), poutine.block(), poutine.trace() as tracer, discrete, gaussian:
             program(*args, **kwargs)
-        results.append({name: chain.log_prob() for name, chain in {**discrete.chains, **gaussian.chains}.items()})
-    recorded, vectorised = results
-    for name, expected in recorded.items():
-        if name not in vectorised or not torch.allclose(vectorised[name], expected, rtol=rtol):
-            raise ValueError(
-                f"chain {name!r}: the vectorised loop gives another log-likelihood than the loop run step by step, so its "
-                "body carries more than the hidden state between steps; use pplseq.markov(..., vectorize=False), or "
-                "compute what it carries before the loop and index it with t"
-            )
+        trace = tracer.trace
+        trace.compute_log_prob()
+        chains = {f"{name}__chain": name for name in (*discrete.chains, *gaussian.chains)}
+        nodes: dict[str, Any] = dict(trace.nodes)
+        results.append({n: torch.as_tensor(s["log_prob"]) for n, s in nodes.items() if s["type"] == "sample"})
+    one_by_one, vectorised = results
+    for name, expected in one_by_one.items():
+        if name in vectorised and torch.allclose(vectorised[name], expected, rtol=rtol):
+            continue
+        what = f"chain {chains[name]!r}" if name in chains else f"site {name!r}"
+        raise ValueError(
+            f"{what} has another log-probability in the vectorised loop than in the loop run step by step, so its body "
+            "carries more than the hidden state between steps; use pplseq.markov(..., vectorize=False), or compute what it "
+            "carries before the loop and index it with t"
+        )

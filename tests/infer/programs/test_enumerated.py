@@ -241,15 +241,11 @@ def test_padding_in_the_middle_is_refused():
         traced_log_prob(model, x)
 
 
-def test_a_vectorised_loop_is_refused():
+def test_a_vectorised_loop_goes_step_by_step():
     logs, x = Tables().logs(), words()
-    with pytest.raises(ValueError, match="vectorize=False"):
-        traced_log_prob(tensor_program, x, logs, everything(), loop=markov)
-    loop = lambda steps: markov(steps, vectorize=False)  # noqa: E731
-    close(
-        traced_log_prob(tensor_program, x, logs, everything(), loop=loop)[0],
-        traced_log_prob(tensor_program, x, logs, everything())[0],
-    )
+    expected = traced_log_prob(tensor_program, x, logs, everything())[0]
+    for loop in (markov, lambda steps: markov(steps, vectorize=False)):
+        close(traced_log_prob(tensor_program, x, logs, everything(), loop=loop)[0], expected)
 
 
 def test_an_impossible_row_is_named():

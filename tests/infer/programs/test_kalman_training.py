@@ -185,21 +185,36 @@ def test_no_graph_is_kept_alive():
         gc.enable()
 
 
-def test_check_vectorizable_finds_what_is_carried():
+def test_what_is_carried_goes_step_by_step_or_is_found_out():
     s = System(2)
     check_vectorizable(lazy, s, s.y)
 
-    def carries(y):
-        x, shift = None, torch.zeros((), dtype=torch.float64)
+    def carries(y, kind="a variable", vectorize=True):
+        x, shift, s.shift = None, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         with pyro.plate("rows", len(y), dim=-1):
-            for t in markov(range(T)):
-                fn = LinearGaussian(None, None, s.P, s.m) if x is None else LinearGaussian(x, s.A, s.Q, s.a + shift)
+            for t in markov(range(T), vectorize=vectorize):
+                mean = s.a + shift + s.shift
+                fn = LinearGaussian(None, None, s.P, s.m) if x is None else LinearGaussian(x, s.A, s.Q, mean)
                 x = pyro.sample(f"z_{t}", fn)
                 pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[:, t])
-                shift = shift + 1
+                if kind == "a variable":
+                    shift = shift + 1
+                elif kind == "in place":
+                    shift += 1
+                else:
+                    s.shift = s.shift + 1
 
+    found = []
+    for kind in ("a variable", "in place"):
+        for vectorize in (True, False):
+            with KalmanCollapse() as handler:
+                carries(s.y, kind, vectorize)
+            found.append(handler.chains["z_0"].log_prob())
+        check_vectorizable(carries, s.y, kind)
+    for value in found[1:]:
+        close(value, found[0])
     with pytest.raises(ValueError, match="carries more than the hidden state"):
-        check_vectorizable(carries, s.y)
+        check_vectorizable(carries, s.y, "an attribute")
 
 
 def test_second_derivatives():

@@ -6,6 +6,7 @@ import torch
 from pyro import poutine
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
+from pplseq.distributions.timed import Timed
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import TimeIndex, markov
@@ -14,47 +15,51 @@ close = torch.testing.assert_close
 T = TimeIndex(1, 4)
 
 
+def same(timed, steps):
+    return isinstance(timed, Timed) and torch.equal(timed.steps, steps) and timed.shape == steps.shape[1:]
+
+
 def test_indexing():
     x, y = torch.arange(20).view(2, 10), torch.arange(60).view(2, 3, 10)
-    assert torch.equal(x[:, T], x[:, 1:4].T)
-    assert torch.equal(x.T[T], x[:, 1:4].T)
-    assert torch.equal(x[..., T], x[:, 1:4].T)
-    assert torch.equal(y[:, :, T], y[:, :, 1:4].movedim(-1, 0))
-    assert torch.equal(y[..., T], y[:, :, 1:4].movedim(-1, 0))
-    assert torch.equal(y.movedim(-1, 1)[:, T], y[:, :, 1:4].movedim(-1, 0))
-    assert torch.equal(y.movedim(-1, 1)[:, T, :], y[:, :, 1:4].movedim(-1, 0))
-    assert torch.equal(x[:, T - 1], x[:, 0:3].T)
-    assert torch.equal(x[:, T + 1], x[:, 2:5].T)
-    assert torch.equal(x[:, 1 + T], x[:, 2:5].T)
+    assert same(x[:, T], x[:, 1:4].T)
+    assert same(x.T[T], x[:, 1:4].T)
+    assert same(x[..., T], x[:, 1:4].T)
+    assert same(y[:, :, T], y[:, :, 1:4].movedim(-1, 0))
+    assert same(y[..., T], y[:, :, 1:4].movedim(-1, 0))
+    assert same(y.movedim(-1, 1)[:, T], y[:, :, 1:4].movedim(-1, 0))
+    assert same(y.movedim(-1, 1)[:, T, :], y[:, :, 1:4].movedim(-1, 0))
+    assert same(x[:, T - 1], x[:, 0:3].T)
+    assert same(x[:, T + 1], x[:, 2:5].T)
+    assert same(x[:, 1 + T], x[:, 2:5].T)
 
 
 def test_other_slices_count():
     y = torch.arange(60).view(2, 10, 3)
-    assert torch.equal(y[:, T, 1:], y[:, 1:4, 1:].movedim(1, 0))
-    assert torch.equal(y[:1, T], y[:1, 1:4].movedim(1, 0))
-    assert torch.equal(y.movedim(1, -1)[:, :2, T], y[:, 1:4, :2].movedim(1, 0))
+    assert same(y[:, T, 1:], y[:, 1:4, 1:].movedim(1, 0))
+    assert same(y[:1, T], y[:1, 1:4].movedim(1, 0))
+    assert same(y.movedim(1, -1)[:, :2, T], y[:, 1:4, :2].movedim(1, 0))
 
 
 def test_integers_and_row_numbers_count():
     y, rows = torch.arange(60).view(2, 10, 3), torch.tensor([1, 0, 1])
-    assert torch.equal(y[:, T, 2], y[:, 1:4, 2].T)
-    assert torch.equal(y[1, T], y[1, 1:4])
-    assert torch.equal(y[1, T, -1], y[1, 1:4, -1])
-    assert torch.equal(y[rows, T], y[rows, 1:4].movedim(1, 0))
-    assert torch.equal(y[..., T, 0], y[:, 1:4, 0].T)
+    assert same(y[:, T, 2], y[:, 1:4, 2].T)
+    assert same(y[1, T], y[1, 1:4])
+    assert same(y[1, T, -1], y[1, 1:4, -1])
+    assert same(y[rows, T], y[rows, 1:4].movedim(1, 0))
+    assert same(y[..., T, 0], y[:, 1:4, 0].T)
 
 
 def test_comparisons():
     lengths, steps = torch.tensor([1, 2, 5]), torch.tensor([[1], [2], [3]])
-    assert torch.equal(T < lengths, steps < lengths)
-    assert torch.equal(lengths > T, steps < lengths)
-    assert torch.equal(T >= lengths, steps >= lengths)
-    assert torch.equal(lengths <= T, steps >= lengths)
-    assert torch.equal(T == lengths, steps == lengths)
-    assert torch.equal(lengths != T, steps != lengths)
-    assert torch.equal(T < torch.tensor(2), torch.tensor([True, False, False]))
+    assert same(T < lengths, steps < lengths)
+    assert same(lengths > T, steps < lengths)
+    assert same(T >= lengths, steps >= lengths)
+    assert same(lengths <= T, steps >= lengths)
+    assert same(T == lengths, steps == lengths)
+    assert same(lengths != T, steps != lengths)
+    assert same(T < torch.tensor(2), torch.tensor([True, False, False]))
     grid = lengths.view(3, 1)
-    assert torch.equal(T < grid, steps.unsqueeze(-1) < grid)
+    assert same(T < grid, steps.unsqueeze(-1) < grid)
 
 
 def test_names_and_length():

@@ -8,6 +8,8 @@ from pyro import poutine
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
@@ -53,14 +55,58 @@ def test_conditioned_values_count_step_by_step(case):
 
 
 @pytest.mark.parametrize("name", ["y_3", "x_2"])
-def test_conditioned_values_are_never_passed_over(case, name):
+@pytest.mark.parametrize("obs", [False, True], ids=["hidden", "observed"])
+def test_conditioned_values_are_never_passed_over(case, name, obs):
     handler, program, data = case
-    data = {name: data.get(name, torch.zeros(3, 2))}
-    with pytest.raises(ValueError, match=f"'{name}' has a value in ConditionMessenger.*vectorize=False"), handler():
-        pyro.condition(program, data=data)()
+    value = torch.zeros(3, 2, dtype=torch.float64) if handler is KalmanCollapse else torch.tensor([1, 0, 1])
+    data = {name: value}
+    if name == "y_3" or handler is BlockedEnum:
+        found = []
+        for vectorize in (True, False):
+            with handler() as posterior:
+                pyro.condition(program, data=data)(vectorize, obs)
+            found.append(posterior.chains["x_0"].log_prob())
+        close(*found)
+        with handler() as posterior:
+            program(obs=obs)
+        assert not torch.allclose(posterior.chains["x_0"].log_prob(), found[0])
     for vectorize in (True, False):  # a handler outside comes too late
-        with pytest.raises(ValueError, match=f"'{name}' has a value"), poutine.condition(data=data), handler():
-            program(vectorize)
+        for outside in (poutine.condition(data=data), poutine.do(data=data)):
+            with pytest.raises(ValueError, match=f"'{name}' has a value"), outside, handler():
+                program(vectorize, obs)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_interventions_cut_a_chain(case, vectorize):
+    """do(x_2 = v): the chain up to it, whose state there is not observed, and one behind a state that is known."""
+    handler, program, _ = case
+    value = torch.ones(3, 2, dtype=torch.float64) if handler is KalmanCollapse else torch.tensor([1, 0, 1])
+    model = poutine.do(program, data={"x_2": value})
+    trace = poutine.trace(handler()(model)).get_trace(vectorize, True)
+    if handler is BlockedEnum:
+        with handler() as posterior:
+            program(vectorize, True)
+        whole = posterior.chains["x_0"]
+        start = torch.full((3, 2), -torch.inf, dtype=torch.float64)
+        start[torch.arange(3), value] = 0.0
+        cut = build_chain(whole.transition, whole.emission, whole.obs[3:], start=Belief(None, start))
+        seen = whole.emission.log_probs[value, whole.obs[2]].sum()
+        expected = whole.token_log_probs()[:, :2].sum() + seen + cut.log_prob().sum()
+    else:
+        with handler() as posterior:
+            program(vectorize, True)
+        before = posterior.chains["x_0"].token_log_probs()[:, :2].sum()
+        mean, both = 0.5 * value, torch.zeros((), dtype=torch.float64)
+        both = both + dist.MultivariateNormal(0.7 * value, I).log_prob(y[:, 2]).sum()
+        cov = I
+        for t in (3, 4):
+            total = 0.49 * cov + I
+            both = both + dist.MultivariateNormal(0.7 * mean, total).log_prob(y[:, t]).sum()
+            gain = 0.7 * cov @ torch.linalg.inv(total)
+            mean, cov = mean + (y[:, t] - 0.7 * mean) @ gain.T, cov - 0.7 * gain @ cov
+            mean, cov = 0.5 * mean, 0.25 * cov + I
+        expected = before + both
+    close(trace.log_prob_sum(), expected)
 
 
 def test_replayed_values_are_never_passed_over(case):

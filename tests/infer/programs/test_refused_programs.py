@@ -9,6 +9,7 @@ from pyro import poutine
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
+from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
@@ -127,9 +128,22 @@ def test_a_chain_without_observations_is_refused():
         run(lambda: pyro.sample("z_0", transition(None)))
 
 
-def test_a_tensor_as_previous_state_is_refused():
-    transition, _ = Tables().specs()
-    with pytest.raises(TypeError, match="states are symbols"):
+@pytest.mark.parametrize("known", [2, torch.tensor(2), torch.tensor([2, 0, 1])])
+def test_a_chain_may_start_behind_a_state_that_is_known(known):
+    transition, emission = Tables().specs()
+
+    def behind(x):
+        z = known
+        with pyro.plate("sequences", 3, dim=-1):
+            for t in markov(range(4)):
+                z = pyro.sample(f"z_{t}", transition(z))
+                pyro.sample(f"x_{t}", emission(z), obs=x[:, t])
+
+    start = torch.full((3, 3), -torch.inf, dtype=F64)
+    start[torch.arange(3), known] = 0.0
+    expected = build_chain(transition, emission, words().T, start=Belief(None, start)).log_prob()
+    close(traced_log_prob(behind, words())[0], expected.sum())
+    with pytest.raises(ValueError, match="no emission site"):
         run(lambda: pyro.sample("z_1", transition(torch.tensor(0))))
 
 

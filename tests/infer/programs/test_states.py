@@ -7,11 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from support.tiny_programs import F64, SmallHMM, Tables, program, words
+from support.tiny_programs import F64, SmallHMM, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import program_log_prob
+from pplseq.infer.oracles.discrete import generic_log_prob, program_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
 from pplseq.infer.programs.states import check_vectorizable, infer_states
@@ -110,30 +110,71 @@ def test_a_plain_program_is_vectorizable():
     check_vectorizable(model, torch.tensor([[0, -1, 1, 2], [1, 1, 2, 0]]), torch.tensor([4, 3]))
 
 
+KINDS = ["a running sum", "an earlier observation", "a sum in place", "a list", "a count", "a site", "a factor", "nothing"]
+
+
 def carries_more(x, kind):
     """Programs whose body carries something else than the state from step to step."""
     transition, emission = Tables().step_specs()
     plain, _ = Tables().specs()
-    z, seen_before = None, torch.zeros(len(x), dtype=F64)
+    z, seen_before, count, Outside.before = None, torch.zeros(len(x), dtype=F64), 0, torch.zeros(len(x), dtype=F64)
+    sums = [seen_before]
     with pyro.plate("sequences", len(x), dim=-1):
         for t in markov(range(x.shape[1])):
-            if kind == "a running sum":
-                u = torch.stack([seen_before, seen_before], -1)
-                z = pyro.sample(f"z_{t}", transition(z, inputs=u))
-                seen_before = seen_before + x[:, t]
-            elif kind == "an earlier observation":
-                z = pyro.sample(f"z_{t}", transition(z, inputs=torch.stack([seen_before, seen_before], -1)))
-                seen_before = x[:, t].to(F64)
-            else:
+            if kind in ("nothing", "a site", "a factor"):
                 z = pyro.sample(f"z_{t}", plain(z))
-            pyro.sample(f"x_{t}", emission(z), obs=x[:, t])
+            else:
+                u = {"a list": sums[-1], "an attribute": Outside.before, "a count": 0.1 * x[:, count]}.get(kind, seen_before)
+                z = pyro.sample(f"z_{t}", transition(z, inputs=torch.stack([u, u], -1).to(F64)))
+            y = pyro.sample(f"x_{t}", emission(z), obs=x[:, t])
+            if kind == "a running sum":
+                seen_before = seen_before + y
+            elif kind == "an earlier observation":
+                seen_before = y.to(F64)
+            elif kind == "a sum in place":
+                seen_before += y
+            elif kind == "a list":
+                sums.append(y.to(F64))
+            elif kind == "a count":
+                count += 1
+            elif kind == "an attribute":
+                Outside.before = y.to(F64)
+            elif kind == "a site":
+                pyro.sample(f"w_{t}", dist.Normal(0.0, 1.0), obs=x[:, t].to(F64))
+            elif kind == "a factor":
+                pyro.factor(f"f_{t}", x[:, t].to(F64))
 
 
-@pytest.mark.parametrize("kind", ["a running sum", "an earlier observation"])
-def test_a_program_that_carries_more_is_found_out(kind):
+class Outside:
+    """Something that a body can change where nobody sees it."""
+
+    sites = 0
+    before = torch.zeros(3, dtype=F64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_that_carries_more_goes_step_by_step(kind):
+    x = words(3, 5)
+    expected = generic_log_prob(carries_more, x, kind)
+    for vectorize in (True, False):
+        close(traced_log_prob(carries_more, x, kind, vectorize=vectorize)[0], expected)
+    check_vectorizable(carries_more, x, kind)
+
+
+def test_what_nobody_sees_is_found_out():
+    x = words(3, 5)
     with pytest.raises(ValueError, match="vectorize=False"):
-        check_vectorizable(carries_more, words(3, 5), kind)
-    check_vectorizable(carries_more, words(3, 5), "nothing")
+        check_vectorizable(carries_more, x, "an attribute")
+
+    def often(x):
+        carries_more(x, "nothing")
+        Outside.sites = 0
+        for _ in markov(range(5)):
+            Outside.sites += 1
+        pyro.factor("f", torch.tensor(float(Outside.sites)))
+
+    with pytest.raises(ValueError, match="site 'f' has another log-probability"):
+        check_vectorizable(often, x)
 
 
 def test_the_check_leaves_no_trace():

@@ -1,0 +1,133 @@
+"""One tensor a step: what ``x[:, t]`` is while a loop's body runs once for all steps."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+_ABOUT_SHAPE = {
+    "dim", "size", "numel", "nelement", "ndimension", "stride", "is_floating_point", "is_complex", "is_signed", "__len__",
+    "element_size", "get_device", "is_contiguous", "__hash__",
+}  # fmt: skip
+_VALUES = {"T", "mT", "H", "mH", "data", "real", "imag"}  # properties that are values
+_OF_STEPS = {"requires_grad", "is_leaf", "grad_fn"}
+_NUMBERS = {
+    "item", "tolist", "numpy", "__int__", "__float__", "__complex__", "__index__", "__array__", "__contains__", "equal",
+    "allclose", "unique", "nonzero",
+}  # fmt: skip
+
+
+class Timed(Tensor):
+    """A tensor of every step, which tensor code handles as the tensor of one: shape, dtype and dimensions are those of a step.
+
+    Time is no dimension that code could meet. Every operation is that of one step, done at all steps (``torch.vmap``), so
+    that what is shared by rows (``b[t]``, (n,) at a step) broadcasts as it does step by step, whatever the sizes. What needs
+    a number raises TypeError; a condition is one where it holds at all steps or at none.
+
+    Attributes:
+        steps: (T, *shape) all of them, an ordinary tensor.
+    """
+
+    steps: Tensor
+
+    @staticmethod
+    def of(steps: Tensor) -> Timed:
+        timed: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            Timed, steps.shape[1:], strides=steps.stride()[1:], dtype=steps.dtype, device=steps.device
+        )
+        timed.steps = steps
+        return timed
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return f"Timed(steps={len(self.steps)}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    __hash__ = Tensor.__hash__
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if any(not issubclass(kind, Timed) and kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # of a hidden state, or of the index
+        name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", "")
+            if name in _OF_STEPS:
+                return func(args[0].steps)
+            if name not in _VALUES:
+                return _with_plain_calls(func, args, kwargs)
+        elif name in _ABOUT_SHAPE:
+            return _with_plain_calls(func, args, kwargs)
+        if name == "__bool__":
+            return _agreed(args[0].steps)
+        if name == "_is_all_true":
+            return bool(args[0].steps.all())
+        if name in _NUMBERS or name == "__set__" or name.endswith("_") and not name.endswith("__") or name == "__setitem__":
+            raise TypeError(
+                f"{name} of values at all steps of a vectorised loop is not supported; write pplseq.markov(..., "
+                "vectorize=False) to run the loop step by step"
+            )
+        return _at_every_step(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise TypeError(
+            f"{func} met values at all steps of a vectorised loop where it cannot handle them; write pplseq.markov(..., "
+            "vectorize=False)"
+        )
+
+
+def _with_plain_calls(func, args, kwargs):
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _agreed(steps: Tensor) -> bool:
+    """A condition that is the same at all steps."""
+    if steps.numel() != len(steps):
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+    some, every = bool(steps.any()), bool(steps.all())
+    if some != every:
+        raise TypeError(
+            "a condition holds at some steps of a vectorised loop and not at others; use torch.where or a mask, or write "
+            "pplseq.markov(..., vectorize=False)"
+        )
+    return every
+
+
+def _at_every_step(func, args, kwargs):
+    flat, spec = tree_flatten((args, kwargs))
+    places = [k for k, value in enumerate(flat) if isinstance(value, Timed)]
+    spans = {len(flat[k].steps) for k in places}
+    if len(spans) > 1:
+        raise ValueError(f"values of different loops meet, of {' and '.join(map(str, sorted(spans)))} steps")
+
+    def one(*values):
+        given = list(flat)
+        for place, value in zip(places, values, strict=True):
+            given[place] = value
+        args, kwargs = tree_unflatten(given, spec)
+        return func(*args, **kwargs)
+
+    with warnings.catch_warnings() if func is torch.isclose else contextlib.nullcontext():
+        if func is torch.isclose:  # it has no batched form, and says so (validation of covariances asks for it)
+            warnings.simplefilter("ignore")
+        found = torch.vmap(one, randomness="different")(*(flat[k].steps for k in places))
+    return tree_map_only(Tensor, Timed.of, found)
+
+
+def all_steps(value, event: int, rows: int):
+    """(T, 1, .., 1, *own, *event) of a :class:`Timed` whose last ``event`` dimensions are its own and others are rows, of
+    ``rows`` dimensions; anything else as it is.
+    """
+    if not isinstance(value, Timed):
+        return value
+    steps = value.steps
+    own = steps.dim() - 1 - event
+    return steps.reshape(len(steps), *(1,) * (rows - own), *steps.shape[1:])
