@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -123,7 +122,6 @@ def train_tagger(
     *,
     folder: str | Path | None = None,
     progress: bool = False,
-    stop: Callable[[], bool] | None = None,
     **settings: Any,
 ) -> tuple[SavedTagger, dict[str, Any]]:
     """Train a system, save it where a folder is given, and tell what came of it.
@@ -132,7 +130,6 @@ def train_tagger(
         system: in :data:`SYSTEMS`. sentences: tagged ones; with those of `read_tagged` the column of their tags is kept too.
         dev: to tune or stop by, where the system does; its accuracy is told in any case.
         folder: a new one, or that of a tagger, which is replaced.
-        stop: asked between two iterations, of systems that have some, whether to end with what was learned.
         **settings: of :func:`make_tagger`.
 
     Returns:
@@ -141,36 +138,43 @@ def train_tagger(
     Raises:
         ValueError, ImportError: as :func:`make_tagger`, and for text that the system cannot learn from.
     """
-    from pplseq.models.taggers.scores import score_tags, training_words
-
     if folder is not None:
         check_out(Path(folder))
     tagger, began = make_tagger(system, **settings), time.perf_counter()
-    more = {"stop": stop} if stop is not None and stoppable(tagger) else {}
-    tagger.fit(list(sentences), None if dev is None else list(dev), progress=progress, **more)
-    seconds = time.perf_counter() - began
-    words = training_words(sentences)
-    file_format = getattr(sentences, "format", None)
-    column = getattr(getattr(sentences, "tag_format", None), "column", None)
-    saved = SavedTagger(tagger, system, column, file_format, words.ambiguous)
+    tagger.fit(list(sentences), None if dev is None else list(dev), progress=progress)
+    saved = trained(tagger, system, sentences)
     if folder is not None:
         save_tagger(saved, folder)
+    return saved, summary_of(saved, sentences, dev, time.perf_counter() - began)
+
+
+def trained(tagger: Any, system: str, sentences: Sequence[TaggedSentence]) -> SavedTagger:
+    """A tagger with what is kept of the text it learns from."""
+    from pplseq.models.taggers.scores import training_words
+
+    column = getattr(getattr(sentences, "tag_format", None), "column", None)
+    file_format = getattr(sentences, "format", None)
+    return SavedTagger(tagger, system, column, file_format, training_words(sentences).ambiguous)
+
+
+def summary_of(
+    saved: SavedTagger, sentences: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None, seconds: float
+) -> dict[str, Any]:
+    """What :func:`train_tagger` tells of a training."""
+    from pplseq.models.taggers.scores import score_tags, training_words
+
+    words = training_words(sentences)
     summary = {
-        "system": system,
+        "system": saved.system,
         "sentences": len(sentences),
         "tokens": sum(len(sentence.words) for sentence in sentences),
         "words": len(words.known),
-        "tags": len(tagger.tags),
+        "tags": len(saved.tagger.tags),
         "seconds": round(seconds, 3),
     }
-    if dev is not None and any(len(s.words) for s in dev) and system != "unsupervised":
-        summary["dev_accuracy"] = score_tags(dev, tagger.tag([s.words for s in dev]), words).accuracy
-    return saved, summary
-
-
-def stoppable(tagger: Any) -> bool:
-    """Whether a training can end early, with what was learned until then."""
-    return "stop" in inspect.signature(tagger.fit).parameters
+    if dev is not None and any(len(s.words) for s in dev) and saved.system != "unsupervised":
+        summary["dev_accuracy"] = score_tags(dev, saved.tagger.tag([s.words for s in dev]), words).accuracy
+    return summary
 
 
 class Comparison(NamedTuple):

@@ -391,8 +391,10 @@ def test_the_bar_is_there_before_anything_slow(text, tmp_path):
         while piece := os.read(ours, 4096):
             seen += piece
     assert process.wait() == 0
-    places = [seen.index(word) for word in (b"starting", b"reading", b"clustering", b"building", b"epoch 1")]
-    assert places == sorted(places) and b"starting [00:0" in seen and b"step" in seen
+    places = [seen.index(word) for word in (b"starting", b"reading", b"clustering", b"building")]
+    if b"epoch 1" in seen:  # it is drawn a second after the first step, when a fast machine has done all
+        places.append(seen.index(b"epoch 1"))
+    assert places == sorted(places) and b"starting [00:0" in seen and seen.rindex(b"step") > places[3]
 
 
 def test_train_and_evaluate_from_python(text, finished, tmp_path):

@@ -2,15 +2,24 @@
 
 import itertools
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import pplseq
-from pplseq.baselines.tagging_systems import compare, make_tagger, train_tagger
+from pplseq import CRFTagger, DictionaryTagger, LatentTagger, MEMMTagger
+from pplseq.baselines.tagging_systems import compare, make_tagger
 from pplseq.data import TaggedSentence, write_tagged
+from pplseq.models.taggers.training import TaggerTraining
 from pplseq.recipes import query
+from pplseq.runs.loop import _Loop, run_status
 
 ANSWERS = {"the": "D", "a": "D", "dog": "N", "cat": "N", "barks": "V", "sleeps": "V", "big": "A"}
 FORMS = ["the dog barks", "a big cat sleeps", "the cat barks", "a dog sleeps"]
@@ -51,21 +60,85 @@ def test_a_run_is_asked(text, tmp_path):
 
 
 def test_time_that_is_up_keeps_what_was_learned(text, tmp_path, monkeypatch):
-    from pplseq.recipes.recipe import Job
-
-    left = itertools.chain([100.0] * 30, itertools.repeat(0.0))
-    monkeypatch.setattr(Job, "time_left", property(lambda job: next(left)))
-    summary = pplseq.train("tagger", text, folder=tmp_path / "run", system="latent", max_time=100)
-    assert summary["stop_reason"] == "max_time"
+    with monkeypatch.context() as patch:
+        left = itertools.chain([100.0] * 30, itertools.repeat(0.0))
+        patch.setattr(_Loop, "_left", lambda loop: next(left))
+        summary = pplseq.train("tagger", text, folder=tmp_path / "run", system="latent", max_time=100)
+    assert summary["stop_reason"] == "max_time" and 0 < summary["steps"] < 4 * 20
     tagger = pplseq.load(tmp_path / "run")
-    assert 0 < len(tagger.log_probs) < 4 * 20 and tagger.tag([("the", "dog")]) == [("D", "N")]
+    assert len(tagger.log_probs) == summary["steps"] and tagger.tag([("the", "dog")]) == [("D", "N")]
+    again = pplseq.train(folder=tmp_path / "run", resume=True)
+    assert again["stop_reason"] == "finished" and again["steps"] == 4 * 20
+    assert same(pplseq.load(tmp_path / "run"), make_tagger("latent", seed=0).fit(TRAIN))
 
 
-@pytest.mark.parametrize("system", ["crf", "memm", "semi-supervised", "latent"])
-def test_trainings_end_when_they_are_asked_to(system):
-    calls = itertools.count()
-    saved, summary = train_tagger(system, TRAIN, stop=lambda: next(calls) >= 1)
-    assert saved.tagger.tag([("the", "dog")]) == [("D", "N")] and summary["tags"] == 4 and next(calls) <= 4
+def same(tagger, other):
+    mine, theirs = tagger.state(), other.state()
+    assert json.dumps(mine[0]) == json.dumps(theirs[0]) and mine[1].keys() == theirs[1].keys()
+    return all(torch.equal(value, theirs[1][name]) for name, value in mine[1].items())
+
+
+SPLIT = {"num_substates": 8, "num_iterations": 4, "merge": 0.5}
+WORDS = {"learn_from": "words", "num_states": 3, "start": "random", "tolerance": 0.0, "max_iterations": 8}
+ITERATED = {
+    "latent": (partial(LatentTagger, **SPLIT), 9),
+    "crf": (partial(CRFTagger, max_iterations=12, period=3), 2),
+    "sgd": (partial(CRFTagger, method="sgd", epochs=5), 3),
+    "memm": (partial(MEMMTagger, max_iterations=12, period=3, dtype="float64"), 2),
+    "dictionary": (partial(DictionaryTagger, max_iterations=6, tolerance=0.0), 4),
+    "words": (partial(DictionaryTagger, **WORDS, num_restarts=4), 5),
+    "words-late": (partial(DictionaryTagger, **WORDS, num_restarts=4), 45),
+}
+
+
+@pytest.mark.filterwarnings("ignore:EM's objective:RuntimeWarning")
+@pytest.mark.parametrize("case", ITERATED)
+def test_a_training_goes_on_where_it_was_stopped(case, tmp_path, monkeypatch):
+    """A signal in the middle leaves a checkpoint, from which another object comes to the same numbers."""
+    make, middle = ITERATED[case]
+    some = [TaggedSentence(s.words, (None,) * len(s.words)) if i % 3 else s for i, s in enumerate(TRAIN)]
+    sentences = some if case == "dictionary" else TRAIN
+    whole = make().fit(sentences)
+    step, steps = TaggerTraining.step, []
+
+    def interrupted(self):
+        steps.append(len(steps))
+        if len(steps) == middle:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(TaggerTraining, "step", interrupted)
+        make().fit(sentences, folder=tmp_path / "run")
+    assert len(steps) == middle and run_status(tmp_path / "run")["status"] == "stopped"
+    pplseq.load(tmp_path / "run")  # what it had learned until then
+    with pytest.raises(ValueError, match="of other sentences"):
+        make().fit(sentences[1:], folder=tmp_path / "run", resume=True)
+    resumed = make().fit(sentences, folder=tmp_path / "run", resume=True)
+    assert same(resumed, whole)
+    loaded = pplseq.load(tmp_path / "run").state()[1]
+    for name, value in whole.state()[1].items():
+        torch.testing.assert_close(loaded[name], value)  # probabilities become logits and back
+    numbers = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > middle
+
+
+def test_a_killed_command_is_resumed(text, tmp_path):
+    """The process is gone in the middle, without a word."""
+    code = (
+        "import os, sys, pplseq\n"
+        "from pplseq.models.taggers import training\n"
+        "training.SAVED_EVERY = 0.0\n"
+        "step, n = training.TaggerTraining.step, []\n"
+        "training.TaggerTraining.step = lambda self: os._exit(9) if len(n) > 6 else (n.append(1), step(self))[1]\n"
+        "pplseq.train('tagger', sys.argv[1], folder=sys.argv[2], system='latent', set=('num_substates=4',))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(text), str(tmp_path / "run")], stderr=subprocess.DEVNULL)
+    assert done.returncode == 9 and run_status(tmp_path / "run")["status"] == "died"
+    summary = pplseq.train(folder=tmp_path / "run", resume=True)
+    assert summary["stop_reason"] == "finished" and summary["steps"] == 40
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 40
+    assert same(pplseq.load(tmp_path / "run"), LatentTagger(num_substates=4).fit(TRAIN))
 
 
 def test_systems_from_python(tmp_path):

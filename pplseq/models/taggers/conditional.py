@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain as chained
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
@@ -20,10 +19,12 @@ from pplseq.models.taggers.conditional_programs import MEMM, FeatureWeights, Lin
 from pplseq.models.taggers.features import DEFAULT_TEMPLATES, TagFeatures
 from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
 from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
-from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData, fit_weights
+from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
+from pplseq.models.taggers.weights import SEARCHES, CRFSettings, SparseRows, TagData
+from pplseq.runs.checkpoint import named_weights, restore_weights
 
 
-class FeatureTagger(ProbabilisticTagger):
+class FeatureTagger(IterativeTagger, ProbabilisticTagger):
     """A tagger that looks at features of the words around; see :class:`CRFTagger`."""
 
     weights_class: type[FeatureWeights]
@@ -106,27 +107,17 @@ class FeatureTagger(ProbabilisticTagger):
             ) from None
 
     # ---------------------------------------------------------------- training
-    def fit(
-        self,
-        sentences: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] | None = None,
-        *,
-        progress: bool = False,
-        stop: Callable[[], bool] | None = None,
-    ) -> FeatureTagger:
-        """Learns weights; words without a tag (None) are summed over. Held-out sentences are not needed, and not used.
-
-        Args:
-            stop: asked between two iterations whether to end with the weights so far.
+    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> FeatureTraining:
+        """Of weights; words without a tag (None) are summed over. Held-out sentences are not needed, and not used.
 
         Raises:
             ValueError: no words, or not one tag.
         """
-        check_sentences(sentences, need_tags=False)
-        sentences = [sentence for sentence in sentences if len(sentence.words)]
+        check_sentences(x, need_tags=False)
+        sentences = [sentence for sentence in x if len(sentence.words)]
         tags = tag_names(sentences)
         if not tags:
-            raise ValueError("sentences: not one word has a tag")
+            raise ValueError("x: not one word has a tag")
         words = [sentence.words for sentence in sentences]
         self.tags, self.known_words = tags, frozenset(chained.from_iterable(words))
         self.features.fit(words)
@@ -137,23 +128,7 @@ class FeatureTagger(ProbabilisticTagger):
             self.num_sparse_columns, self.num_dense_columns = (number, 0) if self.columns.sparse else (0, number)
         data = self.encode(words, [sentence.tags for sentence in sentences])
         self.weights = self._new_weights(self._pairs(data))
-        settings = self.settings
-        total = settings.max_iterations if settings.method == "lbfgs" else settings.epochs
-        with tqdm(total=total, disable=not progress, desc=self.name) as bar:
-
-            def watch(iteration: int, loss: float) -> bool:
-                bar.update(iteration - bar.n)
-                bar.set_postfix(loss=f"{loss:.1f}")
-                return stop is not None and stop()
-
-            self.history = fit_weights(
-                self.weights.parameters(),
-                lambda part, share: self.weights.loss(part, settings.l2, share),
-                data,
-                settings,
-                watch,
-            )
-        return self
+        return FeatureTraining(self, x, data)
 
     def _pairs(self, data: TagData) -> Tensor:
         num_tags = len(self.tags)
@@ -269,3 +244,35 @@ class MEMMTagger(FeatureTagger):
 
     name = "memm-tagger"
     weights_class = MEMM
+
+
+class FeatureTraining(TaggerTraining):
+    """A period of L-BFGS, or an epoch of SGD, a step."""
+
+    tagger: FeatureTagger
+
+    def __init__(self, tagger: FeatureTagger, x: Sequence[TaggedSentence], data: TagData):
+        weights, settings = tagger.weights, tagger.settings
+        self.search = SEARCHES[settings.method](
+            weights.parameters(), lambda part, share: weights.loss(part, settings.l2, share), data, settings
+        )
+        super().__init__(tagger, x, self.search.num_steps)
+
+    def ended(self) -> str:
+        return self.search.reason
+
+    def iterate(self) -> float:
+        return self.search.step()
+
+    def publish(self) -> None:
+        self.tagger.history = self.search.losses()
+
+    def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, state = self.search.state()
+        weights = {f"weights.{name}": value for name, value in named_weights(self.tagger.weights).items()}
+        return weights | {f"search.{name}": value for name, value in tensors.items()}, state
+
+    def relearn(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        restore_weights(self.tagger.weights, tensors)
+        found = {name.removeprefix("search."): value for name, value in tensors.items() if name.startswith("search.")}
+        self.search.restore(found, state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,24 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.ragged import pad_sequences
-from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
+from pplseq.infer.fit.em import Batch, FitHistory
+from pplseq.models.fit_run import EMFit
 from pplseq.models.hmm.program import HMM
 from pplseq.models.taggers.clusters import names_of_clusters, tables_of_clusters
 from pplseq.models.taggers.lexicon import TagDictionary, WordClasses
 from pplseq.models.taggers.probabilistic import DECODERS, GenerativeTagger
 from pplseq.models.taggers.starts import Counts, count_states, rare_by_class, state_given_class
 from pplseq.models.taggers.tagger import check_sentences, tag_names
+from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
 
 EM_CELLS = 1 << 22  # rows x steps x states of a batch of EM
+RACE = 10  # iterations of each random start before the worse half is dropped
 LEARN_FROM = ("tags", "dictionary", "words")
 STARTS = ("random", "clusters")
 STATE = "state{}"  # names of tags that nobody named
 
 
-class DictionaryTagger(GenerativeTagger):
+class DictionaryTagger(IterativeTagger, GenerativeTagger):
     """An HMM with a state a tag, fitted by EM; tags are known of some words, or which of them a word may have, or nothing.
 
     Args:
@@ -119,28 +123,16 @@ class DictionaryTagger(GenerativeTagger):
         return cls("tags", lexicon=lexicon, **{"tagged_weight": 10.0, "min_count": 2, "max_iterations": 1, **options})
 
     # ---------------------------------------------------------------- fit
-    def fit(
-        self,
-        sentences: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] | None = None,
-        *,
-        progress: bool = False,
-        stop: Callable[[], bool] | None = None,
-    ) -> DictionaryTagger:
-        """As :meth:`~pplseq.models.taggers.tagger.Tagger.fit`.
-
-        Args:
-            stop: asked between two iterations of EM whether to end with what was learned.
-        """
-        check_sentences(sentences, need_tags=False)
-        sentences = [sentence for sentence in sentences if len(sentence.words)]
+    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> DictionaryTraining:
+        check_sentences(x, need_tags=False)
+        sentences = [sentence for sentence in x if len(sentence.words)]
         dictionary = self._dictionary(sentences)
         if self.learn_from == "words":
             names = tuple(STATE.format(k) for k in range(self.num_states))
         else:
             names = tuple(sorted({*tag_names(sentences), *dictionary.tags}))
         if not names:
-            raise ValueError("sentences: expected some words with tags, or a lexicon; to learn from words alone, "
+            raise ValueError("x: expected some words with tags, or a lexicon; to learn from words alone, "
                              "learn_from='words'")  # fmt: skip
         counts = Counter(word for sentence in sentences for word in sentence.words)
         tagged = TagDictionary.from_sentences(sentences) if self.learn_from == "tags" else ()
@@ -148,13 +140,7 @@ class DictionaryTagger(GenerativeTagger):
         self.known_words = frozenset(counts)
         self._lengths = dict(sorted(Counter(len(sentence.words) for sentence in sentences).items()))
         self.tags, self._tag_of_state = names, torch.arange(len(names))
-        batches = self._batches(sentences)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            model = self._start(sentences, dictionary, batches)
-            self.history = self._run(model, batches, self.max_iterations, progress, stop)
-        self.hmm = self._with_classes(model, batches, counts)
-        return self
+        return DictionaryTraining(self, sentences, dictionary, self._batches(sentences), counts)
 
     def _dictionary(self, sentences: Sequence[TaggedSentence]) -> TagDictionary:
         if self.learn_from == "words":
@@ -213,14 +199,12 @@ class DictionaryTagger(GenerativeTagger):
             start = end
         return batches
 
-    def _start(self, sentences: Sequence[TaggedSentence], dictionary: TagDictionary, batches: Sequence[Batch]) -> HMM:
+    def first_model(self, sentences: Sequence[TaggedSentence], dictionary: TagDictionary, batches: Sequence[Batch]) -> HMM:
         words = [self._ids(sentence.words) for sentence in sentences]
         size, num_words = len(self.tags), len(self.vocabulary)
         if self.learn_from == "words":
-            if self.start == "random":
-                return self._random_start(batches)
             tables = tables_of_clusters([np.array(row) for row in words], num_words, size)
-            return self._new_hmm().set_parameters(**tables)
+            return self.new_model().set_parameters(**tables)
         number: dict[str | None, int] = {None: -1} | {tag: k for k, tag in enumerate(self.tags)}
         untagged = self.learn_from == "dictionary"
         states = [[-1 if untagged else number[tag] for tag in sentence.tags] for sentence in sentences]
@@ -253,9 +237,9 @@ class DictionaryTagger(GenerativeTagger):
         noise = torch.rand(size, size, dtype=torch.float64) * 0.01 + 1.0
         start = Counts(tagged.initial + 1.0, (tagged.transition + 1.0) * noise, emission)
         more = [(self.tagged_weight - 1.0) * value for value in (tagged.initial, tagged.transition)]
-        return _set(self._new_hmm(Counts(*more, extra)), start)
+        return _set(self.new_model(Counts(*more, extra)), start)
 
-    def _new_hmm(self, extra: Counts | None = None) -> HMM:
+    def new_model(self, extra: Counts | None = None) -> HMM:
         """An HMM with priors that are worth these counts, and the pseudo-counts."""
         if extra is None:
             extra = Counts(*(torch.zeros(()) for _ in range(2)), torch.full((), self.emission_pseudo_count))
@@ -267,42 +251,7 @@ class DictionaryTagger(GenerativeTagger):
         }
         return HMM(len(self.tags), len(self.vocabulary), priors=flat)
 
-    def _random_start(self, batches: Sequence[Batch]) -> HMM:
-        whole = Batch(torch.cat([b.x[self._valid(b)] for b in batches])[None])
-        models = []
-        for _ in range(self.num_restarts):
-            models.append(self._new_hmm())
-            models[-1].initialize(whole)
-        while len(models) > 1:  # the worse half is dropped after every few iterations
-            values = [self._run(model, batches, 10, False).log_posteriors[-1] for model in models]
-            order = sorted(range(len(models)), key=values.__getitem__, reverse=True)
-            models = [models[k] for k in order[: len(models) // 2]]
-        return models[0]
-
-    @staticmethod
-    def _valid(batch: Batch) -> Tensor:
-        return torch.arange(batch.x.shape[1]) < batch.lengths[:, None]
-
-    def _run(
-        self, model: HMM, batches, max_iterations: int, progress: bool, stop: Callable[[], bool] | None = None
-    ) -> FitHistory:
-        from tqdm import tqdm
-
-        with tqdm(total=max_iterations, disable=not progress, desc="EM", unit="pass") as bar, torch.no_grad():
-
-            def each(history: FitHistory) -> None:
-                bar.update()
-                if stop is not None and stop():
-                    raise _Enough(history)
-
-            try:
-                return expectation_maximization(
-                    model, batches, max_iterations=max_iterations, tolerance=self.tolerance, on_iteration=each
-                )
-            except _Enough as enough:
-                return enough.history
-
-    def _with_classes(self, model: HMM, batches: Sequence[Batch], counts: Counter) -> HMM:
+    def with_classes(self, model: HMM, batches: Sequence[Batch], counts: Counter) -> HMM:
         """The same HMM, whose classes of words also have what words that occur once have."""
         with torch.no_grad():
             emission = sum(
@@ -403,12 +352,89 @@ class DictionaryTagger(GenerativeTagger):
         return tagger
 
 
-class _Enough(Exception):
-    """EM is to end with the parameters that it has."""
+class DictionaryTraining(TaggerTraining):
+    """An iteration of EM a step; of several random starts the worse half is dropped after every few iterations."""
 
-    def __init__(self, history: FitHistory):
-        super().__init__()
-        self.history = history
+    tagger: DictionaryTagger
+
+    def __init__(
+        self,
+        tagger: DictionaryTagger,
+        sentences: Sequence[TaggedSentence],
+        dictionary: TagDictionary,
+        batches: Sequence[Batch],
+        counts: Counter,
+    ):
+        self.sentences, self.dictionary, self.batches, self.counts = sentences, dictionary, batches, counts
+        self.random = tagger.learn_from == "words" and tagger.start == "random"
+        self.models: list[HMM] = []  # those that are left, and how far each has come
+        self.runs: list[EMFit] = []
+        super().__init__(tagger, sentences, tagger.max_iterations)
+
+    def begin(self) -> None:
+        if self.models:  # of a checkpoint
+            return
+        tagger = self.tagger
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(tagger.seed)
+            if self.random:
+                valid = [torch.arange(b.x.shape[1]) < b.lengths[:, None] for b in self.batches]
+                whole = Batch(torch.cat([b.x[rows] for b, rows in zip(self.batches, valid, strict=True)])[None])
+                models = []
+                for _ in range(tagger.num_restarts):
+                    models.append(tagger.new_model())
+                    models[-1].initialize(whole)
+            else:
+                models = [tagger.first_model(self.sentences, self.dictionary, self.batches)]
+        self._race(models)
+
+    def _race(self, models: Sequence[HMM]) -> None:
+        tagger = self.tagger
+        most = tagger.max_iterations if len(models) == 1 else RACE
+        self.models = list(models)
+        self.runs = [
+            EMFit(model, self.batches, max_iterations=most, tolerance=tagger.tolerance) for model in self.models
+        ]
+
+    def ended(self) -> str:
+        return self.runs[0].ended() if len(self.runs) == 1 else ""
+
+    def iterate(self) -> float:
+        run = next(run for run in self.runs if not run.ended())
+        with torch.no_grad():
+            run.step()
+        loss = -run.history.log_likelihoods[-1]
+        if len(self.runs) > 1 and all(run.ended() for run in self.runs):
+            values = [run.history.log_posteriors[-1] for run in self.runs]
+            order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+            self._race([self.models[k] for k in order[: len(order) // 2]])
+        return loss
+
+    def publish(self) -> None:
+        self.tagger.history = self.runs[0].history
+        self.tagger.hmm = self.tagger.with_classes(self.models[0], self.batches, self.counts)
+
+    def finish(self) -> None:
+        super().finish()
+        for note in self.runs[0].history.notes if self.runs else ():
+            warnings.warn(note, RuntimeWarning, stacklevel=5)
+
+    def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, states = {}, []
+        for k, run in enumerate(self.runs):
+            own, state = run.state()
+            tensors |= {f"{k}.{name}": value for name, value in own.items()}
+            states.append(state)
+        return tensors, {"runs": states}
+
+    def relearn(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if self.tagger.learn_from == "words":
+            models = [self.tagger.new_model() for _ in state["runs"]]
+        else:  # for the priors, that stand for what is known of tags
+            models = [self.tagger.first_model(self.sentences, self.dictionary, self.batches)]
+        self._race(models)
+        for k, (run, own) in enumerate(zip(self.runs, state["runs"], strict=True)):
+            run.restore({name.removeprefix(f"{k}."): v for name, v in tensors.items() if name.startswith(f"{k}.")}, own)
 
 
 def _set(model: HMM, counts: Counts) -> HMM:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.split_merge import SubstateCounts, SubstateModel, TaggedTokens
 from pplseq.models.taggers.substate_words import SubstateWords
 from pplseq.models.taggers.tagger import check_sentences, tag_names
+from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
 
 TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impossible
 
@@ -66,7 +67,7 @@ class LatentTaggerSettings(checks.NamedArguments):
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
 
 
-class LatentTagger(SentenceTagger):
+class LatentTagger(IterativeTagger, SentenceTagger):
     """A hidden Markov model with several states a tag.
 
         z_t ~ p(z_t | z_{t-1}),  word_t ~ p(word_t | z_t),  tag_t = tag of z_t,  up to a boundary behind the last word
@@ -74,6 +75,9 @@ class LatentTagger(SentenceTagger):
     Training counts tags and words, then repeatedly splits every state in two and runs EM on the tagged text, in which
     each word opens the states of its tag only. Words that are new or rare are judged by their form as well, inside
     p(word | z); see :class:`~pplseq.models.taggers.substate_words.SubstateWords`.
+
+    Attributes:
+        log_probs: of the last fit, log p(words, tags) before each iteration of EM, nats.
 
     Example::
 
@@ -92,69 +96,10 @@ class LatentTagger(SentenceTagger):
         self.log_probs: list[float] = []
 
     # ---------------------------------------------------------------- learning
-    def fit(
-        self,
-        sentences: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] | None = None,
-        *,
-        progress: bool = False,
-        stop: Callable[[], bool] | None = None,
-    ) -> LatentTagger:
-        """As :meth:`~pplseq.models.taggers.tagger.Tagger.fit`; log_probs holds log p(words, tags) before each iteration of
-        EM, nats.
+    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> LatentTraining:
+        return LatentTraining(self, x)
 
-        Args:
-            stop: asked between two iterations whether to end with what was learned.
-        """
-        check_sentences(sentences)
-        tags = tag_names(sentences)
-        number = {tag: k for k, tag in enumerate(tags)}
-        words = sorted({word for sentence in sentences for word in sentence.words})
-        word_number = {word: i for i, word in enumerate(words)}
-        symbols: dict[tuple[int, int], int] = {}
-        rows = [
-            [
-                symbols.setdefault((word_number[word], number[tag]), len(symbols))
-                for word, tag in zip(words_, tags_, strict=True)
-            ]
-            for words_, tags_ in sentences
-        ]
-        of_symbol = torch.tensor([*symbols, (-1, len(tags))])
-        word_tags = torch.zeros(len(words), len(tags), dtype=torch.float64)
-        for row in rows:
-            word_tags.index_put_(tuple(of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True)
-        forms = FormModel.fit(words, word_tags, max_count=self.settings.max_count, l2=self.settings.form_l2)
-        model, counts = self._learn(TaggedTokens.pack(rows, of_symbol[:, 1]), progress, stop or (lambda: False))
-        counts = SubstateCounts(counts.log_prob, counts.transition.double(), counts.emission.double())
-        return self._set(tags, words, of_symbol, counts, model.sizes, forms)
-
-    def _learn(
-        self, tokens: TaggedTokens, progress: bool, stop: Callable[[], bool]
-    ) -> tuple[SubstateModel, SubstateCounts]:
-        from tqdm import tqdm
-
-        settings, of_symbol = self.settings, tokens.tag_of_symbol
-        rounds = settings.num_substates.bit_length() - 1
-        self.log_probs = []
-        model = split_merge.supervised(tokens, torch.float32)
-        with tqdm(desc="EM", disable=not progress) as bar:
-
-            def each(log_prob: float) -> None:
-                self.log_probs.append(log_prob)
-                bar.update()
-
-            for k in range(rounds):
-                if stop():
-                    break
-                model = split_merge.split(model, of_symbol, noise=settings.noise, seed=settings.seed + k)
-                model = split_merge.fit_em(model, tokens, settings.num_iterations, each, stop)
-                if settings.merge and k:  # two substates are hardly ever one too many
-                    counts = split_merge.expected_counts(model, tokens, merge_loss=True)
-                    model, _ = split_merge.merge(counts, of_symbol, model.sizes, settings.merge)
-                    model = split_merge.fit_em(model, tokens, (settings.num_iterations + 1) // 2, each, stop)
-        return model, split_merge.expected_counts(model, tokens)
-
-    def _set(
+    def set_counts(
         self,
         tags: Sequence[str],
         words: Sequence[str],
@@ -238,4 +183,79 @@ class LatentTagger(SentenceTagger):
         forms = FormModel.from_state(config["forms"], own)
         log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
         counts = SubstateCounts(log_prob, tensors["transition_counts"], tensors["emission_counts"])
-        return tagger._set(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)
+        return tagger.set_counts(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)
+
+
+class LatentTraining(TaggerTraining):
+    """Rounds of splitting, EM and merging: an iteration of EM a step, with the splits and merges before it."""
+
+    tagger: LatentTagger
+
+    def __init__(self, tagger: LatentTagger, x: Sequence[TaggedSentence]):
+        check_sentences(x)
+        self.tags = tag_names(x)
+        number = {tag: k for k, tag in enumerate(self.tags)}
+        self.words = sorted({word for sentence in x for word in sentence.words})
+        word_number = {word: i for i, word in enumerate(self.words)}
+        symbols: dict[tuple[int, int], int] = {}
+        rows = [
+            [symbols.setdefault((word_number[w], number[t]), len(symbols)) for w, t in zip(*sentence, strict=True)]
+            for sentence in x
+        ]
+        self.of_symbol = torch.tensor([*symbols, (-1, len(self.tags))])
+        word_tags = torch.zeros(len(self.words), len(self.tags), dtype=torch.float64)
+        for row in rows:
+            word_tags.index_put_(
+                tuple(self.of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True
+            )
+        settings = tagger.settings
+        self.forms = FormModel.fit(self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2)
+        self.tokens = TaggedTokens.pack(rows, self.of_symbol[:, 1])
+        self.model = split_merge.supervised(self.tokens, torch.float32)
+        self.log_probs: list[float] = []
+        self.plan: list[str] = []
+        for k in range(settings.num_substates.bit_length() - 1):
+            self.plan += ["split", *["em"] * settings.num_iterations]
+            if settings.merge and k:  # two substates are hardly ever one too many
+                self.plan += ["merge", *["em"] * ((settings.num_iterations + 1) // 2)]
+        self.done = 0  # in the plan
+        super().__init__(tagger, x, self.plan.count("em"))
+
+    def ended(self) -> str:
+        return "" if self.done < len(self.plan) else "finished"
+
+    def iterate(self) -> float:
+        log_prob = self.log_probs[-1] if self.log_probs else 0.0
+        for what in self.plan[self.done :]:
+            self.done += 1
+            if what == "em":
+                counts = split_merge.expected_counts(self.model, self.tokens)
+                log_prob = counts.log_prob
+                self.log_probs.append(log_prob)
+                self.model = split_merge.maximise(counts, self.tokens.tag_of_symbol, self.model.sizes)
+                break
+            (self._split if what == "split" else self._merge)()
+        return -log_prob
+
+    def _split(self) -> None:
+        settings, number = self.tagger.settings, self.plan[: self.done - 1].count("split")
+        seed = settings.seed + number
+        self.model = split_merge.split(self.model, self.tokens.tag_of_symbol, noise=settings.noise, seed=seed)
+
+    def _merge(self) -> None:
+        counts = split_merge.expected_counts(self.model, self.tokens, merge_loss=True)
+        share = self.tagger.settings.merge
+        self.model, _ = split_merge.merge(counts, self.tokens.tag_of_symbol, self.model.sizes, share)
+
+    def publish(self) -> None:
+        counts = split_merge.expected_counts(self.model, self.tokens)
+        counts = SubstateCounts(counts.log_prob, counts.transition.double(), counts.emission.double())
+        self.tagger.log_probs = list(self.log_probs)
+        self.tagger.set_counts(self.tags, self.words, self.of_symbol, counts, self.model.sizes, self.forms)
+
+    def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return dict(self.model._asdict()), {"place": self.done, "log_probs": self.log_probs}
+
+    def relearn(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.model = SubstateModel(**tensors)
+        self.done, self.log_probs = state["place"], state["log_probs"]

@@ -6,7 +6,7 @@ block-sparse chains, with the tag as block. All sentences go through time togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -263,21 +263,3 @@ def merge(
     emission = torch.bmm(counts.emission.unsqueeze(1), fold[tag_of_symbol]).squeeze(1)
     merged = SubstateCounts(counts.log_prob, transition, emission)
     return maximise(merged, tag_of_symbol, new_sizes), undone
-
-
-def fit_em(
-    model: SubstateModel,
-    tokens: TaggedTokens,
-    num_iterations: int,
-    each: Callable[[float], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> SubstateModel:
-    """EM iterations; none lowers log p(words, tags). `each` is told log_prob before each; `stop` is asked whether to end."""
-    for _ in range(num_iterations):
-        if stop is not None and stop():
-            break
-        counts = expected_counts(model, tokens)
-        if each is not None:
-            each(counts.log_prob)
-        model = maximise(counts, tokens.tag_of_symbol, model.sizes)
-    return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from pplseq import checks
+from pplseq.runs.checkpoint import flatten_optimizer, restore_optimizer
 
 BUCKET_CELLS = 1 << 21  # steps x rows x states of one bucket
 BUCKET_SPREAD = 1.2  # longest over shortest sentence of a bucket
@@ -191,72 +192,138 @@ class CRFSettings(checks.NamedArguments):
 
 
 Loss = Callable[[TagData, float], Tensor]  # data, weight of the prior -> negative log-posterior
-Watch = Callable[[int, float], Any]  # iteration, loss -> whether to end
 
 
-def fit_weights(
-    parameters: Iterable[Tensor], loss: Loss, data: TagData, settings: CRFSettings, watch: Watch | None = None
-) -> list[float]:
-    """Minimises loss(data, 1), the penalised negative log-likelihood in nats.
+class WeightSearch:
+    """Minimises loss(data, 1), the penalised negative log-likelihood in nats, some iterations a step.
 
     Args:
-        parameters: what is learned, changed in place.
-        loss: of sentences and the share of the penalty that goes with them.
-        watch: called with each iteration (of SGD: epoch) and its loss; what is true ends the fit.
+        parameters: what is learned, changed in place. loss: of sentences and the share of the penalty that goes with them.
 
-    Returns:
-        The loss after each iteration; of SGD the sum over an epoch's batches, while weights move.
+    Attributes:
+        history: the loss before each step; of SGD the sum over an epoch's batches, while weights move.
+        reason: why it ended; "" until then.
     """
-    parameters = list(parameters)
-    watch = watch or (lambda iteration, value: None)
-    return (_lbfgs if settings.method == "lbfgs" else _sgd)(parameters, loss, data, settings, watch)
+
+    num_steps: int
+
+    def __init__(self, parameters: Iterable[Tensor], loss: Loss, data: TagData, settings: CRFSettings):
+        self.parameters, self.loss, self.data, self.settings = list(parameters), loss, data, settings
+        self.history: list[float] = []
+        self.reason = ""
+
+    def step(self) -> float:
+        """Some iterations; the loss before them."""
+        raise NotImplementedError
+
+    def losses(self) -> list[float]:
+        """The history, and where it is known the loss of the weights as they are."""
+        return list(self.history)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, and what JSON holds: with the parameters, all that `restore` needs to go on."""
+        raise NotImplementedError
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Inverse of `state`."""
+        raise NotImplementedError
 
 
-def _lbfgs(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CRFSettings, watch: Watch) -> list[float]:
-    size = settings.period
-    optimizer = torch.optim.LBFGS(
-        parameters, max_iter=size, max_eval=40 * size, history_size=settings.history_size,
-        tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe",
-    )  # fmt: skip
+class LBFGSSearch(WeightSearch):
+    """A period of L-BFGS a step."""
 
-    def closure():
-        optimizer.zero_grad()
-        value = loss(data, 1.0)
+    def __init__(self, parameters: Iterable[Tensor], loss: Loss, data: TagData, settings: CRFSettings):
+        super().__init__(parameters, loss, data, settings)
+        size = settings.period
+        self.num_steps = -(-settings.max_iterations // size)
+        self.optimizer = torch.optim.LBFGS(
+            self.parameters, max_iter=size, max_eval=40 * size, history_size=settings.history_size,
+            tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+    def _closure(self) -> Tensor:
+        self.optimizer.zero_grad()
+        value = self.loss(self.data, 1.0)
         if not bool(value.isfinite()):
             raise ValueError(f"loss: it became {float(value.detach())}; features may hold infinite or missing numbers")
         value.backward()
         return value
 
-    history: list[float] = []
-    for done in range(0, settings.max_iterations, size):
-        optimizer.param_groups[0]["max_iter"] = min(size, settings.max_iterations - done)
-        value = float(optimizer.step(closure).detach())  # the loss before these iterations
+    def step(self) -> float:
+        settings, history = self.settings, self.history
+        left = settings.max_iterations - len(history) * settings.period
+        self.optimizer.param_groups[0]["max_iter"] = min(settings.period, left)
+        value = float(self.optimizer.step(self._closure).detach())
         history.append(value)
-        if watch(done, value):
-            break
         if len(history) > 1 and history[-2] - value <= settings.tolerance * abs(value):
-            break
-    with torch.no_grad():
-        history.append(float(loss(data, 1.0)))
-    return history
+            self.reason = "converged"
+        elif len(history) == self.num_steps:
+            self.reason = "finished"
+        return value
+
+    def losses(self) -> list[float]:
+        with torch.no_grad():
+            return [*self.history, float(self.loss(self.data, 1.0))]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, numbers = {}, {}
+        for name, value in self.optimizer.state[self.parameters[0]].items():  # it keeps all in the first one's
+            if isinstance(value, list):  # of the last directions; one with None is but room to compute in
+                tensors |= {f"{name}.{i}": part for i, part in enumerate(value)} if None not in value else {}
+            else:
+                (tensors if isinstance(value, Tensor) else numbers)[name] = value
+        return tensors, {"numbers": numbers, "history": self.history, "reason": self.reason}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        found: dict[str, Any] = dict(state["numbers"])
+        for name, value in tensors.items():
+            part, _, place = name.partition(".")
+            found[part] = [*found.get(part, ()), (int(place), value)] if place else value
+        for name, value in found.items():
+            if isinstance(value, list):
+                found[name] = [vector for _, vector in sorted(value, key=lambda pair: pair[0])]
+        self.optimizer.state[self.parameters[0]].update(found)
+        self.history, self.reason = state["history"], state["reason"]
 
 
-def _sgd(parameters: Sequence[Tensor], loss: Loss, data: TagData, settings: CRFSettings, watch: Watch) -> list[float]:
-    optimizer = torch.optim.Adagrad(parameters, lr=settings.lr)
-    generator = torch.Generator().manual_seed(settings.seed)
-    steps = settings.epochs * -(-data.num_sentences // settings.batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2.0 - 2.0 * step / max(steps, 1)))
-    history: list[float] = []
-    for epoch in range(settings.epochs):
-        total = 0.0
-        for rows in torch.randperm(data.num_sentences, generator=generator).split(settings.batch_size):
-            optimizer.zero_grad()
-            value = loss(data.sentences(rows), len(rows) / data.num_sentences)
+class SGDSearch(WeightSearch):
+    """An epoch of AdaGrad on some sentences at a time a step."""
+
+    def __init__(self, parameters: Iterable[Tensor], loss: Loss, data: TagData, settings: CRFSettings):
+        super().__init__(parameters, loss, data, settings)
+        self.num_steps = settings.epochs
+        self.optimizer = torch.optim.Adagrad(self.parameters, lr=settings.lr)
+        self.generator = torch.Generator().manual_seed(settings.seed)
+        total = settings.epochs * -(-data.num_sentences // settings.batch_size)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1.0, 2.0 - 2.0 * step / max(total, 1))
+        )
+
+    def step(self) -> float:
+        total, number = 0.0, self.data.num_sentences
+        for rows in torch.randperm(number, generator=self.generator).split(self.settings.batch_size):
+            self.optimizer.zero_grad()
+            value = self.loss(self.data.sentences(rows), len(rows) / number)
             value.backward()
-            optimizer.step()
-            schedule.step()
+            self.optimizer.step()
+            self.schedule.step()
             total += float(value.detach())
-        history.append(total)
-        if watch(epoch, total):
-            break
-    return history
+        self.history.append(total)
+        if len(self.history) == self.num_steps:
+            self.reason = "finished"
+        return total
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, groups = flatten_optimizer(self.optimizer)
+        steps = self.schedule.last_epoch
+        tensors["order"] = self.generator.get_state()
+        return tensors, {"groups": groups, "steps": steps, "history": self.history, "reason": self.reason}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        restore_optimizer(self.optimizer, tensors, state["groups"])
+        self.generator.set_state(tensors["order"])
+        self.schedule.last_epoch = state["steps"]
+        self.history, self.reason = state["history"], state["reason"]
+
+
+SEARCHES = {"lbfgs": LBFGSSearch, "sgd": SGDSearch}

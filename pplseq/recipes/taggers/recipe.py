@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from pplseq.files import write_text
 from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
 from pplseq.recipes.settings import setting
 from pplseq.runs.progress import Watch
+from pplseq.runs.signals import TimeOver
 
 MODEL, RECORD = "last", "tagger.json"  # a run's tagger, and what is said of its training
 Format = Literal["conllu", "columns", "word_tag", "words"]
@@ -130,15 +130,13 @@ class TaggerRecipe(Recipe):
         return json.loads((folder / RECORD).read_text(encoding="utf-8")) if (folder / RECORD).is_file() else None
 
     def train(self, job: Job) -> dict[str, Any]:
-        """The whole text at once, which takes seconds to minutes.
-
-        Where `max_time` passes between two iterations, what was learned until then is kept; a run that was stopped begins anew
-        when it is resumed.
-        """
-        from pplseq.baselines.tagging_systems import make_tagger, stoppable, train_tagger
+        """The whole text at once, which takes seconds to minutes; those of the library that iterate
+        stop and resume anywhere."""
+        from pplseq.baselines.tagging_systems import make_tagger, save_tagger, summary_of, train_tagger, trained
+        from pplseq.models.taggers.training import IterativeTagger, run_tagger_training
         from pplseq.recipes.taggers.tagging import read
 
-        settings, record = job.settings, job.folder / RECORD
+        settings, record, folder = job.settings, job.folder / RECORD, job.folder / MODEL
         if job.resume and record.is_file():
             before = json.loads(record.read_text(encoding="utf-8"))
             if before["stop_reason"] == "finished":
@@ -151,18 +149,24 @@ class TaggerRecipe(Recipe):
         with job.preparing(f"reading {Path(job.data).name}"):
             sentences = read(job.data, settings, job.watch.say, tags="optional" if partial else "required")
             dev = None if settings.dev is None else read(settings.dev, settings, job.watch.say)
-        late = False
-
-        def stop() -> bool:
-            nonlocal late
-            late = job.time_left is not None and job.time_left <= 0
-            return late
-
-        # some end early with what they have learned, of the others nothing is kept
         what = f"training {settings.system} on {len(sentences):,} sentences"
-        with nullcontext(job.watch.stage(what)) if stoppable(tagger) else job.preparing(what):
-            _, summary = train_tagger(settings.system, sentences, dev, folder=job.folder / MODEL, stop=stop, **chosen)
-        summary = {"stop_reason": "max_time" if late else "finished", "steps": 1, **summary}
+        if not isinstance(tagger, IterativeTagger):
+            with job.preparing(what):
+                _, summary = train_tagger(settings.system, sentences, dev, folder=folder, **chosen)
+            summary = {"stop_reason": "finished", "steps": 1, **summary}
+        else:
+            with job.preparing(what):
+                training = tagger.training(list(sentences), None if dev is None else list(dev))
+            saved = trained(tagger, settings.system, sentences)
+            training.save_model = lambda place: save_tagger(saved, place)
+            history = run_tagger_training(
+                training, folder=job.folder, resume=job.resume, max_time=settings.max_time, watch=job.watch, began=job.started
+            )
+            if not folder.exists():
+                raise TimeOver
+            p = history.progress
+            reason = "max_time" if history.stop_reason == "max_time" else "finished"
+            summary = {"stop_reason": reason, "steps": p.step, **summary_of(saved, sentences, dev, p.seconds)}
         write_text(record, json.dumps(summary) + "\n")
         return summary
 

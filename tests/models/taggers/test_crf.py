@@ -14,7 +14,7 @@ from pplseq.models.taggers.columns import Columns
 from pplseq.models.taggers.conditional import CRFTagger
 from pplseq.models.taggers.conditional_programs import LinearChainCRF
 from pplseq.models.taggers.tagger import load_tagger
-from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData, fit_weights, sparse_product
+from pplseq.models.taggers.weights import CRFSettings, LBFGSSearch, SparseRows, TagData, sparse_product
 
 TRAIN = [
     TaggedSentence(("The", "dog", "barks"), ("D", "N", "V")),
@@ -329,7 +329,7 @@ def test_wrong_arguments():
         random_tagger().log_prob([TaggedSentence(("a",), ("X",))])
     with pytest.raises(ValueError, match="it became nan"):
         weights = torch.zeros(1, requires_grad=True)
-        fit_weights([weights], lambda data, share: (weights * torch.nan).sum(), None, CRFSettings())
+        LBFGSSearch([weights], lambda data, share: (weights * torch.nan).sum(), None, CRFSettings()).step()
 
 
 # ------------------------------------------------------------------------------------------------ crfsuite
