@@ -36,26 +36,26 @@ class Adapter(Tagger):
 
     def fit(
         self,
-        sentences: Sequence[TaggedSentence],
+        x: Sequence[TaggedSentence],
         dev: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
     ):
-        check_sentences(sentences, need_tags=self.needs_tags)
-        tags = tag_names(sentences)
+        check_sentences(x, need_tags=self.needs_tags)
+        tags = tag_names(x)
         if not tags:
-            raise ValueError("sentences: expected some words with tags, got none")
-        sentences = [sentence for sentence in sentences if len(sentence.words)]
-        self.known_words = frozenset(chained.from_iterable(sentence.words for sentence in sentences))
-        self.tags = self._train(sentences, tags, progress) or tags
+            raise ValueError("x: expected some words with tags, got none")
+        x = [sentence for sentence in x if len(sentence.words)]
+        self.known_words = frozenset(chained.from_iterable(sentence.words for sentence in x))
+        self.tags = self._train(x, tags, progress) or tags
         return self
 
-    def tag(self, sentences: Sequence[Words]) -> list[tuple[str, ...]]:
+    def tag(self, x: Sequence[Words]) -> list[tuple[str, ...]]:
         self.check_fitted()
-        check_words(sentences)
-        some = [list(words) for words in sentences if len(words)]
+        check_words(x)
+        some = [list(words) for words in x if len(words)]
         found = iter(self._tag(some) if some else ())
-        return [tuple(next(found)) if len(words) else () for words in sentences]
+        return [tuple(next(found)) if len(words) else () for words in x]
 
     @abstractmethod
     def _train(self, sentences: list[TaggedSentence], tags: tuple[str, ...], progress: bool) -> tuple[str, ...] | None:

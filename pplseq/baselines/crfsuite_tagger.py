@@ -94,11 +94,11 @@ class CRFSuiteTagger(FeatureAdapter):
             found += [self._tagger.tag(features) for features in self._strings(sentences[i : i + BATCH_SENTENCES])]
         return found
 
-    def log_prob(self, sentences: Sequence[TaggedSentence]) -> np.ndarray:
+    def log_prob(self, x: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of tagged sentences, nats."""
         self.check_fitted()
         values = []
-        for features, (_, tags) in zip(self._strings([s.words for s in sentences]), sentences, strict=True):
+        for features, (_, tags) in zip(self._strings([s.words for s in x]), x, strict=True):
             if features:
                 self._tagger.set(features)
             values.append(np.log(self._tagger.probability(list(tags))) if features else 0.0)

@@ -78,14 +78,14 @@ class MaxEntTagger(FeatureAdapter):
         best = iter(self._scores(sentences).argmax(1).tolist())
         return [[self.tags[next(best)] for _ in words] for words in sentences]
 
-    def smooth(self, sentences: Sequence[Words]) -> list[np.ndarray]:
+    def smooth(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of its words' tags."""
         self.check_fitted()
-        check_words(sentences)
-        if not any(map(len, sentences)):
-            return [np.zeros((0, len(self.tags))) for _ in sentences]
-        probs = torch.from_numpy(self._scores(sentences)).softmax(-1).numpy()
-        return np.split(probs, np.cumsum([len(words) for words in sentences])[:-1])
+        check_words(x)
+        if not any(map(len, x)):
+            return [np.zeros((0, len(self.tags))) for _ in x]
+        probs = torch.from_numpy(self._scores(x)).softmax(-1).numpy()
+        return np.split(probs, np.cumsum([len(words) for words in x])[:-1])
 
     def _learned(self):
         return {"weights": self.weights, "bias": self.bias}

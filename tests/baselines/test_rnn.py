@@ -111,6 +111,7 @@ def test_state_is_carried_but_not_its_gradient(texts):
         np.testing.assert_allclose(mine, slow, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_learns_more_than_frequencies(texts):
     train, valid = texts
     counts = np.bincount(train.tokens, minlength=len(train.vocabulary)) + 1.0

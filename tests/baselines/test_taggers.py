@@ -96,7 +96,7 @@ def test_wrong_use_is_refused(name, tmp_path):
     with pytest.raises(RuntimeError, match="call fit first"):
         tagger.save(tmp_path / "tagger")
     for nothing in ([], [TaggedSentence((), ())], [TaggedSentence(("a",), (None,))]):
-        with pytest.raises(ValueError, match="^sentences: "):
+        with pytest.raises(ValueError, match="^x: "):
             tagger.fit(nothing)
     with pytest.raises(ValueError, match="number 0 has 2 words but 1 tags"):
         tagger.fit([TaggedSentence(("a", "b"), ("X",))])

@@ -151,21 +151,21 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         with torch.no_grad():
             return self.weights.sentence_chain(data.bucket(torch.arange(len(sentences))), self.weights.scores(data))
 
-    def log_prob(self, sentences: Sequence[TaggedSentence]) -> np.ndarray:
+    def log_prob(self, x: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of each sentence, nats; unknown tags are summed over. 0 for empty sentences."""
         self.check_fitted()
-        found = np.zeros(len(sentences))
-        some = [i for i, sentence in enumerate(sentences) if len(sentence.words)]
+        found = np.zeros(len(x))
+        some = [i for i, sentence in enumerate(x) if len(sentence.words)]
         if some:
-            data = self.encode([sentences[i].words for i in some], [sentences[i].tags for i in some])
+            data = self.encode([x[i].words for i in some], [x[i].tags for i in some])
             with torch.no_grad():
                 found[some] = self.weights.log_probs(data).numpy()
         return found
 
-    def score(self, sentences: Sequence[TaggedSentence], *, per_token: bool = False) -> float:
+    def score(self, x: Sequence[TaggedSentence], *, per_token: bool = False) -> float:
         """log p(tags | words) of all sentences together, nats; or their mean over words."""
-        total = float(self.log_prob(sentences).sum())
-        return total / max(sum(len(sentence.words) for sentence in sentences), 1) if per_token else total
+        total = float(self.log_prob(x).sum())
+        return total / max(sum(len(sentence.words) for sentence in x), 1) if per_token else total
 
     # ---------------------------------------------------------------- folders
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -47,7 +47,7 @@ def count_tags(sentences: Sequence[TaggedSentence], order: int = 2) -> TagCounts
     boundary, size = len(tags), len(tags) + 1
     if order == 2 and size > MAX_TRIGRAM_TAGS:
         raise ValueError(
-            f"sentences: {len(tags):,} different tags are too many for trigrams of them (at most {MAX_TRIGRAM_TAGS - 1}); use "
+            f"x: {len(tags):,} different tags are too many for trigrams of them (at most {MAX_TRIGRAM_TAGS - 1}); use "
             "order=1, bigrams, or a column with fewer tags"
         )
     track, spoken, said = [], [], []

@@ -284,24 +284,24 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         x, lengths = pad_sequences([torch.tensor(self._ids(words)) for words in sentences])
         return self.hmm.posterior(x, lengths)
 
-    def state_paths(self, sentences: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+    def state_paths(self, x: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
         """The most probable states of each sentence's words, by number, whatever their tags are."""
 
         def paths(chain, lengths):
             return [tuple(row[:n]) for row, n in zip(chain.viterbi()[0].tolist(), lengths, strict=True)]
 
-        return self.each(sentences, paths, tuple)
+        return self.each(x, paths, tuple)
 
-    def name_states(self, sentences: Sequence[TaggedSentence]) -> DictionaryTagger:
+    def name_states(self, x: Sequence[TaggedSentence]) -> DictionaryTagger:
         """Gives each state the tag that its words most often have in tagged sentences; several states may share one.
 
         States that do not occur in them get the most frequent tag.
         """
-        check_sentences(sentences, need_tags=False)
-        found = names_of_clusters(sentences, self.state_paths([sentence.words for sentence in sentences]))
-        counts = Counter(tag for sentence in sentences for tag in sentence.tags if tag is not None)
+        check_sentences(x, need_tags=False)
+        found = names_of_clusters(x, self.state_paths([sentence.words for sentence in x]))
+        counts = Counter(tag for sentence in x for tag in sentence.tags if tag is not None)
         if not counts:
-            raise ValueError("sentences: expected some words with tags, got none")
+            raise ValueError("x: expected some words with tags, got none")
         names = [found.get(k, counts.most_common(1)[0][0]) for k in range(self.hmm.num_states)]
         self.tags = tuple(sorted(set(names)))
         self._tag_of_state = torch.tensor([self.tags.index(name) for name in names])

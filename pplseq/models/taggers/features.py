@@ -140,11 +140,11 @@ class TagFeatures:
         """How many were seen in training; they have the numbers below."""
         return sum(map(len, self._codes))
 
-    def fit(self, sentences: Sentences) -> TagFeatures:
+    def fit(self, x: Sentences) -> TagFeatures:
         """Takes in the features of training sentences."""
         self._values = {name: {} for name in self._values}
         self._codes = []
-        for codes in self._each_code(sentences, grow=True):
+        for codes in self._each_code(x, grow=True):
             known, counts = np.unique(codes[codes != ABSENT], return_counts=True)
             self._codes.append(known[counts >= self.min_count])
         return self
@@ -196,7 +196,7 @@ class TagFeatures:
             numbers.append(ABSENT if value is None else values.setdefault(value, len(values) + FIRST_VALUE))
         if len(values) + FIRST_VALUE > 1 << PART_BITS:
             raise ValueError(
-                f"sentences: {len(values)} values of {name}, at most {(1 << PART_BITS) - FIRST_VALUE} are possible"
+                f"x: {len(values)} values of {name}, at most {(1 << PART_BITS) - FIRST_VALUE} are possible"
             )
         return np.array(numbers, dtype=np.int64)
 

@@ -105,13 +105,13 @@ class HMMTagger(SentenceTagger):
     # ---------------------------------------------------------------- learning
     def fit(
         self,
-        sentences: Sequence[TaggedSentence],
+        x: Sequence[TaggedSentence],
         dev: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
     ) -> HMMTagger:
-        check_sentences(sentences)
-        return self.set_counts(count_tags(sentences, self.settings.order))
+        check_sentences(x)
+        return self.set_counts(count_tags(x, self.settings.order))
 
     def set_counts(self, counts: TagCounts) -> HMMTagger:
         """Takes counts for the training text; counts of parts of a text may be added up before."""

@@ -101,7 +101,7 @@ class ProbabilisticTagger(Tagger):
         return self.each(sentences, rows, lambda: np.zeros((0, len(self.tags))))
 
     # ---------------------------------------------------------------- questions
-    def tag(self, sentences: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
+    def tag(self, x: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
         """The tags of each sentence's words; `decoder` as in the class."""
         decoder = checks.choice("decoder", self.decoder if decoder is None else decoder, DECODERS)
 
@@ -112,28 +112,28 @@ class ProbabilisticTagger(Tagger):
                 found = self._of_tags(chain.marginals()).argmax(-1)
             return [tuple(self.tags[k] for k in row[:n]) for row, n in zip(found.tolist(), lengths, strict=True)]
 
-        return self.each(sentences, paths, tuple)
+        return self.each(x, paths, tuple)
 
-    def decode(self, sentences: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
+    def decode(self, x: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
         """The same as :meth:`tag`, by the name that all models have for their best path."""
-        return self.tag(sentences, decoder=decoder)
+        return self.tag(x, decoder=decoder)
 
-    def smooth(self, sentences: Sequence[Words]) -> list[np.ndarray]:
+    def smooth(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of tags given all its words."""
-        return self._rows(sentences, lambda chain: chain.marginals())
+        return self._rows(x, lambda chain: chain.marginals())
 
-    def confidence(self, sentences: Sequence[Words], *, decoder: str | None = None) -> list[np.ndarray]:
+    def confidence(self, x: Sequence[Words], *, decoder: str | None = None) -> list[np.ndarray]:
         """Of each sentence the (T,) probability that each word's tag, as :meth:`tag` gives it, is right."""
         number = {tag: k for k, tag in enumerate(self.tags)}
-        tags = self.tag(sentences, decoder=decoder)
+        tags = self.tag(x, decoder=decoder)
         return [
             probs[np.arange(len(path)), [number[tag] for tag in path]] if len(path) else np.zeros(0)
-            for probs, path in zip(self.smooth(sentences), tags, strict=True)
+            for probs, path in zip(self.smooth(x), tags, strict=True)
         ]
 
-    def entropy(self, sentences: Sequence[Words]) -> np.ndarray:
+    def entropy(self, x: Sequence[Words]) -> np.ndarray:
         """(N,) entropy of the path of states given the words, nats; of the taggings where each tag is one state."""
-        return np.array(self.each(sentences, lambda chain, _: chain.entropy().tolist(), float), dtype=float)
+        return np.array(self.each(x, lambda chain, _: chain.entropy().tolist(), float), dtype=float)
 
     def n_best(self, sentence: Words, n: int) -> list[tuple[tuple[str, ...], float]]:
         """The n most probable paths of states as taggings, and log p(path | words), nats, best first; fewer where there are not
@@ -149,7 +149,7 @@ class ProbabilisticTagger(Tagger):
         return self.each([sentence], best, lambda: [((), 0.0)])[0]
 
     def sample_states(
-        self, sentences: Sequence[Words], num_samples: int = 1, *, seed: int | None = None
+        self, x: Sequence[Words], num_samples: int = 1, *, seed: int | None = None
     ) -> list[list[tuple[str, ...]]]:
         """Taggings drawn from the posterior: `num_samples` lists of as many taggings as there are sentences."""
         checks.count("num_samples", num_samples)
@@ -161,21 +161,21 @@ class ProbabilisticTagger(Tagger):
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
-            found = self.each(sentences, draws, lambda: [()] * num_samples)
+            found = self.each(x, draws, lambda: [()] * num_samples)
         return [[taggings[s] for taggings in found] for s in range(num_samples)]
 
 
 class GenerativeTagger(ProbabilisticTagger):
     """A probabilistic tagger that also gives words probabilities."""
 
-    def log_prob(self, sentences: Sequence[Words]) -> np.ndarray:
+    def log_prob(self, x: Sequence[Words]) -> np.ndarray:
         """(N,) log p(words), nats, the end of the sentence included where the model has one; 0 for empty sentences."""
-        return np.array(self.each(sentences, lambda chain, _: chain.log_prob().tolist(), float), dtype=float)
+        return np.array(self.each(x, lambda chain, _: chain.log_prob().tolist(), float), dtype=float)
 
-    def score(self, sentences: Sequence[Words], *, per_token: bool = False) -> float:
+    def score(self, x: Sequence[Words], *, per_token: bool = False) -> float:
         """log p(words) of all sentences together, nats; or their mean over words."""
-        total = float(self.log_prob(sentences).sum())
-        return total / max(sum(map(len, sentences)), 1) if per_token else total
+        total = float(self.log_prob(x).sum())
+        return total / max(sum(map(len, x)), 1) if per_token else total
 
     def surprising(self, sentence: Words) -> np.ndarray:
         """(T,) -log p(word | words before), nats: large where a word was not expected."""
@@ -185,11 +185,11 @@ class GenerativeTagger(ProbabilisticTagger):
 
         return self.each([sentence], nats, lambda: np.zeros(0))[0]
 
-    def filter(self, sentences: Sequence[Words]) -> list[np.ndarray]:
+    def filter(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of tags given the words up to each."""
-        return self._rows(sentences, lambda chain: chain.filtered_states())
+        return self._rows(x, lambda chain: chain.filtered_states())
 
-    def predict_next(self, sentences: Sequence[Words]) -> NextTag:
+    def predict_next(self, x: Sequence[Words]) -> NextTag:
         """What comes behind sentences, which may be empty: the next word's tag, or the end."""
         states = self.tag_of_state()
 
@@ -198,7 +198,7 @@ class GenerativeTagger(ProbabilisticTagger):
             last = probs[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
             return list(self._summed(chain.next_after(Belief(None, last.log())).state_log_probs.exp(), states).numpy())
 
-        found = self.each(sentences, behind, lambda: None)
+        found = self.each(x, behind, lambda: None)
         if any(probs is None for probs in found):
             known = next(iter(self.known_words))
             with torch.no_grad():

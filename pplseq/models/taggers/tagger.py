@@ -35,7 +35,7 @@ class Tagger(checks.NamedArguments, ABC):
     @abstractmethod
     def fit(
         self,
-        sentences: Sequence[TaggedSentence],
+        x: Sequence[TaggedSentence],
         dev: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
@@ -43,7 +43,7 @@ class Tagger(checks.NamedArguments, ABC):
         """Learns from tagged sentences; the tagger itself is returned.
 
         Args:
-            sentences: words and their tags; the tag None is an unknown one, for taggers that can learn from such words.
+            x: words and their tags; the tag None is an unknown one, for taggers that can learn from such words.
             dev: held-out sentences, for taggers that choose something by them.
             progress: show a bar.
 
@@ -52,12 +52,12 @@ class Tagger(checks.NamedArguments, ABC):
         """
 
     @abstractmethod
-    def tag(self, sentences: Sequence[Words]) -> list[tuple[str, ...]]:
+    def tag(self, x: Sequence[Words]) -> list[tuple[str, ...]]:
         """The tags of each sentence's words; an empty sentence has none."""
 
-    def decode(self, sentences: Sequence[Words]) -> list[tuple[str, ...]]:
+    def decode(self, x: Sequence[Words]) -> list[tuple[str, ...]]:
         """The same as :meth:`tag`, by the name that all models have for their best path."""
-        return self.tag(sentences)
+        return self.tag(x)
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -153,13 +153,13 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
         ValueError: no words, not as many tags as words, or (if they are needed) a word without a tag; by the sentence's number.
     """
     if isinstance(sentences, str) or not any(len(sentence.words) for sentence in sentences):
-        raise ValueError("sentences: expected tagged sentences with at least one word among them, got none")
+        raise ValueError("x: expected tagged sentences with at least one word among them, got none")
     for i, (words, tags) in enumerate(sentences):
         if len(words) != len(tags):
-            raise ValueError(f"sentences: number {i} has {len(words)} words but {len(tags)} tags")
+            raise ValueError(f"x: number {i} has {len(words)} words but {len(tags)} tags")
         if need_tags and any(tag is None for tag in tags):
             raise ValueError(
-                f"sentences: number {i} has a word without a tag ({words[tags.index(None)]!r}); this tagger needs all tags; "
+                f"x: number {i} has a word without a tag ({words[tags.index(None)]!r}); this tagger needs all tags; "
                 "partly tagged text is for the unsupervised and dictionary taggers"
             )
 
@@ -167,11 +167,11 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
 def check_words(sentences: Sequence[Words]) -> None:
     """TypeError unless the sentences are sequences of words."""
     if isinstance(sentences, str) or any(isinstance(words, str) for words in sentences):
-        raise TypeError("sentences: expected sequences of words, got a string; split sentences into words")
+        raise TypeError("x: expected sequences of words, got a string; split sentences into words")
     for i, words in enumerate(sentences):
         for word in words:
             if not isinstance(word, str):
-                raise TypeError(f"sentences: number {i} holds {word!r}, expected words (strings)")
+                raise TypeError(f"x: number {i} holds {word!r}, expected words (strings)")
 
 
 def tag_names(sentences: Sequence[TaggedSentence]) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
     many = problem(**case, graph=graph)
     blocks = [RestartBlock(2), RestartBlock(2, concentration=0.5, fixed_start=True, prior=1.5, prior_iterations=3)]
     start = draw_parameters(many, blocks)
-    # So few data are separable: weights of linear networks grow without end, the Hessian of a Newton step is then of size 1e-16,
+    # So few data are separable: weights of linear networks grow without end, a Newton step has a Hessian of size 1e-16 then,
     # and rounding, which depends on the size of the batch, chooses its direction: 1e-16 in the weights after one iteration,
     # 1e-10 after four, 1 after eight.
     few = {"max_iterations": 4 if "linear" in case.values() else 8, "tolerance": 2e-2}
