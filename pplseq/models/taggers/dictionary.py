@@ -15,7 +15,6 @@ from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch, FitHistory
-from pplseq.models.fit_run import EMFit
 from pplseq.models.hmm.program import HMM
 from pplseq.models.taggers.clusters import names_of_clusters, tables_of_clusters
 from pplseq.models.taggers.lexicon import TagDictionary, WordClasses
@@ -23,6 +22,7 @@ from pplseq.models.taggers.probabilistic import DECODERS, GenerativeTagger
 from pplseq.models.taggers.starts import Counts, count_states, rare_by_class, state_given_class
 from pplseq.models.taggers.tagger import check_sentences, tag_names
 from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
+from pplseq.runs.fits import EMTraining
 
 EM_CELLS = 1 << 22  # rows x steps x states of a batch of EM
 RACE = 10  # iterations of each random start before the worse half is dropped
@@ -368,7 +368,7 @@ class DictionaryTraining(TaggerTraining):
         self.sentences, self.dictionary, self.batches, self.counts = sentences, dictionary, batches, counts
         self.random = tagger.learn_from == "words" and tagger.start == "random"
         self.models: list[HMM] = []  # those that are left, and how far each has come
-        self.runs: list[EMFit] = []
+        self.runs: list[EMTraining] = []
         super().__init__(tagger, sentences, tagger.max_iterations)
 
     def begin(self) -> None:
@@ -393,7 +393,7 @@ class DictionaryTraining(TaggerTraining):
         most = tagger.max_iterations if len(models) == 1 else RACE
         self.models = list(models)
         self.runs = [
-            EMFit(model, self.batches, max_iterations=most, tolerance=tagger.tolerance) for model in self.models
+            EMTraining(model, self.batches, max_iterations=most, tolerance=tagger.tolerance) for model in self.models
         ]
 
     def ended(self) -> str:
