@@ -1,0 +1,491 @@
+"""Compiled loops over the steps of a chain, row by row: likelihood and posteriors.
+
+The readable twin is :mod:`pplseq.kernels.scan`; :mod:`pplseq.kernels.compiled_chain` calls these loops. Importing this module
+imports numba. What its functions share stands here too: numba looks for changes in the file of the outermost one alone.
+
+A row is cut into pieces of time. Within a piece, messages are probabilities, normalised at every step (linear space); where an
+entry comes out so small that digits may be lost, and is no true zero, the piece is done again in log space. Between pieces
+messages are kept as logarithms. The pass backward makes the messages of a piece again from the one before it, so that nothing
+of size T x K is kept.
+
+Shapes: init (N, K), table (M, K, K) of log matrices [from, to], emit (T, N, K), lengths (N,), first_matrix (N,): the matrix into
+step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it.
+
+Elements are named by index, ``probs[k + 1, j]``, rather than through views of rows: a view costs as much as a small step. For the
+same reason, and because it compiles in a tenth of the time, arrays are copied in loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+
+import numpy as np
+
+from pplseq.kernels.compiled import jit
+
+LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
+FEW = 16  # states up to which a product goes entry by entry, which suits short rows
+FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
+NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
+LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10
+SMALLEST = -708.0  # its exponential is the last one with all digits
+NAN_BITS = np.int64(0x7FF8000000000000)
+C = tuple(1.0 / math.factorial(i) for i in range(14))
+
+# Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that; probs: (P + 1, K)
+# filtered beliefs, [0] before the piece; factors: (P, K) what a pair consists of besides probs and matrix; steps: (3, P) rows TOP
+# and MATRIX, the logarithms of what was divided out, and MASS, the rest of p(x_t | x_<t); scaled, transposed: (K, K) the matrix
+# over its largest entry, whose logarithm is shift[0]; rows: (3, K) rows WORK, FUTURE and MOVED.
+Room = namedtuple("Room", "logs weights probs factors steps scaled transposed shift rows")
+TOP, MATRIX, MASS = 0, 1, 2
+WORK, FUTURE, MOVED = 0, 1, 2
+# Which matrices a row's piece takes: number which + k * stride of the table leads into its step k; none if k = 0 of the first.
+Links = namedtuple("Links", "first table which stride")
+
+
+@jit
+def make_room(piece, num_states):
+    return Room(
+        np.empty((piece, num_states)), np.empty((piece, num_states)), np.empty((piece + 1, num_states)),
+        np.empty((piece, num_states)), np.empty((3, piece)), np.empty((num_states, num_states)),
+        np.empty((num_states, num_states)), np.empty(1), np.empty((3, num_states)),
+    )  # fmt: skip
+
+
+@jit(fastmath={"contract"})  # reassociation would undo the reduction in two parts
+def exponentials(x, out, num_rows):
+    """out = exp(x) for x <= 0, in the first rows, to two units in the last place; 0 below SMALLEST."""
+    size = num_rows * x.shape[1]
+    x, out = x.ravel(), out.ravel()
+    bits = out.view(np.int64)
+    for j in range(size):
+        v = SMALLEST if x[j] < SMALLEST else x[j]
+        n = np.rint(v * LOG2E)
+        r = (v - n * LN2_HIGH) - n * LN2_LOW
+        p = C[11] + r * (C[12] + r * C[13])
+        p = C[7] + r * (C[8] + r * (C[9] + r * (C[10] + r * p)))
+        p = C[3] + r * (C[4] + r * (C[5] + r * (C[6] + r * p)))
+        out[j] = 1.0 + r * (1.0 + r * (C[2] + r * p))
+        shifted = bits[j] + (np.int64(n) << 52)
+        bits[j] = np.int64(0) if x[j] < SMALLEST else (shifted if x[j] == x[j] else NAN_BITS)
+
+
+@jit
+def scale_matrix(table, number, room):
+    """Sets the room's matrices to exp(log - max) and its transpose, and its shift to that maximum."""
+    num_states, most, scaled, transposed = room.scaled.shape[0], -np.inf, room.scaled, room.transposed
+    for i in range(num_states):
+        for j in range(num_states):
+            most = max(most, table[number, i, j])
+    most = most if most > -np.inf else 0.0
+    for i in range(num_states):
+        for j in range(num_states):
+            transposed[i, j] = table[number, i, j] - most
+    exponentials(transposed, scaled, num_states)
+    for i in range(num_states):
+        for j in range(num_states):
+            transposed[j, i] = scaled[i, j]
+    room.shift[0] = most
+
+
+@jit
+def read_emissions(emit, n, begin, step, room):
+    """The emissions of a piece of so many steps, into the room."""
+    num_states, logs, steps = emit.shape[2], room.logs, room.steps
+    for k in range(step):
+        most = -np.inf
+        for j in range(num_states):
+            most = max(most, emit[begin + k, n, j])
+        most = most if most > -np.inf else 0.0
+        steps[TOP, k] = most
+        for j in range(num_states):
+            logs[k, j] = emit[begin + k, n, j] - most
+    exponentials(logs, room.weights, step)
+
+
+@jit(inline="always")  # passing arrays to a function costs more than a small product
+def product(vectors, k, matrix, out, to):
+    """out[to] = vectors[k] @ matrix."""
+    num_states = matrix.shape[0]
+    for j in range(num_states):
+        out[to, j] = 0.0
+    whole = num_states - num_states % 4
+    for i in range(0, whole, 4):
+        a, b, c, d = vectors[k, i], vectors[k, i + 1], vectors[k, i + 2], vectors[k, i + 3]
+        for j in range(num_states):
+            out[to, j] += a * matrix[i, j] + b * matrix[i + 1, j] + c * matrix[i + 2, j] + d * matrix[i + 3, j]
+    for i in range(whole, num_states):
+        a = vectors[k, i]
+        for j in range(num_states):
+            out[to, j] += a * matrix[i, j]
+
+
+@jit
+def log_sum(x, k):
+    """log sum_j exp(x[k, j])."""
+    most, total = -np.inf, 0.0
+    for j in range(x.shape[1]):
+        most = max(most, x[k, j])
+    most = most if most > -np.inf else 0.0
+    for j in range(x.shape[1]):
+        total += math.exp(x[k, j] - most)
+    return math.log(total) + most if total != 0.0 else -np.inf
+
+
+@jit
+def log_product(vectors, k, table, number, backward, room, out, to):
+    """out[to, j] = log sum_i exp(vectors[k, i] + log_ij), or log_ji: a product, entry by entry where its result is too small.
+
+    Overwrites the room's row WORK.
+    """
+    num_states, most = table.shape[1], -np.inf
+    for i in range(num_states):
+        most = max(most, vectors[k, i])
+    most = most if most > -np.inf else 0.0
+    for i in range(num_states):
+        room.rows[WORK, i] = math.exp(vectors[k, i] - most)
+    if backward:
+        product(room.rows, WORK, room.transposed, out, to)
+    else:
+        product(room.rows, WORK, room.scaled, out, to)
+    for j in range(num_states):
+        if out[to, j] >= LOWEST:
+            out[to, j] = math.log(out[to, j]) + most + room.shift[0]
+            continue
+        largest, total = -np.inf, 0.0
+        for i in range(num_states):
+            largest = max(largest, vectors[k, i] + (table[number, j, i] if backward else table[number, i, j]))
+        if largest > -np.inf:
+            for i in range(num_states):
+                term = vectors[k, i] + (table[number, j, i] if backward else table[number, i, j]) - largest
+                if not term < NEGLIGIBLE:
+                    total += math.exp(term)
+            out[to, j] = math.log(total) + largest
+        else:  # NaN stays
+            out[to, j] = largest + (out[to, j] - out[to, j])
+
+
+@jit
+def log_of(value, is_log):
+    return value if is_log else (math.log(value) if value > 0 else -np.inf)
+
+
+# ---------------------------------------------------------------- forward
+@jit
+def begin_probs(messages, p, n, out, to):
+    """out[to] = exp(messages[p, n] - top); returns top, or NaN if digits may be lost."""
+    num_states, top = messages.shape[2], -np.inf
+    for j in range(num_states):
+        top = max(top, messages[p, n, j])
+    if not top > -np.inf:
+        return np.nan
+    for j in range(num_states):
+        out[to, j] = math.exp(messages[p, n, j] - top)
+        if not out[to, j] >= LOWEST and not messages[p, n, j] == -np.inf:
+            return np.nan
+    return top
+
+
+@jit
+def forward_probs(messages, p, n, links, step, room):
+    """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost."""
+    num_states, probs, weights, logs, steps = messages.shape[2], room.probs, room.weights, room.logs, room.steps
+    scaled, transposed, shift, table, first, stride = room.scaled, room.transposed, room.shift, links.table, links.first, links.stride
+    top = begin_probs(messages, p, n, probs, 0)
+    if not top == top:
+        return False
+    for k in range(step):
+        plain, number = first and k == 0, links.which + k * stride
+        if plain:
+            for j in range(num_states):
+                probs[1, j] = probs[0, j]
+            steps[MATRIX, k] = top
+        else:
+            if stride:
+                scale_matrix(table, number, room)
+            steps[MATRIX, k] = shift[0] + (top if k == 0 else 0.0)
+        total, least = 0.0, np.inf
+        if num_states <= FEW and not plain:
+            for j in range(num_states):
+                value = 0.0
+                for i in range(num_states):
+                    value += probs[k, i] * transposed[j, i]
+                value *= weights[k, j]
+                probs[k + 1, j] = value
+                total += value
+                least = min(least, value)
+        else:
+            if not plain:
+                product(probs, k, scaled, probs, k + 1)
+            for j in range(num_states):
+                value = probs[k + 1, j] * weights[k, j]
+                probs[k + 1, j] = value
+                total += value
+                least = min(least, value)
+        if not total >= LOWEST:
+            return False
+        if not least >= LOWEST:  # true zeros?
+            for j in range(num_states):
+                if probs[k + 1, j] >= LOWEST or logs[k, j] == -np.inf or (plain and messages[p, n, j] == -np.inf):
+                    continue
+                if plain:
+                    return False
+                for i in range(num_states):
+                    if probs[k, i] > 0 and table[number, i, j] > -np.inf:
+                        return False
+        steps[MASS, k] = total
+        factor = 1.0 / total
+        for j in range(num_states):
+            probs[k + 1, j] *= factor
+    return True
+
+
+@jit
+def forward_logs(messages, p, n, links, step, room):
+    """As :func:`forward_probs`, in log space: the room's probs and MASS hold logarithms."""
+    num_states, probs = messages.shape[2], room.probs
+    for j in range(num_states):
+        probs[0, j] = messages[p, n, j]
+    for k in range(step):
+        if links.first and k == 0:
+            for j in range(num_states):
+                probs[1, j] = probs[0, j]
+        else:
+            number = links.which + k * links.stride
+            if links.stride:
+                scale_matrix(links.table, number, room)
+            log_product(probs, k, links.table, number, False, room, probs, k + 1)
+        for j in range(num_states):
+            probs[k + 1, j] += room.logs[k, j]
+        norm = log_sum(probs, k + 1)
+        room.steps[MASS, k] = norm
+        norm = norm if norm != -np.inf else 0.0
+        for j in range(num_states):
+            probs[k + 1, j] -= norm
+
+
+@jit
+def filter_piece(in_logs, messages, p, n, links, step, room):
+    """Filters a piece and returns whether the room holds logarithms; ``in_logs``: it has to."""
+    if not in_logs and forward_probs(messages, p, n, links, step, room):
+        return False
+    forward_logs(messages, p, n, links, step, room)
+    return True
+
+
+@jit
+def forward(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, steps, messages):
+    """Filters some rows.
+
+    Args:
+        piece: steps of a piece. carry: (P + 1, N, K) out, the log belief before each piece, before the first log p(z_1).
+        in_logs: (P, N) out, pieces done in log space. steps: (T, N) out, log p(x_t | x_<t).
+        messages: (T, N, K) out, log p(z_t | x_<=t), or of length 0 where they are not wanted.
+    """
+    num_states, last = init.shape[1], -1
+    room = make_room(piece, num_states)
+    for n in range(begin_row, end_row):
+        if not stride and first_matrix[n] != last:
+            last = first_matrix[n]
+            scale_matrix(table, last, room)
+        length = max(lengths[n], 1) if len(messages) else lengths[n]
+        for j in range(num_states):
+            carry[0, n, j] = init[n, j]
+        for p in range((length + piece - 1) // piece):
+            begin, step = p * piece, min(length - p * piece, piece)
+            read_emissions(emit, n, begin, step, room)
+            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
+            slow = filter_piece(False, carry, p, n, links, step, room)
+            in_logs[p, n] = slow
+            for k in range(step):
+                more = 0.0 if slow else room.steps[MATRIX, k]
+                steps[begin + k, n] = room.steps[TOP, k] + log_of(room.steps[MASS, k], slow) + more
+            for j in range(num_states):
+                carry[p + 1, n, j] = log_of(room.probs[step, j], slow)
+            if len(messages):
+                for k in range(step):
+                    for j in range(num_states):
+                        messages[begin + k, n, j] = log_of(room.probs[k + 1, j], slow)
+        for t in range(lengths[n], len(steps)):
+            steps[t, n] = 0.0
+            if len(messages) and t > 0:
+                for j in range(num_states):
+                    messages[t, n, j] = messages[t - 1, n, j]
+
+
+# ---------------------------------------------------------------- backward
+@jit
+def backward_probs(message, links, step, begin, n, scale, room, single):
+    """The posteriors of a piece in linear space. False: digits may be lost, and ``message`` is what it was.
+
+    Args:
+        message: (1, 1, K) log p(what follows the piece | its last state) up to a constant; becomes that of the piece before it.
+        scale: multiplies posteriors and the room's factors. single: (T, N, K) gets the posteriors of steps begin - 1 to the last
+        but one of the piece, or of length 0.
+    """
+    num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
+    weights, logs, scaled, transposed, table, first = room.weights, room.logs, room.scaled, room.transposed, links.table, links.first
+    stride = links.stride
+    top = begin_probs(message, 0, 0, rows, FUTURE)
+    if not top == top:
+        return False
+    for k in range(step - 1, -1, -1):
+        number = links.which + k * stride
+        if first and k == 0:
+            for j in range(num_states):
+                factors[0, j] = 0.0
+            return True
+        for j in range(num_states):
+            factors[k, j] = weights[k, j] * rows[FUTURE, j]
+        if stride:
+            scale_matrix(table, number, room)
+        both, total, least = 0.0, 0.0, np.inf
+        if num_states <= FEW:
+            for i in range(num_states):
+                value = 0.0
+                for j in range(num_states):
+                    value += factors[k, j] * scaled[i, j]
+                rows[MOVED, i] = value
+                both += probs[k, i] * value
+                total += value
+                least = min(least, value)
+        else:
+            product(factors, k, transposed, rows, MOVED)
+            for i in range(num_states):
+                both += probs[k, i] * rows[MOVED, i]
+                total += rows[MOVED, i]
+                least = min(least, rows[MOVED, i])
+        if not (both >= LOWEST and total >= LOWEST):
+            return False
+        if not least >= LOWEST:
+            for i in range(num_states):
+                if rows[MOVED, i] >= LOWEST:
+                    continue
+                for j in range(num_states):
+                    if rows[FUTURE, j] > 0 and logs[k, j] > -np.inf and table[number, i, j] > -np.inf:
+                        return False
+        share, norm = scale / both, 1.0 / total
+        if len(single):
+            for i in range(num_states):
+                single[begin + k - 1, n, i] = probs[k, i] * rows[MOVED, i] * share
+        for j in range(num_states):
+            factors[k, j] *= share
+            rows[FUTURE, j] = rows[MOVED, j] * norm
+    for j in range(num_states):
+        message[0, 0, j] = log_of(rows[FUTURE, j], False)
+    return True
+
+
+@jit
+def backward_logs(message, links, step, begin, n, scale, room, single, apart):
+    """As :func:`backward_probs`, in log space; on return the room's probs, logarithms before, are probabilities.
+
+    Args:
+        apart: gets the pairs whose two sides lie far apart, by the number of their matrix; of length 0 where pairs are not wanted.
+    """
+    num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
+    for k in range(step - 1, -1, -1):
+        for j in range(num_states):
+            factors[k, j] = 0.0
+        if links.first and k == 0:
+            break
+        number, most = links.which + k * links.stride, -np.inf
+        if links.stride:
+            scale_matrix(links.table, number, room)
+        for j in range(num_states):
+            rows[FUTURE, j] = room.logs[k, j] + message[0, 0, j]
+            most = max(most, rows[FUTURE, j])
+        log_product(rows, FUTURE, links.table, number, True, room, rows, MOVED)
+        norm = log_sum(rows, MOVED)
+        norm = norm if norm != -np.inf else 0.0
+        for i in range(num_states):
+            message[0, 0, i] = rows[MOVED, i] - norm
+            rows[MOVED, i] += probs[k, i]
+        both = log_sum(rows, MOVED)
+        if len(single):
+            for i in range(num_states):
+                single[begin + k - 1, n, i] = scale * math.exp(rows[MOVED, i] - both) if both != -np.inf else 0.0
+        if both == -np.inf:  # an impossible row counts nothing
+            continue
+        if most + room.shift[0] - both <= FAR:
+            for j in range(num_states):
+                factors[k, j] = scale * math.exp(rows[FUTURE, j] + room.shift[0] - both)
+        elif len(apart):
+            for i in range(num_states):
+                for j in range(num_states):
+                    log_pair = probs[k, i] + links.table[number, i, j] + rows[FUTURE, j] - both
+                    apart[number, i, j] += scale * math.exp(log_pair)
+    for k in range(step):
+        for j in range(num_states):
+            probs[k, j] = math.exp(probs[k, j])
+
+
+@jit
+def add_pairs(step, room, sums, number):
+    """sums[number] += probs.T @ factors."""
+    num_states, probs, factors, k = sums.shape[1], room.probs, room.factors, 0
+    while k + 4 <= step:
+        for i in range(num_states):
+            a, b, c, d = probs[k, i], probs[k + 1, i], probs[k + 2, i], probs[k + 3, i]
+            for j in range(num_states):
+                sums[number, i, j] += a * factors[k, j] + b * factors[k + 1, j] + c * factors[k + 2, j] + d * factors[k + 3, j]
+        k += 4
+    while k < step:
+        for i in range(num_states):
+            for j in range(num_states):
+                sums[number, i, j] += probs[k, i] * factors[k, j]
+        k += 1
+
+
+@jit
+def add_step_pairs(links, step, room, apart):
+    """The pairs of each step, where every step has a matrix of its own."""
+    for k in range(1 if links.first else 0, step):
+        number = links.which + k * links.stride
+        scale_matrix(links.table, number, room)
+        for i in range(apart.shape[1]):
+            for j in range(apart.shape[2]):
+                apart[number, i, j] += room.probs[k, i] * room.scaled[i, j] * room.factors[k, j]
+
+
+@jit
+def smooth(
+    begin_row, end_row, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, scale, single, pairs, apart
+):  # fmt: skip
+    """Posteriors of some rows from what :func:`forward` kept.
+
+    Args:
+        scale: (N,) multiplies each row's posteriors.
+        single: (T, N, K) out, or of length 0. pairs, apart: (M, K, K), zero before, or of length 0. Where matrices are shared, the
+        sum of pairs is ``pairs`` times the scaled matrix, plus ``apart``; else the pairs of each step are ``apart``.
+    """
+    num_states, last = carry.shape[2], -1
+    room, message = make_room(piece, num_states), np.empty((1, 1, num_states))
+    for n in range(begin_row, end_row):
+        if not stride and first_matrix[n] != last:
+            last = first_matrix[n]
+            scale_matrix(table, last, room)
+        for t in range(lengths[n], len(single)):
+            for j in range(num_states):
+                single[t, n, j] = 0.0
+        for j in range(num_states):
+            message[0, 0, j] = 0.0
+        num_pieces = (lengths[n] + piece - 1) // piece
+        for p in range(num_pieces - 1, -1, -1):
+            begin, step = p * piece, min(lengths[n] - p * piece, piece)
+            read_emissions(emit, n, begin, step, room)
+            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
+            slow = filter_piece(in_logs[p, n], carry, p, n, links, step, room)
+            if len(single) and p == num_pieces - 1:
+                for j in range(num_states):
+                    value = room.probs[step, j]
+                    single[begin + step - 1, n, j] = scale[n] * (math.exp(value) if slow else value)
+            if slow or not backward_probs(message, links, step, begin, n, scale[n], room, single):
+                if not slow:
+                    filter_piece(True, carry, p, n, links, step, room)
+                backward_logs(message, links, step, begin, n, scale[n], room, single, apart)
+            if len(pairs):
+                add_pairs(step, room, pairs, first_matrix[n])
+            elif len(apart):
+                add_step_pairs(links, step, room, apart)

@@ -1,0 +1,124 @@
+"""Compiled loops over the steps of a chain, row by row: the best path and samples.
+
+The readable twin is :mod:`pplseq.kernels.path_scan`. Shapes as in :mod:`pplseq.kernels.chain_loops`. Importing this module imports
+numba.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pplseq.kernels.compiled import jit
+
+
+@jit
+def best_step(score, log, weight, best, source):
+    """best_j = max_i score_i + log_ij + weight_j, and the first such i."""
+    num_states = len(score)
+    for j in range(num_states):
+        best[j], source[j] = score[0] + log[0, j], 0
+    for i in range(1, num_states):
+        own = score[i]
+        for j in range(num_states):
+            value = own + log[i, j]
+            better = value > best[j]
+            best[j] = value if better else best[j]
+            source[j] = i if better else source[j]
+    top = -np.inf
+    for j in range(num_states):
+        best[j] += weight[j]
+        top = max(top, best[j])
+    return top
+
+
+@jit
+def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, boundary, path, log_prob):
+    """The most probable paths of some rows.
+
+    Args:
+        piece: steps of which back pointers are kept at a time. boundary: (P, K) room for one row.
+        path: (T, N) out; padded steps repeat the last state. log_prob: (N,) out, log p(path, x).
+    """
+    num_states = init.shape[1]
+    source, weight = np.empty(num_states, np.int64), np.empty(num_states)
+    pointers = np.empty((piece, num_states), np.uint16)
+    score, best = np.empty(num_states), np.empty(num_states)
+    for n in range(begin_row, end_row):
+        length, total, position = lengths[n], 0.0, 0
+        num_pieces = (length + piece - 1) // piece
+        for p in range(2 * num_pieces - 1):  # forward over all, and back over all but the last, again forward in each
+            back = p >= num_pieces
+            p = 2 * num_pieces - 2 - p if back else p
+            begin, end = p * piece, min(length, (p + 1) * piece)
+            if back:
+                score[:] = boundary[p]
+            else:
+                boundary[p] = score
+            for t in range(begin, end):
+                for j in range(num_states):
+                    weight[j] = emit[t, n, j]
+                if t == 0:
+                    top = -np.inf
+                    for j in range(num_states):
+                        best[j] = init[n, j] + weight[j]
+                        top = max(top, best[j])
+                else:
+                    top = best_step(score, table[first_matrix[n] + (t - 1) * stride], weight, best, source)
+                    for j in range(num_states):
+                        pointers[t - begin, j] = source[j]
+                if not back:
+                    total += top
+                shift = top if top > -np.inf else 0.0
+                for j in range(num_states):  # sums of thousands of logs would lose digits
+                    score[j] = best[j] - shift
+            if p < num_pieces - 1 and not back:
+                continue
+            if not back:
+                for j in range(1, num_states):
+                    position = j if score[j] > score[position] else position
+            for t in range(end - 1, begin - 1, -1):
+                path[t, n] = position
+                if t > 0:
+                    position = pointers[t - begin, position]
+        if length == 0:
+            path[0, n] = position
+        log_prob[n] = total
+        for t in range(max(length, 1), len(path)):
+            path[t, n] = path[t - 1, n]
+
+
+@jit
+def sample(begin_row, end_row, table, first_matrix, stride, filtered, lengths, uniform, paths):
+    """Backward sampling of some rows.
+
+    Args:
+        filtered: (T, N, K) log p(z_t | x_<=t). uniform: (S, T, N) in [0, 1). paths: (S, T, N) out; padded steps repeat the last.
+    """
+    num_states = filtered.shape[2]
+    weight = np.empty(num_states)
+    for s in range(len(paths)):
+        for n in range(begin_row, end_row):
+            length = max(lengths[n], 1)
+            position = 0
+            for t in range(length - 1, -1, -1):
+                log = table[first_matrix[n] + t * stride] if t < length - 1 else table[0]
+                top, total = -np.inf, 0.0
+                for i in range(num_states):
+                    weight[i] = filtered[t, n, i] + (log[i, position] if t < length - 1 else 0.0)
+                    top = max(top, weight[i])
+                for i in range(num_states):
+                    weight[i] = math.exp(weight[i] - top) if weight[i] > -np.inf else 0.0
+                    total += weight[i]
+                left, position = uniform[s, t, n] * total, -1
+                for i in range(num_states):
+                    if weight[i] > 0.0:
+                        position = i
+                        left -= weight[i]
+                        if left < 0.0:
+                            break
+                position = max(position, 0)
+                paths[s, t, n] = position
+            for t in range(length, paths.shape[1]):
+                paths[s, t, n] = paths[s, t - 1, n]
