@@ -1,18 +1,16 @@
-"""Compiled loops over the steps of a chain, row by row: likelihood and posteriors.
+"""Compiled loops over the steps of a chain, row by row: likelihood and posteriors. Importing this module imports numba.
 
-The readable twin is :mod:`pplseq.kernels.scan`; :mod:`pplseq.kernels.compiled_chain` calls these loops. Importing this module
-imports numba. What its functions share stands here too: numba looks for changes in the file of the outermost one alone.
+The readable twin is :mod:`pplseq.kernels.scan`; :mod:`pplseq.kernels.compiled_chain` calls these loops.
 
 A row is cut into pieces of time. Within a piece, messages are probabilities, normalised at every step (linear space); where an
 entry comes out so small that digits may be lost, and is no true zero, the piece is done again in log space. Between pieces
-messages are kept as logarithms. The pass backward makes the messages of a piece again from the one before it, so that nothing
-of size T x K is kept.
+messages are logarithms. The pass backward makes those of a piece again from the one before it: nothing of size T x K is kept.
 
-Shapes: init (N, K), table (M, K, K) of log matrices [from, to], emit (T, N, K), lengths (N,), first_matrix (N,): the matrix into
-step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it.
+Shapes: init (N, K), table (M, K, K) of log matrices [from, to], emit (T, N, K), lengths (N,), first_matrix (N,): the matrix
+into step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it.
 
-Elements are named by index, ``probs[k + 1, j]``, rather than through views of rows: a view costs as much as a small step. For the
-same reason, and because it compiles in a tenth of the time, arrays are copied in loops.
+Elements are named by index, ``probs[k + 1, j]``, not through views of rows: a view costs as much as a small step, and copying
+one takes seconds to compile.
 """
 
 from __future__ import annotations
@@ -23,20 +21,18 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
+from pplseq.kernels.loop_math import exponentials, log_of, log_sum
 
 LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
 FEW = 16  # states up to which a product goes entry by entry, which suits short rows
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
-LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10
-SMALLEST = -708.0  # its exponential is the last one with all digits
-NAN_BITS = np.int64(0x7FF8000000000000)
-C = tuple(1.0 / math.factorial(i) for i in range(14))
+MATH = 3049454106  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
 
-# Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that; probs: (P + 1, K)
-# filtered beliefs, [0] before the piece; factors: (P, K) what a pair consists of besides probs and matrix; steps: (3, P) rows TOP
-# and MATRIX, the logarithms of what was divided out, and MASS, the rest of p(x_t | x_<t); scaled, transposed: (K, K) the matrix
-# over its largest entry, whose logarithm is shift[0]; rows: (3, K) rows WORK, FUTURE and MOVED.
+# Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
+# (P + 1, K) filtered beliefs, [0] before the piece. factors: (P, K) what a pair consists of besides probs and matrix. steps:
+# (3, P) rows TOP and MATRIX, logarithms of what was divided out, and MASS, the rest of p(x_t | x_<t). scaled, transposed:
+# (K, K) the matrix over its largest entry, whose logarithm is shift[0]. rows: (3, K) rows WORK, FUTURE and MOVED.
 Room = namedtuple("Room", "logs weights probs factors steps scaled transposed shift rows")
 TOP, MATRIX, MASS = 0, 1, 2
 WORK, FUTURE, MOVED = 0, 1, 2
@@ -53,28 +49,10 @@ def make_room(piece, num_states):
     )  # fmt: skip
 
 
-@jit(fastmath={"contract"})  # reassociation would undo the reduction in two parts
-def exponentials(x, out, num_rows):
-    """out = exp(x) for x <= 0, in the first rows, to two units in the last place; 0 below SMALLEST."""
-    size = num_rows * x.shape[1]
-    x, out = x.ravel(), out.ravel()
-    bits = out.view(np.int64)
-    for j in range(size):
-        v = SMALLEST if x[j] < SMALLEST else x[j]
-        n = np.rint(v * LOG2E)
-        r = (v - n * LN2_HIGH) - n * LN2_LOW
-        p = C[11] + r * (C[12] + r * C[13])
-        p = C[7] + r * (C[8] + r * (C[9] + r * (C[10] + r * p)))
-        p = C[3] + r * (C[4] + r * (C[5] + r * (C[6] + r * p)))
-        out[j] = 1.0 + r * (1.0 + r * (C[2] + r * p))
-        shifted = bits[j] + (np.int64(n) << 52)
-        bits[j] = np.int64(0) if x[j] < SMALLEST else (shifted if x[j] == x[j] else NAN_BITS)
-
-
 @jit
 def scale_matrix(table, number, room):
     """Sets the room's matrices to exp(log - max) and its transpose, and its shift to that maximum."""
-    num_states, most, scaled, transposed = room.scaled.shape[0], -np.inf, room.scaled, room.transposed
+    num_states, most, scaled, transposed = table.shape[1], -np.inf, room.scaled, room.transposed
     for i in range(num_states):
         for j in range(num_states):
             most = max(most, table[number, i, j])
@@ -122,18 +100,6 @@ def product(vectors, k, matrix, out, to):
 
 
 @jit
-def log_sum(x, k):
-    """log sum_j exp(x[k, j])."""
-    most, total = -np.inf, 0.0
-    for j in range(x.shape[1]):
-        most = max(most, x[k, j])
-    most = most if most > -np.inf else 0.0
-    for j in range(x.shape[1]):
-        total += math.exp(x[k, j] - most)
-    return math.log(total) + most if total != 0.0 else -np.inf
-
-
-@jit
 def log_product(vectors, k, table, number, backward, room, out, to):
     """out[to, j] = log sum_i exp(vectors[k, i] + log_ij), or log_ji: a product, entry by entry where its result is too small.
 
@@ -166,11 +132,6 @@ def log_product(vectors, k, table, number, backward, room, out, to):
             out[to, j] = largest + (out[to, j] - out[to, j])
 
 
-@jit
-def log_of(value, is_log):
-    return value if is_log else (math.log(value) if value > 0 else -np.inf)
-
-
 # ---------------------------------------------------------------- forward
 @jit
 def begin_probs(messages, p, n, out, to):
@@ -191,7 +152,8 @@ def begin_probs(messages, p, n, out, to):
 def forward_probs(messages, p, n, links, step, room):
     """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost."""
     num_states, probs, weights, logs, steps = messages.shape[2], room.probs, room.weights, room.logs, room.steps
-    scaled, transposed, shift, table, first, stride = room.scaled, room.transposed, room.shift, links.table, links.first, links.stride
+    scaled, transposed, shift = room.scaled, room.transposed, room.shift
+    table, first, stride = links.table, links.first, links.stride
     top = begin_probs(messages, p, n, probs, 0)
     if not top == top:
         return False
@@ -265,16 +227,7 @@ def forward_logs(messages, p, n, links, step, room):
             probs[k + 1, j] -= norm
 
 
-@jit
-def filter_piece(in_logs, messages, p, n, links, step, room):
-    """Filters a piece and returns whether the room holds logarithms; ``in_logs``: it has to."""
-    if not in_logs and forward_probs(messages, p, n, links, step, room):
-        return False
-    forward_logs(messages, p, n, links, step, room)
-    return True
-
-
-@jit
+@jit(entry=True)
 def forward(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, steps, messages):
     """Filters some rows.
 
@@ -296,7 +249,9 @@ def forward(begin_row, end_row, init, table, first_matrix, stride, emit, lengths
             begin, step = p * piece, min(length - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
             links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
-            slow = filter_piece(False, carry, p, n, links, step, room)
+            slow = not forward_probs(carry, p, n, links, step, room)
+            if slow:
+                forward_logs(carry, p, n, links, step, room)
             in_logs[p, n] = slow
             for k in range(step):
                 more = 0.0 if slow else room.steps[MATRIX, k]
@@ -316,17 +271,17 @@ def forward(begin_row, end_row, init, table, first_matrix, stride, emit, lengths
 
 # ---------------------------------------------------------------- backward
 @jit
-def backward_probs(message, links, step, begin, n, scale, room, single):
+def backward_probs(message, links, step, begin, n, scale, shown, room, single):
     """The posteriors of a piece in linear space. False: digits may be lost, and ``message`` is what it was.
 
     Args:
-        message: (1, 1, K) log p(what follows the piece | its last state) up to a constant; becomes that of the piece before it.
-        scale: multiplies posteriors and the room's factors. single: (T, N, K) gets the posteriors of steps begin - 1 to the last
-        but one of the piece, or of length 0.
+        message: (1, 1, K) log p(what follows the piece | its last state) up to a constant; becomes that of the piece before.
+        scale: multiplies the room's factors. shown: multiplies what goes to single. single: (T, N, K) gets the posteriors of
+        steps begin - 1 to the last but one of the piece, or of length 0.
     """
     num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
-    weights, logs, scaled, transposed, table, first = room.weights, room.logs, room.scaled, room.transposed, links.table, links.first
-    stride = links.stride
+    weights, logs, scaled, transposed = room.weights, room.logs, room.scaled, room.transposed
+    table, first, stride = links.table, links.first, links.stride
     top = begin_probs(message, 0, 0, rows, FUTURE)
     if not top == top:
         return False
@@ -365,10 +320,11 @@ def backward_probs(message, links, step, begin, n, scale, room, single):
                 for j in range(num_states):
                     if rows[FUTURE, j] > 0 and logs[k, j] > -np.inf and table[number, i, j] > -np.inf:
                         return False
-        share, norm = scale / both, 1.0 / total
+        share, norm = 1.0 / both, 1.0 / total
         if len(single):
             for i in range(num_states):
-                single[begin + k - 1, n, i] = probs[k, i] * rows[MOVED, i] * share
+                single[begin + k - 1, n, i] = probs[k, i] * rows[MOVED, i] * (share * shown)
+        share *= scale
         for j in range(num_states):
             factors[k, j] *= share
             rows[FUTURE, j] = rows[MOVED, j] * norm
@@ -378,11 +334,11 @@ def backward_probs(message, links, step, begin, n, scale, room, single):
 
 
 @jit
-def backward_logs(message, links, step, begin, n, scale, room, single, apart):
+def backward_logs(message, links, step, begin, n, scale, shown, room, single, apart):
     """As :func:`backward_probs`, in log space; on return the room's probs, logarithms before, are probabilities.
 
     Args:
-        apart: gets the pairs whose two sides lie far apart, by the number of their matrix; of length 0 where pairs are not wanted.
+        apart: gets pairs whose two sides lie far apart, by the number of their matrix; of length 0: pairs are not wanted.
     """
     num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
     for k in range(step - 1, -1, -1):
@@ -405,7 +361,7 @@ def backward_logs(message, links, step, begin, n, scale, room, single, apart):
         both = log_sum(rows, MOVED)
         if len(single):
             for i in range(num_states):
-                single[begin + k - 1, n, i] = scale * math.exp(rows[MOVED, i] - both) if both != -np.inf else 0.0
+                single[begin + k - 1, n, i] = shown * math.exp(rows[MOVED, i] - both) if both != -np.inf else 0.0
         if both == -np.inf:  # an impossible row counts nothing
             continue
         if most + room.shift[0] - both <= FAR:
@@ -418,7 +374,7 @@ def backward_logs(message, links, step, begin, n, scale, room, single, apart):
                     apart[number, i, j] += scale * math.exp(log_pair)
     for k in range(step):
         for j in range(num_states):
-            probs[k, j] = math.exp(probs[k, j])
+            probs[k, j] = 0.0 if links.first and k == 0 else math.exp(probs[k, j])  # before the first step there is none
 
 
 @jit
@@ -449,16 +405,16 @@ def add_step_pairs(links, step, room, apart):
                 apart[number, i, j] += room.probs[k, i] * room.scaled[i, j] * room.factors[k, j]
 
 
-@jit
+@jit(entry=True)
 def smooth(
-    begin_row, end_row, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, scale, single, pairs, apart
+    begin_row, end_row, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, scale, shown, single, pairs, apart
 ):  # fmt: skip
     """Posteriors of some rows from what :func:`forward` kept.
 
     Args:
-        scale: (N,) multiplies each row's posteriors.
-        single: (T, N, K) out, or of length 0. pairs, apart: (M, K, K), zero before, or of length 0. Where matrices are shared, the
-        sum of pairs is ``pairs`` times the scaled matrix, plus ``apart``; else the pairs of each step are ``apart``.
+        scale, shown: (N,) multiply each row's posteriors of pairs, and of states.
+        single: (T, N, K) out, or of length 0. pairs, apart: (M, K, K), zero before, or of length 0. Where matrices are shared,
+        the sum of pairs is ``pairs`` times the scaled matrix, plus ``apart``; else the pairs of each step are ``apart``.
     """
     num_states, last = carry.shape[2], -1
     room, message = make_room(piece, num_states), np.empty((1, 1, num_states))
@@ -476,15 +432,17 @@ def smooth(
             begin, step = p * piece, min(lengths[n] - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
             links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
-            slow = filter_piece(in_logs[p, n], carry, p, n, links, step, room)
+            slow = in_logs[p, n] or not forward_probs(carry, p, n, links, step, room)
+            if slow:
+                forward_logs(carry, p, n, links, step, room)
             if len(single) and p == num_pieces - 1:
                 for j in range(num_states):
                     value = room.probs[step, j]
-                    single[begin + step - 1, n, j] = scale[n] * (math.exp(value) if slow else value)
-            if slow or not backward_probs(message, links, step, begin, n, scale[n], room, single):
+                    single[begin + step - 1, n, j] = shown[n] * (math.exp(value) if slow else value)
+            if slow or not backward_probs(message, links, step, begin, n, scale[n], shown[n], room, single):
                 if not slow:
-                    filter_piece(True, carry, p, n, links, step, room)
-                backward_logs(message, links, step, begin, n, scale[n], room, single, apart)
+                    forward_logs(carry, p, n, links, step, room)
+                backward_logs(message, links, step, begin, n, scale[n], shown[n], room, single, apart)
             if len(pairs):
                 add_pairs(step, room, pairs, first_matrix[n])
             elif len(apart):

@@ -1,8 +1,8 @@
 """Loops over time, compiled by numba: whether there are any, how they are made, and rows in threads.
 
-A loop that is compiled stands in a module of its own (``*_loops.py``) and is imported on first use, since numba takes a fifth of
-a second to import. The machine code is kept on disk, beside the module or, where that folder is not writable, in the user's cache
-folder. Without numba (a Python that it does not know yet) the readable twins in torch do the work.
+A loop that is compiled stands in a module of its own (``*_loops.py``) and is imported on first use, since numba takes a fifth
+of a second to import. The machine code is kept on disk, beside the module or, where that folder is not writable, in the user's
+cache folder. Without numba (a Python that it does not know yet) the readable twins in torch do the work.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
@@ -52,17 +53,26 @@ def twins_only() -> Iterator[None]:
         _enabled = before
 
 
-def jit(function: Callable | None = None, *, fastmath: set[str] = REORDERED, inline: str = "never"):
-    """Compiles a loop, by numba, when it is first called; other threads run meanwhile."""
+def jit(
+    function: Callable | None = None, *, entry: bool = False, fastmath: set[str] = REORDERED,
+    inline: Literal["never", "always"] = "never",
+):  # fmt: skip
+    """Compiles a loop, by numba, when it is first called; other threads run meanwhile.
+
+    Args:
+        entry: it is called from Python: its machine code, with that of all it calls, is kept on disk.
+    """
     if function is None:
-        return functools.partial(jit, fastmath=fastmath, inline=inline)
+        return functools.partial(jit, entry=entry, fastmath=fastmath, inline=inline)
     from numba import njit
 
-    options = dict(fastmath=fastmath, inline=inline, nogil=True, error_model="numpy")
+    def compile_it(cache: bool):
+        return njit(cache=cache, fastmath=fastmath, inline=inline, nogil=True, error_model="numpy")(function)
+
     try:
-        return njit(cache=True, **options)(function)
+        return compile_it(entry)
     except RuntimeError:  # no folder for a cache is writable
-        return njit(**options)(function)
+        return compile_it(False)
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """Chains on a CPU through the compiled loops: see :mod:`pplseq.kernels.chain_loops` and :mod:`pplseq.kernels.path_loops`.
 
-Shapes: init (N, K), log (K, K), (N', K, K) or (T-1, N, K, K) of [from, to], emit (T, N, K), valid (T, N) or None, all logarithms.
+Factors are those of :mod:`pplseq.kernels.scan`; ``log`` are its log matrices, one (*b, K, K) or one a step (T-1, *B, K, K).
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pplseq.kernels import compiled
 
 CELLS = 1 << 13  # numbers of one piece of time: with its messages it stays in a core's own cache
 POINTERS = 1 << 22  # back pointers kept at a time
+MOST_STATES = 1 << 16  # a back pointer has two bytes
+# states up to which loops are the faster way: of rows alone, of this many and more rows, and where rows have their own matrices
+MOST_ALONE, MOST_IN_BATCH, BATCH, MOST_OWN = 192, 48, 8, 64
 REAL = (torch.float64, torch.float32)
 
 
@@ -30,14 +33,28 @@ class Kept(NamedTuple):
     """What the pass backward needs of the pass forward."""
 
     links: Links
-    lengths: np.ndarray
-    carry: np.ndarray
-    in_logs: np.ndarray
+    emit: Tensor  # (T, *B, K)
+    lengths: np.ndarray  # (N,)
+    carry: np.ndarray  # (P + 1, N, K) log beliefs between pieces
+    in_logs: np.ndarray  # (P, N)
+    shape: torch.Size  # of the log matrices
 
 
 def applies(log: Tensor, emit: Tensor) -> bool:
     """Whether there are loops for such a chain here."""
-    return emit.device.type == "cpu" and emit.dtype in REAL and log.dtype in REAL and emit.numel() > 0 and compiled.available()
+    if emit.device.type != "cpu" or emit.dtype not in REAL or log.dtype not in REAL or not emit.numel():
+        return False
+    return emit.shape[-1] <= MOST_STATES and compiled.available()
+
+
+def pays(log: Tensor, emit: Tensor) -> bool:
+    """Whether sums run faster in loops than as one product of matrices a step, which gains by many rows and many states."""
+    num_states, num_rows = emit.shape[-1], emit.shape[1:-1].numel()
+    if log.dim() == 2:
+        most = MOST_IN_BATCH if num_rows >= BATCH else MOST_ALONE
+    else:
+        most = MOST_OWN
+    return num_states <= most and applies(log, emit)
 
 
 def links_of(log: Tensor, shared: bool, batch: torch.Size) -> Links:
@@ -58,85 +75,118 @@ def array(value: Tensor) -> np.ndarray:
 
 
 def lengths_of(valid: Tensor | None, emit: Tensor) -> np.ndarray:
+    num_rows = emit.shape[1:-1].numel()
     if valid is None:
-        return np.full(emit.shape[1], emit.shape[0])
-    return valid.sum(0).numpy()
+        return np.full(num_rows, emit.shape[0])
+    return valid.reshape(len(valid), num_rows).sum(0).numpy()
+
+
+def as_rows(emit: Tensor) -> np.ndarray:
+    """(T, N, K)"""
+    return array(emit.reshape(emit.shape[0], -1, emit.shape[-1]))
+
+
+def piece_of(emit: Tensor) -> int:
+    return min(emit.shape[0], max(32, CELLS // emit.shape[-1]))
 
 
 def forward_pass(
-    init: Tensor, links: Links, emit: Tensor, valid: Tensor | None, messages: bool = False
-) -> tuple[Tensor, Tensor | None, Kept]:
-    """log p(x_t | x_<t) (T, N), 0 at padded steps; log p(z_t | x_<=t) (T, N, K) if asked for; and what :func:`smooth` needs."""
+    init: Tensor, log: Tensor, shared: bool, emit: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Kept]:
+    """log p(x_t | x_<t) (T, *B) in float64, 0 at padded steps; and what the functions below need."""
     from pplseq.kernels import chain_loops
 
-    num_steps, num_rows, num_states = emit.shape
-    piece = min(num_steps, max(32, CELLS // num_states))
-    num_pieces = -(-num_steps // piece)
-    starts, emissions, lengths = array(init.double()), array(emit), lengths_of(valid, emit)
+    num_steps, *batch, num_states = emit.shape
+    links = links_of(log, shared, torch.Size(batch))
+    starts = array(init.expand(*batch, num_states).reshape(-1, num_states).double())
+    num_pieces, num_rows = -(-num_steps // piece_of(emit)), len(starts)
     carry, in_logs = np.empty((num_pieces + 1, num_rows, num_states)), np.zeros((num_pieces, num_rows), np.bool_)
+    kept = Kept(links, emit.detach(), lengths_of(valid, emit), carry, in_logs, log.shape)
     steps = torch.empty(num_steps, num_rows, dtype=torch.float64)
-    found = emit.new_empty(emit.shape if messages else (0, 1, 1))
-    table, first, out, kept = array(links.table), array(links.first), found.numpy(), steps.numpy()
+    _filter(chain_loops.forward, starts, kept, steps.numpy(), emit.new_empty(0, 1, 1).numpy())
+    return steps.reshape(num_steps, *batch), kept
+
+
+def _filter(loop, starts: np.ndarray, kept: Kept, steps: np.ndarray, out: np.ndarray) -> None:
+    links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
+    table, first = array(links.table), array(links.first)
 
     def run(part: int, begin: int, end: int) -> None:
-        chain_loops.forward(
-            begin, end, starts, table, first, links.stride, emissions, lengths, piece, carry, in_logs, kept, out
+        loop(
+            begin, end, starts, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, steps, out
         )  # fmt: skip
 
-    compiled.by_rows(run, num_rows, emit.numel() * num_states)
-    return steps, found if messages else None, Kept(links, lengths, carry, in_logs)
+    compiled.by_rows(run, len(starts), kept.emit.numel() * kept.emit.shape[-1])
+
+
+def messages(kept: Kept) -> Tensor:
+    """log p(z_t | x_<=t) (T, N, K), over padded steps the last one, by another pass forward."""
+    from pplseq.kernels import chain_loops
+
+    num_steps, num_states = kept.emit.shape[0], kept.emit.shape[-1]
+    found = kept.emit.new_empty(num_steps, len(kept.lengths), num_states)
+    again = kept._replace(carry=kept.carry.copy(), in_logs=kept.in_logs.copy())
+    _filter(chain_loops.forward, kept.carry[0].copy(), again, np.empty(found.shape[:2]), found.numpy())
+    return found
+
+
+def last_message(kept: Kept) -> Tensor:
+    """log p(z_T | x) (N, K) of each row's own last step; of a row without steps the start."""
+    pieces = -(-kept.lengths // piece_of(kept.emit))
+    return torch.from_numpy(kept.carry[pieces, np.arange(len(pieces))]).to(kept.emit.dtype)
 
 
 def smooth(
-    kept: Kept, emit: Tensor, scale: Tensor | None = None, single: bool = True, pairs: bool = True
-) -> tuple[Tensor | None, Tensor | None]:
-    """p(z_t | x) (T, N, K), 0 at padded steps; and p(z_t, z_{t+1} | x) (T-1, N, K, K), or where matrices are shared its sums over
-    the steps and rows of each (M, K, K). Both are multiplied by ``scale`` (N,) by row."""
+    kept: Kept, weight: Tensor, *, scaled_states: bool = True, pairs: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """p(z_t | x) (T, *B, K), 0 at padded steps; and p(z_t, z_{t+1} | x) in the shape of the log matrices, so that shared ones
+    get sums over steps and rows. Both are multiplied by ``weight`` (*B,) by row, the states unless ``scaled_states`` is False.
+    """
     from pplseq.kernels import chain_loops
 
-    num_steps, num_rows, num_states = emit.shape
-    piece = min(num_steps, max(32, CELLS // num_states))
-    links, emissions = kept.links, array(emit)
-    work = emit.numel() * num_states
-    parts, shared = compiled.num_parts(num_rows, work), links.stride == 0
-    weight = np.ones(num_rows) if scale is None else array(scale.double())
-    posterior = emit.new_empty(emit.shape if single else (0, 1, 1))
+    links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
+    num_rows, work, shared = len(kept.lengths), 4 * kept.emit.numel() * kept.emit.shape[-1], kept.links.stride == 0
+    parts = compiled.num_parts(num_rows, work)
+    weights, shown = array(weight.reshape(-1).double()), np.ones(num_rows)
+    shown = weights if scaled_states else shown
+    posterior = kept.emit.new_empty(emissions.shape)
     table, first, out = array(links.table), array(links.first), posterior.numpy()
-    size = links.table.shape
-    sums = torch.zeros(parts, *size, dtype=torch.float64) if pairs and shared else torch.zeros(parts, 0, 1, 1).double()
-    if pairs and not shared:  # each step and row has entries of its own
-        apart = torch.zeros((1, *size), dtype=links.table.dtype).expand(parts, *size)
-    else:
-        apart = torch.zeros_like(sums)
-    into, beside = sums.numpy(), [part.numpy() for part in apart]
+    nothing = torch.zeros(0, 1, 1, dtype=links.table.dtype).numpy()
+    sums = np.zeros((parts, *table.shape)) if pairs and shared else np.zeros((parts, 0, 1, 1))
+    apart = np.zeros((parts if shared else 1, *table.shape), table.dtype) if pairs else None
 
     def run(part: int, begin: int, end: int) -> None:
+        beside = nothing if apart is None else apart[part if shared else 0]  # a step and row has its own entries
         chain_loops.smooth(
-            begin, end, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weight,
-            out, into[part], beside[part],
+            begin, end, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weights, shown,
+            out, sums[part], beside,
         )  # fmt: skip
 
-    compiled.by_rows(run, num_rows, 4 * work)
-    total = None
-    if pairs and shared:
-        top = links.table.amax((-1, -2), keepdim=True).clamp_min(torch.finfo(torch.float64).min)
-        total = (sums.sum(0) * (links.table - top).exp()).add_(apart.sum(0)).to(emit.dtype)
-    elif pairs:
-        total = apart[0][: (num_steps - 1) * num_rows].reshape(num_steps - 1, num_rows, num_states, num_states)
-    return posterior if single else None, total
+    compiled.by_rows(run, num_rows, work)
+    if apart is None:
+        return posterior.reshape(kept.emit.shape), None
+    if shared:
+        top = table.max((-1, -2), keepdims=True).clip(np.finfo(np.float64).min)
+        found = sums.sum(0) * np.exp(table - top) + apart.sum(0)
+    else:
+        found = apart[0]
+    number = torch.Size(kept.shape).numel()  # a single step has no matrix
+    found = torch.from_numpy(found).reshape(-1)[:number].reshape(kept.shape)
+    return posterior.reshape(kept.emit.shape), found.to(kept.emit.dtype)
 
 
-def viterbi_pass(init: Tensor, links: Links, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The most probable paths (T, N) and log p(path, x) (N,)."""
+def viterbi_pass(
+    init: Tensor, log: Tensor, shared: bool, emit: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The most probable paths (T, *B) and log p(path, x) (*B,)."""
     from pplseq.kernels import path_loops
 
-    num_steps, num_rows, num_states = emit.shape
+    num_steps, *batch, num_states = emit.shape
+    links, lengths = links_of(log, shared, torch.Size(batch)), lengths_of(valid, emit)
     piece = min(num_steps, max(32, POINTERS // num_states))
-    starts, emissions, lengths = array(init.double()), array(emit), lengths_of(valid, emit)
-    table, first = array(links.table), array(links.first)
-    path = torch.empty(num_steps, num_rows, dtype=torch.int64)
-    log_prob = torch.empty(num_rows, dtype=torch.float64)
-    paths, scores = path.numpy(), log_prob.numpy()
+    starts = array(init.expand(*batch, num_states).reshape(-1, num_states).double())
+    table, first, emissions = array(links.table), array(links.first), as_rows(emit)
+    paths, scores = np.empty(emissions.shape[:2], np.int64), np.empty(len(starts))
 
     def run(part: int, begin: int, end: int) -> None:
         boundary = np.empty((-(-num_steps // piece), num_states))
@@ -144,22 +194,21 @@ def viterbi_pass(init: Tensor, links: Links, emit: Tensor, valid: Tensor | None)
             begin, end, starts, table, first, links.stride, emissions, lengths, piece, boundary, paths, scores
         )  # fmt: skip
 
-    compiled.by_rows(run, num_rows, emit.numel() * num_states)
-    return path, log_prob.to(emit.dtype)
+    compiled.by_rows(run, len(starts), emit.numel() * num_states)
+    return torch.from_numpy(paths).reshape(num_steps, *batch), torch.from_numpy(scores).to(emit.dtype).reshape(batch)
 
 
-def sample_pass(links: Links, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
-    """Posterior paths (S, T, N) by backward sampling from log p(z_t | x_<=t) (T, N, K)."""
+def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
+    """Posterior paths (S, T, *B) by backward sampling from log p(z_t | x_<=t) (T, *B, K)."""
     from pplseq.kernels import path_loops
 
-    num_steps, num_rows, num_states = filtered.shape
-    uniform = torch.rand(num_samples, num_steps, num_rows, dtype=torch.float64).numpy()
-    paths = torch.empty(num_samples, num_steps, num_rows, dtype=torch.int64)
-    messages, lengths = array(filtered), lengths_of(valid, filtered)
-    table, first, out = array(links.table), array(links.first), paths.numpy()
+    num_steps, *batch, _ = filtered.shape
+    links, lengths, messages = links_of(log, shared, torch.Size(batch)), lengths_of(valid, filtered), as_rows(filtered)
+    uniform = torch.rand(num_samples, num_steps, len(lengths), dtype=torch.float64).numpy()
+    table, first, out = array(links.table), array(links.first), np.empty(uniform.shape, np.int64)
 
     def run(part: int, begin: int, end: int) -> None:
         path_loops.sample(begin, end, table, first, links.stride, messages, lengths, uniform, out)
 
-    compiled.by_rows(run, num_rows, num_samples * filtered.numel())
-    return paths
+    compiled.by_rows(run, len(lengths), num_samples * filtered.numel())
+    return torch.from_numpy(out).reshape(num_samples, num_steps, *batch)

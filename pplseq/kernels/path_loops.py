@@ -1,7 +1,6 @@
-"""Compiled loops over the steps of a chain, row by row: the best path and samples.
+"""Compiled loops over the steps of a chain, row by row: the best path and samples. Importing this module imports numba.
 
-The readable twin is :mod:`pplseq.kernels.path_scan`. Shapes as in :mod:`pplseq.kernels.chain_loops`. Importing this module imports
-numba.
+The readable twin is :mod:`pplseq.kernels.path_scan`. Shapes as in :mod:`pplseq.kernels.chain_loops`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def best_step(score, log, weight, best, source):
     return top
 
 
-@jit
+@jit(entry=True)
 def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, boundary, path, log_prob):
     """The most probable paths of some rows.
 
@@ -89,12 +88,13 @@ def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths
             path[t, n] = path[t - 1, n]
 
 
-@jit
+@jit(entry=True)
 def sample(begin_row, end_row, table, first_matrix, stride, filtered, lengths, uniform, paths):
     """Backward sampling of some rows.
 
     Args:
-        filtered: (T, N, K) log p(z_t | x_<=t). uniform: (S, T, N) in [0, 1). paths: (S, T, N) out; padded steps repeat the last.
+        filtered: (T, N, K) log p(z_t | x_<=t). uniform: (S, T, N) in [0, 1).
+        paths: (S, T, N) out; padded steps repeat the last.
     """
     num_states = filtered.shape[2]
     weight = np.empty(num_states)

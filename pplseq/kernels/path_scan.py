@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from pplseq.kernels import shared_matrix
-from pplseq.kernels.scan import LogMatrices, as_rows, is_shared
+from pplseq.kernels import compiled_chain, shared_matrix
+from pplseq.kernels.scan import LogMatrices, StepMatrices, as_rows, is_shared
 
 MAX_CELLS = 1 << 26  # cells of the largest temporary in a max step
 
@@ -26,6 +27,20 @@ def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def viterbi_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
+    if loops_apply(matrices, emit):
+        return compiled_chain.viterbi_pass(init, matrices.log, matrices.shared, emit, valid)
+    return viterbi_in_torch(init, matrices, emit, valid)
+
+
+def loops_apply(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
+    """Whether the compiled loops do for this chain's paths."""
+    if not isinstance(matrices, StepMatrices) or matrices.restart is not None:
+        return False
+    return compiled_chain.applies(matrices.log, emit) and not bool(matrices.log.isnan().any())
+
+
+def viterbi_in_torch(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """:func:`viterbi_pass` in tensor operations, a few a step."""
     if is_shared(matrices, emit):
         batch, (emit, valid) = emit.shape[1:-1], as_rows(emit, valid)
         path, log_prob = shared_matrix.viterbi_pass(init.reshape(emit.shape[1:]), matrices.log, emit, valid)
@@ -89,6 +104,13 @@ def k_best_pass(
 
 def sample_pass(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
     """Exact posterior paths by backward sampling from the filtered messages: positions (S, T, *B)."""
+    if loops_apply(matrices, filtered):
+        return compiled_chain.sample_pass(matrices.log, matrices.shared, filtered, valid, num_samples)
+    return sample_in_torch(matrices, filtered, valid, num_samples)
+
+
+def sample_in_torch(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
+    """:func:`sample_pass` in tensor operations, a few a step."""
     position = sample_log(filtered[-1].expand(num_samples, *filtered.shape[1:]))
     path = [position]
     for t in range(filtered.shape[0] - 1, 0, -1):

@@ -20,12 +20,14 @@ step t is log p(x_t | x_<t).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, TypeGuard
+from functools import cached_property
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from pplseq.kernels import shared_matrix, twice
+from pplseq.kernels import compiled_chain, shared_matrix, twice
+from pplseq.kernels.compiled_chain import Kept
 from pplseq.kernels.log_semiring import logsumexp
 
 
@@ -66,11 +68,29 @@ class StepMatrices:
     def __init__(self, log: Tensor, shared: bool, restart: Tensor | None = None, restart_to: Tensor | None = None):
         self.log, self.shared, self.restart, self.restart_to = log, shared, restart, restart_to
         self.reach = 500.0 if log.dtype == torch.float64 else 60.0
-        row_max = log.amax(-1, keepdim=True).clamp_min(torch.finfo(log.dtype).min)
-        shifted = log - row_max
-        self.safe = log.numel() > 0 and bool(shifted.amin() > -self.reach)
-        self.scaled = shifted.exp_()
-        self.row_max = row_max.squeeze(-1)
+
+    @cached_property
+    def _parts(self) -> tuple[Tensor, Tensor, bool]:
+        """Made on first use: the compiled loops have their own."""
+        row_max = self.log.amax(-1, keepdim=True).clamp_min(torch.finfo(self.log.dtype).min)
+        shifted = self.log - row_max
+        safe = self.log.numel() > 0 and bool(shifted.amin() > -self.reach)
+        return shifted.exp_(), row_max.squeeze(-1), safe
+
+    @property
+    def scaled(self) -> Tensor:
+        """The matrices over their row maxima."""
+        return self._parts[0]
+
+    @property
+    def row_max(self) -> Tensor:
+        """Logarithms of the row maxima."""
+        return self._parts[1]
+
+    @property
+    def safe(self) -> bool:
+        """Every entry of a row lies within ``reach`` of its row's maximum."""
+        return self._parts[2]
 
     def at(self, t: int) -> Tensor:
         """The log matrix that leads into step t (t >= 1)."""
@@ -124,18 +144,37 @@ def vector_times(vector: Tensor, matrix: Tensor) -> Tensor:
     return torch.matmul(vector.unsqueeze(-2), matrix).squeeze(-2)
 
 
-class Forward(NamedTuple):
-    """What one pass forward in time leaves behind."""
+class Forward:
+    """What one pass forward in time leaves behind.
 
-    log_prob: Tensor  # (*B,) log p(x)
-    messages: Tensor  # (T, *B, K) p(z_t | x_<=t) or, if ``in_logs``, its logarithm
-    step_log_prob: Tensor  # (T, *B) log p(x_t | x_<t), 0 at padded steps
-    in_logs: bool = True
+    Args:
+        log_prob: (*B,) log p(x).
+        messages: (T, *B, K) p(z_t | x_<=t) or, if ``in_logs``, its logarithm; or what makes it again when it is asked for.
+        step_log_prob: (T, *B) log p(x_t | x_<t), 0 at padded steps.
+    """
+
+    def __init__(self, log_prob: Tensor, messages: Tensor | Kept, step_log_prob: Tensor, in_logs: bool = True):
+        self.log_prob, self.step_log_prob, self.in_logs = log_prob, step_log_prob, in_logs
+        self.kept = messages if isinstance(messages, Kept) else None
+        if isinstance(messages, Tensor):
+            self.messages = messages
+
+    @cached_property
+    def messages(self) -> Tensor:
+        assert self.kept is not None, "given, unless they can be made again"
+        return compiled_chain.messages(self.kept).reshape(*self.step_log_prob.shape, -1)
 
     @property
     def filtered(self) -> Tensor:
         """(T, *B, K) log p(z_t | x_<=t)."""
         return self.messages if self.in_logs else self.messages.log()
+
+    @property
+    def last(self) -> Tensor:
+        """(*B, K) log p(z_T | x), of each row's own last step."""
+        if self.kept is None or "messages" in self.__dict__:
+            return self.filtered[-1]
+        return compiled_chain.last_message(self.kept).reshape(*self.log_prob.shape, -1)
 
 
 def is_shared(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
@@ -153,6 +192,14 @@ def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def forward_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
     """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
+    if isinstance(matrices, StepMatrices) and matrices.restart is None and compiled_chain.pays(matrices.log, emit):
+        steps, kept = compiled_chain.forward_pass(init, matrices.log, matrices.shared, emit, valid)
+        return Forward(steps.sum(0).to(emit.dtype), kept, steps.to(emit.dtype))
+    return forward_in_torch(init, matrices, emit, valid)
+
+
+def forward_in_torch(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
+    """:func:`forward_pass` in tensor operations, a few a step: for other devices, and where products are large."""
     if not is_shared(matrices, emit):
         return forward_in_log_space(init, matrices, emit, valid)
     shape, (emit, valid), init = emit.shape, as_rows(emit, valid), init.reshape(-1, emit.shape[-1])
@@ -284,6 +331,9 @@ def smooth(
     pairs: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Both posteriors at once: p(z_t | x) (T, *B, K), and (unless ``pairs`` is False) what pair_posterior returns."""
+    if forward.kept is not None:
+        scale = torch.ones_like(forward.log_prob) if weight is None else weight
+        return compiled_chain.smooth(forward.kept, scale, scaled_states=False, pairs=pairs)
     if not is_shared(matrices, emit):
         beta = backward_pass(matrices, emit, valid)
         single = state_posterior(forward.filtered, beta, valid)
@@ -346,10 +396,14 @@ class ChainLogProb(torch.autograd.Function):
     def forward(ctx, init, pair, emit, valid, shared, restart, restart_to):
         matrices = StepMatrices(pair, shared, restart, restart_to)
         result = forward_pass(init, matrices, emit, valid)
-        ctx.save_for_backward(init, pair, restart, restart_to, emit, valid, *result[:3])
-        ctx.matrices, ctx.in_logs = matrices, result.in_logs
-        ctx.mark_non_differentiable(result.messages, result.step_log_prob)
-        return tuple(result)
+        if result.kept is None:
+            ctx.save_for_backward(init, pair, restart, restart_to, emit, valid, result.step_log_prob, result.messages)
+            ctx.mark_non_differentiable(result.step_log_prob, result.messages)
+        else:  # it has what the backward needs
+            ctx.save_for_backward(init, pair, restart, restart_to, emit, valid)
+            ctx.mark_non_differentiable(result.step_log_prob)
+        ctx.matrices, ctx.in_logs, ctx.kept = matrices, result.in_logs, result.kept
+        return result.log_prob, result.messages if ctx.kept is None else ctx.kept, result.step_log_prob, result.in_logs
 
     @staticmethod
     def backward(ctx, *grads):
@@ -358,7 +412,10 @@ class ChainLogProb(torch.autograd.Function):
         if torch.is_grad_enabled():
             args = (init, pair, emit, valid, matrices.shared, restart, restart_to)
             return twice.gradients(lambda *a: forward_twin(*a)[0], args, weight)
-        forward = Forward(*result, in_logs=ctx.in_logs)
+        if ctx.kept is not None:
+            single, pairs = compiled_chain.smooth(ctx.kept, weight, pairs=ctx.needs_input_grad[1])
+            return single[0], pairs, single, None, None, None, None
+        forward = Forward(weight, result[1], result[0], ctx.in_logs)
         single, pairs = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
         single, drawn = single.mul_(weight.unsqueeze(-1)), None
         if ctx.needs_input_grad[6]:

@@ -2,15 +2,22 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from pplseq.kernels import path_scan, scan
+from pplseq.kernels import compiled, path_scan, scan
 
 F64 = torch.float64
 close = torch.testing.assert_close
 T, B, K = 5, 3, 4
+
+
+@pytest.fixture(autouse=True, params=["loops", "torch"])
+def operations(request):
+    with compiled.twins_only() if request.param == "torch" else nullcontext():
+        yield
 
 
 def loop_log_prob(init, pair, emit, valid=None, shared=False, restart=None, restart_to=None):

@@ -5,18 +5,23 @@ import math
 import pytest
 import torch
 
-from pplseq.kernels import path_scan, scan, shared_matrix, step_ops
+from pplseq.kernels import compiled, path_scan, scan, shared_matrix, step_ops
 
 F64, F32 = torch.float64, torch.float32
 close = torch.testing.assert_close
 K, N = 4, 3
 
 
-@pytest.fixture(autouse=True, params=["numpy", "torch"])
+@pytest.fixture(autouse=True, params=["loops", "numpy", "torch"])
 def operations(request, monkeypatch):
-    """Every test with the steps of small chains and with those of large ones and of other devices."""
+    """Every test with compiled loops, with the steps of small chains, and with those of large ones and of other devices."""
+    if request.param == "loops":
+        yield
+        return
     if request.param == "torch":
         monkeypatch.setattr(step_ops, "SMALL", 0)
+    with compiled.twins_only():
+        yield
 
 
 def random_chain(num_steps=40, scale=1.0, dtype=F64, lengths=None):

@@ -143,7 +143,7 @@ class BlockChain(Chain):
         return word
 
     def _filtered(self) -> Belief:
-        log_probs = self._possible().filtered[-1].detach()
+        log_probs = self._possible().last.detach()
         last = self._last_step().unsqueeze(0)
         ids = self.layout.state_ids[self._block.gather(0, last).squeeze(0)]
         if self.valid is None or bool(self.valid[0].all()):

@@ -203,7 +203,7 @@ class Chain:
 
     def filtered(self) -> Belief:
         """The belief after the last step, to start the next segment from; gradients do not flow into it."""
-        log_probs = self._possible().filtered[-1]
+        log_probs = self._possible().last
         if self.valid is not None:
             log_probs = self._keep_start(log_probs, ~self.valid[0])
         return Belief(None, log_probs.detach())
