@@ -1,11 +1,14 @@
-"""How far a reader has to walk through one step: ceilings that only fall (kernels/twice.py once made 12 files 13)."""
+"""How far a reader has to walk through one step: ceilings that only fall.
+
+Two exceptions: kernels/twice.py made 12 files 13, and compiled loops 16, a third of the calls.
+"""
 
 from pathlib import Path
 
 import pytest
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-CEILINGS = {"vlhmm": (13, 480), "lds": (12, 1_000)}  # files of pplseq, Python calls in them
+CEILINGS = {"vlhmm": (16, 200), "lds": (12, 1_000)}  # files of pplseq, Python calls in them
 
 
 @pytest.mark.parametrize("what", CEILINGS)
