@@ -53,13 +53,6 @@ class _Batches:
         """The epoch the next iteration runs, or the running one."""
         return self._epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch the next iteration runs; a position loaded for that same epoch is kept."""
-        if epoch < 0:
-            raise ValueError(f"epoch: expected 0 or more, got {epoch}")
-        if epoch != self._epoch:
-            self._epoch, self._position, self._resume_at = epoch, 0, 0
-
     def state_dict(self) -> dict[str, int]:
         """{"epoch", "position"}: position batches of the epoch have been handed out."""
         return {"epoch": self._epoch, "position": self._position}

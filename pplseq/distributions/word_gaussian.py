@@ -65,21 +65,6 @@ class WordEmission:
         self.information = (information + information.T) / 2
         self._rows: Tensor | None = None
 
-    @classmethod
-    def from_reduction(cls, probs: Tensor, matrix: Tensor, reduction: Tensor, **options) -> WordEmission:
-        """The same from M, where D = Pi - C M C'.
-
-        Args:
-            reduction: (h, h) M, symmetric and positive semidefinite; after an M-step M = E[z z'].
-
-        Raises:
-            ValueError: where D is not positive definite on the complement of u.
-        """
-        unit = probs.sqrt()
-        matrix = matrix - torch.outer(unit, unit @ matrix)
-        factor = precision_factor(matrix.T @ matrix, reduction)
-        return cls(probs, matrix, factor @ factor.T, **options)
-
     def __call__(self, state) -> WordGaussian:
         """p(w | z = state), to sample from, or to observe word ids with."""
         return WordGaussian(state, self)

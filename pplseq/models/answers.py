@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,11 +95,40 @@ def sample_states(
     return answer | {"samples": paths[:, 0].tolist()}
 
 
+class Reading(NamedTuple):
+    """How next words are asked for, of a kind of model.
+
+    begin: (model, vocabulary, words, B) -> (log p(next word) (B, V), belief, beginning of the answer).
+    go_on: (model, ids (B, 1), belief) -> (log p(next word) (B, V), belief); the belief is None at a sentence's start.
+    """
+
+    begin: Callable[[Any, Vocabulary, Words, int], tuple[Tensor, Any, dict[str, Any]]]
+    go_on: Callable[[Any, Tensor, Any], tuple[Tensor, Any]]
+
+
+def _begin(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
+    if words:
+        x, answer = observe(model, vocabulary, words)
+        chain = model.posterior(x.expand(rows, -1))
+        return chain.next().word_log_probs, chain.filtered(), answer
+    # The model's specs come with a chain; which word it is about does not matter here.
+    chain = model.posterior(torch.zeros(rows, 1, dtype=torch.long, device=model_device(model)))
+    return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
+
+
+def _go_on(model: Any, ids: Tensor, belief: Any) -> tuple[Tensor, Any]:
+    chain = model.posterior(ids, start=belief)
+    return chain.next().word_log_probs, chain.filtered()
+
+
+STATES = Reading(_begin, _go_on)
+
+
 def next_word(
-    model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5, allow_unknown: bool = True
+    model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5, allow_unknown: bool = True, how: Reading = STATES
 ) -> dict[str, Any]:
     """p(x_{T+1} | x_1..x_T): the `top` most probable words. No words at all: the first word of a sentence."""
-    log_probs, _, answer = _predict(model, vocabulary, words, 1)
+    log_probs, _, answer = how.begin(model, vocabulary, words, 1)
     log_probs = without_unknown(log_probs, vocabulary, allow_unknown)
     return answer | {"next": top_words(vocabulary, log_probs[0], top)}
 
@@ -163,6 +192,7 @@ def continue_text(
     temperature: float = 1.0,
     seed: int = 0,
     allow_unknown: bool = True,
+    how: Reading = STATES,
 ) -> dict[str, Any]:
     """Sentences that go on from a prefix, drawn word by word from p(x_{t+1} | x_1..x_t); `<eos>` ends one.
 
@@ -174,7 +204,7 @@ def continue_text(
     """
     checks.positive("temperature", temperature)
     checks.count("num_samples", num_samples)
-    log_probs, belief, answer = _predict(model, vocabulary, words, num_samples)
+    log_probs, belief, answer = how.begin(model, vocabulary, words, num_samples)
     drawn: list[list[int]] = [[] for _ in range(num_samples)]
     totals, finished = [0.0] * num_samples, [False] * num_samples
     with seeded(seed):
@@ -190,8 +220,7 @@ def continue_text(
                     drawn[row].append(word)
             if all(finished):
                 break
-            chain = model.posterior(ids, start=belief)
-            belief, log_probs = chain.filtered(), chain.next().word_log_probs
+            log_probs, belief = how.go_on(model, ids, belief)
     rows = zip(drawn, totals, strict=True)
     return answer | {"continuations": [{"words": vocabulary.decode(row), "log_prob": total} for row, total in rows]}
 
@@ -291,17 +320,6 @@ def observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, d
     x = [MISSING if word is None else next(ids) for word in words]
     unknown = [t for t, word in enumerate(words) if word is not None and word not in vocabulary]
     return torch.tensor([x], device=model_device(model)), {"words": list(words), "unknown": unknown}
-
-
-def _predict(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
-    """(log p(next word) (rows, V), belief to go on from or None at a sentence's start, beginning of the answer)."""
-    if words:
-        x, answer = observe(model, vocabulary, words)
-        chain = model.posterior(x.expand(rows, -1))
-        return chain.next().word_log_probs, chain.filtered(), answer
-    # The model's specs come with a chain; which word it is about does not matter here.
-    chain = model.posterior(torch.zeros(rows, 1, dtype=torch.long, device=model_device(model)))
-    return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
 
 
 def top_states(ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:

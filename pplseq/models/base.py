@@ -222,6 +222,15 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         """Arguments that rebuild the model, JSON-able; tensors come from the state dict."""
         raise NotImplementedError
 
+    @classmethod
+    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> Self:
+        """The model of a saved folder, before its parameters are loaded.
+
+        Raises:
+            ValueError: for tensors of something else.
+        """
+        return cls(**config)
+
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
         handler = self.messenger(vectorize=self.vectorize, factor=not vars(self).get("_queried", False))

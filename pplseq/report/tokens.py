@@ -46,11 +46,6 @@ class TokenCosts:
     kinds: list[Cost]
     words: list[Cost]
 
-    @property
-    def median_bits(self) -> float:
-        """Half of the tokens cost less."""
-        return float(np.median(self.bits))
-
 
 def token_costs(text: Text, token_log_probs: np.ndarray, word_counts: np.ndarray, num_words: int = 12) -> TokenCosts:
     """Split the nats of a text.

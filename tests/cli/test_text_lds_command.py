@@ -167,7 +167,7 @@ def test_fit_errors(folder, tmp_path, run):
     assert "its vocabulary (" in message(
         folder / "train", "--held-out", tmp_path / "other", "--out", tmp_path / "x", *FIT
     )
-    assert "blocks: 4 blocks need lags 1..7" in message(
+    assert "blocks: 2 blocks need lags 1..3" in message(
         tmp_path / "other", *FIT, "--states", 1, "--out", tmp_path / "z"
     )
     assert not (tmp_path / "x" / "last").exists()

@@ -152,15 +152,22 @@ def test_forecasts():
         make(5000, 1).predict(torch.zeros(1).double(), torch.eye(1).double())
 
 
+def from_reduction(probs, matrix, reduction):
+    """The emission whose noise is Pi - C M C'."""
+    matrix = matrix - torch.outer(probs.sqrt(), probs.sqrt() @ matrix)
+    factor = precision_factor(matrix.T @ matrix, reduction)
+    return WordEmission(probs, matrix, factor @ factor.T)
+
+
 def test_reduction_and_precision_are_two_forms_of_one_noise():
     emission = make()
-    again = WordEmission.from_reduction(emission.probs, emission.matrix, emission.reduction)
+    again = from_reduction(emission.probs, emission.matrix, emission.reduction)
     close(again.precision, emission.precision)
     factor = precision_factor(emission.gram, emission.reduction)
     close(factor @ factor.T, emission.precision)
     close(emission.log_determinant, torch.logdet(dense(emission)[2]))
     singular = torch.tensor([[1.0, 1.0], [1.0, 1.0]]).double() * 0.1  # M need not have full rank
-    close(WordEmission.from_reduction(emission.probs, emission.matrix, singular).reduction, singular)
+    close(from_reduction(emission.probs, emission.matrix, singular).reduction, singular)
 
 
 def test_a_component_along_u_is_taken_out():
@@ -211,9 +218,9 @@ def test_errors():
     with pytest.raises(TypeError, match="integer ids"):
         emission.evidence(torch.tensor([0.0]))
     with pytest.raises(ValueError, match="not positive definite.*at least 1; scale C down"):
-        WordEmission.from_reduction(probs, matrix, 100 * identity)
+        from_reduction(probs, matrix, 100 * identity)
     with pytest.raises(ValueError, match="positive semidefinite, but has an eigenvalue -1"):
-        WordEmission.from_reduction(probs, matrix, -identity)
+        from_reduction(probs, matrix, -identity)
     with pytest.raises(ValueError, match="probs must be positive: word 2 has 0.0"):
         WordEmission(torch.tensor([0.5, 0.5, 0.0]).double(), matrix[:3], identity)
     with pytest.raises(ValueError, match="sum to one, got 2"):

@@ -55,11 +55,6 @@ class StepCovariances:
     def __len__(self) -> int:
         return len(self.index)
 
-    @property
-    def num_distinct(self) -> int:
-        """How many are stored."""
-        return len(self.table)
-
     def at(self, step: int) -> Tensor:
         """(h, h) where rows agree, else (*B, h, h): the covariance at a step (0 .. T-1, or from the end).
 

@@ -66,10 +66,6 @@ class LinearChain(Conditional):
         """Its chain, for every query about paths."""
         return FactorChain(self._factors(), missing="a chain of potentials says nothing about words or further steps")
 
-    def log_partition(self) -> Tensor:
-        """(*B,) log Z, nats."""
-        return chain_log_prob(*self._factors()).log_prob
-
     def log_prob(self, value: Tensor) -> Tensor:
         """(*B,) nats: log of a path's share of Z, or of all paths' that agree with the known states."""
         factors = self._factors()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,11 +62,6 @@ class StateTables(Estimator):
     @property
     def config(self) -> dict[str, Any]:
         return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == like(self).dtype)}
-
-    @classmethod
-    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> Self:
-        """The model of a saved folder, before its parameters are loaded."""
-        return cls(**config)
 
     # ---------------------------------------------------------------- parameters
     @property

@@ -179,7 +179,6 @@ class IOHMM(IOHMMQueries):
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> IOHMM:
-        """The model of a saved folder, before its parameters are loaded."""
         if config.get("own_networks"):
             raise ValueError(
                 f"this model has {', '.join(config['own_networks'])} networks of its user's, which a folder does not hold; "

@@ -233,11 +233,6 @@ class LDSTensors(GaussianEstimator):
         priors = {name: None if prior == RegressionPrior() else prior._asdict() for name, prior in priors.items()}
         return self._config | priors | {"dtype": dtype}
 
-    @classmethod
-    def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> Self:
-        """The model of a saved folder, before its parameters are loaded."""
-        return cls(**config)
-
     @property
     def state_noise(self) -> Tensor:
         """(h, h) covariance of a move."""

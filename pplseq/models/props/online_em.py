@@ -278,12 +278,6 @@ class StreamState:
             result += weight * np.asarray(probs)
         return result
 
-    def word_log_probs_of(self, y: int) -> np.ndarray:
-        """(K_p,) log probability of a word in every perturbation state, with the parameters that the next step learns with."""
-        rows = self.rows[self.num_fixed :]
-        with np.errstate(divide="ignore"):
-            return np.log(self.emissions.probs(self.emissions.check(y), rows, self.maximized, None))
-
 
 def start_stream(
     *,

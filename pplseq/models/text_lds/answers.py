@@ -7,17 +7,16 @@ Its states are vectors, so there is no decoding and no state to list; its poster
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.models.answers import Words, observe, top_words, without_unknown
-from pplseq.models.batch import seeded
+from pplseq.models import answers
+from pplseq.models.answers import Words, observe
 from pplseq.models.text_lds.next_word import token_probs, word_probs
 from pplseq.runs.settings import perplexity
 
@@ -42,62 +41,21 @@ def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
     }
 
 
-def next_word(
-    model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5, allow_unknown: bool = True
-) -> dict[str, Any]:
-    """p(x_{T+1} | x_1..x_T): the `top` most probable words. No words at all: the first word of a sentence."""
-    probs, _, answer = _predict(model, vocabulary, words)
-    log_probs = without_unknown(probs.log(), vocabulary, allow_unknown)
-    return answer | {"next": top_words(vocabulary, log_probs[0], top)}
-
-
-def continue_text(
-    model: Any,
-    vocabulary: Vocabulary,
-    words: Words,
-    *,
-    length: int = 20,
-    num_samples: int = 1,
-    temperature: float = 1.0,
-    seed: int = 0,
-    allow_unknown: bool = True,
-) -> dict[str, Any]:
-    """Sentences that go on from a prefix, drawn word by word from the next-word mixture; `<eos>` ends one.
-
-    Args:
-        length: words to draw, at most.
-        num_samples: sentences.
-        temperature: 1 draws from the mixture, below 1 from its more probable words.
-        allow_unknown: False never draws the unknown word.
-    """
-    checks.positive("temperature", temperature)
-    probs, belief, answer = _predict(model, vocabulary, words)
-    continuations = []
-    with seeded(seed):
-        for _ in range(num_samples):
-            log_probs, state, drawn, total = probs.log(), belief, [], 0.0
-            while len(drawn) < length and (not drawn or drawn[-1] != vocabulary.eos_id):
-                sharp = torch.softmax(without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
-                ids = torch.multinomial(sharp, 1)
-                total += float(log_probs[0, ids[0, 0]])
-                drawn.append(int(ids))
-                state = model.posterior(ids, start=state).filtered()
-                log_probs = _next(model, state).log()
-            continuations.append({"words": vocabulary.decode(drawn), "log_prob": total})
-    return answer | {"continuations": continuations}
-
-
-def _predict(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, GaussianBelief | None, dict[str, Any]]:
-    """(p(next word) (1, V), belief to go on from or None at a sentence's start, beginning of the answer)."""
+def _begin(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
     if not words:
-        return model.unigram.unsqueeze(0), None, {"words": [], "unknown": []}
+        return model.unigram.log().expand(rows, -1), None, {"words": [], "unknown": []}
     x, answer = observe(model, vocabulary, _forms(model, words))
-    belief = model.posterior(x).filtered()
-    return _next(model, belief), belief, answer
+    return *_go_on(model, x.expand(rows, -1), None), answer
 
 
-def _next(model: Any, belief: GaussianBelief) -> Tensor:
-    return word_probs(model, belief.mean @ model.transition.T)
+def _go_on(model: Any, ids: Tensor, belief: GaussianBelief | None) -> tuple[Tensor, GaussianBelief]:
+    belief = model.posterior(ids, start=belief).filtered()
+    return word_probs(model, belief.mean @ model.transition.T).log(), belief
+
+
+MIXTURE = answers.Reading(_begin, _go_on)
+next_word = partial(answers.next_word, how=MIXTURE)
+continue_text = partial(answers.continue_text, how=MIXTURE)
 
 
 def _forms(model: Any, words: Words) -> list[str | None]:

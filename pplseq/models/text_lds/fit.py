@@ -182,7 +182,7 @@ def fit_counts(
 
 def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[TextParameters, Realisation]:
     """Parameters by subspace identification, as ``settings.start`` says, and how they came about."""
-    blocks = min(BLOCKS, (cov.max_lag + 1) // 2) if settings.blocks is None else settings.blocks
+    blocks = settings.blocks or max(2, min(BLOCKS, (cov.max_lag + 1) // 2))
     found = subspace_identification(cov, settings.num_states, blocks=blocks, seed=settings.seed)
     realisation = realise(
         found, cov, settings.start, num_iterations=settings.restricted_iterations, horizon=settings.horizon

@@ -337,7 +337,6 @@ class TextLDS(GaussianEstimator):
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> TextLDS:
-        """The model of a saved folder, before its parameters are loaded."""
         if "emission" not in tensors or "probs" not in tensors:
             raise ValueError(
                 "model.safetensors: no emission and probs in it, so this is not a text_lds; was it saved by pplseq?"

@@ -183,17 +183,6 @@ class SteadyState:
         """K (h, V)."""
         return (self.parameters.emission @ self.gain_factor.astype(self.parameters.emission.dtype)).T
 
-    def filter_table(self, probs: np.ndarray) -> np.ndarray:
-        """(V, h): row i = K W e_i, what word i adds to the state's filtered mean (equation 37)."""
-        return self.gain().T / np.sqrt(probs)[:, None]
-
-    def evidence_table(self, probs: np.ndarray) -> np.ndarray:
-        """(V, h): row i = b_i = C'D^-1 W e_i, the linear part of word i's evidence about the state.
-
-        log p(w_i | x) = const_i + b_i . x - x' Lam x / 2.
-        """
-        return (self.parameters.emission @ self.precision_factor.T) / np.sqrt(probs)[:, None]
-
     def head(self, start: np.ndarray | None = None, *, tolerance: float = 1e-14, max_steps: int = 10_000) -> Head:
         """The exact filter of a short sequence, until it is in steady state; it does not depend on the words.
 

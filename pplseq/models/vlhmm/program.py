@@ -384,7 +384,6 @@ class VLHMM(Estimator):
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> VLHMM:
-        """The model of a saved folder, before its parameters are loaded."""
         if "block_of_word" not in tensors:
             raise ValueError("model.safetensors: no block_of_word in it, so this is not a vlhmm; was it saved by pplseq?")
         return cls(blocks=tensors["block_of_word"], **config)

@@ -280,7 +280,7 @@ def test_info_adds_up():
     for word, probs in zip(words, given, strict=True):
         prior = stream.predicted_states()
         score = stream.score(int(word), np.log(probs))
-        own = np.exp(stream.word_log_probs_of(int(word)))
+        own = stream.emissions.probs(int(word), stream.rows[stream.num_fixed :], stream.maximized, None).copy()
         info = stream.step(int(word), np.log(probs))
         assert abs(score - info.log_prob) < 1e-12
         by_source, by_own = prior[:2] @ probs, prior[2:] @ own

@@ -37,7 +37,7 @@ def start(cov):
 def smoothed(start, cov, ids):
     """Filtered and smoothed means of the whole text in steady state."""
     steady = SteadyState(start)
-    table = steady.filter_table(cov.probs)[ids]
+    table = (steady.gain().T / np.sqrt(cov.probs)[:, None])[ids]
     states = np.zeros_like(table)
     state = np.zeros(H)
     for t in range(len(ids)):
