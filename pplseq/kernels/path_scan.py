@@ -48,7 +48,7 @@ def viterbi_in_torch(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: T
     message = init + emit[0]
     if valid is not None:
         message = message.where(valid[0].unsqueeze(-1), 0.0)
-    pointers = []
+    pointers, log_prob = [], _nothing(emit)
     identity = torch.arange(emit.shape[-1], device=emit.device)
     for t in range(1, emit.shape[0]):
         best, pointer = max_forward(message, matrices.at(t))
@@ -56,14 +56,25 @@ def viterbi_in_torch(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: T
         if valid is not None:
             keep = valid[t].unsqueeze(-1)
             best, pointer = torch.where(keep, best, message), torch.where(keep, pointer, identity)
-        message = best
+        message, log_prob = rescaled(best, log_prob, (-1,))
         pointers.append(pointer)
-    log_prob, position = message.max(-1)
+    best, position = message.max(-1)
+    log_prob = (log_prob + best).to(emit.dtype)
     path = [position]
     for pointer in reversed(pointers):
         position = pointer.gather(-1, position.unsqueeze(-1)).squeeze(-1)
         path.append(position)
     return torch.stack(path[::-1]), log_prob
+
+
+def _nothing(emit: Tensor) -> Tensor:
+    return torch.zeros(emit.shape[1:-1], dtype=torch.float64, device=emit.device)
+
+
+def rescaled(score: Tensor, total: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Scores relative to their best, which is added to the total: sums of thousands of logs lose digits in float32."""
+    top = score.amax(dims, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
+    return score - top, total + top.reshape(total.shape)
 
 
 def k_best_pass(
@@ -82,7 +93,7 @@ def k_best_pass(
         first = first.where(valid[0].unsqueeze(-1), nothing)
     message[..., 0] = first
     identity = torch.arange(num_states * k, device=emit.device).view(num_states, k)
-    pointers = []
+    pointers, total = [], _nothing(emit)
     for t in range(1, emit.shape[0]):
         # (*B, from, k, to) -> (*B, to, from * k)
         score = message.unsqueeze(-1) + matrices.at(t).unsqueeze(-2)
@@ -92,9 +103,10 @@ def k_best_pass(
         if valid is not None:
             keep = valid[t][..., None, None]
             values, pointer = torch.where(keep, values, message), torch.where(keep, pointer, identity)
-        message = values
+        message, total = rescaled(values, total, (-2, -1))
         pointers.append(pointer)
-    log_prob, position = message.flatten(-2).topk(k, dim=-1)  # (*B, k) positions in state * k + rank
+    best, position = message.flatten(-2).topk(k, dim=-1)  # (*B, k) positions in state * k + rank
+    log_prob = (total.unsqueeze(-1) + best).to(emit.dtype)
     path = [position // k]
     for pointer in reversed(pointers):
         position = pointer.flatten(-2).gather(-1, position)

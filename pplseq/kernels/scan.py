@@ -33,7 +33,7 @@ from pplseq.kernels.log_semiring import logsumexp
 
 def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
     """score - logsumexp(score) over the last axis, and that logsumexp (-inf where nothing is possible, never NaN)."""
-    total = torch.logsumexp(score, -1)
+    total = logsumexp(score, -1) if score.requires_grad else torch.logsumexp(score, -1)
     return score - total.clamp_min(torch.finfo(score.dtype).min).unsqueeze(-1), total
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pplseq.kernels import twice
 from pplseq.kernels.log_semiring import logsumexp, safe_log
-from pplseq.kernels.path_scan import sample_log
+from pplseq.kernels.path_scan import rescaled, sample_log
 
 MAX_CELLS = 1 << 22  # scores in one temporary of a maximum
 # a smaller product may have lost digits, or be what is left of several that underflowed
@@ -205,7 +205,7 @@ def k_best_pass(
     message = emit.new_full((rows, pairs, k), -math.inf)
     message[..., 0] = init + emit[0]
     # which (a, rank) led into each pair, as a k + rank, for row M^2 + pair in order: the pair before (b, c) is (a, b)
-    ways = []
+    ways, total = [], torch.zeros(rows, dtype=torch.float64, device=emit.device)
     for t in range(1, num_steps):
         before = message.reshape(rows, size, size, k)
         row, b, c = _wanted((before > -math.inf).any(-1).any(1), emit[t], None if valid is None else valid[t])
@@ -220,8 +220,10 @@ def k_best_pass(
         else:
             message = message.masked_fill(valid[t][:, None, None], -math.inf)
         message.view(-1, k)[place] = values[: len(row)] + emit[t].reshape(-1)[place].unsqueeze(-1)
+        message, total = rescaled(message, total, (-2, -1))
         ways.append((place, pointers))
-    log_prob, place = message.flatten(1).topk(k, dim=-1)  # (R, k): pair k + rank
+    best, place = message.flatten(1).topk(k, dim=-1)  # (R, k): pair k + rank
+    log_prob = (total.unsqueeze(-1) + best).to(emit.dtype)
     pair, rank = place // k, place % k
     path = [pair]
     first = torch.arange(rows, device=emit.device).unsqueeze(-1) * pairs

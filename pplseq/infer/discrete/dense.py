@@ -42,17 +42,23 @@ class DenseChain(Chain):
 
     def _emit(self) -> Tensor:
         obs = self._aligned(self.obs)
-        seen, states = (None if value is None else self._aligned(value) for value in (self.seen, self.states))
-        if seen is not None:  # a NaN under the mask must not reach the gradient
+        seen, states, used = (
+            None if value is None else self._aligned(value) for value in (self.seen, self.states, self.valid)
+        )
+        if seen is not None:
+            used = seen if used is None else seen & used
+        if used is not None:  # a NaN under the mask must not reach the gradient
             event = (...,) + (None,) * len(self.emission.event_shape)
-            obs = torch.where(seen[event], obs, torch.zeros_like(obs))
+            obs = torch.where(used[event], obs, torch.zeros_like(obs))
         given = () if self.emission_inputs is None else (self._aligned(self.emission_inputs),)
         emit = self.emission.log_likelihood(obs, *given)
-        if seen is not None:
-            emit = torch.where(seen.unsqueeze(-1), emit, 0.0)
+        if used is not None:
+            emit = torch.where(used.unsqueeze(-1), emit, 0.0)
         if states is not None:
             numbers = torch.arange(emit.shape[-1], device=emit.device)
             forbidden = (states.unsqueeze(-1) >= 0) & (states.unsqueeze(-1) != numbers)
+            if self.valid is not None:
+                forbidden &= self._aligned(self.valid).unsqueeze(-1)
             emit = emit.masked_fill(forbidden, -torch.inf)
         return emit
 

@@ -158,6 +158,7 @@ def run_words(transition: BlockTransition, emission, run: Run) -> Tensor:
         assert behind is not None, "runs of models that reset say what follows a reset"
         prior = emission.log_prob_of(transition.reset_id)
         reset = (prior + behind.unsqueeze(-1) - backward[t]).clamp(max=0.0)  # log p(reset word | z_t, what follows)
+        reset = reset.where(state > -torch.inf, 0.0)  # of states that nothing leads on from
         other = torch.where(prior < 0, state + log1mexp(reset) - log1mexp(prior), -torch.inf)
         word = emission.word_log_prob(other)
         word[:, transition.reset_id] = torch.logsumexp(state + reset, -1)

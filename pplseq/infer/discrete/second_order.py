@@ -35,7 +35,10 @@ class SecondOrderChain(DenseChain):
 
     def _lower(self) -> Factors:
         emit = self._emit()
-        init = self.transition.initial_log_prob() if self.start is None else self._predict(self.start, None)
+        init = self.transition.initial_log_prob()
+        if self.start is not None:
+            moves = second_order.SecondOrderMatrices(self.transition.table)  # with the table's gradient
+            init = moves.forward(1, self.start.dense(self.transition.num_states))
         return Factors(init.expand(emit.shape[1:]), self.transition.table, emit, self.valid)
 
     @cached_property
