@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "BlockedEnum": "@pplseq.infer.programs.blocked_enum",
         "markov": "@pplseq.infer.programs.markov",
         "TimeIndex": "@pplseq.infer.programs.markov",
-        "TraceBlockedEnum_ELBO": "@pplseq.infer.programs.blocked_enum",
+        "TraceBlockedEnum_ELBO": "@pplseq.infer.programs.elbo",
         "KalmanCollapse": "@pplseq.infer.programs.kalman_collapse",
         "TraceKalman_ELBO": "@pplseq.infer.programs.kalman_collapse",
         "GaussianChain": "@pplseq.infer.gaussian.chain",

@@ -7,14 +7,17 @@ import functools
 from dataclasses import dataclass, field
 
 import torch
-from pyro.infer import Trace_ELBO
 from pyro.nn import PyroModule
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.enumerated import EagerChain
+from pplseq.infer.programs.factors.chains import emit_components
+from pplseq.infer.programs.factors.enumeration import PLATE_DIMS, Enumeration
 from pplseq.infer.programs.markov import (
     ChainMessenger,
     as_mask,
@@ -65,10 +68,15 @@ class BlockedEnum(ChainMessenger):
     that is masked (``poutine.mask``, ``obs_mask``) or not observed is a missing observation; a mask around both sites is
     padding. A state site with tensor code (``dist.Categorical(A[z])``) is enumerated over ``infer={"support": ids}``.
 
+    Sites in tensor code marked ``infer={"enumerate": "parallel"}``, as for ``TraceEnum_ELBO``, are enumerated by Pyro's own
+    rules, and whatever hangs together is summed out along time in one go: chains, factorial chains, chains of a higher order,
+    trees. ``pyro.markov`` must say how far back a step looks.
+
     Args:
         vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
         check: raise ValueError for impossible rows.
         factor: False where only ``chains`` are wanted: no factor is emitted, and no scan run until they are asked.
+        max_plate_nesting: how many dimensions plates take, for marked sites; room for 8 if it is not said.
 
     Example::
 
@@ -79,15 +87,25 @@ class BlockedEnum(ChainMessenger):
 
     how_chains_start = "A chain starts at an unobserved transition(None), or transition(belief)"
 
-    def __init__(self, vectorize: bool = True, check: bool = True, factor: bool = True):
+    def __init__(
+        self, vectorize: bool = True, check: bool = True, factor: bool = True, max_plate_nesting: int | None = None
+    ):
         super().__init__()
         self.vectorize, self.check, self.factor = vectorize, check, factor
+        self.max_plate_nesting = PLATE_DIMS if max_plate_nesting is None else max_plate_nesting
+        self.enumeration: Enumeration | None = None
+        self.guided = False  # whether values may come from a guide, as in an ELBO
         self.chains: dict[str, Chain] = {}
         self.state_names = {}
 
     def __enter__(self):
         self._eager: EagerChain | None = None
-        return super().__enter__()
+        outer = any(isinstance(handler, EnumMessenger) for handler in _PYRO_STACK)  # which takes marked sites itself
+        entered = super().__enter__()
+        self.enumeration = None if outer else Enumeration(-1 - self.max_plate_nesting, self.guided)
+        if self.enumeration is not None:
+            self.enumeration.__enter__()
+        return entered
 
     # ---------------------------------------------------------------- recording
     def _pyro_sample(self, msg):
@@ -154,6 +172,8 @@ class BlockedEnum(ChainMessenger):
 
     # ---------------------------------------------------------------- elimination
     def __exit__(self, exc_type, exc, traceback):
+        if self.enumeration is not None:
+            self.enumeration.__exit__(exc_type, exc, traceback)
         try:
             super().__exit__(exc_type, exc, traceback)
         finally:
@@ -175,6 +195,8 @@ class BlockedEnum(ChainMessenger):
             self.state_names[self._eager.name] = self._eager.state_names
             if self.factor:
                 emit_factor(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
+        if self.enumeration is not None and self.enumeration.variables and self.factor:
+            emit_components(self.enumeration)
 
     def _lower(self, recording: _Recording) -> Chain:
         steps = recording.steps
@@ -246,26 +268,6 @@ def _module_context(recording: _Recording):
                 if isinstance(spec, PyroModule):
                     stack.enter_context(spec._pyro_context)
         yield
-
-
-class TraceBlockedEnum_ELBO(Trace_ELBO):
-    """``Trace_ELBO`` whose model runs under :class:`BlockedEnum`; guides for the other (continuous) sites work as usual.
-
-    Use it with ``pyro.infer.SVI``, or as ``TraceBlockedEnum_ELBO()(model, guide)`` (an ``ELBOModule``) with one
-    ``torch.optim`` optimizer. For a further discrete site to be enumerated outside the chains, use Pyro's
-    ``TraceEnum_ELBO`` on ``BlockedEnum()(model)`` instead.
-
-    Args:
-        vectorize: let ``pplseq.markov`` run loop bodies once for all steps.
-        **options: those of ``pyro.infer.Trace_ELBO``.
-    """
-
-    def __init__(self, *, vectorize: bool = True, **options):
-        super().__init__(**options)
-        self.vectorize = vectorize
-
-    def _get_trace(self, model, guide, args, kwargs):
-        return super()._get_trace(BlockedEnum(vectorize=self.vectorize)(model), guide, args, kwargs)
 
 
 def no_guide(*args, **kwargs) -> None:

@@ -10,6 +10,7 @@ from pyro import poutine
 
 from pplseq import checks
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.factors.elimination import choose_states
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 
 MODES = ("viterbi", "sample")
@@ -28,8 +29,9 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
         mode: "viterbi" or "sample".
 
     Returns:
-        A function of the same arguments; trace it to read the states at their sites (padded steps: -1). Handlers that set
-        other sites (``poutine.condition``, ``poutine.replay``) belong around the model, inside ``infer_states``.
+        A function of the same arguments; trace it to read the states at their sites (padded steps: -1; for sites marked
+        ``infer={"enumerate": "parallel"}`` the first value of their support, as tensor code goes on with it). Handlers that
+        set other sites (``poutine.condition``, ``poutine.replay``) belong around the model, inside ``infer_states``.
 
     Raises:
         ValueError: for another mode.
@@ -49,6 +51,11 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
         for name, chain in handler.chains.items():
             path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]
             for site, value in zip(handler.state_names[name], path.movedim(-1, 0), strict=True):
+                states.add_node(site, name=site, type="sample", is_observed=False, value=value, infer={})
+        if handler.enumeration is not None and handler.enumeration.variables:
+            with torch.no_grad():
+                found = choose_states(handler.enumeration, sample=mode == "sample")
+            for site, value in found.items():
                 states.add_node(site, name=site, type="sample", is_observed=False, value=value, infer={})
         with poutine.replay(trace=states):
             return program(*args, **kwargs)

@@ -14,7 +14,8 @@ from support.tiny_programs import F64, SmallHMM, Tables, mixture, program, words
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.oracles.discrete import generic_log_prob
-from pplseq.infer.programs.blocked_enum import BlockedEnum, TraceBlockedEnum_ELBO, no_guide
+from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.models.vlhmm.program import VLHMM
 
 close = torch.testing.assert_close

@@ -15,7 +15,8 @@ from pplseq.data.builtin import generated_language
 from pplseq.distributions import dense
 from pplseq.distributions.state import MISSING
 from pplseq.infer.oracles.discrete import generic_log_prob
-from pplseq.infer.programs.blocked_enum import BlockedEnum, TraceBlockedEnum_ELBO, no_guide
+from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.models import HMM, Priors
 
 F64 = torch.float64

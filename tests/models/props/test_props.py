@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from pplseq.infer.oracles.discrete import generic_log_prob
-from pplseq.infer.programs.blocked_enum import TraceBlockedEnum_ELBO, no_guide
+from pplseq.infer.programs.blocked_enum import no_guide
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.models import PROPS, StreamingHMM
 from pplseq.models.props.online_em import start_stream
 from pplseq.models.props.queries import fixed_lag_smooth, membership

@@ -1,0 +1,68 @@
+"""``TraceBlockedEnum_ELBO``: variational inference around chains that are summed out exactly."""
+
+from __future__ import annotations
+
+import math
+
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+from pyro.poutine.messenger import Messenger
+from pyro.util import get_rng_state, set_rng_state
+
+from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.factors.enumeration import GuideSite
+
+
+class _NoEnumeration(Messenger):
+    """Finds out that a guide enumerates."""
+
+    def _pyro_sample(self, msg):
+        if not msg["is_observed"] and msg["infer"].get("enumerate") in ("parallel", "sequential"):
+            raise GuideSite(msg["name"])
+
+
+class TraceBlockedEnum_ELBO(Trace_ELBO):
+    """``Trace_ELBO`` whose model runs under :class:`~pplseq.infer.programs.blocked_enum.BlockedEnum`; guides for the other
+    sites work as usual. It stands in the place of ``TraceEnum_ELBO`` too, with the same loss and the same gradients.
+
+    Use it with ``pyro.infer.SVI``, or as ``TraceBlockedEnum_ELBO()(model, guide)`` (an ``ELBOModule``) with one
+    ``torch.optim`` optimizer. Where the guide itself enumerates, or samples a marked site or one that depends on such, Pyro's
+    ``TraceEnum_ELBO`` takes over, for everything but our own words.
+
+    Args:
+        vectorize: let ``pplseq.markov`` run loop bodies once for all steps.
+        **options: those of ``pyro.infer.TraceEnum_ELBO``.
+    """
+
+    def __init__(self, *, vectorize: bool = True, **options):
+        super().__init__(**options)
+        self.vectorize = vectorize
+        self._generic: TraceEnum_ELBO | None = None
+        self._options = {**options, "strict_enumeration_warning": False}
+
+    def _get_trace(self, model, guide, args, kwargs):
+        nesting = None if math.isinf(self.max_plate_nesting) else int(self.max_plate_nesting)
+        handler = BlockedEnum(vectorize=self.vectorize, max_plate_nesting=nesting)
+        handler.guided = True
+        return super()._get_trace(handler(model), _NoEnumeration()(guide), args, kwargs)
+
+    def _run(self, what: str, model, guide, args, kwargs):
+        if self._generic is None:
+            state = get_rng_state()
+            try:
+                return getattr(super(), what)(model, guide, *args, **kwargs)
+            except GuideSite:
+                set_rng_state(state)
+                self._generic = TraceEnum_ELBO(**self._options)
+                if math.isinf(self._generic.max_plate_nesting):
+                    self._generic._guess_max_plate_nesting(model, guide, args, kwargs)
+        # marked sites are left to the enumeration around this handler
+        return getattr(self._generic, what)(BlockedEnum(vectorize=self.vectorize)(model), guide, *args, **kwargs)
+
+    def loss(self, model, guide, *args, **kwargs):
+        return self._run("loss", model, guide, args, kwargs)
+
+    def differentiable_loss(self, model, guide, *args, **kwargs):
+        return self._run("differentiable_loss", model, guide, args, kwargs)
+
+    def loss_and_grads(self, model, guide, *args, **kwargs):
+        return self._run("loss_and_grads", model, guide, args, kwargs)
