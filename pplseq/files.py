@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-THROUGH = ("/dev/", "/proc/")  # names of what is open already, as /dev/stdout: written to even where that is a file
+THROUGH = ("/dev/fd/", "/dev/std", "/proc/")  # names of what is open already: written to even where that is a file
 
 
 @contextlib.contextmanager

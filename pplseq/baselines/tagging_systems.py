@@ -259,7 +259,7 @@ def check_out(folder: Path) -> None:
     """ValueError where saving would replace a folder that holds something else than a tagger."""
     if not folder.name:
         raise ValueError(f"--out: expected the name of a new folder, got {folder}")
-    check_writable(beside(folder, "new"))
+    check_writable(beside(folder, "trial"))
     if folder.is_dir() and any(folder.iterdir()):
         from pplseq.models.storage import MODEL
 

@@ -18,7 +18,8 @@ from pplseq.files import write_text
 from pplseq.recipes.recipe import RECIPES, Job, Recipe, UseSettings, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
 from pplseq.runs.progress import Watch
-from pplseq.runs.signals import TimeOver
+from pplseq.runs.signals import TimeOver, all_as_interrupts
+from pplseq.runs.status import LOCK, STATUS, UNFINISHED, run_status, say_status, unfinished
 from pplseq.sources.stream_state import describe_state, has_state
 
 RECORD = "config.toml"
@@ -78,6 +79,7 @@ def train(
         recipe = recipe_named(model)
         chosen = fill(recipe.settings, settings)
         data = str(Path(data).resolve()) if str(data) != "-" and Path(data).exists() else str(data)
+    resume = resume or _is_taken_over(recipe, data, chosen, folder, watch)
     _check_folder(recipe, folder, resume)
     _set_threads(chosen.threads)
     existed = folder.exists()
@@ -88,7 +90,8 @@ def train(
             _check_folder(recipe, folder, resume)  # again: another process may have been faster
             _write_record(recipe, data, chosen, folder)
             job = Job(data, folder, chosen, resume and recipe.has_begun(folder), watch, started)
-            return {"run": str(folder), **_train(recipe, job)}
+            with all_as_interrupts():
+                return {"run": str(folder), **_train(recipe, job)}
     except Exception:
         _clear_away(recipe, folder, existed)
         raise
@@ -97,17 +100,45 @@ def train(
 
 
 def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
+    say_status(job.folder, "running")
+    status, reason = "failed", ""
     try:
-        return recipe.train(job)
+        summary = recipe.train(job)
+        status, reason = "finished", str(summary.get("stop_reason", ""))
+        return summary
     except TimeOver:
+        status, reason = "stopped", "max_time"
         job.watch.say(f"the time was up while {job.stage}, before the first step; give it more with --max-time")
         return {"stop_reason": "max_time", "steps": 0, "seconds": round(time.monotonic() - job.started, 1)}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
     except (KeyboardInterrupt, SystemExit):
+        status, reason = "stopped", "signal"
         if recipe.has_begun(job.folder):
             job.watch.say(f"\nstopped and saved; continue with: pplseq train --resume {job.folder}")
         else:
             job.watch.say("\nstopped before the first step; nothing was saved")
         raise
+    finally:
+        if run_status(job.folder)["status"] == "running":  # the loop of a training has not said how it ended
+            say_status(job.folder, status, reason, seconds=time.monotonic() - job.started)
+
+
+def _is_taken_over(recipe: Recipe, data: str | Path | None, settings: Any, folder: Path, watch: Watch) -> bool:
+    """Whether a folder holds this very run, begun and not finished: the same command goes on with it."""
+    if not (folder / RECORD).is_file() or not recipe.has_begun(folder) or run_status(folder)["status"] not in UNFINISHED:
+        return False
+    if _differs(recipe, data, settings, read_record(folder)):
+        return False
+    watch.say(f"{folder} holds this run, not finished: it goes on from its last checkpoint")
+    return True
+
+
+def _differs(recipe: Recipe, data: str | Path | None, settings: Any, before: Record) -> bool:
+    fixed = [name for name, option in options_of(recipe.settings).items() if not option.free]
+    same = all(getattr(before.settings, name) == getattr(settings, name) for name in fixed)
+    return (before.recipe, before.data) != (recipe, str(data)) or not same
 
 
 def _resumed(folder: Path, model: str | None, data: str | Path | None, given: Mapping[str, Any]) -> Record:
@@ -133,19 +164,19 @@ def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
         return
     if recipe.has_begun(folder):
         raise ValueError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
-    if not (folder / RECORD).exists() and any(path.name != ".lock" for path in folder.iterdir()):
+    if not (folder / RECORD).exists() and any(not _is_left_over(path.name) for path in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run; give a new folder, so that nothing is overwritten")
+
+
+def _is_left_over(name: str) -> bool:
+    """Whether a process that was killed may have left this in a run's folder."""
+    return name.startswith(".") and name.endswith((".new", ".old", ".lock", LOCK))
 
 
 def _write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None:
     path = folder / RECORD
     if path.exists() and not recipe.has_begun(folder):
-        options = options_of(recipe.settings)
-        before = read_record(folder)
-        fixed = [name for name, option in options.items() if not option.free]
-        if (before.recipe, before.data) != (recipe, data) or any(
-            getattr(before.settings, name) != getattr(settings, name) for name in fixed
-        ):
+        if _differs(recipe, data, settings, read_record(folder)):
             for file in recipe.prepared(folder):
                 file.unlink(missing_ok=True)
     write_text(
@@ -157,8 +188,9 @@ def _write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> Non
 
 def _clear_away(recipe: Recipe, folder: Path, existed: bool) -> None:
     """A failed training that had not begun leaves nothing behind."""
-    if folder.is_dir() and not recipe.has_begun(folder) and {path.name for path in folder.iterdir()} <= {RECORD}:
-        (folder / RECORD).unlink(missing_ok=True)
+    if folder.is_dir() and not recipe.has_begun(folder) and {path.name for path in folder.iterdir()} <= {RECORD, STATUS}:
+        for name in (RECORD, STATUS):
+            (folder / name).unlink(missing_ok=True)
         if not existed:
             folder.rmdir()
 
@@ -218,6 +250,7 @@ def evaluate(
         the records that the command prints; for models of text one for each protocol, with nats_per_token and perplexity.
     """
     recipe, found = recipe_of(run), []
+    _note_unfinished(run, watch)
     chosen = _using(recipe, recipe.evaluation, settings)
     for record in recipe.evaluate(Path(run), None if data is None else str(data), chosen, watch or Watch()):
         found.append(record)
@@ -245,6 +278,7 @@ def query(
     if foreign := [name for name in settings if name not in names]:
         raise ValueError(f"{question} does not read {foreign[0]!r}.{nearest(foreign[0], names)}")
     chosen = _using(recipe, recipe.asking, settings)
+    _note_unfinished(run, watch)
     yield from recipe.query(Path(run), question, lines, chosen, watch or Watch())
 
 
@@ -258,6 +292,7 @@ def asked(recipe: Recipe, question: str) -> list[str]:
 def report(run: str | Path, *, watch: Watch | None = None, **settings: Any) -> list[Path]:
     """Write the report on a run (or a saved model): the files, a page first."""
     recipe = recipe_of(run)
+    _note_unfinished(run, watch)
     return list(recipe.report(Path(run), info(run), _using(recipe, recipe.reporting, settings), watch or Watch()))
 
 
@@ -291,7 +326,6 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
 
 def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """How a run went, and the best it came to."""
-    from pplseq.runs.loop import run_status
     from pplseq.runs.metrics_log import read_metrics
 
     course: dict[str, Any] = {"status": run_status(folder)}
@@ -304,6 +338,12 @@ def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
             (record for record in reversed(read_metrics(folder / "metrics.jsonl")) if record.get("best")), None
         )
     return course
+
+
+def _note_unfinished(run: str | Path, watch: Watch | None) -> None:
+    """Who uses a run that has not come to its end is told so."""
+    if watch is not None and (note := unfinished(run)) is not None:
+        watch.say(f"Note: {note}")
 
 
 def _using(recipe: Recipe, kind: type, given: Mapping[str, Any]) -> Any:

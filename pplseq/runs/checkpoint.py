@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pplseq.files import locked
 from pplseq.folder import FolderError, FolderKind
+from pplseq.runs.status import LOCK
 
-LOCK = ".lock"
 _HELD: set[tuple[Path, int]] = set()  # folders and the threads that train there
 
 TRAINING = FolderKind(

@@ -7,10 +7,7 @@ that has to do with the disk and the clock is here, so that every training stops
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,14 +17,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pplseq.files import is_held, write_text
 from pplseq.folder import replace_folder, whole_folder
-from pplseq.runs.checkpoint import LOCK, TRAINING, only_one_run
+from pplseq.runs.checkpoint import TRAINING, only_one_run
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress
 from pplseq.runs.signals import Stopped, StopSignals, TimeOver
+from pplseq.runs.status import say_status
 
-STATUS = "status.json"
 GRACE = 1.0  # seconds that a validation may take beyond `max_time`
 ASIDE = 0.2  # share of `max_time` that is kept for a validation as long as none was timed
 
@@ -159,23 +155,6 @@ def run_training(
     with nullcontext() if place is None else only_one_run(place, within=True):
         loop = _Loop(training, place, max_time, early_stop, checkpoint_interval, on_record, began)
         return loop.run(resume)
-
-
-def run_status(folder: str | Path) -> dict[str, Any]:
-    """What `status.json` of a run's folder says: status, reason, step, seconds, pid, host.
-
-    Its status is "running", "stopped" (by a signal: resume it), "finished" (see reason), "failed" (see reason), "died" (the
-    process ended without a word: resume it) or "absent".
-    """
-    path = Path(folder) / STATUS
-    try:
-        status = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"status": "absent"}
-    here = status.get("host") == socket.gethostname()
-    if status.get("status") == "running" and here and not is_held(Path(folder) / LOCK):
-        status["status"] = "died"
-    return status
 
 
 class _Loop:
@@ -373,7 +352,4 @@ class _Loop:
     def _say(self, status: str, reason: str = "") -> None:
         if self.folder is None:
             return
-        said = {"status": status, "reason": reason, "step": self.progress.step, "seconds": round(self._clock(), 1)}
-        said |= {"pid": os.getpid(), "host": socket.gethostname()}
-        with contextlib.suppress(OSError):  # a full disk is told where something is lost
-            write_text(self.folder / STATUS, json.dumps(said, indent=1) + "\n")
+        say_status(self.folder, status, reason, self.progress.step, self._clock())

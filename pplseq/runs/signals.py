@@ -77,6 +77,36 @@ class StopSignals:
 
 
 @contextmanager
+def all_as_interrupts() -> Iterator[None]:
+    """Around what knows nothing of signals: SIGTERM and SIGHUP interrupt it as SIGINT does, and then end the process so.
+
+    Raises:
+        SystemExit: 143 or 129, in the place of the KeyboardInterrupt.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, handle)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+        raise SystemExit(128 + received[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def alarm(seconds: float | None) -> Iterator[None]:
     """A stretch that TimeOver ends after so many seconds, in the main thread of a system with alarms; None has no limit."""
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():

@@ -359,7 +359,7 @@ def test_max_time_holds_before_the_first_step(text, tmp_path, monkeypatch):
     summary = json.loads(result.stdout)
     assert (summary["stop_reason"], summary["steps"]) == ("max_time", 0)
     assert "the time was up while clustering" in result.stderr
-    assert {path.name for path in run.iterdir()} == {"config.toml", "data.json"}
+    assert {path.name for path in run.iterdir()} == {"config.toml", "data.json", "status.json"}
     assert json.loads(pplseq("train", "--resume", run, "--max-time", "1h").stdout)["stop_reason"] == "epochs"
 
 

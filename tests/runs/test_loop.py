@@ -14,9 +14,10 @@ import torch
 
 from pplseq.folder import FolderError, SaveError, whole_folder
 from pplseq.runs.checkpoint import TRAINING, only_one_run
-from pplseq.runs.loop import GRACE, Step, Training, run_status, run_training
+from pplseq.runs.loop import GRACE, Step, Training, run_training
 from pplseq.runs.metrics_log import read_metrics
 from pplseq.runs.settings import NonFiniteLoss, Progress
+from pplseq.runs.status import run_status
 
 
 class Counting(Training):

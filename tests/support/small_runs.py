@@ -1,0 +1,74 @@
+"""A small call of every command that trains, learns or counts, each a second or less, for disks that fail."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.faulty_disk import command
+
+Begin = Callable[[Path], Callable[[], object]]
+
+
+def write_data(folder: Path) -> dict[str, Path]:
+    """A text, a stream, tables, labelled strings and tagged sentences."""
+    draw = random.Random(0)
+    nouns, verbs = ["cat", "dog", "bird"], ["sees", "likes"]
+    lines = [f"the {draw.choice(nouns)} {draw.choice(verbs)} a {draw.choice(nouns)}" for _ in range(60)]
+    places = {name: folder / name for name in ("text.txt", "stream.txt", "rows.csv", "strings.txt", "tags.txt")}
+    places["text.txt"].write_text("\n".join(lines) + "\n")
+    places["stream.txt"].write_text("\n".join(lines[:20]) + "\n")
+    with places["rows.csv"].open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["u", "y", "c"])
+        y = 0.0
+        for _ in range(60):
+            u = draw.gauss(0, 1)
+            y = 0.7 * y + u + draw.gauss(0, 0.3)
+            rows.writerow([f"{u:.3f}", f"{y:.3f}", "ab"[y > 0]])
+    strings = ["".join(draw.choice("01") for _ in range(draw.randint(1, 6))) for _ in range(40)]
+    places["strings.txt"].write_text("".join(f"{'+' if s.count('1') % 2 else '-'} {s}\n" for s in strings))
+    tags = {"the": "D", "a": "D", **dict.fromkeys(nouns, "N"), **dict.fromkeys(verbs, "V")}
+    places["tags.txt"].write_text("".join(" ".join(f"{w}_{tags[w]}" for w in line.split()) + "\n" for line in lines))
+    return places
+
+
+def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, Begin]:
+    """name -> from the folder of a trial to a call that begins there, and goes on when it is made again."""
+
+    def training(model: str, source: str, *options: Any) -> Begin:
+        return lambda place: command("train", model, data[source], "--out", place / "run", *options)
+
+    text = ("--min-count", 1, "--epochs", 2)
+    found = {
+        "vlhmm": training(
+            "vlhmm", "text.txt", *text, "--states", 16, "--num-blocks", 4, "--hidden", 8, "--batch-size", 4,
+            "--segment-length", 8, "--validate-per-epoch", 2,
+        ),
+        "hmm-em": training("hmm", "text.txt", *text, "--states", 4),
+        "hmm-sgd": training("hmm", "text.txt", *text, "--states", 4, "--method", "sgd", "--batch-size", 4),
+        "lstm": training("lstm", "text.txt", *text, "--hidden", 8, "--layers", 1, "--batch-size", 4),
+        "ff": training("ff", "text.txt", *text, "--hidden", 8, "--order", 3, "--batch-size", 4),
+        "lds": training("lds", "rows.csv", "--outputs", "y", "--inputs", "u", "--iterations", 4),
+        "iohmm": training(
+            "iohmm", "rows.csv", "--outputs", "y", "--inputs", "u", "--states", "1,2", "--restarts", 2, "--max-iterations", 5,
+        ),
+        "strings": training("iohmm", "strings.txt", "--states", "2-3", "--restarts", 20, "--no-picture"),
+        "tagger": training("tagger", "tags.txt", "--system", "hmm"),
+        "latent": training("tagger", "tags.txt", "--system", "latent", "--set", "num_substates=2", "--set", "num_iterations=3"),
+        "personalize": lambda place: command(
+            "personalize", f"ngram:{data['text.txt']}", "--source", "cache", "--order", 2, "--stream", data["stream.txt"],
+            "--state", place / "state", "--out", place / "out.jsonl", "--save-every", 5,
+        ),
+        "count": lambda place: command("count", data["text.txt"], "--max-lag", 2, "--out", place / "counts", "--force"),
+        "cluster": lambda place: command("cluster", data["text.txt"], "--num-clusters", 3, "--out", place / "paths"),
+    }  # fmt: skip
+    if counts is not None:
+        found["text-lds"] = lambda place: command(
+            "train", "text-lds", counts, "--out", place / "run", "--states", 2, "--iterations", 3, "--pseudo-counts", 1,
+            "--blocks", 2, "--restricted-iterations", 3,
+        )  # fmt: skip
+    return found
