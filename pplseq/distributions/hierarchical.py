@@ -67,7 +67,8 @@ class HierarchicalTransition(BlockTransition):
         """(..., D) the same for global ids (...) that need not be kept."""
         if self.layout.complete or self.out_of is None:
             return self.leaving(self.layout.local_numbers()[ids])
-        return self.out_of(ids.reshape(-1)).view(*ids.shape, -1)
+        distinct, which = ids.reshape(-1).unique(return_inverse=True)  # rows whose words share a block share its states
+        return self.out_of(distinct).index_select(0, which).view(*ids.shape, -1)
 
     def inner_scores(self, leaving: Tensor, blocks: Tensor) -> Tensor:
         """(*b, P, U, K) scores of the states of blocks (*b, U), from leaving features (*b, P, D)."""

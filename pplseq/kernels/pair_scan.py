@@ -1,241 +1,288 @@
 """Scans over a chain whose steps share few transition matrices: each distinct pair of blocks is made once.
 
+    out      (L, K, D)   features of leaving the states of the blocks that are left
+    into     (E, K, D)   features of entering the states of the blocks that are entered
+    gate     (T-1, B, K) log p(block of step t | z_{t-1}), of steps t = 2..T
     init     (B, K)      log p(z_1)
-    pairs    (P, K, K)   p(z_t | z_{t-1}) of each distinct pair, [from, to], as probabilities
-    pair_of  (T-1, B)    which of them leads into step t = 2..T
     emit     (T, B, K)   log p(x_t | z_t)
     valid    (T, B) or None     False at padded steps (the message is carried over unchanged)
     restart  (T, B) or None     True where p(z_t | z_{t-1}) = exp(restart_to), (T, B, K)
 
-Messages are probabilities, normalised at every step. Where a row's probability of a step comes out too small to be trusted
-(`TRUSTED`), the caller has to take the scans in log space of :mod:`pplseq.kernels.scan` instead.
+A step's matrix is exp(gate_i) softmax_j(out_i . into_j) over the states j of the block entered. What depends on the token alone
+(gate, emission) stays out of the K x K matrices, which are made per distinct pair of blocks, in groups that leave the same
+block, so that a group's matrices stay in the processor's cache. Messages are probabilities, normalised at every step. Where a
+row's probability of a step comes out too small to be trusted (`TRUSTED`), the caller has to take the scans in log space of
+:mod:`pplseq.kernels.scan` instead.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq.kernels import twice
-from pplseq.kernels.log_semiring import safe_log
+from pplseq.kernels.precision import exact_products
 from pplseq.kernels.scan import Forward, forward_twin
 
+CACHED_CELLS = 1 << 18  # numbers that are worked on at once: a megabyte, half of a core's second-level cache
 TRUSTED = {torch.float32: 1e-20, torch.float64: 1e-200}  # smallest scaled probability of a step whose digits are sound
 
 
-class PairSoftmax(torch.autograd.Function):
-    """p(z' | z) of distinct pairs of blocks, (P, K, K): p(block entered | z) softmax_j(out_i . into_j).
+class PairPlan(NamedTuple):
+    """Which pairs of blocks a batch needs, and where.
 
-    Pairs come sorted by the block left, so that one product serves all that leave the same block. Only one block's
-    (K, M) scores of blocks are held at a time.
+    Attributes:
+        left, entered: (P,) rows of ``out`` and ``into`` of each distinct pair, sorted by the block left.
+        groups: (row of ``out``, which pairs) for each block left.
+        pair_of: (T-1, B) the pair that leads into each step.
+        tokens: (P, C) the tokens t B + b of each pair, padded with (T-1) B. most: C of each group.
     """
 
+    left: Tensor
+    entered: Tensor
+    groups: list[tuple[int, slice]]
+    pair_of: Tensor
+    tokens: Tensor
+    most: list[int]
+
+
+def plan_pairs(left: Tensor, entered: Tensor, pair_of: Tensor, used: Tensor | None = None) -> PairPlan:
+    """The plan of a batch.
+
+    Args:
+        left: (P,) row of ``out``, sorted. entered: (P,) row of ``into``. pair_of: (T-1, B).
+        used: (T-1, B) False where no pair is needed, or None.
+    """
+    count = len(left)
+    blocks, sizes = left.unique_consecutive(return_counts=True)
+    ends = sizes.cumsum(0).tolist()
+    groups = [(b, slice(end - n, end)) for b, n, end in zip(blocks.tolist(), sizes.tolist(), ends, strict=True)]
+    of_token = pair_of.flatten() if used is None else pair_of.masked_fill(~used, count).flatten()
+    times = torch.bincount(of_token, minlength=count)[:count]
+    first = (times.cumsum(0) - times).unsqueeze(-1)
+    place = torch.arange(int(times.max()) if count else 0, device=left.device)
+    inside = place < times.unsqueeze(-1)
+    order = of_token.argsort(stable=True)
+    tokens = torch.where(inside, order[torch.where(inside, first + place, 0)], len(of_token))
+    return PairPlan(left, entered, groups, pair_of, tokens, [int(times[some].max()) for _, some in groups])
+
+
+class PairGates(torch.autograd.Function):
+    """log p(block entered | z) of distinct pairs, (P, K); see :func:`pair_gates`."""
+
     @staticmethod
-    def forward(ctx, out, into, weight, bias, left, entered, names, filled, product_dtype):
-        count, width = len(left), out.shape[1]
-        probs, gate, norm = out.new_empty(count, width, width), out.new_empty(count, width), out.new_empty(len(out), width)
-        a, b, to_blocks = out.to(product_dtype), into.to(product_dtype), weight.to(product_dtype).T
-        groups = _groups(left)
-        for block, some in groups:
-            scores = a[block] @ b[entered[some]].flatten(0, 1).T  # (K, n K)
-            probs[some] = scores.view(width, -1, width).transpose(0, 1)
-            logits = (a[block] @ to_blocks).to(out.dtype) + bias  # (K, M)
-            norm[block] = torch.logsumexp(logits, -1)
-            gate[some] = (logits[:, names[some]] - norm[block].unsqueeze(-1)).T
-        gate.exp_()
-        if filled is not None:
-            probs.masked_fill_(~filled.unsqueeze(1), -math.inf)
-        probs = torch.softmax(probs, -1).mul_(gate.unsqueeze(-1))
-        ctx.save_for_backward(out, into, weight, bias, left, entered, names, filled, probs, gate, norm)
-        ctx.groups, ctx.product_dtype = groups, product_dtype
-        return probs
+    def forward(ctx, out, weight, bias, plan, names):
+        width, to_blocks = out.shape[1], weight.T
+        gates = out.new_empty(len(names), width)
+        for first, last, some in _pieces(plan, width * len(bias)):
+            scores = torch.addmm(bias, out[first:last].flatten(0, 1), to_blocks)  # (l K, M)
+            norm = torch.logsumexp(scores, -1).view(-1, width)
+            of_block = scores.view(last - first, width, -1)
+            left = plan.left[some] - first
+            gates[some] = of_block[left, :, names[some]] - norm[left]
+        ctx.save_for_backward(out, weight, bias, names)
+        ctx.plan = plan
+        return gates
 
     @staticmethod
     def backward(ctx, *grads):
         (grad,) = grads
-        out, into, weight, bias, left, entered, names, filled, probs, gate, norm = ctx.saved_tensors
+        out, weight, bias, names = ctx.saved_tensors
+        plan, width = ctx.plan, out.shape[1]
         if torch.is_grad_enabled():
-            args = (out, into, weight, bias, left, entered, names, filled, ctx.product_dtype)
-            return twice.gradients(pair_softmax_reference, args, grad)
-        width, dtype = probs.shape[-1], ctx.product_dtype
-        weighted = probs * grad
-        of_gate = weighted.sum(-1)  # (P, K), of log p(block entered | z)
-        # a gate that underflowed takes its row's gradient with it
-        share = of_gate / gate.clamp_min(torch.finfo(gate.dtype).tiny)
-        scores = weighted.addcmul_(probs, share.unsqueeze(-1), value=-1).to(dtype)
-        a, b, to_blocks = out.to(dtype), into.to(dtype), weight.to(dtype)
-        grad_out, grad_into, grad_weight = torch.zeros_like(out), torch.zeros_like(into), torch.zeros_like(weight)
-        grad_bias = torch.zeros_like(bias)
-        for block, some in ctx.groups:
-            wide = scores[some].transpose(0, 1).reshape(width, -1)  # (K, n K)
-            onto = entered[some]
-            to = b[onto].flatten(0, 1)
-            grad_into.index_add_(0, onto, (wide.T @ a[block]).view(len(onto), width, -1).to(into.dtype))
-            logits = (a[block] @ to_blocks.T).to(out.dtype) + (bias - norm[block].unsqueeze(-1))
-            grad_logits = logits.exp_().mul_(of_gate[some].sum(0).unsqueeze(-1)).neg_()
-            grad_logits.index_add_(1, names[some], of_gate[some].T)
-            grad_bias += grad_logits.sum(0)
-            grad_logits = grad_logits.to(dtype)
-            grad_out[block] = wide @ to + grad_logits @ to_blocks
-            grad_weight += grad_logits.T @ a[block]
-        return grad_out, grad_into, grad_weight, grad_bias, None, None, None, None, None
+            return twice.gradients(pair_gates_reference, (out, weight, bias, plan, names), grad)
+        grad_out, grad_weight, grad_bias = torch.zeros_like(out), torch.zeros_like(weight), torch.zeros_like(bias)
+        for first, last, some in _pieces(plan, width * len(bias)):
+            rows, left, given = out[first:last].flatten(0, 1), plan.left[some] - first, grad[some]
+            total = grad.new_zeros(last - first, width).index_add_(0, left, given).view(-1, 1)
+            of_scores = torch.addmm(bias, rows, weight.T)
+            torch.softmax(of_scores, -1, out=of_scores).mul_(total.neg_())
+            of_scores.view(last - first, width, -1)[left, :, names[some]] += given  # pairs are distinct
+            torch.mm(of_scores, weight, out=grad_out[first:last].view(-1, weight.shape[1]))
+            grad_weight.addmm_(of_scores.T, rows)
+            grad_bias += of_scores.sum(0)
+        return grad_out, grad_weight, grad_bias, None, None
 
 
-def _groups(left: Tensor) -> list[tuple[int, slice]]:
-    """(block, where its pairs stand) for each distinct block in a sorted (P,)."""
-    blocks, sizes = left.unique_consecutive(return_counts=True)
-    ends = sizes.cumsum(0).tolist()
-    return [(block, slice(end - size, end)) for block, size, end in zip(blocks.tolist(), sizes.tolist(), ends, strict=True)]
+def _pieces(plan: PairPlan, cells: int) -> list[tuple[int, int, slice]]:
+    """(first block left, last, its pairs), so that a piece of `cells` a block stays in the processor's cache."""
+    at_once = max(1, CACHED_CELLS // cells)
+    groups = [plan.groups[k : k + at_once] for k in range(0, len(plan.groups), at_once)]
+    return [(some[0][0], some[-1][0] + 1, slice(some[0][1].start, some[-1][1].stop)) for some in groups]
 
 
-def pair_softmax(
-    out: Tensor,
-    into: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    left: Tensor,
-    entered: Tensor,
-    names: Tensor,
-    filled: Tensor | None = None,
-    product_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """(P, K, K) p(z' | z) between the states of P pairs of blocks.
-
-        p(z' = j of block b | z = i) = softmax_b(out_i . weight_b + bias_b) softmax_j(out_i . into_j)
+def pair_gates(out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, names: Tensor) -> Tensor:
+    """(P, K) log p(block entered | z) = log softmax_b(out_z . weight_b + bias_b) of the P pairs of a plan.
 
     Args:
-        out: (L, K, D) features of the blocks that are left. into: (E, K, D) of those that are entered.
-        weight: (M, D). bias: (M,), of all blocks.
-        left: (P,) row of ``out``, sorted. entered: (P,) row of ``into``. names: (P,) which of the M blocks it is.
-        filled: (P, K) False at padded slots of the block entered, or None. product_dtype: of the matrix products.
+        out: (L, K, D), the features of all blocks left. weight: (M, D). bias: (M,), of all blocks.
+        names: (P,) which of the M blocks a pair enters.
 
-    Cost: 2 P K^2 D + 2 L K M D flops forward, 2 to 3 times that backward; P K^2 numbers kept.
+    Cost: 2 L K M D flops forward, thrice that backward; scores are held a few blocks at a time.
     """
-    args = (out, into, weight, bias, left, entered, names, filled, product_dtype or out.dtype)
-    return twice.apply(PairSoftmax, pair_softmax_reference, *args)
+    return twice.apply(PairGates, pair_gates_reference, out, weight, bias, plan, names)
 
 
-def pair_softmax_reference(
-    out, into, weight, bias, left, entered, names, filled=None, product_dtype: torch.dtype | None = None
-) -> Tensor:
-    """The slow twin of :func:`pair_softmax`."""
-    dtype = product_dtype or out.dtype
-    scores = (out.to(dtype)[left] @ into.to(dtype)[entered].transpose(-1, -2)).to(out.dtype)
-    if filled is not None:
-        scores = scores.masked_fill(~filled.unsqueeze(1), -math.inf)
-    gate = torch.log_softmax((out.to(dtype) @ weight.to(dtype).T).to(out.dtype) + bias, -1)[left, :, names]
-    return (torch.log_softmax(scores, -1) + gate.unsqueeze(-1)).exp()
+def pair_gates_reference(out, weight, bias, plan, names) -> Tensor:
+    """The slow twin of :func:`pair_gates`."""
+    return torch.log_softmax(out @ weight.T + bias, -1)[plan.left, :, names]
 
 
 class PairChainLogProb(torch.autograd.Function):
-    """log sum over paths; the backward is forward-backward, and the gradients of a pair's tokens add up in one product."""
+    """log sum over paths; the backward is forward-backward. No matrix but the inner softmax is kept."""
 
     @staticmethod
-    def forward(ctx, init, pairs, emit, pair_of, valid, restart, restart_to):
+    def forward(ctx, out, into, gate_log, init, emit, restart_to, plan, filled, valid, restart, product_dtype):
         num_steps, num_rows, width = emit.shape
+        pairs = _inner_softmax(out.to(product_dtype), into.to(product_dtype), plan, filled, emit.dtype)
         top = emit.amax(-1).clamp_min(torch.finfo(emit.dtype).min)
         likely = (emit - top.unsqueeze(-1)).exp_()
         init_top = init.amax(-1).clamp_min(torch.finfo(emit.dtype).min)
         begin = None if restart is None else restart_to.exp()
+        gate = gate_log.exp()
         messages, totals = emit.new_empty(emit.shape), emit.new_empty(num_steps, num_rows)
         message = (init - init_top.unsqueeze(-1)).exp_()
-        for t in range(num_steps):
-            score = message if t == 0 else torch.bmm(message.unsqueeze(1), pairs[pair_of[t - 1]]).squeeze(1)
-            if restart is not None and begin is not None and t > 0:
-                score = torch.where(restart[t].unsqueeze(-1), begin[t], score)
-            score = score * likely[t]
-            total = score.sum(-1)
-            new = score / total.unsqueeze(-1)
-            if valid is not None:
-                new = torch.where(valid[t].unsqueeze(-1), new, message)
-                total = total.where(valid[t], 1.0)
-            message = torch.mul(new, 1.0, out=messages[t])
-            totals[t] = total
+        with exact_products():
+            for t in range(num_steps):
+                score = message
+                if t > 0:
+                    pair = pairs.index_select(0, plan.pair_of[t - 1])  # [to, from]
+                    score = torch.bmm(pair, (message * gate[t - 1]).unsqueeze(-1)).squeeze(-1)
+                    if restart is not None and begin is not None:
+                        score = torch.where(restart[t].unsqueeze(-1), begin[t], score)
+                score = score * likely[t]
+                total = score.sum(-1)
+                new = score / total.unsqueeze(-1)
+                if valid is not None:
+                    new = torch.where(valid[t].unsqueeze(-1), new, message)
+                    total = total.where(valid[t], 1.0)
+                message = torch.mul(new, 1.0, out=messages[t])
+                totals[t] = total
         steps = totals.log() + top
         steps[0] += init_top
         if valid is not None:
             steps = steps.where(valid, 0.0)
-        ctx.save_for_backward(init, pairs, emit, restart_to, likely, messages, totals, pair_of, valid, restart, begin)
+        given = out, into, gate_log, init, emit, restart_to
+        ctx.save_for_backward(*given, filled, gate, pairs, likely, messages, totals, valid, restart, begin)
+        ctx.plan, ctx.product_dtype = plan, product_dtype
         log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
         ctx.mark_non_differentiable(messages, steps)
         return log_prob, messages, steps
 
     @staticmethod
     def backward(ctx, *grads):
-        weight = grads[0]
-        init, pairs, emit, restart_to, likely, messages, totals, pair_of, valid, restart, begin = ctx.saved_tensors
+        weight, given = grads[0], ctx.saved_tensors[:6]
+        filled, gate, pairs, likely, messages, totals, valid, restart, begin = ctx.saved_tensors[6:]
         if torch.is_grad_enabled():
-            args = (init, pairs, emit, pair_of, valid, restart, restart_to)
-            return twice.gradients(lambda *a: _pair_chain_twin(*a)[0], args, weight)
-        num_steps, num_rows, width = likely.shape
+            args = (*given, ctx.plan, filled, valid, restart, ctx.product_dtype)
+            return twice.gradients(lambda *a: _twin(*a)[0], args, weight)
+        out, into = given[:2]
+        plan, num_steps, width = ctx.plan, len(likely), likely.shape[-1]
         beta = torch.ones_like(likely[0])
         behind = torch.empty_like(likely)  # e_t beta_t / c_t: what lies behind the move into step t
         single = torch.empty_like(likely)
-        for t in range(num_steps - 1, -1, -1):
-            single[t] = messages[t] * beta
-            behind[t] = likely[t] * beta / totals[t].unsqueeze(-1)
-            if valid is not None:
-                single[t] *= valid[t].unsqueeze(-1)
-                behind[t] *= valid[t].unsqueeze(-1)
-            if t == 0:
-                break
-            new = torch.bmm(pairs[pair_of[t - 1]], behind[t].unsqueeze(-1)).squeeze(-1)
-            if restart is not None:
-                # a message that ends here: all of its mass goes on as restart_to
-                total = (begin[t] * behind[t]).sum(-1, keepdim=True)
-                new = torch.where(restart[t].unsqueeze(-1), total.expand_as(new), new)
-            beta = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, beta)
+        rows = torch.empty_like(gate)  # (P v): the same seen from the state that is left
+        with exact_products():
+            for t in range(num_steps - 1, -1, -1):
+                torch.mul(messages[t], beta, out=single[t])
+                torch.mul(likely[t], beta, out=behind[t]).div_(totals[t].unsqueeze(-1))
+                if valid is not None:
+                    single[t] *= valid[t].unsqueeze(-1)
+                    behind[t] *= valid[t].unsqueeze(-1)
+                if t == 0:
+                    break
+                pair = pairs.index_select(0, plan.pair_of[t - 1])
+                row = torch.bmm(behind[t].unsqueeze(1), pair, out=rows[t - 1].unsqueeze(1)).squeeze(1)
+                new = row * gate[t - 1]
+                if restart is not None and begin is not None:
+                    # a message that ends here: all of its mass goes on as restart_to
+                    total = (begin[t] * behind[t]).sum(-1, keepdim=True)
+                    new = torch.where(restart[t].unsqueeze(-1), total.expand_as(new), new)
+                beta = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, beta)
         single *= weight.unsqueeze(-1)
+        left = messages[:-1] * gate  # (T-1, B, K): p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1})
         right = behind[1:] * weight.unsqueeze(-1)
         if restart is not None:
-            right = right.masked_fill(restart[1:].unsqueeze(-1), 0.0)
-        grad_pairs = _sum_outer(messages[:-1].flatten(0, 1), right.flatten(0, 1), pair_of.flatten(), len(pairs))
+            right.masked_fill_(restart[1:].unsqueeze(-1), 0.0)
+        grad_gate = left * rows * weight.unsqueeze(-1)
+        if restart is not None:
+            grad_gate.masked_fill_(restart[1:].unsqueeze(-1), 0.0)
         to_restart = None if restart is None else single * restart.unsqueeze(-1)
         if to_restart is not None:
             to_restart[0] = 0.0  # the first step comes from `init`
-        return single[0], grad_pairs, single, None, None, None, to_restart
+        nothing = left.new_zeros(1, width)
+        tokens = [torch.cat([value.flatten(0, 1), nothing]) for value in (left, right, grad_gate)]
+        grad_out, grad_into = _of_features(out, into, pairs, plan, tokens, ctx.product_dtype)
+        return grad_out, grad_into, grad_gate, single[0], single, to_restart, None, None, None, None, None
 
 
-def _pair_chain_twin(init, pairs, emit, pair_of, valid, restart, restart_to):
-    """The slow twin of :class:`PairChainLogProb`: a matrix a step and row, in log space."""
-    matrices = safe_log(pairs)[pair_of]
-    if restart is not None:
-        fresh = restart_to[1:].unsqueeze(-2)
-        matrices = torch.where(restart[1:][..., None, None], fresh, matrices)
-    log_prob, messages, steps = forward_twin(init, matrices, emit, valid, False, None, None)
-    return log_prob, messages.exp(), steps
+def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(P, K, K) softmax_j(out_i . into_j), [to, from]."""
+    width = out.shape[1]
+    pairs = out.new_empty(len(plan.entered), width, width, dtype=dtype)
+    for block, some in plan.groups:
+        to = into.index_select(0, plan.entered[some]).flatten(0, 1)
+        scores = torch.mm(to, out[block].T).view(-1, width, width).to(dtype)
+        if filled is not None:
+            scores.masked_fill_(~filled[some].unsqueeze(-1), -math.inf)
+        torch.softmax(scores, 1, out=pairs[some])
+    return pairs
 
 
-def _sum_outer(left: Tensor, right: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """(G, K, K) sums of left_n right_n' over the n of each group: groups of equal size as one batch of products."""
-    count = torch.bincount(group, minlength=num_groups)
-    order = group.argsort(stable=True)
-    left, right = left[order], right[order]
-    first = count.cumsum(0) - count
-    result = left.new_zeros(num_groups, left.shape[-1], right.shape[-1])
-    for size in count.unique().tolist():
-        if size == 0:
+def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gradients of both sets of features.
+
+    Of one token: dS_ij = P_ij u_i (v_j - (P v)_i), with u what comes in at i and v what lies behind j.
+
+    Args:
+        tokens: (N + 1, K) u, v, and u (P v), with a last row of zeros.
+    """
+    coming, behind, through = tokens
+    grad_out, grad_into = torch.zeros_like(out), torch.zeros_like(into)
+    a, b = out.to(dtype), into.to(dtype)
+    for (block, some), most in zip(plan.groups, plan.most, strict=True):
+        if most == 0:
             continue
-        groups = (count == size).nonzero().squeeze(-1)
-        rows = first[groups].unsqueeze(-1) + torch.arange(size, device=left.device)
-        result[groups] = left[rows].transpose(1, 2) @ right[rows]
-    return result
+        which, to = plan.tokens[some, :most], plan.entered[some]
+        index, shape = which.reshape(-1), (*which.shape, -1)
+        u, v = coming.index_select(0, index).view(shape), behind.index_select(0, index).view(shape)
+        mean = through.index_select(0, index).view(shape).sum(1, keepdim=True)
+        grad = torch.baddbmm(mean.expand(-1, u.shape[-1], -1), v.transpose(1, 2), u, beta=-1).mul_(pairs[some])
+        wide = grad.flatten(0, 1).to(dtype)  # (n K, K), [to, from]
+        grad_into.index_add_(0, to, torch.mm(wide, a[block]).view(len(to), *into.shape[1:]).to(into.dtype))
+        grad_out[block] = torch.mm(wide.T, b.index_select(0, to).flatten(0, 1))
+    return grad_out, grad_into
 
 
 def pair_chain_log_prob(
+    out: Tensor,
+    into: Tensor,
+    gate: Tensor,
     init: Tensor,
-    pairs: Tensor,
     emit: Tensor,
-    pair_of: Tensor,
+    plan: PairPlan,
+    *,
+    filled: Tensor | None = None,
     valid: Tensor | None = None,
     restart: Tensor | None = None,
     restart_to: Tensor | None = None,
+    product_dtype: torch.dtype | None = None,
 ) -> Forward | None:
-    """log p(x) of each row, differentiable; see the module's head for the factors. None where digits would be lost."""
-    args = (init.expand(emit.shape[1:]), pairs, emit, pair_of, valid, restart, restart_to)
-    log_prob, messages, steps = twice.apply(PairChainLogProb, _pair_chain_twin, *args)
+    """log p(x) of each row, differentiable; see the module's head for the factors. None where digits would be lost.
+
+    Args:
+        filled: (P, K) False at padded slots of the block entered, or None. product_dtype: of the products of features.
+
+    Cost: 2 P K^2 D flops forward for the P distinct pairs, twice that backward; P K^2 numbers kept.
+    """
+    args = (
+        out, into, gate, init.expand(emit.shape[1:]), emit, restart_to, plan, filled, valid, restart,
+        product_dtype or out.dtype,
+    )  # fmt: skip
+    log_prob, messages, steps = twice.apply(PairChainLogProb, _twin, *args)
     top = emit.detach().amax(-1).clamp_min(torch.finfo(emit.dtype).min)
     scaled = steps - top
     if valid is not None:
@@ -245,3 +292,21 @@ def pair_chain_log_prob(
     if not twice.transformed() and not bool(trusted):
         return None
     return Forward(log_prob, messages, steps, in_logs=False)
+
+
+def pair_matrices_reference(out, into, gate, plan: PairPlan, filled=None, product_dtype=None) -> Tensor:
+    """(T-1, B, K, K) log p(z_t | z_{t-1}), [from, to]: a matrix a step and row."""
+    dtype = product_dtype or out.dtype
+    scores = (out.to(dtype)[plan.left] @ into.to(dtype)[plan.entered].transpose(-1, -2)).to(out.dtype)
+    if filled is not None:
+        scores = scores.masked_fill(~filled.unsqueeze(1), -math.inf)
+    return torch.log_softmax(scores, -1)[plan.pair_of] + gate.unsqueeze(-1)
+
+
+def _twin(out, into, gate, init, emit, restart_to, plan, filled, valid, restart, product_dtype):
+    """The slow twin of :class:`PairChainLogProb`, in log space."""
+    matrices = pair_matrices_reference(out, into, gate, plan, filled, product_dtype)
+    if restart is not None:
+        matrices = torch.where(restart[1:][..., None, None], restart_to[1:].unsqueeze(-2), matrices)
+    log_prob, messages, steps = forward_twin(init, matrices, emit, valid, False, None, None)
+    return log_prob, messages.exp(), steps

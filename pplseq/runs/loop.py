@@ -49,12 +49,13 @@ class Training:
 
     Attributes:
         progress: counters, which a subclass moves (`step`, `epoch`, `position`) and the loop keeps (`best`, `seconds`, ...).
-        records: set by the loop: what was written so far.
+        records: set by the loop: what was written so far. clock: likewise: seconds of the run, over all resumptions.
         says_best: whether the steps say what is best (:attr:`Step.best`), instead of validations.
     """
 
     progress: Progress
     records: list[dict[str, Any]]
+    clock: Callable[[], float]
     says_best = False
 
     def begin(self) -> None:
@@ -160,6 +161,7 @@ def run_training(
 class _Loop:
     def __init__(self, training, folder, max_time, early_stop, checkpoint_interval, on_record, began) -> None:
         self.training: Training = training
+        training.clock = self._clock
         self.folder: Path | None = folder
         self.max_time, self.early_stop, self.checkpoint_interval = max_time, early_stop, checkpoint_interval
         self.on_record = on_record or (lambda record: None)

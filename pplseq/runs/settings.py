@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pplseq import checks
+from pplseq.kernels.precision import MATMUL_PRECISIONS
 
 
 class NonFiniteLoss(RuntimeError):
@@ -26,8 +27,13 @@ class TrainSettings:
         patience: the learning rate is multiplied by `factor` after more than this many validations in a row without a
             new best; None keeps it.
         factor: what the learning rate is multiplied by.
-        schedule: "plateau" (patience and factor) or "linear": the learning rate falls to zero over `epochs`, which ends
-            better when it is known beforehand how long a run may take.
+        schedule: "plateau" (patience and factor), "linear": the learning rate falls to zero over `epochs`, or "time": it
+            stays, and falls linearly over the last `decay` of `max_time`. The last two end better when it is known beforehand
+            how long a run may take.
+        decay: share of `max_time` over which the learning rate falls.
+        final_dropout: state dropout to which the model's falls together with the learning rate; None keeps the model's.
+        matmul_precision: of products of float32 matrices while training on a CPU: "auto" is bfloat16 factors with float32 sums
+            where the processor has them, "float32", "bfloat16".
         early_stop: stop after this many validations in a row without a new best; None never does.
         log_interval: steps between two training records.
         checkpoint_interval: seconds after which `last` is saved even if no validation came.
@@ -42,6 +48,9 @@ class TrainSettings:
     patience: int | None = 4
     factor: float = 0.25
     schedule: str = "plateau"
+    decay: float = 0.6
+    final_dropout: float | None = None
+    matmul_precision: str = "auto"
     early_stop: int | None = None
     log_interval: int = 20
     checkpoint_interval: float = 600.0
@@ -52,7 +61,15 @@ class TrainSettings:
         for name in ("clip", "max_time", "early_stop"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
-        checks.choice("schedule", self.schedule, ("plateau", "linear"))
+        checks.choice("schedule", self.schedule, ("plateau", "linear", "time"))
+        checks.choice("matmul_precision", self.matmul_precision, MATMUL_PRECISIONS)
+        checks.share("decay", self.decay, "(0, 1]")
+        if self.schedule == "time" and self.max_time is None:
+            raise ValueError("schedule: by time the learning rate falls towards max_time; give max_time")
+        if self.final_dropout is not None:
+            checks.share("final_dropout", self.final_dropout, "[0, 1)")
+            if self.schedule == "plateau":
+                raise ValueError("final_dropout: dropout falls with the learning rate; choose schedule linear or time")
         if self.patience is not None:
             checks.count("patience", self.patience, least=0)
 

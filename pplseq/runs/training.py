@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.state import Belief
+from pplseq.kernels.precision import matmul_precision
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
@@ -101,6 +102,7 @@ class GradientTraining(Training):
         self.plateau = None
         if settings.patience is not None and settings.schedule == "plateau":
             self.plateau = ReduceLROnPlateau(self.optimizer, factor=settings.factor, patience=settings.patience)
+        self.first_dropout = getattr(model, "state_dropout", 0.0)
         self.progress = Progress()
         self.belief = None
         self.unread: list[tuple[Tensor, Tensor, int]] = []
@@ -138,13 +140,17 @@ class GradientTraining(Training):
         num_tokens = batch.x.numel() if batch.lengths is None else int(batch.lengths.sum())
         start = None if getattr(batch, "is_first", True) else self.belief
         self.optimizer.zero_grad(set_to_none=True)
-        if self.chain_of is None:
-            loss = self.elbo(x, lengths, start)
-            chain = self.model.chain
-        else:
-            chain = self.chain_of(x, lengths, start)
-            loss = -chain.log_prob().sum()
-        (loss / num_tokens).backward()
+        if self.settings.final_dropout is not None:
+            left, end = self._left(p.step), self.settings.final_dropout
+            self.model.state_dropout = end + left * (self.first_dropout - end)
+        with matmul_precision(self.settings.matmul_precision):
+            if self.chain_of is None:
+                loss = self.elbo(x, lengths, start)
+                chain = self.model.chain
+            else:
+                chain = self.chain_of(x, lengths, start)
+                loss = -chain.log_prob().sum()
+            (loss / num_tokens).backward()
         clip = math.inf if self.settings.clip is None else self.settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
         self.unread.append((loss.detach(), norm, num_tokens))
@@ -152,13 +158,22 @@ class GradientTraining(Training):
         # Reading the loss waits for the device: every step on a CPU, where it is free; at records and saves on a GPU.
         if self.device.type == "cpu":
             self.flush()
-        if self.settings.schedule == "linear":
-            left = 1 - (p.step - 1) / (self.settings.epochs * len(self.batches))
+        if self.settings.schedule != "plateau":
             for group in self.optimizer.param_groups:
-                group["lr"] = self.settings.lr * max(left, 0.0)
+                group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
         self.belief = chain.filtered().detach()
         self.on_step(p, num_tokens)
+
+    def _left(self, steps: int) -> float:
+        """The share of the learning rate that is left of its fall, behind so many steps."""
+        settings = self.settings
+        if settings.schedule == "linear":
+            left = 1 - steps / (settings.epochs * len(self.batches))
+        else:
+            assert settings.max_time is not None
+            left = (1 - self.clock() / settings.max_time) / settings.decay
+        return min(1.0, max(left, 0.0))
 
     def flush(self) -> None:
         """Add the losses since the last reading to the window; stop at one that is not finite."""

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from pplseq.kernels import scan
-from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_softmax, pair_softmax_reference
+from pplseq.kernels.pair_scan import (
+    pair_chain_log_prob,
+    pair_gates,
+    pair_gates_reference,
+    pair_matrices_reference,
+    plan_pairs,
+)
 
 F64 = torch.float64
 M, K, D, T, B = 5, 3, 4, 7, 6
@@ -14,83 +20,108 @@ LENGTHS = torch.tensor([7, 7, 5, 3, 1, 2])
 close = torch.testing.assert_close
 
 
-def parameters(width=K, blocks=M):
-    shapes = (blocks, width, D), (blocks, width, D), (blocks, D), (blocks,)
-    return [torch.randn(*shape, dtype=F64, requires_grad=True) for shape in shapes]
-
-
-def blocks_and_pairs(steps=T, blocks=M):
+def factors(steps=T, blocks=M, width=K, dtype=F64):
+    """(out, into, gate, init, emit) and the pairs of a batch."""
+    out, into = (torch.randn(blocks, width, D, dtype=dtype) for _ in range(2))
+    gate = torch.randn(steps - 1, B, width, dtype=dtype)
+    emit = torch.randn(steps, B, width, dtype=dtype)
+    given = [out, into, gate, torch.randn(B, width, dtype=dtype), emit]
     block = torch.randint(blocks, (steps, B))
     keys, pair_of = (block[:-1] * blocks + block[1:]).unique(return_inverse=True)
-    return block, keys // blocks, keys % blocks, pair_of
+    return given, keys // blocks, keys % blocks, pair_of
 
 
-@pytest.mark.parametrize("width, blocks", [(3, 5), (1, 5), (3, 1), (1, 1)])
-def test_pairs_of_blocks(width, blocks):
-    given = parameters(width, blocks)
-    _, left, entered, _ = blocks_and_pairs(blocks=blocks)
-    weight = torch.randn(len(left), width, width, dtype=F64)
-    got, wanted = (f(*given, left, entered, entered) for f in (pair_softmax, pair_softmax_reference))
-    close(got, wanted)
-    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), given) for x in (got, wanted)), strict=True):
-        close(a, b)
-
-
-def test_pairs_of_uneven_blocks():
-    given = parameters()
-    _, left, entered, _ = blocks_and_pairs()
-    filled = torch.ones(M, K, dtype=torch.bool)
-    filled[2, 2] = filled[3, 1] = filled[3, 2] = False
-    weight = torch.randn(len(left), K, K, dtype=F64)
-    got, wanted = (f(*given, left, entered, entered, filled[entered]) for f in (pair_softmax, pair_softmax_reference))
-    close(got, wanted)
-    assert bool((got.transpose(1, 2)[~filled[entered]] == 0).all())
-    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), given) for x in (got, wanted)), strict=True):
-        close(a, b)
-
-
-def test_bfloat16_products_are_near():
-    given = [p.detach().float().mul(0.3).requires_grad_() for p in parameters()]
-    _, left, entered, _ = blocks_and_pairs()
-    got = pair_softmax(*given, left, entered, entered, None, torch.bfloat16)
-    close(got, pair_softmax_reference(*given, left, entered, entered), rtol=0.05, atol=0.01)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("steps", [T, 1])
-def test_the_scan(ragged, restarted, steps):
-    given = parameters()
-    block, left, entered, pair_of = blocks_and_pairs(steps)
-    emit = torch.randn(steps, B, K, dtype=F64)
-    emit[0, 0, 1] = -math.inf  # a forbidden state
-    emit.requires_grad_()
-    init = torch.randn(B, K, dtype=F64, requires_grad=True)
-    valid = torch.arange(steps).unsqueeze(-1) < LENGTHS.clamp_max(steps) if ragged else None
-    restart = torch.rand(steps, B) < 0.3 if restarted else None
-    restart_to = torch.randn(steps, B, K, dtype=F64, requires_grad=True) if restarted else None
-    pairs = pair_softmax(*given, left, entered, entered)
-    got = pair_chain_log_prob(init, pairs, emit, pair_of, valid, restart, restart_to)
-    matrices = pair_softmax_reference(*given, left, entered, entered)[pair_of].log()
-    if restarted:
+def both_ways(given, left, entered, pair_of, valid=None, restart=None, restart_to=None, filled=None):
+    """The fast scan, and the one over a matrix a step."""
+    out, into, gate, init, emit = given
+    used = None
+    for there in (valid, None if restart is None else ~restart):
+        used = used if there is None else there[1:] if used is None else used & there[1:]
+    plan = plan_pairs(left, entered, pair_of, used)
+    got = pair_chain_log_prob(*given, plan, filled=filled, valid=valid, restart=restart, restart_to=restart_to)
+    matrices = pair_matrices_reference(out, into, gate, plan, filled)
+    if restart is not None:
         matrices = torch.where(restart[1:, :, None, None], restart_to[1:].unsqueeze(-2), matrices)
-    wanted = scan.chain_log_prob(init, matrices, emit, valid)
+    return got, scan.chain_log_prob(init, matrices, emit, valid)
+
+
+def same(got, wanted, leaves):
     for name in ("log_prob", "step_log_prob", "filtered"):
         close(getattr(got, name), getattr(wanted, name))
     weight = torch.randn(B, dtype=F64)
-    leaves = (*given, init, emit, *([restart_to] if restarted else []))
     both = (torch.autograd.grad((x.log_prob * weight).sum(), leaves, allow_unused=True) for x in (got, wanted))
     for a, b, leaf in zip(*both, leaves, strict=True):
         zero = torch.zeros_like(leaf)
         close(zero if a is None else a, zero if b is None else b)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("steps, blocks, width", [(T, M, K), (T, M, 1), (T, 1, K), (T, 1, 1), (40, 2, 2), (2, M, K)])
+def test_the_scan(ragged, restarted, steps, blocks, width):
+    given, *pairs = factors(steps, blocks, width)
+    if width > 1:
+        given[-1][0, 0, 1] = -math.inf  # a forbidden state
+    valid = torch.arange(steps).unsqueeze(-1) < LENGTHS.clamp_max(steps) if ragged else None
+    restart = torch.rand(steps, B) < 0.3 if restarted else None
+    restart_to = torch.randn(steps, B, width, dtype=F64, requires_grad=True) if restarted else None
+    leaves = [value.requires_grad_() for value in given]
+    got, wanted = both_ways(leaves, *pairs, valid, restart, restart_to)
+    same(got, wanted, [*leaves, *([restart_to] if restarted else [])])
+
+
+def test_uneven_blocks():
+    given, left, entered, pair_of = factors()
+    filled = torch.ones(M, K, dtype=torch.bool)
+    filled[2, 2] = filled[3, 1] = filled[3, 2] = False
+    block = torch.cat([left[pair_of[:1]], entered[pair_of]])
+    given[-1].masked_fill_(~filled[block], -math.inf)
+    given[-2].masked_fill_(~filled[block[0]], -math.inf)
+    leaves = [value.requires_grad_() for value in given]
+    same(*both_ways(leaves, left, entered, pair_of, filled=filled[entered]), leaves)
+
+
+@pytest.mark.parametrize("width, names", [(K, M), (1, 1)])
+@pytest.mark.parametrize("cells", [1, 1 << 18])
+def test_gates(width, names, cells, monkeypatch):
+    monkeypatch.setattr("pplseq.kernels.pair_scan.CACHED_CELLS", cells)
+    (out, *_), left, entered, pair_of = factors(width=width)
+    plan = plan_pairs(left, entered, pair_of)
+    out = out[: int(left.max()) + 1]
+    given = [out, torch.randn(names, D, dtype=F64), torch.randn(names, dtype=F64)]
+    given = [value.requires_grad_() for value in given]
+    blocks = entered.clamp_max(names - 1)
+    if names == 1:  # each pair of blocks once
+        plan = plan_pairs(torch.arange(len(out)), entered[: len(out)], pair_of[:0])
+        blocks = blocks[: len(out)]
+    weight = torch.randn(len(blocks), width, dtype=F64)
+    got, wanted = (f(*given, plan, blocks) for f in (pair_gates, pair_gates_reference))
+    close(got, wanted)
+    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), given) for x in (got, wanted)), strict=True):
+        close(a, b)
+
+
+def test_bfloat16_products_are_near():
+    given, left, entered, pair_of = factors(dtype=torch.float32)
+    leaves = [value.mul(0.3).requires_grad_() for value in given]
+    plan = plan_pairs(left, entered, pair_of)
+    grads = []
+    for dtype in (None, torch.bfloat16):
+        log_prob = pair_chain_log_prob(*leaves, plan, product_dtype=dtype).log_prob
+        grads.append((log_prob.detach(), *torch.autograd.grad(log_prob.sum(), leaves)))
+    for a, b in zip(*grads, strict=True):
+        close(a, b, rtol=0.05, atol=0.02)
+
+
 def test_digits_that_would_be_lost_are_refused():
     """A row whose states are all but impossible has to go through the scans in log space."""
-    pairs = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    zero = torch.zeros(1, dtype=torch.long)
+    features = torch.tensor([[[30.0, 0.0], [0.0, 30.0]]])  # a state goes on to itself alone
     init = torch.tensor([[0.0, -math.inf]])
     emit = torch.zeros(2, 1, 2)
     emit[1, 0] = torch.tensor([-90.0, 0.0])
-    assert pair_chain_log_prob(init, pairs, emit, torch.zeros(1, 1, dtype=torch.long)) is None
+    given = features, features, torch.zeros(1, 1, 2), init
+    plan = plan_pairs(zero, zero, zero.view(1, 1))
+    assert pair_chain_log_prob(*given, emit, plan) is None
     emit[1, 0, 0] = -2.0
-    assert pair_chain_log_prob(init, pairs, emit, torch.zeros(1, 1, dtype=torch.long)).log_prob.item() == -2.0
+    assert pair_chain_log_prob(*given, emit, plan).log_prob.item() == -2.0

@@ -334,6 +334,25 @@ def test_linear_schedule_ends_at_zero_and_resumes_exactly(text, tmp_path):
     assert same_weights(whole, parts)
 
 
+def test_schedule_by_time_falls_with_the_clock_and_takes_dropout_along(text, monkeypatch):
+    ticks = iter(range(1, 10_000))
+    monkeypatch.setattr("pplseq.runs.loop._Loop._clock", lambda loop: 0.1 * next(ticks))
+    settings = TrainSettings(lr=0.05, epochs=50, max_time=9.0, schedule="time", decay=0.5, final_dropout=0.1, log_interval=1)
+    model, dropouts = SmallHMM(len(text.vocabulary)), []
+    model.state_dropout = 0.5
+    batches = StreamBatches(text, 4, 5, seed=3)
+    history = train(
+        model, batches, evaluate=None, settings=settings, folder=None,
+        on_step=lambda progress, tokens: dropouts.append(model.state_dropout),
+    )  # fmt: skip
+    rates = [record["lr"] for record in history.records]
+    assert history.stop_reason == "max_time" and rates[0] == 0.05 and rates == sorted(rates, reverse=True) and rates[-1] < 0.005
+    assert dropouts[0] == 0.5 and dropouts == sorted(dropouts, reverse=True) and 0.1 <= dropouts[-1] < 0.15
+    for wrong, message in [(dict(schedule="time"), "max_time"), (dict(final_dropout=0.1), "falls with the learning rate")]:
+        with pytest.raises(ValueError, match=message):
+            TrainSettings(**wrong)
+
+
 def test_early_stop(text, tmp_path):
     values = iter([3.0, 1.0, 2.0, 2.0])
     settings = TrainSettings(**{**SETTINGS.__dict__, "early_stop": 2})

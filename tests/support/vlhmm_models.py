@@ -12,6 +12,7 @@ SIZES = [2, 3, 1]
 OPTIONS = {
     "independent": dict(),
     "untied": dict(tied=False),
+    "shared layer": dict(shared_layer=True),
     "factored": dict(parameterization="factored"),
     "factored, untied": dict(parameterization="factored", tied=False),
     "scalar": dict(parameterization="scalar"),
@@ -68,7 +69,8 @@ def tables_by_hand(model, kept=None):
                 rows = torch.cat([model.block_states[role].weight[block_of_state], rows], -1)
             return rows
 
-        start = model.start_score(residual(model.start_layer, embed("start"))).squeeze(-1)
+        start_layer = model.emit_layer if config["shared_layer"] else model.start_layer
+        start = model.start_score(residual(start_layer, embed("start"))).squeeze(-1)
         out = residual(model.out_layer, embed("out")) / config["temperature"]
         score = out @ embed("into").T
         if config["transition"] == "hierarchical":

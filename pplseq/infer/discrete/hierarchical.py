@@ -10,7 +10,7 @@ from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTr
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.kernels import scan
-from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_softmax
+from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_gates, plan_pairs
 
 
 class HierarchicalChain(BlockChain):
@@ -49,21 +49,27 @@ class HierarchicalChain(BlockChain):
             keys = keys.masked_fill(restart[1:], int(needed[0]))
         keys, pair_of = keys.unique(return_inverse=True)
         left, entered = keys // layout.num_blocks, keys % layout.num_blocks
-        blocks, left = left.unique(return_inverse=True)
         # rows of the blocks left only; columns of the blocks entered only
+        blocks, left = left.unique(return_inverse=True)
         columns, entered_at = entered.unique(return_inverse=True)
-        pairs = pair_softmax(
-            transition.leaving_blocks(blocks),
+        used = None if restart is None else ~restart[1:]
+        if self.valid is not None:
+            used = self.valid[1:] if used is None else used & self.valid[1:]
+        out, plan = transition.leaving_blocks(blocks), plan_pairs(left, entered_at, pair_of, used)
+        gates = pair_gates(out, transition.block_weight, transition.block_bias, plan, entered)
+        return pair_chain_log_prob(
+            out,
             layout.of_blocks(transition.into, columns),
-            transition.block_weight,
-            transition.block_bias,
-            left,
-            entered_at,
-            entered,
-            None if layout.filled is None else layout.filled[entered],
-            transition.product_dtype,
+            gates.index_select(0, pair_of.flatten()).view(*pair_of.shape, -1),
+            self._initial(),
+            self._emit(),
+            plan,
+            filled=None if layout.filled is None else layout.filled[entered],
+            valid=self.valid,
+            restart=restart,
+            restart_to=restart_to,
+            product_dtype=transition.product_dtype,
         )
-        return pair_chain_log_prob(self._initial(), pairs, self._emit(), pair_of, self.valid, restart, restart_to)
 
     def _initial(self) -> Tensor:
         """(B, K) log p(z_1), before the first word is seen."""

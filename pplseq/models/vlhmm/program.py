@@ -60,6 +60,7 @@ class VLHMM(Estimator):
             of the second grows with Z^2.
         parameterization: "independent" (an embedding a state), "factored" (half from its block) or "scalar" (free tables).
         tied: one embedding table for start, out, into and emit, or four.
+        shared_layer: start and emission share one residual layer (with tied embeddings), a third of the work of the layers.
         state_dropout: share of each block's states left out of a training step.
         reset_id: word (the id of ``<eos>``) after which the next state is drawn from the start distribution, in training
             and evaluation alike; None: the state runs on.
@@ -84,6 +85,7 @@ class VLHMM(Estimator):
         transition: str = "softmax",
         parameterization: str = "independent",
         tied: bool = True,
+        shared_layer: bool = False,
         state_dropout: float = 0.0,
         reset_id: int | None = None,
         initialization: str = "normal",
@@ -93,8 +95,11 @@ class VLHMM(Estimator):
         normalizer_dtype: str = "float32",
     ):
         super().__init__()
-        if not isinstance(tied, bool):
-            raise TypeError(f"tied must be True or False, got {tied!r}")
+        for name, value in (("tied", tied), ("shared_layer", shared_layer)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+        if shared_layer and not tied:
+            raise ValueError("shared_layer: start and emission have embeddings of their own; tie them, or leave it out")
         self._config: dict[str, Any] = dict(
             num_words=None,
             num_states=checks.count("num_states", num_states),
@@ -102,6 +107,7 @@ class VLHMM(Estimator):
             transition=checks.choice("transition", transition, TRANSITIONS),
             parameterization=checks.choice("parameterization", parameterization, PARAMETERIZATIONS),
             tied=tied,
+            shared_layer=shared_layer,
             state_dropout=checks.share("state_dropout", state_dropout, "[0, 1)"),
             reset_id=None,
             initialization=checks.choice("initialization", initialization, INITIALIZATIONS),
@@ -173,7 +179,9 @@ class VLHMM(Estimator):
                 nn.init.normal_(table, std=config["init_scale"])
             else:
                 nn.init.xavier_uniform_(table)
-        self.start_layer, self.out_layer, self.emit_layer = (ResidualLayer(size) for _ in range(3))
+        if not config["shared_layer"]:
+            self.start_layer = ResidualLayer(size)
+        self.out_layer, self.emit_layer = (ResidualLayer(size) for _ in range(2))
         self.start_score = nn.Linear(size, 1)
         if config["transition"] == "hierarchical":
             self.block_score = nn.Linear(size, num_blocks)
@@ -231,9 +239,11 @@ class VLHMM(Estimator):
             index = slot_of[self.block_of_word]
             table = words.log_softmax(words.rows(self.word_table.gather(-1, index)))
         else:
-            start = self.start_score(self.start_layer(self._embed("start", None, layout))).squeeze(-1)
-            initial = torch.log_softmax(start, -1)
-            emit = self.emit_layer(self._embed("emit", None, layout))
+            kept = dict.fromkeys(ROLES, self._embed("all", None, layout)) if self._config["tied"] else {}
+            kept = kept or {role: self._embed(role, None, layout) for role in ROLES}
+            emit = self.emit_layer(kept["emit"])
+            start = emit if self._config["shared_layer"] else self.start_layer(kept["start"])
+            initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
             every = torch.arange(layout.num_blocks, device=emit.device)
             scores = words.products(layout.of_blocks(emit, every), self.word_score.weight, self.word_score.bias)
             table = words.log_softmax(scores)
@@ -245,7 +255,7 @@ class VLHMM(Estimator):
             if self._config["transition"] == "hierarchical":
                 return HierarchicalTables(layout, initial, table, self.block_table / temperature, **options), emission
             return TableTransition(layout, initial, table, **options), emission
-        out, into = self._out(self._embed("out", None, layout)), self._embed("into", None, layout)
+        out, into = self._out(kept["out"]), kept["into"]
         product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None
         options |= dict(out_of=lambda ids: self._out(self._embed("out", ids, layout)), product_dtype=product_dtype)
         if self._config["transition"] == "hierarchical":

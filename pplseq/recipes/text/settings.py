@@ -65,7 +65,10 @@ class Descent:
         clip: largest gradient norm, or none.
         validate_per_epoch: validations per epoch.
         patience: validations without a new best before the learning rate is divided by 4, or none.
-        schedule: learning rate divided by 4 when validation stalls, or falling linearly to zero over --epochs.
+        schedule: learning rate divided by 4 when validation stalls, falling linearly to zero over --epochs, or over the last
+            part of --max-time.
+        decay: that part, as a share.
+        matmul_precision: of products of matrices in training: bfloat16 factors with float32 sums where the processor has them.
         log_interval: steps between two records in metrics.jsonl.
     """
 
@@ -74,7 +77,9 @@ class Descent:
     clip: float | None = setting(5.0, check=checks.positive)
     validate_per_epoch: int = setting(4, check=checks.count)
     patience: int | None = setting(4, check=partial(checks.count, least=0))
-    schedule: Literal["plateau", "linear"] = "plateau"
+    schedule: Literal["plateau", "linear", "time"] = "plateau"
+    decay: float = setting(0.6, check=partial(checks.share, interval="(0, 1]"))
+    matmul_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     log_interval: int = setting(20, check=checks.count)
 
 
@@ -108,7 +113,9 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
         transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
         parameterization: of the tables of states.
         tied: one embedding table for start, transition and emission.
+        shared_layer: start and emission share one residual layer.
         dropout: share of each block's states left out of a training step.
+        final_dropout: dropout to which it falls together with the learning rate (default: it stays).
         reset: after <eos> the state starts afresh, in training and evaluation.
         init: of the embeddings.
         init_scale: standard deviation of the normal initialisation.
@@ -126,7 +133,9 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     transition: Literal["softmax", "hierarchical"] = "softmax"
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
     tied: bool = setting(True, flag="--tied/--untied")
+    shared_layer: bool = False
     dropout: float = setting(0.5, check=SHARE)
+    final_dropout: float | None = setting(None, check=SHARE)
     reset: bool = True
     init: Literal["normal", "xavier"] = "normal"
     init_scale: float = setting(0.1, check=checks.positive)

@@ -18,6 +18,7 @@ from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisib
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.settings import reading
+from pplseq.runs.memory import keep_freed_memory
 from pplseq.runs.settings import History, TrainSettings, perplexity
 from pplseq.runs.training import model_device
 from pplseq.runs.training import train as descend
@@ -28,6 +29,8 @@ def train(name: str, job: Job) -> dict[str, Any]:
     """Train a vlhmm, an hmm or a network in a run's folder; the summary."""
     settings, folder = job.settings, job.folder
     device = choose_device(settings.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     with job.preparing(f"reading {Path(job.data).name}"):
         corpus = load_corpus(job.data, **reading(settings))
     check_same_text(folder, corpus.train, job.resume, corpus.name)
@@ -118,6 +121,7 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
         transition=settings.transition,
         parameterization=settings.parameterization,
         tied=settings.tied,
+        shared_layer=settings.shared_layer,
         state_dropout=settings.dropout,
         initialization=settings.init,
         init_scale=settings.init_scale,

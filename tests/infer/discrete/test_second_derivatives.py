@@ -15,7 +15,13 @@ from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.linear_chain import LinearChain
 from pplseq.infer.programs.markov import markov
 from pplseq.kernels.log_semiring import log_norm_reference, streamed_log_norm
-from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_softmax, pair_softmax_reference
+from pplseq.kernels.pair_scan import (
+    pair_chain_log_prob,
+    pair_gates,
+    pair_gates_reference,
+    pair_matrices_reference,
+    plan_pairs,
+)
 from pplseq.kernels.scan import chain_log_prob, forward_twin
 
 close = torch.testing.assert_close
@@ -70,34 +76,28 @@ def test_kernels_have_the_derivatives_of_differences():
     close(streamed_log_norm(out, into), log_norm_reference(out, into))
 
 
-def pair_arguments():
-    out, into, weight, bias = (
-        torch.randn(s, dtype=F64, requires_grad=True) for s in ((2, 3, 2), (2, 3, 2), (3, 2), (3,))
-    )
-    left, entered, names = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), torch.tensor([0, 2, 2])
-    return (out, into, weight, bias), (left, entered, names, torch.tensor([[True, True, False]] + 2 * [[True] * 3]))
-
-
 def test_pairs_of_blocks():
-    parameters, numbers = pair_arguments()
-    weight = torch.randn(3, 3, 3, dtype=F64)
-    got = curvature((pair_softmax(*parameters, *numbers).square() * weight).sum(), parameters)
-    expected = curvature((pair_softmax_reference(*parameters, *numbers).square() * weight).sum(), parameters)
-    for a, b in zip(got, expected, strict=True):
-        close(a, b)
+    """Gates and inner softmaxes of distinct pairs, over rows that restart, with a padded slot."""
+    left, entered = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])
+    filled = torch.tensor([[True, True, True], [True, True, False], [True, True, False]])
     init, _, emit, valid = factors()
-    pair_of = torch.randint(3, (3, 3))
-    pairs = [torch.rand(3, 3, 3, dtype=F64, requires_grad=True)]
-    restart, to = torch.rand(4, 3) < 0.4, torch.randn(4, 3, 3, dtype=F64).log_softmax(-1)
+    pair_of, restart = torch.randint(3, (3, 3)), torch.rand(4, 3) < 0.4
+    plan = plan_pairs(left, entered, pair_of, ~restart[1:])
+    parameters = [torch.randn(s, dtype=F64, requires_grad=True) for s in ((2, 3, 2), (2, 3, 2), (3, 2), (3,), (4, 3, 3))]
 
-    def fast(pairs):
-        return pair_chain_log_prob(init, pairs, emit, pair_of, valid, restart, to).log_prob.square().sum()
+    def fast(out, into, weight, bias, to):
+        gate = pair_gates(out, weight, bias, plan, entered)[pair_of]
+        more = dict(filled=filled, valid=valid, restart=restart, restart_to=to)
+        return pair_chain_log_prob(out, into, gate, init, emit, plan, **more).log_prob.square().sum()
 
-    def slow(pairs):
-        matrices = torch.where(restart[1:][..., None, None], to[1:].unsqueeze(-2), pairs.log()[pair_of])
+    def slow(out, into, weight, bias, to):
+        gate = pair_gates_reference(out, weight, bias, plan, entered)[pair_of]
+        matrices = pair_matrices_reference(out, into, gate, plan, filled)
+        matrices = torch.where(restart[1:][..., None, None], to[1:].unsqueeze(-2), matrices)
         return forward_twin(init, matrices, emit, valid, False, None, None)[0].square().sum()
 
-    close(curvature(fast(*pairs), pairs), curvature(slow(*pairs), pairs))
+    for a, b in zip(curvature(fast(*parameters), parameters), curvature(slow(*parameters), parameters), strict=True):
+        close(a, b)
 
 
 def test_conditional_random_fields():
