@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.state import Belief
-from pplseq.kernels.precision import matmul_precision
+from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
@@ -62,7 +62,7 @@ def train(
     training = GradientTraining(model, batches, evaluate, settings, save, guide, elbo, on_step)
     # Pyro's validation would meet a NaN first, with a message that names no step; and on a GPU it waits for the device at
     # every site.
-    with checks.trusted(), warnings.catch_warnings():
+    with checks.trusted(), matmul_precision(settings.matmul_precision), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Encountered NaN")
         return run_training(
             training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
@@ -143,14 +143,13 @@ class GradientTraining(Training):
         if self.settings.final_dropout is not None:
             left, end = self._left(p.step), self.settings.final_dropout
             self.model.state_dropout = end + left * (self.first_dropout - end)
-        with matmul_precision(self.settings.matmul_precision):
-            if self.chain_of is None:
-                loss = self.elbo(x, lengths, start)
-                chain = self.model.chain
-            else:
-                chain = self.chain_of(x, lengths, start)
-                loss = -chain.log_prob().sum()
-            (loss / num_tokens).backward()
+        if self.chain_of is None:
+            loss = self.elbo(x, lengths, start)
+            chain = self.model.chain
+        else:
+            chain = self.chain_of(x, lengths, start)
+            loss = -chain.log_prob().sum()
+        (loss / num_tokens).backward()
         clip = math.inf if self.settings.clip is None else self.settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
         self.unread.append((loss.detach(), norm, num_tokens))
@@ -223,7 +222,8 @@ class GradientTraining(Training):
             return None
         before = time.monotonic()
         try:
-            metrics = dict(self.measure())
+            with exact_products():
+                metrics = dict(self.measure())
             return metrics if "nats_per_token" in metrics else {**metrics, "nats_per_token": math.nan}
         finally:
             self.window_began += time.monotonic() - before  # the speed is that of learning
