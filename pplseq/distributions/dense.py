@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pplseq.distributions.state import Emission, Transition, take_rows
+from pplseq.distributions.state import Emission, Transition, broadcast_shapes, take_rows
 from pplseq.kernels import twice
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
@@ -49,7 +49,7 @@ class DenseTransition(Transition):
         check_normalised("matrix", matrix)
         self.initial, self.matrix = initial, matrix
         self.num_states, self.device = matrix.shape[-1], matrix.device
-        self.batch_shape = torch.broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
+        self.batch_shape = broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
 
     @classmethod
     def from_probs(cls, initial: Tensor, matrix: Tensor) -> DenseTransition:
@@ -124,7 +124,7 @@ class CategoricalEmission(Emission):
     def log_likelihood(self, obs):
         if self.log_probs.dim() == 2:
             return self.log_probs.T[obs]
-        batch = torch.broadcast_shapes(self.batch_shape, obs.shape)
+        batch = broadcast_shapes(self.batch_shape, obs.shape)
         index = obs.expand(batch)[..., None, None].expand(*batch, self.num_states, 1)
         return self.log_probs.expand(*batch, *self.log_probs.shape[-2:]).gather(-1, index).squeeze(-1)
 
@@ -153,7 +153,7 @@ class GaussianEmission(Emission):
         self.event_shape = torch.Size([size])
         spread, dims = (scale, 2) if scale is not None else (scale_tril, 3)
         assert spread is not None, "one of the two: see above"
-        self.batch_shape = torch.broadcast_shapes(loc.shape[:-2], spread.shape[:-dims])
+        self.batch_shape = broadcast_shapes(loc.shape[:-2], spread.shape[:-dims])
         self.support_constraint = constraints.real_vector
 
     def _all(self):

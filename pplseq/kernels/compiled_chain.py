@@ -66,6 +66,8 @@ def links_of(log: Tensor, shared: bool, batch: torch.Size) -> Links:
             table = torch.zeros(1, num_states, num_states, dtype=log.dtype)
         return Links(table, torch.arange(num_rows), num_rows)
     table = log.reshape(-1, num_states, num_states).contiguous().double()
+    if log.dim() == 2:
+        return Links(table, torch.zeros(num_rows, dtype=torch.int64), 0)
     number = torch.arange(len(table)).reshape(log.shape[:-2]).expand(batch).reshape(-1)
     return Links(table, number.contiguous(), 0)
 

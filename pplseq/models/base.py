@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 
@@ -133,6 +134,16 @@ class Given:
     def input(self, t) -> Tensor | None:
         """(B[, U]) the input of a step."""
         return None if self.inputs is None else self.inputs[:, t]
+
+    def chain(self, transition, emission, start: Belief | None = None) -> Chain:
+        """The chain that a program of one transition and one emission, without inputs, leaves under its messenger."""
+        assert self._values is not None and self._observed is None, "observations that are seen whole or not at all"
+        valid = None
+        if self.lengths is not None:
+            valid = torch.arange(self.shape[1], device=self.lengths.device).unsqueeze(-1) < self.lengths
+        seen, states = (None if part is None else part.T for part in (self._seen, self.states))
+        obs = self._values.transpose(0, 1)
+        return build_chain(transition, emission, obs, valid=valid, seen=seen, states=states, start=start)
 
     def before(self, t, generated: Tensor | None = None) -> Tensor | None:
         """(B,) the observation before step t, or what the program has ``generated`` last; None where nothing depends on it."""
@@ -268,6 +279,9 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             start: the belief at the end of the previous segment, or None.
             **known: what else the program takes.
         """
+        chain = self.direct_chain(x, lengths, start, **known)
+        if chain is not None:
+            return chain
         training = self.training
         self.eval()
         vars(self)["_queried"] = True
@@ -278,6 +292,10 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             vars(self)["_queried"] = False
             self.train(training)
         return vars(self).pop("_chains").popitem()[1]
+
+    def direct_chain(self, x: Tensor, lengths: Tensor | None, start: Belief | None, **known) -> Chain | None:
+        """What :meth:`posterior` finds, where a model has a shorter way to it than running its program; None: it has none."""
+        return None
 
     def chain_of(self, batch: Batch) -> Any:
         """The chain of a batch that was checked, for EM; a model may have a shorter way to it than running its program."""

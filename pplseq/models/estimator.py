@@ -209,6 +209,8 @@ class Estimator(SequenceModel):
 
     def check_names(self, known: dict[str, Any]) -> None:
         """Raises TypeError for arguments by names that this model does not know; says which it knows."""
+        if not known:
+            return
         names = list(inspect.signature(self.as_batch).parameters)[2:]
         for name in known:
             if name not in names:

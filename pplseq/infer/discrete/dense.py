@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import DenseTransition, StepTransition
+from pplseq.distributions.state import broadcast_shapes
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels.log_semiring import log_matmul
@@ -73,7 +74,7 @@ class DenseChain(Chain):
             init = transition.initial_log_prob(first)
         else:
             init = transition.initial_log_prob()
-        batch = torch.broadcast_shapes(emit.shape[1:-1], transition.batch_shape, init.shape[:-1])
+        batch = broadcast_shapes(emit.shape[1:-1], transition.batch_shape, init.shape[:-1])
         num_states = transition.num_states
         emit = emit.expand(emit.shape[0], *batch, num_states)
         valid = None if valid is None else valid.expand(self.num_steps, *batch)

@@ -144,6 +144,16 @@ class HMM(StateTables):
                         pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
 
+    @torch.no_grad()
+    def direct_chain(self, x, lengths=None, start=None, *, states=None, **sizes):
+        cls = type(self)
+        if sizes or cls.model is not HMM.model or cls.specs is not HMM.specs or cls.given is not StateTables.given:
+            return None
+        given = self.given(x, lengths, start, states=states)
+        with self._at_point():
+            transition, emission = self.specs()
+        return given.chain(transition, emission, start)
+
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""
         if self.priors is None:
