@@ -7,7 +7,8 @@ entry comes out so small that digits may be lost, and is no true zero, the piece
 messages are logarithms. The pass backward makes those of a piece again from the one before it: nothing of size T x K is kept.
 
 Shapes: init (N, K), table (M, K, K) of log matrices [from, to], emit (T, N, K), lengths (N,), first_matrix (N,): the matrix
-into step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it.
+into step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it; or, with stride
+1 and numbers (T, N), of length T instead of 0, number ``numbers[t, n]``.
 
 Elements are named by index, ``probs[k + 1, j]``, not through views of rows: a view costs as much as a small step, and copying
 one takes seconds to compile.
@@ -21,13 +22,13 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.loop_math import exponentials, log_of, log_sum
+from pplseq.kernels.loop_math import exponentials, log_of, log_sum, product
 
 LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
 FEW = 16  # states up to which a product goes entry by entry, which suits short rows
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
-MATH = 3049454106  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
+MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
 
 # Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
 # (P + 1, K) filtered beliefs, [0] before the piece. factors: (P, K) what a pair consists of besides probs and matrix. steps:
@@ -36,8 +37,14 @@ MATH = 3049454106  # checksum of loop_math.py: for machine code on disk, numba n
 Room = namedtuple("Room", "logs weights probs factors steps scaled transposed shift rows")
 TOP, MATRIX, MASS = 0, 1, 2
 WORK, FUTURE, MOVED = 0, 1, 2
-# Which matrices a row's piece takes: number which + k * stride of the table leads into its step k; none if k = 0 of the first.
-Links = namedtuple("Links", "first table which stride")
+# Which matrices a row's piece takes: number which + k * stride of the table leads into its step k, or where there are numbers
+# (T, N), number numbers[begin + k, row]; none if k = 0 of the first.
+Links = namedtuple("Links", "first table which stride numbers begin row")
+
+
+@jit(inline="always")
+def number_of(links, k):
+    return links.numbers[links.begin + k, links.row] if len(links.numbers) else links.which + k * links.stride
 
 
 @jit
@@ -80,23 +87,6 @@ def read_emissions(emit, n, begin, step, room):
         for j in range(num_states):
             logs[k, j] = emit[begin + k, n, j] - most
     exponentials(logs, room.weights, step)
-
-
-@jit(inline="always")  # passing arrays to a function costs more than a small product
-def product(vectors, k, matrix, out, to):
-    """out[to] = vectors[k] @ matrix."""
-    num_states = matrix.shape[0]
-    for j in range(num_states):
-        out[to, j] = 0.0
-    whole = num_states - num_states % 4
-    for i in range(0, whole, 4):
-        a, b, c, d = vectors[k, i], vectors[k, i + 1], vectors[k, i + 2], vectors[k, i + 3]
-        for j in range(num_states):
-            out[to, j] += a * matrix[i, j] + b * matrix[i + 1, j] + c * matrix[i + 2, j] + d * matrix[i + 3, j]
-    for i in range(whole, num_states):
-        a = vectors[k, i]
-        for j in range(num_states):
-            out[to, j] += a * matrix[i, j]
 
 
 @jit
@@ -153,12 +143,13 @@ def forward_probs(messages, p, n, links, step, room):
     """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost."""
     num_states, probs, weights, logs, steps = messages.shape[2], room.probs, room.weights, room.logs, room.steps
     scaled, transposed, shift = room.scaled, room.transposed, room.shift
-    table, first, stride = links.table, links.first, links.stride
-    top = begin_probs(messages, p, n, probs, 0)
+    table, first, stride, numbers = links.table, links.first, links.stride, links.numbers
+    which, begin, top = links.which, links.begin, begin_probs(messages, p, n, probs, 0)
     if not top == top:
         return False
     for k in range(step):
-        plain, number = first and k == 0, links.which + k * stride
+        plain = first and k == 0
+        number = numbers[begin + k, n] if len(numbers) else which + k * stride
         if plain:
             for j in range(num_states):
                 probs[1, j] = probs[0, j]
@@ -214,7 +205,7 @@ def forward_logs(messages, p, n, links, step, room):
             for j in range(num_states):
                 probs[1, j] = probs[0, j]
         else:
-            number = links.which + k * links.stride
+            number = number_of(links, k)
             if links.stride:
                 scale_matrix(links.table, number, room)
             log_product(probs, k, links.table, number, False, room, probs, k + 1)
@@ -228,7 +219,9 @@ def forward_logs(messages, p, n, links, step, room):
 
 
 @jit(entry=True)
-def forward(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, steps, messages):
+def forward(
+    begin_row, end_row, init, table, first_matrix, stride, numbers, emit, lengths, piece, carry, in_logs, steps, messages
+):  # fmt: skip
     """Filters some rows.
 
     Args:
@@ -248,7 +241,7 @@ def forward(begin_row, end_row, init, table, first_matrix, stride, emit, lengths
         for p in range((length + piece - 1) // piece):
             begin, step = p * piece, min(length - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
-            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
+            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride, numbers, begin, n)
             slow = not forward_probs(carry, p, n, links, step, room)
             if slow:
                 forward_logs(carry, p, n, links, step, room)
@@ -281,12 +274,12 @@ def backward_probs(message, links, step, begin, n, scale, shown, room, single):
     """
     num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
     weights, logs, scaled, transposed = room.weights, room.logs, room.scaled, room.transposed
-    table, first, stride = links.table, links.first, links.stride
-    top = begin_probs(message, 0, 0, rows, FUTURE)
+    table, first, stride, numbers = links.table, links.first, links.stride, links.numbers
+    which, top = links.which, begin_probs(message, 0, 0, rows, FUTURE)
     if not top == top:
         return False
     for k in range(step - 1, -1, -1):
-        number = links.which + k * stride
+        number = numbers[begin + k, n] if len(numbers) else which + k * stride
         if first and k == 0:
             for j in range(num_states):
                 factors[0, j] = 0.0
@@ -346,7 +339,7 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
             factors[k, j] = 0.0
         if links.first and k == 0:
             break
-        number, most = links.which + k * links.stride, -np.inf
+        number, most = number_of(links, k), -np.inf
         if links.stride:
             scale_matrix(links.table, number, room)
         for j in range(num_states):
@@ -398,7 +391,7 @@ def add_pairs(step, room, sums, number):
 def add_step_pairs(links, step, room, apart):
     """The pairs of each step, where every step has a matrix of its own."""
     for k in range(1 if links.first else 0, step):
-        number = links.which + k * links.stride
+        number = number_of(links, k)
         scale_matrix(links.table, number, room)
         for i in range(apart.shape[1]):
             for j in range(apart.shape[2]):
@@ -407,7 +400,8 @@ def add_step_pairs(links, step, room, apart):
 
 @jit(entry=True)
 def smooth(
-    begin_row, end_row, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, scale, shown, single, pairs, apart
+    begin_row, end_row, table, first_matrix, stride, numbers, emit, lengths, piece, carry, in_logs, scale, shown, single, pairs,
+    apart,
 ):  # fmt: skip
     """Posteriors of some rows from what :func:`forward` kept.
 
@@ -431,7 +425,7 @@ def smooth(
         for p in range(num_pieces - 1, -1, -1):
             begin, step = p * piece, min(lengths[n] - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
-            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
+            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride, numbers, begin, n)
             slow = in_logs[p, n] or not forward_probs(carry, p, n, links, step, room)
             if slow:
                 forward_logs(carry, p, n, links, step, room)

@@ -27,6 +27,7 @@ class Links(NamedTuple):
     table: Tensor  # (M, K, K)
     first: Tensor  # (N,)
     stride: int
+    numbers: Tensor = torch.zeros(0, 1, dtype=torch.int64)  # (T, N): number[t, n] instead, where there are some
 
 
 class Kept(NamedTuple):
@@ -96,14 +97,19 @@ def forward_pass(
     init: Tensor, log: Tensor, shared: bool, emit: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Kept]:
     """log p(x_t | x_<t) (T, *B) in float64, 0 at padded steps; and what the functions below need."""
+    links = links_of(log, shared, emit.shape[1:-1])
+    return forward_along(init, links, emit, lengths_of(valid, emit), log.shape)
+
+
+def forward_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray, shape: torch.Size) -> tuple[Tensor, Kept]:
+    """:func:`forward_pass` with links of one's own; ``shape`` is that in which sums of pairs come back."""
     from pplseq.kernels import chain_loops
 
     num_steps, *batch, num_states = emit.shape
-    links = links_of(log, shared, torch.Size(batch))
     starts = array(init.expand(*batch, num_states).reshape(-1, num_states).double())
     num_pieces, num_rows = -(-num_steps // piece_of(emit)), len(starts)
     carry, in_logs = np.empty((num_pieces + 1, num_rows, num_states)), np.zeros((num_pieces, num_rows), np.bool_)
-    kept = Kept(links, emit.detach(), lengths_of(valid, emit), carry, in_logs, log.shape)
+    kept = Kept(links, emit.detach(), lengths, carry, in_logs, shape)
     steps = torch.empty(num_steps, num_rows, dtype=torch.float64)
     _filter(chain_loops.forward, starts, kept, steps.numpy(), emit.new_empty(0, 1, 1).numpy())
     return steps.reshape(num_steps, *batch), kept
@@ -111,11 +117,12 @@ def forward_pass(
 
 def _filter(loop, starts: np.ndarray, kept: Kept, steps: np.ndarray, out: np.ndarray) -> None:
     links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
-    table, first = array(links.table), array(links.first)
+    table, first, numbers = array(links.table), array(links.first), array(links.numbers)
 
     def run(part: int, begin: int, end: int) -> None:
         loop(
-            begin, end, starts, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, steps, out
+            begin, end, starts, table, first, links.stride, numbers, emissions, kept.lengths, piece, kept.carry, kept.in_logs,
+            steps, out,
         )  # fmt: skip
 
     compiled.by_rows(run, len(starts), kept.emit.numel() * kept.emit.shape[-1])
@@ -152,16 +159,17 @@ def smooth(
     weights, shown = array(weight.reshape(-1).double()), np.ones(num_rows)
     shown = weights if scaled_states else shown
     posterior = kept.emit.new_empty(emissions.shape)
-    table, first, out = array(links.table), array(links.first), posterior.numpy()
+    table, first, numbers, out = array(links.table), array(links.first), array(links.numbers), posterior.numpy()
     nothing = torch.zeros(0, 1, 1, dtype=links.table.dtype).numpy()
     sums = np.zeros((parts, *table.shape)) if pairs and shared else np.zeros((parts, 0, 1, 1))
-    apart = np.zeros((parts if shared else 1, *table.shape), table.dtype) if pairs else None
+    own = not shared and not len(numbers)  # a step and row has its own entries
+    apart = np.zeros((1 if own else parts, *table.shape), table.dtype) if pairs else None
 
     def run(part: int, begin: int, end: int) -> None:
-        beside = nothing if apart is None else apart[part if shared else 0]  # a step and row has its own entries
+        beside = nothing if apart is None else apart[0 if own else part]
         chain_loops.smooth(
-            begin, end, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weights, shown,
-            out, sums[part], beside,
+            begin, end, table, first, links.stride, numbers, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weights,
+            shown, out, sums[part], beside,
         )  # fmt: skip
 
     compiled.by_rows(run, num_rows, work)
@@ -171,7 +179,7 @@ def smooth(
         top = table.max((-1, -2), keepdims=True).clip(np.finfo(np.float64).min)
         found = sums.sum(0) * np.exp(table - top) + apart.sum(0)
     else:
-        found = apart[0]
+        found = apart.sum(0)
     number = torch.Size(kept.shape).numel()  # a single step has no matrix
     found = torch.from_numpy(found).reshape(-1)[:number].reshape(kept.shape)
     return posterior.reshape(kept.emit.shape), found.to(kept.emit.dtype)

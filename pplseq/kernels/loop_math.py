@@ -50,3 +50,20 @@ def log_sum(x, k):
 @jit
 def log_of(value, is_log):
     return value if is_log else (math.log(value) if value > 0 else -np.inf)
+
+
+@jit(inline="always")  # passing arrays to a function costs more than a small product
+def product(vectors, k, matrix, out, to):
+    """out[to] = vectors[k] @ matrix."""
+    num_states = matrix.shape[0]
+    for j in range(num_states):
+        out[to, j] = 0.0
+    whole = num_states - num_states % 4
+    for i in range(0, whole, 4):
+        a, b, c, d = vectors[k, i], vectors[k, i + 1], vectors[k, i + 2], vectors[k, i + 3]
+        for j in range(num_states):
+            out[to, j] += a * matrix[i, j] + b * matrix[i + 1, j] + c * matrix[i + 2, j] + d * matrix[i + 3, j]
+    for i in range(whole, num_states):
+        a = vectors[k, i]
+        for j in range(num_states):
+            out[to, j] += a * matrix[i, j]

@@ -27,6 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq.kernels import compiled_restarts
+
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
 MANY_STATES = 12  # from which on, with few entries, a step is a matrix product with all of them
@@ -106,12 +108,17 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
     Cost: R times the number of steps times Z^2.
     """
+    if compiled_restarts.pays(pair, lattice):
+        rows, *counts = compiled_restarts.expectation(init, pair, emit, lattice)
+        return Expectation(lattice.unsort(rows), *counts)
     parts = [_expectation(*tables, lattice) for tables in _batches(init, pair, emit, lattice)]
     return parts[0] if len(parts) == 1 else Expectation(*(torch.cat(v, -1) for v in zip(*parts, strict=True)))
 
 
 def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
     """(B, R) log-likelihoods alone; arguments as for :func:`expectation`."""
+    if compiled_restarts.pays(pair, lattice):
+        return lattice.unsort(compiled_restarts.log_prob(init, pair, emit, lattice))
     parts = []
     for tables in _batches(init, pair, emit, lattice):
         first, move, seen = tables

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,9 +11,16 @@ from torch.testing import assert_close
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import CategoricalEmission, StepTransition
 from pplseq.infer.discrete.build import build_chain
+from pplseq.kernels import compiled
 from pplseq.kernels.restart_scan import Lattice, expectation, expectation_in_log_space, log_prob, production
 
 B, T = 5, 6
+
+
+@pytest.fixture(autouse=True, params=["loops", "torch"])
+def operations(request):
+    with compiled.twins_only() if request.param == "torch" else nullcontext():
+        yield
 
 
 def tables(num_states, num_starts, num_pairs, num_emissions, num_restarts, zeros=False):
