@@ -1,0 +1,25 @@
+"""What the site's build needs: pages draw with `figures`, and every page's code starts from the same seed and folder."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def on_config(config):
+    for place in (str(HERE), str(HERE.parent)):
+        if place not in sys.path:
+            sys.path.insert(0, place)
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    return config
+
+
+def on_page_markdown(markdown, page, config, files):
+    """A page's code writes its files into a folder of its own, and draws random numbers that do not depend on other pages."""
+    import torch
+
+    os.chdir(tempfile.mkdtemp(prefix="pplseq-docs-"))
+    torch.manual_seed(0)
+    return markdown

@@ -1,0 +1,258 @@
+"""Pictures of series and their hidden states. Every function draws on matplotlib axes and returns them.
+
+Example::
+
+    from pplseq import HMM, plot
+
+    model = HMM(2, num_features=1).fit(returns)
+    plot.states(returns[0], model.smooth(returns).probs[0])
+
+Needs matplotlib: ``pip install "pplseq[plot]"``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pplseq import checks
+from pplseq.report.automaton_picture import draw_automaton_on
+from pplseq.report.canvas import ACCENT, INK, MUTED
+from pplseq.report.effects import check_curves, draw_curves
+from pplseq.report.graph import MAX_STATES, draw_graph
+
+# hues of ColorBrewer's Dark2, which the colour-blind can tell apart
+COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#666666")
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError('pplseq.plot needs matplotlib: pip install "pplseq[plot]"') from None
+    return pyplot.subplots()[1]
+
+
+def _array(name: str, value: Any, dims: tuple[int, ...], shape: str) -> np.ndarray:
+    value = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=float)
+    if value.ndim not in dims:
+        raise ValueError(f"{name} must have shape {shape}, got {value.shape}; of a batch, give one sequence: {name}[0]")
+    return value
+
+
+def _names(labels: Sequence[str] | None, number: int) -> list[str]:
+    if labels is None:
+        return [f"state {k}" for k in range(number)]
+    if len(labels) != number:
+        raise ValueError(f"labels: expected one for each of {number} states, got {len(labels)}")
+    return [str(label) for label in labels]
+
+
+def _times(index: Any, steps: int) -> Any:
+    if index is None:
+        return np.arange(steps)
+    if len(index) != steps:
+        raise ValueError(f"index: expected one time for each of {steps} steps, got {len(index)}")
+    return np.asarray(index)
+
+
+def series(x: Any, *, index: Any = None, ax: Any = None, labels: Sequence[str] | None = None) -> Any:
+    """A series; gaps are left open.
+
+    Args:
+        x: (T,) or (T, D) numbers, NaN where missing. index: (T,) times of the steps, dates for example.
+        ax: axes to draw on; None makes a figure. labels: of the D columns.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: for shapes that do not fit.
+    """
+    x = _array("x", x, (1, 2), "(T,) or (T, D)")
+    x = x.reshape(len(x), -1)
+    ax = _axes(ax)
+    for column in range(x.shape[1]):
+        name = None if labels is None else str(labels[column])
+        ax.plot(_times(index, len(x)), x[:, column], color=INK if x.shape[1] == 1 else None, linewidth=0.9, label=name)
+    if labels is not None:
+        ax.legend(fontsize=8, frameon=False)
+    return ax
+
+
+def states(x: Any, probs: Any, *, index: Any = None, ax: Any = None, labels: Sequence[str] | None = None) -> Any:
+    """A series over the colours of its hidden states; the surer a state, the stronger its colour.
+
+    Args:
+        x: (T,) or (T, D) numbers. probs: (T, Z) probabilities of states (``model.smooth(x).probs[0]``), or (T,) states
+            (``model.decode(x)[0]``). index, ax: as in :func:`series`. labels: of the Z states.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: for shapes that do not fit.
+    """
+    probs = _probabilities(probs)
+    x = _array("x", x, (1, 2), "(T,) or (T, D)")
+    if len(probs) != len(x):
+        raise ValueError(f"probs: expected one row for each of {len(x)} steps, got {len(probs)}")
+    times = _times(index, len(x))
+    ax = series(x, index=times, ax=ax)
+    edges = _edges(times)
+    for state, (name, colour) in enumerate(zip(_names(labels, probs.shape[1]), _palette(probs.shape[1]), strict=True)):
+        image = np.empty((1, len(x), 4))
+        image[..., :3] = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        image[0, :, 3] = 0.45 * probs[:, state]
+        ax.pcolormesh(edges, [0, 1], image, transform=ax.get_xaxis_transform(), zorder=0, rasterized=True)
+        ax.plot([], [], color=colour, linewidth=6, alpha=0.6, label=name)
+    ax.legend(fontsize=8, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return ax
+
+
+def probabilities(probs: Any, *, index: Any = None, ax: Any = None, labels: Sequence[str] | None = None) -> Any:
+    """How probable each state is at each step, stacked to 1.
+
+    Args:
+        probs: (T, Z), or (T,) states. index, ax: as in :func:`series`. labels: of the Z states.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: for shapes that do not fit.
+    """
+    probs = _probabilities(probs)
+    ax = _axes(ax)
+    number = probs.shape[1]
+    times = _times(index, len(probs))
+    ax.stackplot(times, probs.T, labels=_names(labels, number), colors=_palette(number), alpha=0.75, linewidth=0)
+    ax.set(ylim=(0, 1), xlim=(times[0], times[-1]), ylabel="probability")
+    ax.legend(fontsize=8, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return ax
+
+
+def transitions(matrix: Any, *, ax: Any = None, labels: Sequence[str] | None = None, least: float = 0.01) -> Any:
+    """The graph of a transition matrix: an arrow for each move, the wider the more probable.
+
+    Args:
+        matrix: (Z, Z) probabilities [from, to], Z at most 40. least: moves below it are left out. ax, labels: as above.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: for what is no such matrix.
+    """
+    matrix = _array("matrix", matrix, (2,), "(Z, Z)")
+    checks.share("least", least)
+    if matrix.shape[0] != matrix.shape[1] or not (matrix >= 0).all() or not np.allclose(matrix.sum(1), 1, atol=1e-4):
+        raise ValueError(f"matrix must be square with rows of probabilities that sum to 1, got shape {matrix.shape}")
+    if len(matrix) > MAX_STATES:
+        raise ValueError(f"matrix: a graph shows at most {MAX_STATES} states, got {len(matrix)}; draw ax.imshow(matrix)")
+    names = [str(k) for k in range(len(matrix))] if labels is None else _names(labels, len(matrix))
+    moves = {(int(i), int(j)): float(matrix[i, j]) for i, j in zip(*np.nonzero(matrix >= max(least, 1e-300)), strict=True)}
+    texts = {move: f"{share:.2g}" for move, share in moves.items()}
+    ax = _axes(ax)
+    draw_graph(ax, texts, names, widths={move: 0.5 + 2.5 * share for move, share in moves.items()})
+    return ax
+
+
+def forecast(
+    past: Any, means: Any, covariances: Any, *, level: float = 0.9, column: int = 0, index: Any = None, ax: Any = None
+) -> Any:  # fmt: skip
+    """A series, what is expected to follow, and the interval in which it is expected to lie.
+
+    Args:
+        past: (T,) or (T, D) observations. means: (K, D), covariances: (K, D, D): one row of ``model.forecast``.
+        level: probability of the interval (normal). column: which of the D. index: (T + K,) times. ax: as above.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: for shapes that do not fit.
+    """
+    checks.share("level", level, "(0, 1)")
+    past = _array("past", past, (1, 2), "(T,) or (T, D)")
+    past = past.reshape(len(past), -1)
+    means = _array("means", means, (2,), "(K, D)")
+    covariances = _array("covariances", covariances, (3,), "(K, D, D)")
+    if covariances.shape != (*means.shape, means.shape[1]) or past.shape[1] != means.shape[1]:
+        raise ValueError(
+            f"past, means, covariances must be (T, D), (K, D), (K, D, D), got {past.shape}, {means.shape}, {covariances.shape}"
+        )
+    times = _times(index, len(past) + len(means))
+    ax = series(past[:, column], index=times[: len(past)], ax=ax)
+    middle, spread = means[:, column], np.sqrt(covariances[:, column, column])
+    spread = spread * statistics.NormalDist().inv_cdf((1 + level) / 2)
+    future = times[len(past) :]
+    ax.plot(future, middle, color=ACCENT, linewidth=1.4, label="forecast")
+    ax.fill_between(future, middle - spread, middle + spread, color=ACCENT, alpha=0.2, linewidth=0, label=f"{level:.0%}")
+    ax.axvline(times[len(past) - 1], color=MUTED, linewidth=0.6, linestyle=":")
+    ax.legend(fontsize=8, frameon=False, loc="upper left")
+    return ax
+
+
+def effects(curves: Any, values: Any, feature: str = "input", *, state: int = 0, ax: Any = None) -> Any:
+    """How the moves out of a state change as one input varies.
+
+    Args:
+        curves: (N, Z, Z) [value, from, to], as ``IOHMM.effect_curves`` gives. values: (N,) of the input. feature: its name.
+        state: the one to come from. ax: as above.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: for shapes that do not fit.
+    """
+    curves, values = check_curves(curves, values)
+    if not 0 <= state < curves.shape[1]:
+        raise ValueError(f"state must lie in 0..{curves.shape[1] - 1}, got {state}")
+    ax = _axes(ax)
+    draw_curves(ax, curves, values, feature, state)
+    ax.set_ylabel("transition probability")
+    ax.legend(fontsize=8, frameon=False)
+    return ax
+
+
+def automaton(machine: Any, *, ax: Any = None) -> Any:
+    """The states and moves of an :class:`~pplseq.models.automata.automaton.Automaton` of at most 40 states.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: too many states.
+    """
+    ax = _axes(ax)
+    draw_automaton_on(ax, machine)
+    return ax
+
+
+def _probabilities(probs: Any) -> np.ndarray:
+    probs = _array("probs", probs, (1, 2), "(T, Z), or (T,) of states")
+    if probs.ndim == 1:
+        if not len(probs) or (probs < 0).any() or (probs != probs.round()).any():
+            raise ValueError("probs: of shape (T,), it must hold states 0, 1, ...; cut padded steps off")
+        probs = np.eye(int(probs.max()) + 1)[probs.astype(int)]
+    return probs
+
+
+def _palette(number: int) -> list[str]:
+    return [COLOURS[k % len(COLOURS)] for k in range(number)]
+
+
+def _edges(times: np.ndarray) -> np.ndarray:
+    """Where the colours of neighbouring steps meet; works for dates too."""
+    if len(times) == 1:
+        step = np.timedelta64(12, "h") if np.issubdtype(times.dtype, np.datetime64) else 0.5
+        return np.array([times[0] - step, times[0] + step])
+    middle = times[:-1] + (times[1:] - times[:-1]) / 2
+    return np.concatenate([[times[0] - (times[1] - times[0]) / 2], middle, [times[-1] + (times[-1] - times[-2]) / 2]])

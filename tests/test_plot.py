@@ -1,0 +1,90 @@
+"""Pictures on axes: what is drawn is what was given, and what does not fit is refused by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import plot
+from pplseq.models.automata.automaton import Automaton
+
+pyplot = pytest.importorskip("matplotlib.pyplot")
+PROBS = np.array([[1.0, 0.0], [0.25, 0.75], [0.5, 0.5]])
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    pyplot.close("all")
+
+
+@pytest.fixture
+def ax():
+    return pyplot.figure().add_subplot()
+
+
+def test_a_series_leaves_gaps_open(ax):
+    assert plot.series(torch.tensor([[1.0, 4.0], [float("nan"), 5.0]]), ax=ax, labels=["a", "b"]) is ax
+    assert np.isnan(ax.lines[0].get_ydata()[1]) and list(ax.lines[1].get_ydata()) == [4, 5]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_states_are_as_strong_as_they_are_sure(ax):
+    plot.states(np.arange(3.0), PROBS, ax=ax)
+    shades = [mesh.get_array()[0, :, 3] for mesh in ax.collections]
+    assert np.allclose(np.stack(shades, 1), 0.45 * PROBS)
+    assert len(ax.get_legend().get_texts()) == 2
+    ax.figure.canvas.draw()
+
+
+def test_states_of_a_path_and_dates(ax):
+    dates = np.array(["2026-01-01", "2026-01-02", "2026-01-05"], "datetime64[D]").astype("datetime64[ns]")
+    plot.states(np.arange(3.0), torch.tensor([0, 2, 1]), index=dates, ax=ax, labels=["x", "y", "z"])
+    ax.figure.canvas.draw()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["x", "y", "z"]
+    plot.states([1.0], [0], index=dates[:1]).figure.canvas.draw()
+
+
+def test_probabilities_reach_one(ax):
+    plot.probabilities(PROBS, ax=ax)
+    assert max(path.vertices[:, 1].max() for area in ax.collections for path in area.get_paths()) == pytest.approx(1)
+
+
+def test_transitions_are_as_wide_as_probable(ax):
+    from matplotlib.patches import FancyArrowPatch
+
+    plot.transitions([[0.9, 0.1], [0.0, 1.0]], ax=ax, labels=["calm", "wild"])
+    widths = [patch.get_linewidth() for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
+    assert widths == pytest.approx([0.5 + 2.5 * 0.9, 0.5 + 2.5 * 0.1, 3.0])
+    assert {"calm", "wild", "0.9", "0.1", "1"} == {text.get_text() for text in ax.texts}
+
+
+def test_the_interval_of_a_forecast(ax):
+    plot.forecast([0.0, 1.0], [[2.0], [3.0]], [[[1.0]], [[4.0]]], level=0.95, ax=ax)
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(3 + 1.96 * 2, abs=1e-3) and band[:, 0].min() == 2
+
+
+def test_effects_and_automata(ax):
+    curves = np.array([[[0.2, 0.8], [1, 0]], [[0.6, 0.4], [1, 0]]])
+    plot.effects(curves, [1.0, 0.0], "slope", ax=ax)
+    assert list(ax.lines[0].get_ydata()) == [0.6, 0.2] and ax.get_xlabel() == "slope"
+    assert plot.automaton(Automaton.from_regex("1*", "01")).texts
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: plot.series(np.zeros((1, 2, 3))), r"x must have shape .*; of a batch, give one sequence: x\[0\]"),
+        (lambda: plot.series([1.0], index=[1, 2]), "index: expected one time for each of 1 steps, got 2"),
+        (lambda: plot.states([1.0], PROBS), "probs: expected one row for each of 1 steps, got 3"),
+        (lambda: plot.states([1.0, 2.0], [0, -1]), "cut padded steps off"),
+        (lambda: plot.probabilities(PROBS, labels=["a"]), "labels: expected one for each of 2 states, got 1"),
+        (lambda: plot.transitions(np.ones((2, 2))), "matrix must be square with rows of probabilities"),
+        (lambda: plot.transitions(np.eye(41)), "at most 40 states, got 41"),
+        (lambda: plot.forecast([1.0], [[1.0]], [[1.0]]), "covariances must have shape"),
+        (lambda: plot.effects(np.full((1, 1, 1), 1.0), [0.0], state=1), "state must lie in 0..0, got 1"),
+    ],
+)
+def test_what_does_not_fit_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
