@@ -24,6 +24,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "AutomatonLearner": "models",
         # from text to a run and back
         "load_corpus": "data",
+        "sequences_by": "@pplseq.models.forms",
         "Vocabulary": "data",
         "train": "recipes",
         "evaluate": "recipes",

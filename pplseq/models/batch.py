@@ -133,7 +133,7 @@ def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> t
         return x, lengths, None  # the model says what is wrong with it
     x = torch.as_tensor(x)
     if x.shape[1] == 0:
-        return x.new_zeros(len(x), 1, *x.shape[2:]), None, torch.ones(len(x), dtype=torch.bool)
+        return x.new_zeros(len(x), 1, *x.shape[2:]), torch.ones(len(x)).long(), torch.ones(len(x), dtype=torch.bool)
     if lengths is None:
         return x, None, None
     lengths = torch.as_tensor(lengths, device=x.device)

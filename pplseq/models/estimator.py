@@ -13,12 +13,14 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.text import Text
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
 from pplseq.models.fitting import check_options, fit_parameters, run_fit, start_anew
+from pplseq.models.forms import in_form, is_frame
 
 
 class Sample(NamedTuple):
@@ -37,7 +39,9 @@ class Estimator(SequenceModel):
     """A model that is fitted to data sets and answers questions about them.
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
-    one padded array or tensor (B, T) or (B, T, D) with ``lengths`` (B,). Missing words are -1, missing vectors rows of NaN.
+    one padded array or tensor (B, T) or (B, T, D) with ``lengths`` (B,), or one of the other forms that
+    :mod:`pplseq.models.forms` reads: frames, one sequence alone, several one behind the other. Missing words are -1, missing
+    vectors rows of NaN.
     A model with a ``vocabulary`` also takes sentences, strings or lists of words where None is missing; no ``<eos>`` is added.
     Results come back as lists where x was one. ``known`` is what else a model takes with its sequences: ``states`` of
     models with discrete states (negative where unknown), ``inputs`` of models that have some.
@@ -65,6 +69,7 @@ class Estimator(SequenceModel):
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
+        x, lengths = in_form(x, lengths, num_features=self.num_features)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
         self.check_observations(batch.x)
@@ -75,6 +80,8 @@ class Estimator(SequenceModel):
 
     def results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""
+        if isinstance(x, (list, tuple, Text)):
+            x, _ = in_form(x, num_features=self.num_features)
         return x
 
     # ---------------------------------------------------------------- fit
@@ -196,7 +203,7 @@ class Estimator(SequenceModel):
             x, lengths, **known: the sequences; see the class.
             start: the belief that the previous segment ended with, or None.
         """
-        if isinstance(x, (list, tuple, np.ndarray)):
+        if isinstance(x, (list, tuple, np.ndarray, Text)) or is_frame(x):
             batch = self.as_batch(x, lengths, **known)
             x, lengths, known = batch.x, batch.lengths, batch.known
         return super().posterior(x, lengths, start, **known)
@@ -293,6 +300,7 @@ class Estimator(SequenceModel):
             (B, K, D, D).
         """
         checks.count("num_steps", num_steps)
+        x, lengths = in_form(x, lengths, num_features=self.num_features)
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
         chain = self._posterior(x, lengths)[1]
         belief = chain.filtered()

@@ -131,8 +131,6 @@ def test_what_a_query_does_not_know_is_named():
     assert model.log_prob(x).shape == (2,)  # arrays as everywhere
     with pytest.raises(TypeError, match="HMM: no argument 'state' beside the data. Did you mean 'states'?"):
         model.score(x, state=x)
-    with pytest.raises(TypeError, match=r"write x\[None\] for one sequence"):
-        model.fit(x[0])
     with pytest.raises(ValueError, match="max_time must be 0 or more"):
         model.fit(x, max_time=-1)
     with pytest.raises(ValueError, match="HMM starts in one way"):

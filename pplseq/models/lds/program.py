@@ -19,6 +19,7 @@ from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes
 from pplseq.models.batch import without_empty_rows
+from pplseq.models.forms import in_form
 from pplseq.models.lds.arguments import (
     as_tensor,
     check_inputs,
@@ -147,7 +148,11 @@ class LDS(LDSTensors):
         """x, its lengths and inputs as tensors of the model's type and device; see the class of all estimators."""
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
-        return with_inputs(super().as_batch(x, lengths), inputs, x, self.num_inputs)
+        batch = super().as_batch(x, lengths)
+        if inputs is not None:
+            x, _ = in_form(x, lengths, num_features=self.num_features)
+            inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
+        return with_inputs(batch, inputs, x, self.num_inputs)
 
     def check_observations(self, x: Tensor) -> None:
         check_observations(x, self.num_features)
@@ -272,6 +277,9 @@ class LDS(LDSTensors):
             ValueError: for future inputs that are missing or of another shape.
         """
         checks.count("num_steps", num_steps)
+        x, lengths, given = *in_form(x, lengths, num_features=self.num_features), lengths
+        if inputs is not None:
+            inputs, _ = in_form(inputs, given, num_features=self.num_inputs, name="inputs")
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)

@@ -219,7 +219,7 @@ def test_one_state_and_one_step(kind):
     before = single.transition
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # three vectors collapse in three states
-        single.fit(x, warm_start=True, max_iterations=1)
+        single.fit(list(x), warm_start=True, max_iterations=1)
     close(single.transition, before)  # nothing was seen of it
 
 
@@ -427,12 +427,10 @@ def test_queries_leave_pyros_parameter_store_alone():
         (lambda: HMM(3, num_features=2, priors=dict(loc=[1.0, 2.0, 3.0])), ValueError, r"loc .* shape \(2,\)"),
         (lambda: words_model().fit([]), ValueError, "empty list"),
         (lambda: words_model().fit([[1, 2], []]), ValueError, "sequence 1 is empty"),
-        (lambda: words_model().fit([1, 2]), ValueError, r"write \[x\]"),
         (lambda: words_model().fit([["a", "b"]]), TypeError, "Vocabulary"),
         (lambda: words_model().fit([[0.0, np.nan]]), TypeError, "mark missing words with -1"),
         (lambda: words_model().fit([[0, V]]), ValueError, f"0..{V - 1}"),
         (lambda: words_model().fit([[0, -2]]), ValueError, "-2"),
-        (lambda: words_model().fit(torch.zeros(3, dtype=torch.long)), TypeError, r"\(B, T\)"),
         (lambda: words_model().fit(np.zeros((2, 0), int)), ValueError, "at least one step"),
         (lambda: words_model().fit("text"), TypeError, "list of sequences"),
         (lambda: words_model().fit([[1]], torch.tensor([1])), ValueError, "leave lengths out"),
@@ -446,7 +444,7 @@ def test_queries_leave_pyros_parameter_store_alone():
         (lambda: vectors_model().fit([[[1.0, 2.0, 3.0]]]), ValueError, f"D = {D}"),
         (lambda: vectors_model().fit([[[1.0, np.nan]]]), ValueError, "partly NaN"),
         (lambda: vectors_model().fit([[[1.0, np.inf]]]), ValueError, "finite"),
-        (lambda: vectors_model().fit(np.zeros((4, D))), ValueError, r"\(B, T, D\)"),
+        (lambda: vectors_model().fit(np.zeros((4, D + 1))), ValueError, r"\(B, T, D\)"),
         (lambda: vectors_model().fit([[[1.0, 2.0]]]), ValueError, "at least as many observations"),
         (lambda: vectors_model().emission, TypeError, "loc and covariances"),
         (lambda: words_model().set_parameters(transition=np.ones((Z, Z))), ValueError, "sum to 1"),

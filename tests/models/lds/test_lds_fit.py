@@ -256,7 +256,7 @@ def test_bad_fits_are_refused(sequences):
     for bad, message in (
         ([np.ones((2, N))], "x must hold more than num_states = 2"), ([np.full((9, N), np.nan)], "got 0"),
         ([np.ones((1, N))] * 5, "at least two steps"), (np.full((1, 4, N), np.inf), "x must be finite"),
-        ([np.ones((4, N)), np.ones((4, 2))], "sequence 1"), (np.ones((4, N)), "n = 3"),
+        ([np.ones((4, N)), np.ones((4, 2))], "sequence 1"), (np.ones((4, N + 1)), "D = 3"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             model.fit(bad)

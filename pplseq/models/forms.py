@@ -1,0 +1,165 @@
+"""The forms in which people hold sequences: frames, series, concatenated rows, one row alone. One rule for all models.
+
+| given | read as |
+|---|---|
+| a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
+| an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
+| an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
+| a `Text` of a corpus | its lines |
+
+With D = 1, vectors may be plain numbers: (N,), or a list of (T_i,). What could be read in two ways is refused, and the error
+shows both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pplseq.data.text import Text
+
+Form = tuple[Any, Any]  # x and its lengths: a list of sequences and None, or padded rows and their lengths
+
+
+def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str = "x") -> Form:
+    """Data in one of two forms: a list of sequences, or padded rows (B, T[, D]) with their lengths.
+
+    Args:
+        x, lengths: as in the table above. num_features: D of vectors, None for words. name: of the argument, for errors.
+
+    Returns:
+        The sequences and None, or the rows and their lengths (None: all are full). What is in one of these forms, or is no
+        data, comes back as it is: who takes it says what is wrong.
+
+    Raises:
+        ValueError: for what is ambiguous, or does not fit.
+        TypeError: for columns that hold no numbers.
+    """
+    if isinstance(x, Text):
+        return list(x.lines()), lengths
+    if is_frame(x):
+        x = numbers_of(x, num_features, name)
+    if isinstance(x, (list, tuple)):
+        if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_frame(x[0]) or x[0] is None:
+            rows = [_row(row, num_features, name) for row in x]
+            if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
+                raise ValueError(
+                    f"{name}: {len(x)} lists of one number could be one sequence or {len(x)}: write [{name}] for the first, "
+                    f"[[row] for row in {name}] for the second"
+                )
+            return rows, lengths
+        x = np.asarray(x)  # a single sequence of words or numbers
+    dims = getattr(x, "ndim", None)
+    if dims is None:
+        return x, lengths
+    if dims == 1:
+        row = x if num_features is None else x[:, None]
+        if num_features not in (None, 1):
+            raise ValueError(f"{name}: one sequence must be (N, D) with D = {num_features}, got shape {tuple(x.shape)}")
+        return _rows(row, lengths, name)
+    if dims == 2 and num_features is not None:
+        if x.shape[1] != num_features:
+            hint = f" For rows of single numbers write {name}[..., None]." if num_features == 1 else ""
+            raise ValueError(
+                f"{name}: one sequence of vectors must be (N, D) with D = {num_features}, and padded rows (B, T, D); got shape "
+                f"{tuple(x.shape)}.{hint}"
+            )
+        return _rows(x, lengths, name)
+    if dims == 2 and x.shape[1] == 1 and x.shape[0] > 1:  # words
+        return _column(x, lengths, name)
+    return x, lengths
+
+
+def is_frame(x: Any) -> bool:
+    """Whether x is a frame or series of pandas or polars, or what offers the same."""
+    return hasattr(x, "to_numpy") and hasattr(x, "shape") and not isinstance(x, np.ndarray)
+
+
+def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
+    """The numbers of a frame (N, D) or series (N,), missing ones NaN, or -1 in words; a series of texts as a list.
+
+    Raises:
+        TypeError: for columns that hold no numbers; names the first.
+    """
+    columns = list(getattr(frame, "columns", ()))
+    found = []
+    for column in columns or [None]:
+        values = frame if column is None else frame[column]
+        texts = [value for value in values if isinstance(value, str)]
+        if texts and column is None:
+            if len(texts) < len(values):
+                raise ValueError(f"{name}: some of the texts are missing; leave them out")
+            return texts
+        try:
+            found.append(np.asarray([np.nan if _missing(value) else value for value in values], dtype=float))
+        except (TypeError, ValueError):
+            where = name if column is None else f"{name}: column {column!r}"
+            what = type(next(value for value in values if not isinstance(value, (int, float)))).__name__
+            raise TypeError(f"{where} must hold numbers, got {what}; leave it out, or make numbers of it") from None
+    numbers = np.stack(found, 1) if columns else found[0]
+    if num_features is not None:
+        return numbers
+    whole = np.where(np.isnan(numbers), -1, numbers)
+    return whole.astype(np.int64) if (whole == whole.round()).all() else numbers
+
+
+def sequences_by(frame: Any, by: str, columns: Any = None) -> list[np.ndarray]:
+    """The sequences of a table in which one column says to which each row belongs, in the order of their first rows.
+
+    Args:
+        frame: of pandas or polars. by: that column; equal values need not stand together. columns: what to read, a name or
+            several; None for all others.
+
+    Returns:
+        (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN.
+
+    Raises:
+        KeyError: for a column that the frame lacks. TypeError: for columns that hold no numbers.
+    """
+    names = [column for column in frame.columns if column != by] if columns is None else columns
+    for column in [by, *([names] if isinstance(names, str) else names)]:
+        if column not in list(frame.columns):
+            raise KeyError(f"no column {column!r}; there are: {', '.join(map(str, frame.columns))}")
+    places: dict[Any, list[int]] = {}
+    for place, key in enumerate(frame[by]):
+        places.setdefault(key, []).append(place)
+    numbers = numbers_of(frame[names if isinstance(names, str) else list(names)], num_features=0)
+    return [numbers[rows] for rows in places.values()]
+
+
+def _missing(value: Any) -> bool:
+    return value is None or type(value).__name__ == "NAType" or value != value
+
+
+def _row(row: Any, num_features: int | None, name: str) -> Any:
+    """One sequence of a list."""
+    if is_frame(row):
+        row = numbers_of(row, num_features, name)
+    if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
+        return row[:, None] if hasattr(row, "shape") else [[value] for value in row]
+    return row
+
+
+def _rows(x: Any, lengths: Any, name: str) -> Form:
+    """One sequence, or several one behind the other."""
+    if lengths is None:
+        return x[None], None
+    sizes = [int(size) for size in lengths]
+    if sum(sizes) != len(x) or min(sizes, default=0) < 0:
+        raise ValueError(
+            f"lengths: of sequences one behind the other, they must sum to the {len(x)} rows of {name}, got {sum(sizes)}"
+        )
+    starts = np.cumsum([0, *sizes])
+    return [x[start : start + size] for start, size in zip(starts, sizes, strict=False)], None
+
+
+def _column(x: Any, lengths: Any, name: str) -> Form:
+    """(N, 1) words: one sequence of N as hmmlearn has it, or N of one word? Lengths tell, or nobody."""
+    number = x.shape[0]
+    if lengths is None:
+        raise ValueError(
+            f"{name}: words of shape {tuple(x.shape)} could be one sequence of {number} or {number} sequences of one word: "
+            f"write {name}[:, 0] for the first, list({name}) for the second"
+        )
+    return (x, lengths) if len(lengths) == number else _rows(x[:, 0], lengths, name)
