@@ -1,12 +1,13 @@
 # Two commands do everything on a machine that has Python 3.11+ and make:
 #   make demo   train a blocked HMM on a built-in corpus, evaluate it, query it, draw it
 #   make test   run the tests
+# and `make docs` builds the documentation, which opens from site/index.html.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,5 +33,13 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/typecheck.py
 
+$(VENV)/.docs: $(VENV)/.core
+	$(INSTALL) --no-build-isolation -e ".[plot,docs]"
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --clean --quiet
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(VENV) demo .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo site .pytest_cache .ruff_cache

@@ -1,0 +1,76 @@
+"""The pages' Python runs, and what the site needs is there."""
+
+import io
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python exec" in page.read_text(encoding="utf-8"))
+LONG = ("regimes", "text", "iohmm")  # pages that take more than a few seconds
+
+# what a reader waits for, a test need not
+QUICKER = [("max_time=20", "max_time=3"), ("range(300)", "range(3)"), ("AutomatonLearner()", "AutomatonLearner(num_restarts=100)")]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in PAGES]
+)
+def test_code_of_a_page(page, tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(DOCS))
+    names: dict = {"__name__": "page"}
+    blocks = re.findall(r"```python (exec[^\n]*)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    try:
+        for options, code in blocks:
+            for text, shorter in QUICKER:
+                code = code.replace(text, shorter)
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                exec(compile(code, str(page), "exec"), names)
+            assert "nan" not in printed.getvalue() or 'html="1"' in options
+            assert ("<svg" in printed.getvalue()) == ('html="1"' in options)  # a picture where one is promised
+    finally:
+        pyplot.close("all")
+        sys.modules.pop("figures", None)
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def test_what_the_reference_names_is_there():
+    import importlib
+
+    for page in (DOCS / "reference").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            module, _, attribute = name.rpartition(".")
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_pages_load_nothing_from_other_hosts():
+    for page in DOCS.rglob("*"):
+        if page.suffix in (".md", ".css", ".py"):
+            assert not re.search(r"(src|href)=[\"']https?:|url\(https?:", page.read_text(encoding="utf-8")), page
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    """``strict`` makes every warning an error; nothing is fetched."""
+    pytest.importorskip("mkdocs")
+    import subprocess
+
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=[\"']https?:", start)
