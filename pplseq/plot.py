@@ -242,7 +242,9 @@ def _probabilities(probs: Any) -> np.ndarray:
         if not len(probs) or (probs < 0).any() or (probs != probs.round()).any():
             raise ValueError("probs: of shape (T,), it must hold states 0, 1, ...; cut padded steps off")
         probs = np.eye(int(probs.max()) + 1)[probs.astype(int)]
-    return probs
+    if not ((probs >= -1e-3) & (probs <= 1 + 1e-3)).all():
+        raise ValueError("probs must hold probabilities, 0 to 1; of log probabilities, give .exp()")
+    return probs.clip(0, 1)  # sums of floats go a little beyond
 
 
 def _palette(number: int) -> list[str]:

@@ -36,6 +36,11 @@ def test_states_are_as_strong_as_they_are_sure(ax):
     ax.figure.canvas.draw()
 
 
+def test_sums_of_floats_may_pass_one(ax):
+    plot.states([0.0, 1.0], [[1 + 1e-6, -1e-6], [0.5, 0.5]], ax=ax)
+    ax.figure.canvas.draw()
+
+
 def test_states_of_a_path_and_dates(ax):
     dates = np.array(["2026-01-01", "2026-01-02", "2026-01-05"], "datetime64[D]").astype("datetime64[ns]")
     plot.states(np.arange(3.0), torch.tensor([0, 2, 1]), index=dates, ax=ax, labels=["x", "y", "z"])
@@ -78,6 +83,7 @@ def test_effects_and_automata(ax):
         (lambda: plot.series([1.0], index=[1, 2]), "index: expected one time for each of 1 steps, got 2"),
         (lambda: plot.states([1.0], PROBS), "probs: expected one row for each of 1 steps, got 3"),
         (lambda: plot.states([1.0, 2.0], [0, -1]), "cut padded steps off"),
+        (lambda: plot.probabilities([[-0.7, -0.7]]), "of log probabilities, give .exp()"),
         (lambda: plot.probabilities(PROBS, labels=["a"]), "labels: expected one for each of 2 states, got 1"),
         (lambda: plot.transitions(np.ones((2, 2))), "matrix must be square with rows of probabilities"),
         (lambda: plot.transitions(np.eye(41)), "at most 40 states, got 41"),
