@@ -279,15 +279,21 @@ class WordsFormat(TagFormat):
         return self.written.render(words, tags, probabilities)
 
 
+STDIN = "<stdin>"
 FORMATS = {found.name: found for found in (ConlluFormat, ColumnsFormat, WordTagFormat, WordsFormat)}
 
 
-def guess_format(name: str, lines: Sequence[str], *, separator: str = "_", tags_optional: bool = False) -> str:
+def guess_format(
+    name: str, lines: Sequence[str], *, separator: str = "_", tags_optional: bool = False, to_tag: bool = False
+) -> str:
     """The format of a file, by its name (.conllu) or by its first lines.
+
+    Standard input that is to be tagged is words, unless it has CoNLL-U's ten columns between tabs.
 
     Args:
         name: of the file, without .gz or .xz.
         lines: some of its first lines that are not blank.
+        to_tag: it is likely to be words alone; a guess is made for what is clearly something else.
 
     Raises:
         ValueError: none fits.
@@ -295,26 +301,40 @@ def guess_format(name: str, lines: Sequence[str], *, separator: str = "_", tags_
     if name.lower().endswith((".conllu", ".conll-u")):
         return ConlluFormat.name
     rows = [_tokens(line) for line in lines]
-    if any(len(row) >= 10 and _ID.fullmatch(row[0]) for row in rows if not row[0].startswith("#")):
+    wide = (line.split("\t") if to_tag else _tokens(line) for line in lines if not line.startswith("#"))
+    if any(len(row) >= 10 and _ID.fullmatch(row[0]) for row in wide):
         return ConlluFormat.name
+    if to_tag and name == STDIN:
+        return WordsFormat.name
     tokens = [token for row in rows for token in row]
     if tokens and sum(separator in token[1:-1] for token in tokens) > 0.8 * len(tokens):
         return WordTagFormat.name
-    widths = [len(row) for row in rows]
-    usual = max(set(widths), key=widths.count, default=0)
-    if usual > 1 and widths.count(usual) > 0.8 * len(widths):
-        second = [row[1] for row in rows if len(row) == usual]
-        # words of a text are lower-case for the most part, and few of them come again and again
-        few = len(second) > 10 and len(set(second)) < len(second) / 3
-        if few or sum(tag == tag.upper() for tag in second) > 0.8 * len(second):
-            return ColumnsFormat.name
+    if _are_columns(rows, sure=to_tag):
+        return ColumnsFormat.name
     if tags_optional:
-        a_word_a_line = len(rows) > 1 and widths.count(1) > 0.8 * len(rows)
+        a_word_a_line = len(rows) > 1 and sum(len(row) == 1 for row in rows) > 0.8 * len(rows)
         return ColumnsFormat.name if a_word_a_line else WordsFormat.name
     raise ValueError(
         f"{name}: not clear how it is written; say its format: conllu, columns (word and tags a line), or word_tag "
         f"(word{separator}TAG, a sentence a line)"
     )
+
+
+def _are_columns(rows: Sequence[Sequence[str]], sure: bool) -> bool:
+    """Whether lines are words with their tags. sure: they might be sentences as well, of any script."""
+    widths = [len(row) for row in rows]
+    usual = max(set(widths), key=widths.count, default=0)
+    if usual < 2 or widths.count(usual) < (len(widths) if sure else 0.8 * len(widths)):
+        return False
+    second = [row[1] for row in rows if len(row) == usual]
+    # words of a text are lower-case for the most part, and few of them come again and again
+    few = len(second) > 10 and len(set(second)) < len(second) / 3
+    upper = sum(tag == tag.upper() for tag in second) > 0.8 * len(second)
+    if sure:  # there are scripts without cases, and numbers: letters that are capitals count alone
+        letters = [tag for tag in second if any(c.isalpha() for c in tag)]
+        upper = len(second) > 1 and len(letters) > 0 and all(tag.isascii() and tag.isupper() for tag in letters)
+        few = few and usual == 2 and len(second) > 50
+    return few or upper
 
 
 def _tokens(text: str) -> list[str]:

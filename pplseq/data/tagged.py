@@ -11,6 +11,7 @@ from pplseq.data.columns import TaggedSentence, blocks_of, decoded, read_raw_lin
 from pplseq.data.sources import OPENERS
 from pplseq.data.tag_formats import (
     FORMATS,
+    STDIN,
     ColumnsFormat,
     ConlluFormat,
     LineError,
@@ -103,7 +104,7 @@ def read_tagged(
     on_error: str = "raise",
     tags: str = "required",
     separator: str = "_",
-    allow_empty: bool = False,
+    to_tag: bool = False,
 ) -> TaggedFile:
     """Read a file of tagged sentences.
 
@@ -116,7 +117,7 @@ def read_tagged(
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".
-        allow_empty: take a file without words for no sentences, instead of an error.
+        to_tag: it may be empty, and is taken for words unless it is clearly something else: see `guess_format`.
 
     Returns:
         The sentences, as a sequence.
@@ -130,14 +131,14 @@ def read_tagged(
         raise ValueError(f"on_error: expected 'raise' or 'skip', got {on_error!r}")
     if tags not in ("required", "optional"):
         raise ValueError(f"tags: expected 'required' or 'optional', got {tags!r}")
-    name, optional = "<stdin>" if str(path) == "-" else str(path), tags == "optional"
+    name, optional = STDIN if str(path) == "-" else str(path), tags == "optional"
     raw = list(read_raw_lines(path))
     if format is None:
         sample = [line.decode("utf-8", "replace").strip("\ufeff\r\n") for _, line in raw if line.strip()][:SAMPLE_LINES]
-        if not sample and not allow_empty:
+        if not sample and not to_tag:
             raise ValueError(f"{name}: no words; the file is empty")
         plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
-        format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample)
+        format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample, to_tag=to_tag)
     chosen = column.get(format) if isinstance(column, Mapping) else column
     tag_format = make_format(format, chosen, separator=separator, tags_optional=optional)
     sentences, blocks, skipped = [], [], []
@@ -158,7 +159,7 @@ def read_tagged(
         blocks.append(SentenceBlock(first, tuple(line.text for line in lines), parsed.places))
         if parsed.words:
             sentences.append(TaggedSentence(parsed.words, parsed.tags))
-    if not sentences and not (allow_empty and not skipped):
+    if not sentences and not (to_tag and not skipped):
         why = f"; the first was skipped because of line {skipped[0].line}: {skipped[0].message}" if skipped else ""
         raise ValueError(f"{name}: no words in any sentence ({tag_format.name}){why}")
     return TaggedFile(name, tag_format, sentences, blocks, skipped)

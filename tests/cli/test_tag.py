@@ -197,9 +197,10 @@ def read_rows(text, column):
     [
         ("the dog\n\nbarks \u4e2d\u6587\n", (), "the_D dog_N\n\nbarks_V \u4e2d\u6587_D\n"),
         ("the_X dog\n", ("--format", "word_tag"), "the_D dog_N\n"),
-        ("the_X dog_Y\n", ("--to", "columns"), "the D\ndog N\n\n"),
-        ("the X O\ndog Y O\n", (), "the D O\ndog N O\n\n"),
-        ("the\ndog\n", (), "the D\ndog N\n\n"),
+        ("the_X dog_Y\n", ("--to", "columns", "--format", "word_tag"), "the D\ndog N\n\n"),
+        ("the X O\ndog Y O\n", ("--format", "columns"), "the D O\ndog N O\n\n"),
+        ("the\ndog\n", (), "the_D\ndog_N\n"),
+        ("the dog 2004\nthe X 9\n", (), "the_D dog_N 2004_D\nthe_D X_D 9_D\n"),
         ("the\ndog\n", ("--format", "columns", "--probabilities"), "the D 0.7143\ndog N 0.7143\n\n"),
         ("the dog\n", ("--probabilities",), "the_D_0.7143 dog_N_0.7143\n"),
         ("dog\n", ("--to", "conllu", "--decoder", "posterior"), "1\tdog\t_\tN\t_\t_\t_\t_\t_\t_\n\n"),
@@ -261,7 +262,8 @@ def test_run_skips_broken_sentences(model):
 
 
 def test_tags_of_another_set_are_noted_when_written_over(model):
-    assert "Note: the model is one for another tag set" in pplseq("tag", "run", model, input="the_X dog_Y\n").stderr
+    noted = pplseq("tag", "run", model, "--format", "word_tag", input="the_X dog_Y\n")
+    assert "Note: the model is one for another tag set" in noted.stderr
     assert pplseq("tag", "run", model, input="the dog\n").stderr == ""
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from pplseq.data import TaggedSentence, read_tagged, write_tagged
+from pplseq.data.tag_formats import guess_format
 
 CONLLU = """# newdoc
 # sent_id = 1
@@ -217,12 +218,12 @@ def test_a_file_may_be_written_over(write):
 
 def test_a_file_without_words(write, tmp_path):
     for content, name in (("", "a.txt"), ("\n\n", "b.txt"), ("# nothing\n\n", "c.conllu")):
-        source = read_tagged(write(content, name), allow_empty=True)
+        source = read_tagged(write(content, name), to_tag=True)
         assert len(source) == 0
         write_tagged(tmp_path / "out", [], source=source)
         assert (tmp_path / "out").read_text() == content
     with pytest.raises(ValueError, match="no words in any sentence"):
-        read_tagged(write("1\tbroken\n", "d.conllu"), on_error="skip", allow_empty=True)
+        read_tagged(write("1\tbroken\n", "d.conllu"), on_error="skip", to_tag=True)
 
 
 def test_a_probability_goes_with_its_tag(write, tmp_path):
@@ -299,3 +300,26 @@ def test_real_file_is_written_as_it_was(data_folder, tmp_path):
     write_tagged(tmp_path / "out", source, source=source)
     assert (tmp_path / "out").read_bytes() == path.read_bytes()
     assert (len(source), source.num_tokens) == (2012, 47_377)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "In 2004 Google grew quickly .\n",
+        "\u0930\u093e\u092e \u0918\u0930 \u0917\u092f\u093e\n\u0938\u0940\u0924\u093e \u0935\u0928 \u0906\u0908\n",
+        "\u4ed6 \u6765 \u4e86\n\u6211 \u53bb \u4e86\n",
+        "3 men in a boat went out to sea at noon .\n",
+        "NASA USA\n",
+        "the cat sleeps\nthe cat barks\n" * 6,
+    ],
+)
+def test_sentences_to_be_tagged_are_words(write, text):
+    """Whatever the script, and however alike the lines; on standard input nothing but CoNLL-U's tabs says otherwise."""
+    lines = text.splitlines()
+    for path in (write(text, "plain.txt"), write(text, "plain")):
+        found = read_tagged(path, tags="optional", to_tag=True)
+        assert found.format == "words" and [s.words for s in found] == [tuple(line.split()) for line in lines]
+    assert guess_format("<stdin>", ["the_X dog_Y"], tags_optional=True, to_tag=True) == "words"
+    assert guess_format("<stdin>", ["1\tthe" + "\t_" * 8], tags_optional=True, to_tag=True) == "conllu"
+    clear = "the DT B\ndog NN I\n. . O\n"
+    assert read_tagged(write(clear, "clear.txt"), tags="optional", to_tag=True).format == "columns"

@@ -100,7 +100,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     names = ("probabilities", "decoder", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
     questions = TagQuestions(**{name: options[name] for name in names})
     check_answerable(saved.tagger, questions)
-    sentences = read(text, reading_of(options, "skip"), say, saved, tags="optional", allow_empty=True)
+    sentences = read(text, reading_of(options, "skip"), say, saved, tags="optional", to_tag=True)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
         say(note)

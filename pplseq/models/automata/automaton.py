@@ -257,7 +257,7 @@ class Candidate(NamedTuple):
 
 
 def distinct_automata(automata: Sequence[Automaton]) -> list[Candidate]:
-    """Automata grouped by language, the most frequent one first; "2 different automata fit your data"."""
+    """Automata grouped by language, the smallest first, then the most frequent; "2 different automata fit your data"."""
     least: dict[tuple, Automaton] = {}
     members: dict[tuple, list[int]] = {}
     of_table: dict[tuple, tuple] = {}  # many restarts end in the very same table
@@ -269,7 +269,7 @@ def distinct_automata(automata: Sequence[Automaton]) -> list[Candidate]:
             least.setdefault(of_table[table], automaton.minimise())
         members.setdefault(of_table[table], []).append(place)
     found = [Candidate(least[key], tuple(places)) for key, places in members.items()]
-    return sorted(found, key=lambda candidate: -candidate.num_found)
+    return sorted(found, key=lambda candidate: (candidate.automaton.num_states, -candidate.num_found))
 
 
 def harden(

@@ -57,7 +57,7 @@ class LearnedAutomaton:
     """What :meth:`AutomatonLearner.fit` found.
 
     Attributes:
-        candidates: all languages that fit as well and are as small, the most frequent one first.
+        candidates: all languages that fit as well, that of the smallest automaton first, then the most frequent.
         chosen: the place of the chosen one in them.
         validation_right: of each candidate, how many validation strings it labels right; None without any.
         num_validation: strings to choose by.
@@ -100,7 +100,7 @@ class LearnedAutomaton:
         any_candidate = self.candidates[0].automaton
         told = _validation(strings, labels, any_candidate.symbols, any_candidate.labels)
         right = [sum(c.automaton.classify(s) == label for s, label in told) for c in self.candidates]
-        chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the most frequent
+        chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the smallest
         return replace(self, chosen=chosen, validation_right=right, num_validation=len(told))
 
     @property
@@ -133,7 +133,8 @@ class AutomatonLearner(checks.NamedArguments):
 
     For n = 2, 3, ... states, all restarts run as one batch; their tables are made hard and those are kept whose automaton
     labels every training string right. At the first n where any are left, the language is chosen that labels most
-    validation strings right; between equals, the one that most restarts have found.
+    validation strings right; between equals the one whose automaton is smallest, and then the one that most restarts have
+    found.
 
     Args:
         num_states: how many to try, in order; a number, or several. Default: 2 to 8.

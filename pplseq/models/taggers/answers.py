@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.answers import why
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
-PATHS_PER_TAGGING = 16  # looked at, at most
 MOST_SURPRISING = 3  # words of a sentence that are named
 SHARED_TAGS = 0.5  # of a text's words must have tags that the model knows
 
@@ -92,8 +89,9 @@ def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> 
 
     Returns:
         A dictionary a sentence: "words", "tags", and as asked "probabilities" (a word), "alternatives" (a word a list of
-        {"tag", "prob"}), "n_best" ({"tags", "log_prob", "prob"}: of the taggings given the words), "samples", "entropy"
-        (nats), "log_prob" (nats), "surprisals" (nats, a word) and "most_surprising" ({"position" from 1, "word", "nats"}).
+        {"tag", "prob"}), "n_best" ({"tags", "log_prob", "prob"}: of the taggings given the words), "samples",
+        "entropy" (nats; where tags have several states an upper bound, beside "entropy_at_least"),
+        "log_prob" (nats), "surprisals" (nats, a word) and "most_surprising" ({"position" from 1, "word", "nats"}).
 
     Raises:
         ValueError: a question that the tagger has no answer to.
@@ -138,6 +136,9 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
     if questions.entropy:
         for found, entropy in zip(answers, tagger.entropy(sentences), strict=True):
             found["entropy"] = float(entropy)
+        if getattr(tagger, "has_substates", bool)():
+            for found, (least, _) in zip(answers, tagger.entropy_bounds(sentences), strict=True):
+                found["entropy_at_least"] = float(least)
     if questions.log_prob:
         for found, log_prob in zip(answers, tagger.log_prob(sentences), strict=True):
             found["log_prob"] = float(log_prob)
@@ -145,7 +146,7 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
         if questions.n_best:
             found["n_best"] = [
                 {"tags": list(path), "log_prob": log_prob, "prob": math.exp(min(log_prob, 0.0))}
-                for path, log_prob in distinct_taggings(tagger, words, questions.n_best)
+                for path, log_prob in tagger.n_best(words, questions.n_best)
             ]
         if questions.num_samples:
             drawn = tagger.sample_states([words], questions.num_samples, seed=questions.seed + start + i)
@@ -155,23 +156,6 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
             first = sorted(range(len(nats)), key=lambda t: -nats[t])[:MOST_SURPRISING]
             found["most_surprising"] = [{"position": t + 1, "word": words[t], "nats": nats[t]} for t in first]
     return answers
-
-
-def distinct_taggings(tagger: Any, words: Words, n: int) -> list[tuple[tuple[str, ...], float]]:
-    """The n best taggings of a sentence, all different, and their log-probabilities given the words, nats.
-
-    Where tags have several states, many of the best paths of states are the same tagging. Then more paths are asked for, up to
-    `PATHS_PER_TAGGING` a tagging, and probabilities of the same tagging add up; each is a lower bound, over the paths found.
-    """
-    num = n
-    while True:
-        paths = tagger.n_best(words, num)
-        found: dict[tuple[str, ...], float] = {}
-        for tags, log_prob in paths:
-            found[tags] = float(np.logaddexp(found[tags], log_prob)) if tags in found else float(log_prob)
-        if len(found) >= n or len(paths) < num or num >= n * PATHS_PER_TAGGING:
-            return sorted(found.items(), key=lambda entry: -entry[1])[:n]
-        num *= 4
 
 
 def _top(tags: Sequence[str], probs: Any, top: int) -> list[dict[str, Any]]:

@@ -277,6 +277,9 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         )
 
     # ---------------------------------------------------------------- the chain
+    def has_substates(self) -> bool:
+        return len(self._tag_of_state) > len(self.tags)  # behind `name_states`
+
     def tag_of_state(self):
         return self._tag_of_state
 

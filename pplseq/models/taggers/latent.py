@@ -151,6 +151,9 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         transition = TableTransition(layout, self.transition.initial, self.transition.matrix)
         return symbols.view_as(x), lengths, BlockEmission(layout, pairs[:, 1], table), transition
 
+    def has_substates(self) -> bool:
+        return bool((self._sizes > 1).any())
+
     def tag_of_state(self) -> Tensor:
         tags = self._tag_of_state.clone() if self.tags else torch.zeros(0, dtype=torch.long)
         tags[-1:] = -1

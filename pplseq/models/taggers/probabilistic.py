@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.taggers.tagger import Tagger, Words, check_words
+from pplseq.models.taggers.taggings import PosteriorChain, best_taggings, entropy_bounds
 
 BATCH_CELLS = 1 << 21  # steps x rows x states of one batch
 DECODERS = ("viterbi", "posterior")
@@ -131,16 +133,48 @@ class ProbabilisticTagger(Tagger):
             for probs, path in zip(self.smooth(x), tags, strict=True)
         ]
 
+    def has_substates(self) -> bool:
+        """Whether several states have the same tag, so that a tagging is a set of paths of states."""
+        return False
+
+    def _posterior_chain(self, chain: Chain, row: int, length: int) -> PosteriorChain:
+        marginals = chain.marginals().dense(len(self.tag_of_state()))[row, :length]
+        pairs = chain.pair_marginals().probs[row, : length - 1]
+        states = self.tag_of_state().numpy()
+        return PosteriorChain.of(marginals.cpu().numpy(), pairs.cpu().numpy(), states, len(self.tags))
+
     def entropy(self, x: Sequence[Words]) -> np.ndarray:
-        """(N,) entropy of the path of states given the words, nats; of the taggings where each tag is one state."""
-        return np.array(self.each(x, lambda chain, _: chain.entropy().tolist(), float), dtype=float)
+        """(N,) entropy of the taggings given the words, nats: exact where each tag is one state, and else an upper bound, the
+        upper one of :meth:`entropy_bounds`."""
+        return self.entropy_bounds(x)[:, 1]
+
+    def entropy_bounds(self, x: Sequence[Words]) -> np.ndarray:
+        """(N, 2) a lower and an upper bound of the entropy of the taggings given the words, nats; equal where each tag is one
+        state. See :func:`~pplseq.models.taggers.taggings.entropy_bounds`, also for the cost."""
+
+        def exact(chain: Chain, _: list[int]) -> list[tuple[float, float]]:
+            return [(value, value) for value in chain.entropy().tolist()]
+
+        def bounds(chain: Chain, lengths: list[int]) -> list[tuple[float, float]]:
+            return [entropy_bounds(self._posterior_chain(chain, row, n)) for row, n in enumerate(lengths)]
+
+        if not self.has_substates():
+            return np.array(self.each(x, exact, lambda: (0.0, 0.0)), dtype=float).reshape(-1, 2)
+        found = [self.each([words], bounds, lambda: (0.0, 0.0))[0] for words in x]  # the pairs of one fill the memory of many
+        return np.array(found, dtype=float).reshape(-1, 2)
 
     def n_best(self, sentence: Words, n: int) -> list[tuple[tuple[str, ...], float]]:
-        """The n most probable paths of states as taggings, and log p(path | words), nats, best first; fewer where there are not
-        as many."""
+        """The n most probable taggings, and log p(tagging | words), nats, best first; fewer where there are not as many.
+
+        Exact, also where tags have several states, over whose paths it sums: see
+        :func:`~pplseq.models.taggers.taggings.best_taggings`.
+        """
         checks.count("n", n)
 
         def best(chain: Chain, lengths: list[int]) -> list[list[tuple[tuple[str, ...], float]]]:
+            if self.has_substates():
+                found = best_taggings(self._posterior_chain(chain, 0, lengths[0]), n)
+                return [[(tuple(self.tags[k] for k in tags), math.log(prob)) for tags, prob in found]]
             paths, log_probs = chain.k_best(n)
             total = float(chain.log_prob())
             found = zip(paths[:, 0], (log_probs[:, 0]).tolist(), strict=True)

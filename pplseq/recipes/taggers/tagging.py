@@ -31,7 +31,7 @@ def read(
     saved: SavedTagger | None = None,
     *,
     tags: str = "required",
-    allow_empty: bool = False,
+    to_tag: bool = False,
 ) -> TaggedFile:
     """A file of sentences, by default with the column of a saved tagger.
 
@@ -48,8 +48,10 @@ def read(
         on_error=reading.on_error,
         tags=tags,
         separator=reading.separator,
-        allow_empty=allow_empty,
+        to_tag=to_tag,
     )
+    if to_tag and reading.format is None and found.format in ("columns", "word_tag") and "-" != path:
+        say(f"{found.name}: read as {found.format}, by its first lines; --format says otherwise")
     for first, last, line, message in found.skipped:
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
         say(f"{found.name}: skipped {lines}: line {line}: {message}")

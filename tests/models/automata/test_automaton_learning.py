@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pplseq.data.tomita import all_strings, random_strings, tomita
-from pplseq.models.automata.automaton import Automaton
-from pplseq.models.automata.em import draw_tables
+from pplseq.models.automata.automaton import LABELS, Automaton
+from pplseq.models.automata.em import SymbolTables, draw_tables
 from pplseq.models.automata.learner import AutomatonLearner, hardened
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
@@ -272,3 +272,19 @@ def test_arguments_that_are_none():
 def test_more_tables_than_memory_are_refused():
     with pytest.raises(ValueError, match="num_states: 9999 states, 2 symbols and 1000 restarts make tables of 1,490 GiB"):
         AutomatonLearner(9999).fit(["0", "1"], [True, False])
+
+
+def test_the_smallest_language_comes_first():
+    """An even number of a, found once, before a number of a that three divides, found twice: both label all strings right."""
+    tree = PrefixTree.grow(["", "a"], [1, 0], ["a"])
+    cycles = [[1, 0, 2], [1, 2, 0], [1, 2, 0]]
+    start = torch.zeros(3, 3).index_fill_(0, torch.tensor([0]), 1.0)
+    transition = torch.stack([torch.eye(3)[cycle] for cycle in cycles], -1)[None]
+    output = torch.stack([torch.tensor([[0.0, 1], [1, 0], [1, 0]])] * 3, -1)
+    learner = AutomatonLearner(3)
+    learner._tried = tree, LABELS, None, [], 2, SymbolTables(start.double(), transition.double(), output.double())
+    found = learner.so_far()
+    assert [(c.automaton.num_states, c.num_found) for c in found.candidates] == [(2, 1), (3, 2)]
+    assert found.automaton.accepts("aa") and not found.automaton.accepts("aaa")
+    told = found.choose(["aa", "aaa"], [False, True])  # strings that decide are heard first
+    assert told.automaton.num_states == 3 and found.choose(["a"], [False]).automaton.num_states == 2

@@ -69,24 +69,6 @@ def test_parts_are_the_whole(tagger, monkeypatch):
     assert drawn[0] != drawn[1]  # a seed a sentence
 
 
-def test_n_best_taggings_differ(tagger, monkeypatch):
-    """Every tag has three states that share its probability, 1/2, 1/4 and 1/4."""
-    shares, asked, one_state = np.log([0.5, 0.25, 0.25]), [], tagger.n_best
-
-    def n_best(words, n):
-        asked.append(n)
-        paths = [(tags, log_prob + share) for tags, log_prob in one_state(words, 99) for share in shares]
-        return sorted(paths, key=lambda path: -path[1])[:n]
-
-    monkeypatch.setattr(tagger, "n_best", n_best)
-    found = tag_queries.distinct_taggings(tagger, ("the",), 3)
-    assert asked == [3, 12] and [tags for tags, _ in found] == [("D",), ("N",), ("V",)]
-    np.testing.assert_allclose(np.exp([log_prob for _, log_prob in found]), [0.6, 0.2, 0.2])
-    monkeypatch.setattr(tag_queries, "PATHS_PER_TAGGING", 1)
-    assert len(tag_queries.distinct_taggings(tagger, ("the",), 3)) < 3  # of the paths looked at
-    assert tag_queries.distinct_taggings(tagger, ("the",), 100)[0][1] == pytest.approx(math.log(0.6))
-
-
 def test_questions_without_an_answer():
     tagger = PlainTagger().fit(TRAIN)
     assert answer(tagger, SENTENCES, TagQuestions())[0]["tags"] == ["D", "N"]

@@ -1,0 +1,76 @@
+"""The best taggings and the entropy of taggings whose tags have several states, against all of them one by one."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pplseq import LatentTagger
+from pplseq.data import TaggedSentence
+from pplseq.models.taggers.taggings import PosteriorChain, best_taggings, entropy_bounds
+
+
+def random_chain(seed, num_steps, sizes, sparse=False):
+    random = np.random.default_rng(seed)
+    tags = np.repeat(np.arange(len(sizes)), sizes)
+    first, steps = random.random(len(tags)) ** 3, random.random((num_steps - 1, len(tags), len(tags))) ** 6
+    if sparse:
+        steps[random.random(steps.shape) < 0.4] = 0.0
+        steps[..., 0] += 1e-3
+    return PosteriorChain(first / first.sum(), steps / steps.sum(-1, keepdims=True), np.eye(len(sizes))[tags])
+
+
+def all_taggings(chain):
+    found = {}
+    for tags in itertools.product(range(chain.groups.shape[1]), repeat=len(chain.steps) + 1):
+        forward = chain.first * chain.groups[:, tags[0]]
+        for step, tag in zip(chain.steps, tags[1:], strict=True):
+            forward = forward @ step * chain.groups[:, tag]
+        if forward.sum() > 0:
+            found[tags] = forward.sum()
+    return sorted(found.items(), key=lambda entry: -entry[1])
+
+
+@pytest.mark.parametrize("num_steps, sizes", [(1, (2, 3)), (5, (3, 1, 4)), (7, (4, 4)), (4, (1, 1, 1, 1)), (3, (5,))])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_against_all_taggings(num_steps, sizes, sparse):
+    for seed in range(4):
+        chain = random_chain(seed, num_steps, sizes, sparse)
+        truth = all_taggings(chain)
+        for n in (1, 3, 10, 10_000):
+            found = best_taggings(chain, n)
+            assert len(found) == min(n, len(truth)) == len({tags for tags, _ in found})
+            np.testing.assert_allclose([p for _, p in found], [p for _, p in truth[:n]], rtol=1e-9)
+            lookup = dict(truth)
+            np.testing.assert_allclose([p for _, p in found], [lookup[tags] for tags, _ in found], rtol=1e-9)
+        entropy = -sum(p * np.log(p) for _, p in truth)
+        lower, upper = entropy_bounds(chain)
+        assert lower - 1e-12 <= entropy <= upper + 1e-12
+        if num_steps <= 2 or max(sizes) == 1 or len(sizes) == 1:
+            np.testing.assert_allclose([lower, upper], entropy, atol=1e-12)
+        states = random_chain(seed, num_steps, sizes, sparse)._replace(groups=np.eye(sum(sizes)))
+        assert upper < entropy_bounds(states)[0] or max(sizes) == 1  # that of states is another
+
+
+def test_a_latent_tagger_answers_about_taggings():
+    """Substates of a tag are one answer; the best path of states alone would say less, and name others."""
+    random = np.random.default_rng(0)
+    words, tags = "a b c d e f".split(), "X Y Z".split()
+    train = []
+    for _ in range(80):
+        said = random.integers(6, size=random.integers(2, 7))
+        train.append(TaggedSentence(tuple(words[i] for i in said), tuple(tags[(i + random.integers(2)) % 3] for i in said)))
+    tagger = LatentTagger(num_substates=4, num_iterations=8, noise=0.5).fit(train)
+    sentence = "a b c d e".split()
+    best = tagger.n_best(sentence, 3**5)
+    probs = np.exp([p for _, p in best])
+    assert len(best) == 3**5 == len({tagging for tagging, _ in best}) and (np.diff(probs) <= 1e-12).all()
+    np.testing.assert_allclose(probs.sum(), 1.0)
+    smoothed = np.zeros((5, 3))
+    for tagging, prob in zip((tagging for tagging, _ in best), probs, strict=True):
+        smoothed[range(5), [tagger.tags.index(tag) for tag in tagging]] += prob
+    np.testing.assert_allclose(smoothed, tagger.smooth([sentence])[0], rtol=1e-7)
+    entropy = -float((probs * np.log(probs)).sum())
+    ((lower, upper),) = tagger.entropy_bounds([sentence])
+    assert lower <= entropy <= upper == tagger.entropy([sentence])[0] and upper - lower < 0.05
+    assert tagger.n_best([], 2) == [((), 0.0)] and tagger.entropy_bounds([[]]).tolist() == [[0.0, 0.0]]
