@@ -21,6 +21,7 @@ from pplseq.sources.words import Encoder, Line, rounded
 # of `PROPSLearner`, where nothing else is chosen
 SETTINGS: dict[str, Any] = {
     "num_perturbations": 2,
+    "source_share": 0.9,
     "exponent": 0.8,
     "step_size": None,
     "warm_up": 20,

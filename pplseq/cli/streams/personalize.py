@@ -12,6 +12,7 @@ from pplseq.cli.streams.options import reading, shown_page, sources
 # option -> name of the model's setting
 SETTINGS = {
     "perturbations": "num_perturbations",
+    "source_share": "source_share",
     "exponent": "exponent",
     "step_size": "step_size",
     "warm_up": "warm_up",
@@ -52,6 +53,13 @@ SETTINGS = {
     help="Leave the parameters as they are; what sources remember and the place in the stream move on, and are saved.",
 )
 @click.option("--perturbations", default=2, show_default=True, type=click.IntRange(1), help="States that are learned.")
+@click.option(
+    "--source-share",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Probability of the sources together before anything was learned; the rest is the learned states'.",
+)
 @click.option(
     "--exponent",
     default=0.8,

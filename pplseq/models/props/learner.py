@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
-from pplseq.models.props.program import PROPS
+from pplseq.models.props.program import PROPS, SOURCE_SHARE
 from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import CallableSource, check_probs, source_state
 from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
@@ -41,7 +41,7 @@ class PROPSLearner(checks.NamedArguments):
         num_words: V. num_features: D, of vectors; one of the two.
         num_perturbations: K_p states with emissions of their own.
         unknown_id: the word that stands for tokens outside of 0..V-1; None refuses them.
-        initial, transition, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
+        initial, transition, source_share, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
         **options: of :class:`~pplseq.models.props.settings.OnlineEM`: exponent, step_size, smoothing, averaging, ...
 
     Example::
@@ -61,6 +61,7 @@ class PROPSLearner(checks.NamedArguments):
         unknown_id: int | None = None,
         initial=None,
         transition=None,
+        source_share: float = SOURCE_SHARE,
         covariance: str = "diag",
         covariance_floor: float = 1e-3,
         seed: int | None = None,
@@ -69,7 +70,8 @@ class PROPSLearner(checks.NamedArguments):
         sources = _as_list(sources)
         model = PROPS(
             num_words, num_features=num_features, num_sources=len(sources), num_perturbations=num_perturbations,
-            initial=initial, transition=transition, covariance=covariance, covariance_floor=covariance_floor, seed=seed,
+            initial=initial, transition=transition, source_share=source_share, covariance=covariance,
+            covariance_floor=covariance_floor, seed=seed,
         )  # fmt: skip
         self._begin(sources, model.start(**options), num_words, unknown_id)
 

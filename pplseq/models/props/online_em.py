@@ -7,8 +7,10 @@ seen last) are one matrix (R, K), so a step is two small products: rho R and, wi
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -299,13 +301,27 @@ def start_stream(
     """
     options = options or OnlineEM()
     if emission is not None:
-        emission = np.asarray(emission, float)
+        emission = shared_table(np.asarray(emission, float))
         num_sources = len(initial) - len(emission)
         averaging = options.averaging is not None
         statistics = WordStatistics(emission, num_sources, options.smoothing_at(0), options.window, averaging)
     else:
         statistics = GaussianStatistics(np.asarray(loc), np.asarray(covariances), len(initial) - len(loc), full, floor)
     return StreamState(initial, transition, statistics, options)
+
+
+_TABLES: WeakValueDictionary[tuple, np.ndarray] = WeakValueDictionary()
+
+
+def shared_table(table: np.ndarray) -> np.ndarray:
+    """The same numbers in the one read-only array that all who began with them hold: a user adds only the words it saw."""
+    table = np.ascontiguousarray(table)
+    key = table.shape, hashlib.sha256(table).digest()
+    found = _TABLES.get(key)
+    if found is None:
+        found = _TABLES[key] = table.copy()
+        found.flags.writeable = False
+    return found
 
 
 def _log_ratio(above: float, below: float) -> float:

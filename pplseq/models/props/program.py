@@ -20,6 +20,18 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes
 from pplseq.models.hmm.tables import DTYPES, StateTables
 
+SOURCE_SHARE = 0.9  # chosen on held-out WikiText-2 and Gutenberg streams: `source_share` of :class:`PROPS`
+
+
+def first_states(num_sources: int, num_perturbations: int, source_share: float) -> list[float]:
+    """(K,) probabilities of states before anything was learned: the sources' share, and the perturbations' rest."""
+    checks.share("source_share", source_share, "(0, 1)")
+    size = num_sources + num_perturbations
+    if not num_sources:
+        return [1 / size] * size
+    own = (1 - source_share) / num_perturbations
+    return [source_share / num_sources] * num_sources + [own] * num_perturbations
+
 
 class PROPS(StateTables):
     """z_1 ~ initial, z_t | z_{t-1} ~ transition[z_{t-1}], x_t | past, z_t ~ a source's prediction, or own emission[z_t].
@@ -32,8 +44,11 @@ class PROPS(StateTables):
     Args:
         num_words: V, for words 0..V-1. num_features: D, for vectors. Give exactly one of the two.
         num_sources: K_s. num_perturbations: K_p.
-        initial: (K,) probabilities of a sequence's first state, sources first; None for even ones. Fixed on a stream.
-        transition: (K, K) probabilities [from, to]; None for even ones.
+        initial: (K,) probabilities of a sequence's first state, sources first; None for `source_share`. Fixed on a stream.
+        transition: (K, K) probabilities [from, to]; None for `source_share`.
+        source_share: the probability of the sources together, and evenly, in the first state and at every move, where these
+            are not given: at first a stream is what its sources say. 1 - share is what perturbations begin with; with little
+            they cost little and learn later. Without sources all is even.
         covariance: of vectors: "diag" or "full".
         covariance_floor: added to variances by online EM.
         dtype: "float64" or "float32".
@@ -56,6 +71,7 @@ class PROPS(StateTables):
         num_perturbations: int = 2,
         initial=None,
         transition=None,
+        source_share: float = SOURCE_SHARE,
         covariance: str = "diag",
         covariance_floor: float = 1e-3,
         dtype: str = "float64",
@@ -76,6 +92,8 @@ class PROPS(StateTables):
             if seed is not None:
                 torch.manual_seed(seed)
             self.emissions = self._make_emissions(num_perturbations, real)
+        row = first_states(num_sources, num_perturbations, source_share)
+        initial, transition = (row if initial is None else initial), ([row] * size if transition is None else transition)
         self.set_parameters(initial=initial, transition=transition)
 
     # ---------------------------------------------------------------- parameters

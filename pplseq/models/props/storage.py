@@ -13,7 +13,7 @@ import torch
 
 from pplseq.folder import FolderError
 from pplseq.models.props.gaussian_statistics import GaussianStatistics
-from pplseq.models.props.online_em import StreamState
+from pplseq.models.props.online_em import StreamState, shared_table
 from pplseq.models.props.settings import OnlineEM
 from pplseq.models.props.word_statistics import ColdWords, WordStatistics
 from pplseq.models.storage import MODEL
@@ -99,7 +99,7 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
         own = GaussianStatistics(loc, covariances, num_states - len(loc), header["full"], header["floor"])
     else:
         shape = (header["num_own"], header["num_words"])
-        table = np.array(arrays["table"]) if "table" in arrays else np.broadcast_to(1 / shape[1], shape)
+        table = shared_table(arrays["table"]) if "table" in arrays else np.broadcast_to(1 / shape[1], shape)
         own = WordStatistics(table, num_states - shape[0], options.smoothing, options.window, averaging)
         own.capacity, own.residual, own.free = header["capacity"], header["residual"], arrays["free"].tolist()
         own.hot = deque((int(word), int(slot)) for word, slot in arrays["hot"])

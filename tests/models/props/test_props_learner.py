@@ -1,6 +1,8 @@
 """PROPS on a stream: sources predict before they observe; folders, interruption, merging."""
 
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -396,3 +398,38 @@ def test_fit_and_score_of_sequences():
     assert learner.learn_one(1).log_prob == pytest.approx(np.log(before[1]))
     assert "10 tokens" in repr(learner) or "tokens learned" in repr(learner)
     assert "cache" in repr(learner) and "num_perturbations=2" in repr(learner)
+
+
+def test_a_stream_begins_at_its_sources():
+    """The first words cost next to nothing against the source alone, where an even start costs log 3 a word."""
+    random = np.random.default_rng(0)
+    words, cost = random.integers(500, size=20), {}
+    for share in (1 / 3, None):
+        chosen = {} if share is None else {"source_share": share}
+        learner = PROPSLearner([lambda prefix: np.r_[np.full(250, 3.0), np.ones(250)] / 1000], 500, seed=0, **chosen)
+        assert learner.state.initial.tolist() == learner.state.first_transition[2].tolist()
+        likely = words % 250  # three times as likely to the source as to what is to be learned
+        cost[share] = 20 * np.log(3 / 1000) - sum(learner.learn_one(int(y)).log_prob for y in likely)
+    assert 0 < cost[None] < 2.0 < 4.0 < cost[1 / 3]
+    with pytest.raises(ValueError, match=r"source_share must lie in \(0, 1\)"):
+        PROPSLearner([], 5, source_share=1.0)
+    assert StreamingHMM(3, 5).initial.tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_users_share_the_table_they_begin_with():
+    """What a user keeps does not grow with the vocabulary."""
+    num_words = 50_000
+    first = PROPSLearner([], num_words, num_perturbations=2, seed=3)
+    tracemalloc.start()
+    try:
+        users = [PROPSLearner([], num_words, num_perturbations=2, seed=3) for _ in range(3)]
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(user.state.emissions.table is first.state.emissions.table for user in users)
+    assert kept < 3 * 50_000 < 8 * 2 * num_words and not first.state.emissions.table.flags.writeable
+    other = PROPSLearner([], num_words, num_perturbations=2, seed=4)
+    assert other.state.emissions.table is not first.state.emissions.table
+    for y in (3, 5, 3):
+        users[0].learn_one(y)
+    assert users[1].learn_one(3).log_prob == first.learn_one(3).log_prob
