@@ -75,8 +75,13 @@ class TagFormat(ABC):
         """
 
 
+FEATS = CONLLU_COLUMNS.index("feats")
+
+
 class ConlluFormat(TagFormat):
     """CoNLL-U: ten columns between tabs. Comments, multiword tokens (3-4) and empty nodes (3.1) are no words, and stay.
+
+    `_` is a word without a tag; in the column of features it is a tag, that of words without features.
 
     Args:
         column: that holds the tag: its name (upos, xpos, feats, deprel, ...) or its index from 0.
@@ -123,7 +128,9 @@ class ConlluFormat(TagFormat):
                 if not columns[index]:
                     raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
             words.append("_".join(columns[1].split()) or "_")
-            tags.append(None if columns[self.column] == NO_TAG else columns[self.column])
+            # of features _ is a value: none
+            untagged = columns[self.column] == NO_TAG and self.column != FEATS
+            tags.append(None if untagged else columns[self.column])
             places.append(place)
         return ParsedSentence(tuple(words), tuple(tags), tuple(places))
 

@@ -67,9 +67,9 @@ def test_a_column_by_format(write):
 
 def test_unlabelled_words(write):
     path = write(CONLLU)
-    assert [s.tags for s in read_tagged(path, column="feats", tags="optional")] == [("VerbForm=Fin", None), (None,)]
-    with pytest.raises(ValueError, match=r"line 5: no tag of the word \"n't\" in column 5"):
-        read_tagged(path, column="feats")
+    assert None in [tag for s in read_tagged(path, column="deps", tags="optional") for tag in s.tags]
+    with pytest.raises(ValueError, match=r"no tag of the word .* in column 8"):
+        read_tagged(path, column="deps")
     assert list(read_tagged(write("a_X b c_Y\n"), "word_tag", tags="optional")) == [(("a", "b", "c"), ("X", None, "Y"))]
     assert list(read_tagged(write("a\nb\n"), tags="optional")) == [(("a", "b"), (None, None))]
     assert list(read_tagged(write("a X\nb _\n"), tags="optional")) == [(("a", "b"), ("X", None))]
@@ -323,3 +323,12 @@ def test_sentences_to_be_tagged_are_words(write, text):
     assert guess_format("<stdin>", ["1\tthe" + "\t_" * 8], tags_optional=True, to_tag=True) == "conllu"
     clear = "the DT B\ndog NN I\n. . O\n"
     assert read_tagged(write(clear, "clear.txt"), tags="optional", to_tag=True).format == "columns"
+
+
+def test_no_features_are_a_value(write):
+    path = write("1\tdogs\tdog\tNOUN\t_\tNumber=Plur" + "\t_" * 4 + "\n2\tbark\tbark\t_\t_\t_" + "\t_" * 4 + "\n", "a.conllu")
+    assert [s.tags for s in read_tagged(path, column="feats")] == [("Number=Plur", "_")]
+    assert [s.tags for s in read_tagged(path, tags="optional")] == [("NOUN", None)]
+    source = read_tagged(path, column="feats")
+    write_tagged(path.with_name("b.conllu"), source, source=source, column="feats")
+    assert path.with_name("b.conllu").read_text() == path.read_text() + "\n"

@@ -40,7 +40,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
             the text are ignored, states are numbered.
         num_states: with "words", how many.
         lexicon: tags of words: a mapping, a file (see :meth:`TagDictionary.read`) or a TagDictionary; joined with that of the
-            text's tags. None: the text's alone.
+            text's tags. It also holds for words that the text lacks. None: the text's alone.
         lexicon_strength: None: tags that a listed word has not are impossible. A number: listed tags count as so many sightings
             of the word, shared by their weights, and others are possible.
         open_tags: of words that are not listed; None allows all.
@@ -162,8 +162,8 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
     def _number_words(self, counts: Counter, dictionary: TagDictionary, tagged: Container[str]) -> None:
         rare = [word for word, count in counts.items() if count < max(self.min_count, 2)]
         self._classes = WordClasses(rare)
-        kept = sorted(w for w, count in counts.items() if count >= self.min_count or w in dictionary or w in tagged)
-        self._set_vocabulary(kept)
+        kept = {w for w, count in counts.items() if count >= self.min_count or w in dictionary or w in tagged}
+        self._set_vocabulary(sorted(kept | dictionary.entries.keys()))  # also words that the lexicon alone has
 
     def _set_vocabulary(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -234,6 +234,8 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         if soft:
             listing = self.lexicon_strength * weights * listed
             emission, extra = emission + listing, extra + listing
+        else:  # words that the text lacks: half a sighting, shared by their tags
+            extra = extra + 0.5 * weights * (listed & (seen == 0))
         noise = torch.rand(size, size, dtype=torch.float64) * 0.01 + 1.0
         start = Counts(tagged.initial + 1.0, (tagged.transition + 1.0) * noise, emission)
         more = [(self.tagged_weight - 1.0) * value for value in (tagged.initial, tagged.transition)]

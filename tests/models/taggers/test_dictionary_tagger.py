@@ -375,3 +375,19 @@ def test_a_lexicon_adds_to_the_dictionary_of_the_text():
     alone = DictionaryTagger.from_dictionary(max_iterations=2).fit(sentences)
     more = DictionaryTagger.from_dictionary({"the": ["DET"]}, max_iterations=2).fit(sentences)
     assert more.tag(words) == alone.tag(words)
+
+
+@pytest.mark.parametrize("learn_from", ["tags", "dictionary"])
+@pytest.mark.parametrize("strength", [None, 3.0])
+def test_a_lexicon_holds_for_words_that_the_text_lacks(learn_from, strength, tmp_path):
+    rows = [(("the", "dog", "barks"), ("D", "N", "V")), (("a", "cat", "sleeps"), ("D", "N", "V"))] * 8
+    sentences = [TaggedSentence(*row) for row in rows]
+    lexicon = {"quux": ["V"], "zork": {"N": 1.0}, "the": ["D"], "flip": ["N", "V"]}
+    tagger = DictionaryTagger(learn_from, lexicon=lexicon, lexicon_strength=strength, max_iterations=5).fit(sentences)
+    assert tagger.tag([["the", "zork", "quux"], ["quux"], ["zork"]]) == [("D", "N", "V"), ("V",), ("N",)]
+    tagger.save(tmp_path / "model")
+    probs = DictionaryTagger.load(tmp_path / "model").smooth([["quux"], ["flip"]])
+    number = {tag: k for k, tag in enumerate(tagger.tags)}
+    limit = 0.05 if strength else 1e-4
+    assert probs[0][0, number["V"]] > 1 - limit and probs[1][0, number["D"]] < limit
+    assert "quux" not in tagger.known_words
