@@ -18,10 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 
 BATCH = 64  # contexts that go through the network at once
+MAX_CONTEXT = 512  # pieces, where nothing else is said
 LEAST = 1e-12  # probability of the unknown word, where the others leave nothing
+
+
+def _context_of(model: Any, max_context: int | None) -> int:
+    """The context, checked against the model's positions where its configuration names them."""
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if max_context is None:
+        return min(MAX_CONTEXT, positions or MAX_CONTEXT)
+    checks.count("max_context", max_context)
+    if positions is not None and max_context > positions:
+        raise ValueError(f"max_context: the model has {positions} positions, got {max_context}; give at most {positions}")
+    return max_context
 
 
 class HuggingFaceSource:
@@ -33,7 +46,12 @@ class HuggingFaceSource:
             in which pieces that begin a word start with a mark (GPT-2's and Llama's do).
         vocabulary: of the stream; it must have an unknown word. `<eos>` is a line's end, "\\n" to the model.
         start: pieces before the first word; default: the tokenizer's beginning or end of text.
-        max_context: pieces the model reads at most.
+        max_context: pieces the model reads at most; default: as many as it has positions, 512 at most.
+
+    A word that the vocabulary has not leaves nothing in the context, as nobody knows its spelling.
+
+    Raises:
+        ValueError: a vocabulary without an unknown word, no start, or more context than the model has positions.
 
     Cost: ``log_prob_of`` reads the context twice, whatever V is (the unknown word's needs all V); ``predict`` reads it once
     for each beginning of a word that other words share, which is some thousands of times, so it is for small vocabularies.
@@ -46,7 +64,7 @@ class HuggingFaceSource:
         vocabulary: Vocabulary,
         *,
         start: list[int] | None = None,
-        max_context: int = 512,
+        max_context: int | None = None,
     ):
         if vocabulary.unknown_id is None:
             raise ValueError(
@@ -54,7 +72,7 @@ class HuggingFaceSource:
                 "with min_count=2 or max_size"
             )
         self.model, self.tokenizer, self.vocabulary = model.eval(), tokenizer, vocabulary
-        self.num_words, self.max_context = len(vocabulary), max_context
+        self.num_words, self.max_context = len(vocabulary), _context_of(model, max_context)
         self.name = getattr(model, "name_or_path", None) or type(model).__name__
         if start is None:
             first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -158,7 +176,8 @@ class HuggingFaceSource:
 
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""
-        self.context = (self.context + self.pieces[y])[-self.max_context :]
+        pieces = [] if y == self.vocabulary.unknown_id else self.pieces[y]
+        self.context = (self.context + pieces)[-self.max_context :]
         self._known = None
 
     def reset(self) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,6 @@ import torch
 
 from pplseq.data import Vocabulary
 from pplseq.sources import HuggingFaceSource
-
-transformers = pytest.importorskip("transformers")
 
 
 class Letters:
@@ -34,6 +33,7 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def source():
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=6, n_positions=32, n_embd=8, n_layer=1, n_head=2, initializer_range=1.0)
     vocabulary = Vocabulary(("a", "b", "ab", "abb", "ba", "<eos>", "<unk>"))
@@ -63,7 +63,7 @@ def test_words_out_of_pieces(source):
             np.testing.assert_allclose([one_by_one[word], np.log(probs[word])], expected, rtol=1e-9)
         np.testing.assert_allclose(source.log_prob_of(6), np.log(1 - probs[:6].sum()), rtol=1e-6)
         source.observe(y)
-        assert source.context == context + source.pieces[y]
+        assert source.context == (context + source.pieces[y] if y != 6 else context)
 
 
 @torch.no_grad()
@@ -96,3 +96,37 @@ def test_state_and_errors(source):
     np.testing.assert_array_equal(source.predict(), before)
     with pytest.raises(ValueError, match="unknown word"):
         HuggingFaceSource(source.model, Letters(), Vocabulary(("a", "<eos>"), unknown=None))
+
+
+class Positions(torch.nn.Module):
+    """A causal model without `transformers`: what it says depends on the last piece, and it has eight positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(max_position_embeddings=8)
+        self.table = torch.nn.Embedding(6, 6)
+
+    def get_output_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids):
+        if input_ids.shape[1] > 8:
+            raise IndexError("index out of range in self")
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+def test_the_context_ends_where_the_positions_do():
+    vocabulary = Vocabulary(("a", "b", "ab", "abb", "ba", "<eos>", "<unk>"))
+    torch.manual_seed(0)
+    model = Positions()
+    source = HuggingFaceSource(model, Letters(), vocabulary)
+    assert source.max_context == 8
+    for y in [3, 3, 3, 3, 2, 0]:  # more pieces than positions
+        assert math.isfinite(source.log_prob_of(y))
+        source.observe(y)
+    np.testing.assert_allclose(source.predict().sum(), 1.0)
+    with pytest.raises(ValueError, match="max_context: the model has 8 positions, got 9; give at most 8"):
+        HuggingFaceSource(model, Letters(), vocabulary, max_context=9)
+    before = list(source.context)
+    source.observe(6)
+    assert source.context == before  # an unknown word is no text "<unk>"
