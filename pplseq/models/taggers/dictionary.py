@@ -203,8 +203,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         words = [self._ids(sentence.words) for sentence in sentences]
         size, num_words = len(self.tags), len(self.vocabulary)
         if self.learn_from == "words":
-            tables = tables_of_clusters([np.array(row) for row in words], num_words, size)
-            return self.new_model().set_parameters(**tables)
+            return self.new_model().set_parameters(**tables_of_clusters([np.array(row) for row in words], num_words, size))
         number: dict[str | None, int] = {None: -1} | {tag: k for k, tag in enumerate(self.tags)}
         untagged = self.learn_from == "dictionary"
         states = [[-1 if untagged else number[tag] for tag in sentence.tags] for sentence in sentences]
@@ -397,9 +396,8 @@ class DictionaryTraining(TaggerTraining):
         tagger = self.tagger
         most = tagger.max_iterations if len(models) == 1 else RACE
         self.models = list(models)
-        self.runs = [
-            EMTraining(model, self.batches, max_iterations=most, tolerance=tagger.tolerance) for model in self.models
-        ]
+        options = {"max_iterations": most, "tolerance": tagger.tolerance}
+        self.runs = [EMTraining(model, self.batches, **options) for model in self.models]
 
     def ended(self) -> str:
         return self.runs[0].ended() if len(self.runs) == 1 else ""
@@ -433,11 +431,11 @@ class DictionaryTraining(TaggerTraining):
         return tensors, {"runs": states}
 
     def relearn(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if self.tagger.learn_from == "words":
-            models = [self.tagger.new_model() for _ in state["runs"]]
+        tagger = self.tagger
+        if tagger.learn_from == "words":
+            self._race([tagger.new_model() for _ in state["runs"]])
         else:  # for the priors, that stand for what is known of tags
-            models = [self.tagger.first_model(self.sentences, self.dictionary, self.batches)]
-        self._race(models)
+            self._race([tagger.first_model(self.sentences, self.dictionary, self.batches)])
         for k, (run, own) in enumerate(zip(self.runs, state["runs"], strict=True)):
             run.restore({name.removeprefix(f"{k}."): v for name, v in tensors.items() if name.startswith(f"{k}.")}, own)
 
