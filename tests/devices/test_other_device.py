@@ -1,0 +1,83 @@
+"""Nothing is made on the CPU by itself: programs, training, checkpoints and queries of a model that is on another device."""
+
+import pyro
+import pytest
+import torch
+from support.elsewhere import DEVICE, Elsewhere, moved, other_device
+
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.programs.blocked_enum import BlockedEnum, TraceBlockedEnum_ELBO, no_guide
+from pplseq.infer.programs.markov import markov
+from pplseq.models import VLHMM
+
+QUERIES = {
+    "log_prob": lambda c: c.log_prob(), "marginals": lambda c: c.marginals().probs, "viterbi": lambda c: c.viterbi()[0],
+    "k_best": lambda c: c.k_best(2)[0], "sample": lambda c: c.sample(2), "entropy": lambda c: c.entropy(),
+    "pair_marginals": lambda c: c.pair_marginals().probs, "filtered_states": lambda c: c.filtered_states().probs,
+    "token_log_probs": lambda c: c.token_log_probs(), "next": lambda c: c.next().state_log_probs,
+    "expected_counts": lambda c: c.expected_counts().occupancy, "filtered": lambda c: c.filtered().log_probs,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    with other_device(monkeypatch):
+        yield
+
+
+def model():
+    torch.manual_seed(0)
+    return moved(VLHMM(8, 8, torch.arange(8) % 2, hidden_size=4, reset_id=1))
+
+
+def there(tensor):
+    return Elsewhere.of(tensor)
+
+
+def test_mixing_devices_is_noticed():
+    with pytest.raises(RuntimeError, match="mixed devices"):
+        there(torch.ones(3)) + torch.ones(3)
+    assert (there(torch.ones(3)) + 1).device == DEVICE
+
+
+def test_programs_without_observations():
+    for handler in (BlockedEnum(), BlockedEnum(vectorize=False)):
+        with handler:
+            model().model(num_sequences=2, num_steps=5)
+    transition = DenseTransition(*(there(torch.randn(s).log_softmax(-1)) for s in ((3,), (3, 3))))
+    emission = CategoricalEmission(there(torch.randn(3, 4).log_softmax(-1)))
+    lengths = there(torch.tensor([5, 2]))
+    with BlockedEnum() as posterior, pyro.plate("rows", 2, dim=-1):
+        z = None
+        for t in markov(range(5)):
+            with pyro.poutine.mask(mask=t < lengths):
+                z = pyro.sample(f"z_{t}", transition(z))
+                pyro.sample(f"x_{t}", emission(z))
+    assert posterior.chains["z_0"].log_prob().device == DEVICE
+
+
+def test_training_and_checkpoints():
+    trained, x = model(), there(torch.randint(8, (3, 5)))
+    loss = TraceBlockedEnum_ELBO().differentiable_loss(trained.model, no_guide, x)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.device == DEVICE for p in trained.parameters() if p.requires_grad)
+    stored = {name: value.to("cpu") for name, value in trained.state_dict().items()}
+    assert all(value.device.type == "cpu" for value in stored.values())
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("family", ["blocks", "blocks with gaps", "dense"])
+def test_queries(query, family):
+    x = torch.randint(8, (3, 5))
+    lengths = there(torch.tensor([5, 3, 1]))
+    if family == "dense":
+        transition = DenseTransition(*(there(torch.randn(s).log_softmax(-1)) for s in ((3,), (3, 3))))
+        valid = there(torch.arange(5)).unsqueeze(-1) < lengths
+        chain = build_chain(transition, CategoricalEmission(there(torch.randn(3, 8).log_softmax(-1))), there(x.T), valid=valid)
+    else:
+        if family == "blocks with gaps":
+            x[0, 1] = x[1, 0] = -1
+        chain = model().posterior(there(x), lengths)
+    found = QUERIES[query](chain)
+    assert found.device == DEVICE

@@ -1,0 +1,108 @@
+"""Tensors that live on the CPU and say that they are on another device: values are real, mixing devices raises.
+
+What a GPU would refuse, without one. "meta" stands for the other device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+DEVICE = torch.device("meta")
+MOVES = {"copy_", "_to_copy", "_local_scalar_dense", "set_", "lift_fresh", "detach", "alias"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+
+
+class Elsewhere(Tensor):
+    """A tensor that holds real numbers and says it is on DEVICE."""
+
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(real: Tensor) -> Elsewhere:
+        made = Tensor._make_wrapper_subclass(
+            Elsewhere, real.size(), strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype, device=DEVICE
+        )
+        made.held = real
+        return made
+
+    def tolist(self):
+        return self.held.tolist()
+
+    def numpy(self, *args, **kwargs):
+        raise TypeError("a tensor of another device has no numpy array")
+
+    def __repr__(self, **kwargs):
+        return f"Elsewhere({self.held})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+def _run(func, args, kwargs):
+    name = func.overloadpacket.__name__
+    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+    there, here = [t for t in tensors if isinstance(t, Elsewhere)], [t for t in tensors if not isinstance(t, Elsewhere)]
+    # numbers in the shape of a tensor, and indices, may come from the CPU, as on a GPU
+    indices = name in INDEXING and isinstance(args[0], Elsewhere)
+    if there and not indices and name not in MOVES and any(t.dim() > 0 for t in here):
+        raise RuntimeError(f"mixed devices in {name}: {[tuple(t.shape) for t in here]} are on the CPU")
+    device = kwargs.get("device")
+    kept = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
+    if device is not None and name == "_to_copy":
+        kept["device"] = torch.device("cpu")
+    real_args, real_kwargs = tree_map_only(Elsewhere, lambda t: t.held, (args, kept))
+    found = func(*real_args, **real_kwargs)
+    if name == "_local_scalar_dense":
+        return found
+    if name == "copy_":
+        return args[0]
+    elsewhere = torch.device(device).type == DEVICE.type if device is not None else bool(there)
+
+    def wrap(value):
+        same = next((t for t in there if value is t.held), None)
+        return same if same is not None else Elsewhere.of(value) if elsewhere else value
+
+    return tree_map_only(Tensor, wrap, found)
+
+
+class _Everything(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def other_device(monkeypatch) -> Iterator[None]:
+    """Inside of it, tensors can be made on DEVICE."""
+    plain = torch.tensor, torch.as_tensor
+
+    def made(k, data, dtype=None, device=None, **options):
+        if device is None or isinstance(data, Tensor):
+            value = plain[k](data, dtype=dtype, **options)
+            return value if device is None else value.to(device)
+        value = plain[k](data, dtype=dtype, **options)
+        return Elsewhere.of(value) if torch.device(device).type == DEVICE.type else value
+
+    monkeypatch.setattr(torch, "tensor", lambda data, **options: made(0, data, **options))
+    monkeypatch.setattr(torch, "as_tensor", lambda data, dtype=None, device=None: made(1, data, dtype, device))
+    with _Everything():
+        yield
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """A module whose parameters and buffers are on DEVICE."""
+    for module in model.modules():
+        for name, value in list(module._parameters.items()):
+            if value is not None:
+                module._parameters[name] = nn.Parameter(Elsewhere.of(value.detach()), requires_grad=value.requires_grad)
+        for name, value in list(module._buffers.items()):
+            if value is not None:
+                module._buffers[name] = Elsewhere.of(value)
+    return model
