@@ -221,8 +221,9 @@ class PairChainLogProb(torch.autograd.Function):
 
 def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | None, dtype: torch.dtype) -> Tensor:
     """(P, K, K) softmax_j(out_i . into_j), [to, from]."""
-    width = out.shape[1]
-    pairs = out.new_empty(len(plan.entered), width, width, dtype=dtype)
+    width, count = out.shape[1], len(plan.entered)
+    # rounded up: of like sizes, the memory of one step fits the next
+    pairs = out.new_empty(count + -count % 256, width, width, dtype=dtype)[:count]
     for block, some in plan.groups:
         to = into.index_select(0, plan.entered[some]).flatten(0, 1)
         scores = torch.mm(to, out[block].T).view(-1, width, width).to(dtype)

@@ -8,6 +8,12 @@ import sys
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
+def release_freed_memory() -> None:
+    """Give the system back what is kept: behind work of another kind, whose holes the steps would not fill."""
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def keep_freed_memory() -> bool:
     """Tell glibc to keep what a step frees for the next step, instead of giving it back to the system. Whether it does.
 

@@ -23,6 +23,7 @@ from pplseq.distributions.state import Belief
 from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
+from pplseq.runs.memory import release_freed_memory
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
 
 
@@ -226,6 +227,7 @@ class GradientTraining(Training):
                 metrics = dict(self.measure())
             return metrics if "nats_per_token" in metrics else {**metrics, "nats_per_token": math.nan}
         finally:
+            release_freed_memory()
             self.window_began += time.monotonic() - before  # the speed is that of learning
             self.model.train()
 
@@ -251,6 +253,8 @@ class GradientTraining(Training):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         checkpoint.restore_weights(self.elbo, tensors)
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer_groups"])
+        for group in self.optimizer.param_groups:  # which a resumed run may be given anew
+            group["weight_decay"] = self.settings.weight_decay
         if self.plateau is not None and state["plateau"] is not None:
             self.plateau.load_state_dict(state["plateau"])
         belief = {name[7:]: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("belief.")}

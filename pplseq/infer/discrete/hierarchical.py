@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
@@ -49,17 +50,17 @@ class HierarchicalChain(BlockChain):
             keys = keys.masked_fill(restart[1:], int(needed[0]))
         keys, pair_of = keys.unique(return_inverse=True)
         left, entered = keys // layout.num_blocks, keys % layout.num_blocks
-        # rows of the blocks left only; columns of the blocks entered only
-        blocks, left = left.unique(return_inverse=True)
-        columns, entered_at = entered.unique(return_inverse=True)
+        # rows of the blocks left only, columns of the blocks entered only
+        (blocks, left), (columns, entered_at) = self._few(left), self._few(entered)
         used = None if restart is None else ~restart[1:]
         if self.valid is not None:
             used = self.valid[1:] if used is None else used & self.valid[1:]
-        out, plan = transition.leaving_blocks(blocks), plan_pairs(left, entered_at, pair_of, used)
+        out = self._of_blocks(transition.out, blocks)
+        plan = plan_pairs(left, entered_at, pair_of, used)
         gates = pair_gates(out, transition.block_weight, transition.block_bias, plan, entered)
         return pair_chain_log_prob(
             out,
-            layout.of_blocks(transition.into, columns),
+            self._of_blocks(transition.into, columns),
             gates.index_select(0, pair_of.flatten()).view(*pair_of.shape, -1),
             self._initial(),
             self._emit(),
@@ -70,6 +71,21 @@ class HierarchicalChain(BlockChain):
             restart_to=restart_to,
             product_dtype=transition.product_dtype,
         )
+
+    def _few(self, blocks: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The distinct ones of blocks (P,), and which each is; None and the blocks themselves where most of all occur."""
+        distinct, which = blocks.unique(return_inverse=True)
+        most = 4 * len(distinct) > 3 * self.layout.num_blocks
+        return (None, blocks) if most else (distinct, which)
+
+    def _of_blocks(self, features: Tensor, blocks: Tensor | None) -> Tensor:
+        """(L, K, D) features of blocks; of all, without a copy where they stand in order, for None."""
+        layout = self.layout
+        if blocks is not None:
+            return layout.of_blocks(features, blocks)
+        if layout.filled is None:
+            return features.view(layout.num_blocks, layout.width, -1)
+        return layout.of_blocks(features, torch.arange(layout.num_blocks, device=features.device))
 
     def _initial(self) -> Tensor:
         """(B, K) log p(z_1), before the first word is seen."""

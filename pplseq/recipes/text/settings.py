@@ -73,7 +73,7 @@ class Descent:
     """
 
     lr: float = setting(0.003, check=checks.positive)
-    weight_decay: float = setting(0.0, check=NON_NEGATIVE)
+    weight_decay: float = setting(0.0, free=True, check=NON_NEGATIVE)
     clip: float | None = setting(5.0, check=checks.positive)
     validate_per_epoch: int = setting(4, check=checks.count)
     patience: int | None = setting(4, check=partial(checks.count, least=0))
@@ -134,7 +134,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
     tied: bool = setting(True, flag="--tied/--untied")
     shared_layer: bool = False
-    dropout: float = setting(0.5, check=SHARE)
+    dropout: float = setting(0.5, free=True, check=SHARE)
     final_dropout: float | None = setting(None, check=SHARE)
     reset: bool = True
     init: Literal["normal", "xavier"] = "normal"
