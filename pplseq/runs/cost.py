@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +60,16 @@ def vlhmm_cost(
     num_tokens: int = 512,
     blocks_present: float = 1.0,
     tied: bool = True,
+    transition: str = "softmax",
+    shared_layer: bool = False,
+    parameterization: str = "independent",
 ) -> Cost:
-    """The cost of a VL-HMM with independent embeddings.
+    """The cost of a VL-HMM; of scalar tables the weights, and operations as if they were embeddings.
 
     With n = (1 - dropout) Z kept states, K = n / M of them a block, h the width, and r = n * blocks_present rows whose
     block occurs in a step: normalisers 8 r n h (forward, recomputed, backward by both factors), numerators 6 N K^2 h,
-    three residual nets 36 n h^2, emissions 6 K V h; at test, normalisers 2 Z^2 h.
+    three residual nets 36 n h^2, emissions 6 K V h; at test, normalisers 2 Z^2 h. With hierarchical transitions the
+    normalisers are those of the next block, 8 r M h, and at test K M h a token.
 
     Args:
         num_words: V. num_states: Z. num_blocks: M; 1 for no blocks.
@@ -73,6 +78,7 @@ def vlhmm_cost(
         num_tokens: tokens N of a step (batch size times segment length); it bounds the block pairs that occur.
         blocks_present: share of the blocks that occur in a step (about 0.86 at 512 tokens and 128 Brown clusters).
         tied: one embedding table instead of four.
+        transition, shared_layer, parameterization: as of the model.
 
     Source: the operation counts behind Chiu and Rush (2020), section 4; the normaliser dominates.
     """
@@ -80,23 +86,51 @@ def vlhmm_cost(
     width = kept / num_blocks
     rows = kept * blocks_present
     h = hidden_size
-    num_weights = (1 if tied else 4) * num_states * h + 3 * (2 * h * h + 4 * h) + num_words * (h + 1) + h + 1
+    layers, softmax = (2 if shared_layer else 3), transition == "softmax"
+    num_weights = (1 if tied else 4) * num_states * h + layers * (2 * h * h + 4 * h) + num_words * (h + 1) + h + 1
+    num_weights += 0 if softmax else num_blocks * (h + 1)
+    if parameterization == "factored":
+        num_weights += (1 if tied else 4) * (num_blocks * (h - h // 2) - num_states * (h - h // 2))
+    elif parameterization == "scalar":
+        num_weights = num_states * (1 + num_states + (0 if softmax else num_blocks)) + num_words * (num_states // num_blocks)
     pairs = min(num_tokens, num_blocks**2)
     # float32 numbers at the peak: residual activations, emission tables, the chain's pairs, tiles of the normaliser.
-    working = 30 * kept * h + 6 * width * num_words + 4 * pairs * width**2 + 4 * min(kept, 2048) * kept
+    working = 10 * layers * kept * h + 6 * width * num_words + (4 if softmax else 1) * pairs * width**2
+    working += 4 * min(kept, 2048) * kept if softmax else 0
+    width_at_test = num_states / num_blocks
+    at_test = 6 * num_states * h + 3 * width_at_test * num_words + (0 if softmax else pairs * width_at_test**2)
     return Cost(
         num_weights=num_weights,
-        normaliser_flops=8 * rows * kept * h,
+        normaliser_flops=8 * rows * (kept if softmax else num_blocks) * h,
         numerator_flops=6 * pairs * width**2 * h,
-        residual_flops=36 * kept * h * h,
+        residual_flops=12 * layers * kept * h * h,
         emission_flops=6 * width * num_words * h,
-        evaluation_flops=2.0 * num_states**2 * h,
-        token_flops=2.0 * (num_states / num_blocks) ** 2 * h,
+        evaluation_flops=2.0 * num_states**2 * h if softmax else 4.0 * layers * num_states * h * h,
+        token_flops=2.0 * width_at_test**2 * h + (0.0 if softmax else 2.0 * width_at_test * num_blocks * h),
         weight_bytes=16 * num_weights,
         working_bytes=int(4 * working),
-        evaluation_bytes=int(4 * (6 * num_states * h + 3 * num_states / num_blocks * num_words))
-        + _kept_pairs(num_states, num_blocks),
+        evaluation_bytes=int(4 * at_test) + (_kept_pairs(num_states, num_blocks) if softmax else 0),
     )
+
+
+def memory_of(device: torch.device | str = "cpu") -> int | None:
+    """Bytes of memory that the device has; None where the system does not say."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def check_fits(cost: Cost, device: torch.device | str = "cpu") -> None:
+    """Raise ValueError, before anything is allocated, for a training that the device's memory cannot hold."""
+    there, needed = memory_of(device), PROGRAM_BYTES + cost.weight_bytes + cost.working_bytes
+    if there is not None and needed > there:
+        raise ValueError(
+            f"states: a training of this size takes about {needed / 1e9:,.0f} GB of memory, and {device} has "
+            f"{there / 1e9:,.0f} GB; choose fewer states, more blocks (--num-blocks) or a smaller --hidden"
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +187,7 @@ def estimate(num_train_tokens: int, num_tokens: int, device: torch.device, **siz
     """
     cost = vlhmm_cost(num_tokens=num_tokens, **sizes)
     speed = measure_speed(sizes["hidden_size"], device=device)
-    step = speed.training_step(cost)
+    step, there = speed.training_step(cost), memory_of(device)
     steps = -(-num_train_tokens // num_tokens)
     return {
         "num_states": sizes["num_states"],
@@ -161,6 +195,7 @@ def estimate(num_train_tokens: int, num_tokens: int, device: torch.device, **siz
         "device": str(device) if device.type != "cpu" else f"{torch.get_num_threads()} CPU threads",
         "num_weights": cost.num_weights,
         "training_gigabytes": (PROGRAM_BYTES + cost.weight_bytes + cost.working_bytes) / 1e9,
+        "memory_gigabytes": None if there is None else there / 1e9,
         "evaluation_gigabytes": (PROGRAM_BYTES + cost.weight_bytes / 4 + cost.evaluation_bytes) / 1e9,
         "step_gigaflops": cost.step_flops / 1e9,
         "step_seconds": step,

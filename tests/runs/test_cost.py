@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pplseq.models import VLHMM
-from pplseq.runs.cost import Speed, estimate, measure_speed, vlhmm_cost
+from pplseq.runs.cost import Speed, check_fits, estimate, measure_speed, vlhmm_cost
 
 
 def test_the_counts_at_2_to_the_15():
@@ -16,10 +16,28 @@ def test_the_counts_at_2_to_the_15():
 
 
 def test_weights_are_counted_right():
-    for tied in (True, False):
-        model = VLHMM(30, 24, torch.arange(30) % 6, hidden_size=8, tied=tied)
-        cost = vlhmm_cost(30, 24, 6, hidden_size=8, tied=tied)
+    options = [
+        dict(), dict(tied=False), dict(shared_layer=True), dict(transition="hierarchical"), dict(parameterization="factored"),
+        dict(parameterization="scalar"), dict(transition="hierarchical", parameterization="scalar"),
+    ]  # fmt: skip
+    for more in options:
+        model = VLHMM(30, 24, torch.arange(30) % 6, hidden_size=8, **more)
+        cost = vlhmm_cost(30, 24, 6, hidden_size=8, **more)
         assert cost.num_weights == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_nothing_of_hierarchical_transitions_grows_with_the_square():
+    """Twice the states in twice the blocks cost about twice, not four times."""
+    small, large = (vlhmm_cost(10_000, z, m, transition="hierarchical") for z, m in ((2**15, 128), (2**19, 2048)))
+    for name in ("num_weights", "residual_flops", "evaluation_flops", "evaluation_bytes", "working_bytes"):
+        assert getattr(large, name) <= 16 * getattr(small, name) + 1, name
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr("pplseq.runs.cost.memory_of", lambda device: 24_000_000_000)
+    check_fits(vlhmm_cost(10_000, 2**20, 4096, hidden_size=64, transition="hierarchical"))
+    with pytest.raises(ValueError, match="256 GB|GB of memory, and cpu has 24 GB; choose fewer states"):
+        check_fits(vlhmm_cost(10_000, 10**7, 100))
 
 
 def test_time_follows_the_counts():

@@ -56,11 +56,13 @@ def _sizes(facts: dict[str, Any]) -> str:
     lines += ["", "most frequent: " + "  ".join(f"{word} {share:.1%}" for word, share in facts["most_frequent"])]
     if "estimate" in facts:
         e = facts["estimate"]
+        there, needed = e["memory_gigabytes"], e["training_gigabytes"]
+        fits = "" if there is None or needed <= there else f": does not fit in the {there:,.1f} GB of this machine"
         lines += [
             "",
             f"vlhmm with {e['num_states']:,} states in {e['num_blocks']} blocks ({e['device']}), estimated:",
             f"  weights            {e['num_weights']:>14,}",
-            f"  memory, training   {e['training_gigabytes']:>14.2f} GB",
+            f"  memory, training   {needed:>14.2f} GB{fits}",
             f"  memory, evaluation {e['evaluation_gigabytes']:>14.2f} GB",
             f"  a training step    {e['step_gigaflops']:>14,.1f} GFLOP, {e['step_seconds']:.3g} s",
             f"  an epoch           {e['steps_per_epoch']:>14,} steps, {_duration(e['epoch_seconds'])}",

@@ -18,6 +18,7 @@ from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisib
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.settings import reading
+from pplseq.runs.cost import check_fits, estimate, vlhmm_cost
 from pplseq.runs.memory import keep_freed_memory
 from pplseq.runs.settings import History, TrainSettings, perplexity
 from pplseq.runs.training import model_device
@@ -35,6 +36,8 @@ def train(name: str, job: Job) -> dict[str, Any]:
         corpus = load_corpus(job.data, **reading(settings))
     check_same_text(folder, corpus.train, job.resume, corpus.name)
     clusters = None
+    if name == "vlhmm":
+        check_fits(vlhmm_cost(**_sizes(settings, corpus)), device)
     if name == "vlhmm" and settings.blocks != "none":
         num_words, sizes = len(corpus.vocabulary), (settings.num_blocks, settings.block_sizes)
         check_blocks(settings.states, num_words, settings.blocks, *sizes)
@@ -161,18 +164,19 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":
-        from pplseq.runs.cost import estimate
-
-        step = settings.batch_size * settings.segment_length
-        facts["estimate"] = estimate(
-            corpus.train.num_tokens,
-            step if settings.protocol == "carried" else settings.batch_tokens,
-            choose_device(settings.device),
-            num_words=len(corpus.vocabulary),
-            num_states=settings.states,
-            num_blocks=num_blocks,
-            hidden_size=settings.hidden,
-            state_dropout=settings.dropout,
-            tied=settings.tied,
-        )
+        facts["estimate"] = estimate(corpus.train.num_tokens, device=choose_device(settings.device), **_sizes(settings, corpus))
     return facts
+
+
+def _sizes(settings: Any, corpus: Corpus) -> dict[str, Any]:
+    """What the cost of a vlhmm depends on, as `vlhmm_cost` takes it."""
+    step = settings.batch_size * settings.segment_length
+    return {
+        "num_words": len(corpus.vocabulary),
+        "num_states": settings.states,
+        "num_blocks": 1 if settings.blocks == "none" else settings.num_blocks,
+        "hidden_size": settings.hidden,
+        "state_dropout": settings.dropout,
+        "num_tokens": step if settings.protocol == "carried" else settings.batch_tokens,
+        **{name: getattr(settings, name) for name in ("tied", "transition", "shared_layer", "parameterization")},
+    }
