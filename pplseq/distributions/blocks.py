@@ -127,7 +127,9 @@ def share_states(num_states: int, weight) -> Tensor:
     return sizes + 1
 
 
-def block_sizes(num_words: int, num_states: int, blocks: Tensor, states_per_block: Sequence[int] | None = None) -> Tensor:
+def block_sizes(
+    num_words: int, num_states: int, blocks: Tensor, states_per_block: Sequence[int] | None = None
+) -> Tensor:
     """(M,) states of each block: as they are given, or num_states / M each.
 
     Args:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Size, Tensor, linalg
+
+LOG_2PI = math.log(2 * math.pi)
 
 
 class GaussianBelief(NamedTuple):
@@ -43,68 +47,95 @@ class Evidence(NamedTuple):
 
 @dataclass(eq=False)
 class LinearEvidence:
-    """What n <= h numbers y = M x + residual noise say about their state, not yet brought to the state's size.
-
-    log p(y | x) = constant - |R (y - M x)|^2 / 2 (nats), where R' R is the inverse of the noise covariance.
+    """Observed numbers y = M x + noise, as they are: no noise is inverted, so that it may be small, or zero.
 
     Args:
-        residual: (*B, n) y. A time dimension may stand before *B. loadings: (n, h) M.
-        whitener: R, (n, n), or (n,) where it is diagonal. normalizer: () log p of a residual that fits exactly.
+        residual: (*B, n) y. A time dimension may stand before *B.
+        loadings: M, (n, h), or one of each kind of observation, (P, n, h).
+        noise: its covariance, (n, n) or (P, n, n), or variances (n,); may be singular.
+        which: (*B) the kind of each observation, or None where there is one.
+        observed: (P, n) bool, the coordinates that are seen, or None for all.
+        extra: (*B) nats to add, or None.
 
-    It can be read, and taken apart, like the :class:`Evidence` that it is; each part is computed when it is asked for.
+    It can be read, and taken apart, like the :class:`Evidence` that it is, where the noise is not singular.
     """
 
     residual: Tensor
     loadings: Tensor
-    whitener: Tensor
-    normalizer: Tensor
+    noise: Tensor
+    which: Tensor | None = None
+    observed: Tensor | None = None
+    extra: Tensor | None = None
 
     @property
     def shape(self) -> Size:
         """(*B,), with time before it where there is one."""
         return self.residual.shape[:-1]
 
-    def whiten(self, values: Tensor) -> Tensor:
-        """R values, for (n, k)."""
-        return self.whitener.unsqueeze(-1) * values if self.whitener.dim() == 1 else self.whitener @ values
+    def tables(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Loadings (1 | P, n, h), noise (1 | P, n, n) and the coordinates seen (P, n), or None for all."""
+        loadings = self.loadings if self.loadings.dim() == 3 else self.loadings.unsqueeze(0)
+        noise = torch.diag(self.noise) if self.noise.dim() == 1 else self.noise
+        return loadings, noise if noise.dim() == 3 else noise.unsqueeze(0), self.observed
 
-    @property
-    def white_loadings(self) -> Tensor:
-        """(n, h) R M."""
-        return self.whiten(self.loadings)
-
-    @property
-    def weighted_loadings(self) -> Tensor:
-        """(n, h) R' R M."""
-        white = self.white_loadings
-        return white * self.whitener.unsqueeze(-1) if self.whitener.dim() == 1 else self.whitener.mT @ white
+    def dense(self) -> Evidence:
+        """What the numbers say about the state, written out."""
+        loadings, noise, observed = self.tables()
+        patterns = (
+            torch.ones(len(noise), len(noise[0]), dtype=torch.bool, device=noise.device)
+            if observed is None
+            else observed
+        )
+        precisions, log_dets = masked_precisions(noise, patterns)
+        count = patterns.sum(-1).to(log_dets)
+        weighted = loadings.mT @ precisions  # (P, h, n)
+        information = weighted @ loadings
+        weighted, information, precisions, log_dets, count = (
+            part.expand(max(len(loadings), len(patterns)), *part.shape[1:])
+            for part in (weighted, (information + information.mT) / 2, precisions, log_dets, count)
+        )
+        kinds = torch.zeros((), dtype=torch.long, device=noise.device) if self.which is None else self.which
+        residual = self.residual if observed is None else torch.where(patterns[kinds], self.residual, 0.0)
+        if self.which is None:
+            vector, squares = residual @ weighted[0].mT, linalg.vecdot(residual, residual @ precisions[0])
+        else:
+            vector = (weighted[kinds] @ residual.unsqueeze(-1)).squeeze(-1)
+            squares = linalg.vecdot(residual, (precisions[kinds] @ residual.unsqueeze(-1)).squeeze(-1))
+        constant = -(squares + (log_dets + LOG_2PI * count)[kinds]) / 2
+        constant = constant if self.extra is None else constant + self.extra
+        return Evidence(vector, information[kinds], constant)
 
     @property
     def vector(self) -> Tensor:
-        return self.residual @ self.weighted_loadings
+        return self.dense().vector
 
     @property
     def matrix(self) -> Tensor:
-        white = self.white_loadings
-        return white.mT @ white
+        return self.dense().matrix
 
     @property
     def constant(self) -> Tensor:
-        white = self.residual * self.whitener if self.whitener.dim() == 1 else self.residual @ self.whitener.mT
-        return self.normalizer - linalg.vecdot(white, white) / 2
-
-    def to(self, dtype) -> LinearEvidence:
-        """With parameters, not residuals, in another precision."""
-        return LinearEvidence(
-            self.residual, self.loadings.to(dtype), self.whitener.to(dtype), self.normalizer.to(dtype)
-        )
-
-    def dense(self) -> Evidence:
-        """The same, written out."""
-        return Evidence(self.vector, self.matrix, self.constant)
+        return self.dense().constant
 
     def __iter__(self):
         return iter(self.dense())
 
     def _replace(self, **parts) -> Evidence:
         return self.dense()._replace(**parts)
+
+
+def masked_precisions(noise: Tensor, patterns: Tensor) -> tuple[Tensor, Tensor]:
+    """Precisions of the observed coordinates of a Gaussian, zero elsewhere.
+
+    Args:
+        noise: (n, n) or (P, n, n), or (n,) variances. patterns: (P, n) bool, the observed coordinates.
+
+    Returns:
+        (P, n, n) precisions, and (P,) log-determinants of the observed blocks of ``noise``.
+    """
+    weight = patterns.to(noise)
+    if noise.dim() == 1:
+        return torch.diag_embed(weight / noise), weight @ noise.log()
+    block = weight.unsqueeze(-1) * weight.unsqueeze(-2)
+    factor = torch.linalg.cholesky(noise * block + torch.diag_embed(1 - weight))  # ones where nothing is observed
+    return torch.cholesky_inverse(factor) * block, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

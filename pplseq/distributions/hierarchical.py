@@ -80,7 +80,8 @@ class HierarchicalTransition(BlockTransition):
         """(*b, P, U) log p(block | state) of blocks (*b, U), from leaving features (*b, P, D)."""
         ones = leaving.new_ones(*leaving.shape[:-1], 1)
         norm = streamed_log_norm(
-            torch.cat([leaving, ones], -1).flatten(0, -2), torch.cat([self.block_weight, self.block_bias.unsqueeze(-1)], -1)
+            torch.cat([leaving, ones], -1).flatten(0, -2),
+            torch.cat([self.block_weight, self.block_bias.unsqueeze(-1)], -1),
         )
         logits = leaving @ self.block_weight[blocks].transpose(-1, -2) + self.block_bias[blocks].unsqueeze(-2)
         return logits - norm.view(*leaving.shape[:-1], 1)

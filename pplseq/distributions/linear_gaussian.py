@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.affine import GaussianVar, compose
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.distributions.gaussian_types import LOG_2PI, Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.noise import (
     DiagonalNoise,
     FullNoise,
@@ -21,8 +19,6 @@ from pplseq.distributions.noise import (
 )
 from pplseq.distributions.state import Conditional, broadcast_shapes
 from pplseq.distributions.timed import Timed, all_steps
-
-LOG_2PI = math.log(2 * math.pi)
 
 
 # ------------------------------------------------------------------------------------------------ what an observation says
@@ -38,22 +34,23 @@ class LinearEmission:
 
     def evidence(self, residual: Tensor) -> Evidence | LinearEvidence:
         """log N(residual | M x, D) as a function of x, for residuals (*B, n): nats."""
-        n, h = self.matrix.shape[-2:]
-        one_for_all = self.matrix.dim() == 2 and not self.noise.batch_shape
-        if one_for_all and n <= h and isinstance(self.noise, FullNoise | DiagonalNoise):
-            normalizer = -0.5 * (self.noise.log_determinant + n * LOG_2PI)
-            return LinearEvidence(residual, self.matrix, self.noise.whitener, normalizer)
-        weighted = self.noise.solve(self.matrix)  # D^-1 M
+        noise = self.noise
+        if isinstance(noise, FullNoise | DiagonalNoise):
+            numbers = noise.variances if isinstance(noise, DiagonalNoise) else noise.covariance
+            if self.matrix.dim() == 2 and not noise.batch_shape:
+                return LinearEvidence(residual, self.matrix, numbers)
+            matrix, covariance = _unexpanded(self.matrix), _unexpanded(noise.covariance)
+            kinds = broadcast_shapes(matrix.shape[:-2], covariance.shape[:-2])
+            matrix, covariance = (m.expand(*kinds, *m.shape[-2:]).flatten(0, -3) for m in (matrix, covariance))
+            which = torch.arange(len(matrix), device=matrix.device).reshape(kinds)
+            return LinearEvidence(
+                residual, matrix, covariance, which.expand(broadcast_shapes(residual.shape[:-1], kinds))
+            )
+        weighted = noise.solve(self.matrix)  # D^-1 M
         vector = (residual.unsqueeze(-2) @ weighted).squeeze(-2) if weighted.dim() > 2 else residual @ weighted
-        if isinstance(self.noise, DiagonalNoise):
-            white = residual * self.noise.variances.rsqrt()
-            squares = torch.linalg.vecdot(white, white)
-        elif self.noise.batch_shape:
-            squares = (residual * self.noise.solve(residual.unsqueeze(-1)).squeeze(-1)).sum(-1)
-        else:  # one noise for all: one triangular solve
-            flat = residual.reshape(-1, residual.shape[-1])
-            squares = (flat * self.noise.solve(flat.T).T).sum(-1).reshape(residual.shape[:-1])
-        constant = -0.5 * (squares + self.noise.log_determinant + self.noise.size * LOG_2PI)
+        flat = residual.reshape(-1, residual.shape[-1])
+        squares = (flat * noise.solve(flat.T).T).sum(-1).reshape(residual.shape[:-1])
+        constant = -0.5 * (squares + noise.log_determinant + noise.size * LOG_2PI)
         information = self.matrix.mT @ weighted
         return Evidence(vector, (information + information.mT) / 2, constant)
 
@@ -160,7 +157,9 @@ class LinearGaussian(Conditional):
     def affine(self) -> tuple[Tensor, Tensor | None]:
         """(matrix, offset or None) of the mean as a function of the hidden state that ``state`` stands for."""
         x, A = self.state, self.A
-        assert x is not None and A is not None, "only the mean of a site that depends on a hidden state is a function of it"
+        assert x is not None and A is not None, (
+            "only the mean of a site that depends on a hidden state is a function of it"
+        )
         matrix = compose(A, x)
         if x.shift is None:
             return matrix, self.offset
@@ -222,6 +221,14 @@ class LinearGaussian(Conditional):
             flat = residual.reshape(-1, residual.shape[-1])
             squares = (flat * noise.solve(flat.T).T).sum(-1).reshape(residual.shape[:-1])
         return -0.5 * (squares + noise.log_determinant + noise.size * LOG_2PI)
+
+
+def _unexpanded(matrix: Tensor) -> Tensor:
+    """A matrix (*b, n, k) with dimensions of size 1 where it was expanded."""
+    for dim in range(matrix.dim() - 2):
+        if matrix.stride(dim) == 0:
+            matrix = matrix.narrow(dim, 0, 1)
+    return matrix
 
 
 def _size(noise, offset: Tensor | None) -> int:

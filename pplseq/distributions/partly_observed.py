@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.distributions.gaussian_types import Evidence
+from pplseq.distributions.gaussian_types import LinearEvidence
 from pplseq.distributions.noise import same_tensor
 from pplseq.distributions.state import Conditional
 from pplseq.distributions.timed import Timed, all_steps
@@ -66,30 +64,22 @@ class PartlyObserved(Conditional):
         shift = self.noise.new_zeros(1) if self.offset is None else self.offset
         return shift if self.inputs is None else shift + self.inputs[1] @ self.inputs[0].T
 
-    def evidence(self, value: Tensor) -> Evidence:
+    def evidence(self, value: Tensor) -> LinearEvidence:
         """log p(observed coordinates of value (*B, n) | z) as a function of z."""
         shape = torch.broadcast_shapes(value.shape, self.observed.shape)
         observed = self.observed.expand(shape)
         residual = torch.where(observed, value - self._shift, 0.0)
-        # few patterns occur: precisions are computed once for each
-        patterns, which = torch.unique(observed.reshape(-1, shape[-1]), dim=0, return_inverse=True)
-        precisions, log_dets = masked_precisions(self.noise, patterns)
-        which = which.reshape(shape[:-1])
-        weighted = (precisions[which] @ residual.unsqueeze(-1)).squeeze(-1)
-        matrix = self.matrix
-        if matrix.dim() == 2:
-            vector, information = weighted @ matrix, (matrix.T @ precisions @ matrix)[which]
-        else:
-            vector = (weighted.unsqueeze(-2) @ matrix).squeeze(-2)
-            information = matrix.mT @ precisions[which] @ matrix
-        constant = (
-            (residual * weighted).sum(-1) + log_dets[which] + math.log(2 * math.pi) * observed.to(residual).sum(-1)
-        )
-        return Evidence(vector, (information + information.mT) / 2, -constant / 2)
+        if self.matrix.dim() > 2:
+            matrix = self.matrix.expand(*shape[:-1], *self.matrix.shape[-2:]).flatten(0, -3)
+            patterns, which = observed.reshape(-1, shape[-1]), torch.arange(len(matrix), device=matrix.device)
+        else:  # few patterns occur
+            matrix = self.matrix
+            patterns, which = torch.unique(observed.reshape(-1, shape[-1]), dim=0, return_inverse=True)
+        return LinearEvidence(residual, matrix, self.noise, which.reshape(shape[:-1]), patterns)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(observed coordinates of value | state), nats."""
-        vector, matrix, constant = self.evidence(value)
+        vector, matrix, constant = self.evidence(value).dense()
         quadratic = (matrix @ self.state.unsqueeze(-1)).squeeze(-1)
         result = constant + ((vector - quadratic / 2) * self.state).sum(-1)
         return result.expand(torch.broadcast_shapes(result.shape, self.batch_shape))
@@ -113,20 +103,3 @@ class PartlyObserved(Conditional):
             noise = torch.diag(self.noise) if self.noise.dim() == 1 else self.noise
             shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape
             return torch.distributions.MultivariateNormal(mean.expand(shape), noise, validate_args=False).sample()
-
-
-def masked_precisions(noise: Tensor, patterns: Tensor) -> tuple[Tensor, Tensor]:
-    """Precisions of the observed coordinates of a Gaussian, zero elsewhere.
-
-    Args:
-        noise: (n, n), or (n,) variances. patterns: (P, n) bool, the observed coordinates.
-
-    Returns:
-        (P, n, n) precisions, and (P,) log-determinants of the observed blocks of ``noise``.
-    """
-    weight = patterns.to(noise)
-    if noise.dim() == 1:
-        return torch.diag_embed(weight / noise), weight @ noise.log()
-    block = weight.unsqueeze(-1) * weight.unsqueeze(-2)
-    factor = torch.linalg.cholesky(noise * block + torch.diag_embed(1 - weight))  # ones where nothing is observed
-    return torch.cholesky_inverse(factor) * block, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

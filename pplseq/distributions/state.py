@@ -155,6 +155,7 @@ class StateCategorical(Conditional):
     """
 
     has_enumerate_support = True
+
     def __init__(self, transition, previous=None, inputs: Tensor | None = None, batch_shape=None):
         self.transition, self.previous, self.inputs = transition, previous, inputs
         if batch_shape is None:

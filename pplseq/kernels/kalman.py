@@ -9,6 +9,7 @@ Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering, chapter 6 (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 DOUBLE = torch.float64
 ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
+NEGLIGIBLE = 1e-24  # variances in this share of the largest one are none
 PATIENCE = 16  # steps without a smaller change
 
 Runs = list[tuple[int, int, Any]]  # (start, stop, node) of steps that have one node
@@ -53,10 +55,10 @@ def update(predicted: Tensor, information: Tensor) -> Updated:
 
 
 class UpdatedByNumbers(NamedTuple):
-    """What n observed numbers make of a predicted covariance P; they are white: unit noise, loadings U (n, h).
+    """What n observed numbers y = M x + noise (covariance D) make of a predicted covariance P.
 
-    filtered: (N, h, h). gain: (N, h, n) K = P U' S^-1, S = I + U P U'. whitener: (N, n, n) L^-1, where S = L L'.
-    half_log_det: (N,) log det S / 2.
+    filtered: (N, h, h). gain: (N, h, n) K = P M' S^-1, S = M P M' + D. whitener: (N, n, n) L^-1, where S = L L', zero in the
+    columns of coordinates that are not seen. half_log_det: (N,) log det S / 2.
     """
 
     filtered: Tensor
@@ -65,25 +67,37 @@ class UpdatedByNumbers(NamedTuple):
     half_log_det: Tensor
 
 
-def update_by_numbers(predicted: Tensor, loadings: Tensor, careful: bool = False) -> UpdatedByNumbers:
-    """Conditions covariances (N, h, h) on white numbers with loadings (N | 1, n, h): n h^2 where :func:`update` takes h^3.
+def update_by_numbers(
+    predicted: Tensor, loadings: Tensor, noise: Tensor, observed: Tensor | None = None, careful: bool = False
+) -> UpdatedByNumbers:
+    """Conditions covariances (N, h, h) on numbers with loadings (N | 1, n, h): n h^2 where :func:`update` takes h^3.
 
-    careful: (I - K U) P (I - K U)' + K K', the form of P. Joseph, for very precise observations: it has no differences of
-    large numbers, at the price of 2 h^3.
+    Args:
+        noise: (N | 1, n, n) D, which may be singular where S is not. observed: (N | 1, n), 0 for coordinates that are not
+            seen, of which loadings are zero and noise is white; None: all are seen.
+        careful: (I - K M) P (I - K M)' + K D K', the form of P. Joseph, for very precise observations: it has no differences
+            of large numbers, at the price of 2 h^3.
+
+    Where S is not positive definite half_log_det is not finite.
     """
     spread = loadings @ predicted
+    total = symmetric(spread @ loadings.mT) + noise
+    factor, failed = torch.linalg.cholesky_ex(total)
     identity = torch.eye(spread.shape[-2], dtype=spread.dtype, device=spread.device)
-    factor = torch.linalg.cholesky_ex(identity + symmetric(spread @ loadings.mT)).L
     both = torch.cat([spread, identity.expand_as(factor)], -1)
     solved = torch.linalg.solve_triangular(factor, both, upper=False)
     root, whitener = solved[..., : spread.shape[-1]], solved[..., spread.shape[-1] :]
     gain = root.mT @ whitener
     if careful:
         rest = torch.eye(predicted.shape[-1], dtype=spread.dtype, device=spread.device) - gain @ loadings
-        filtered = symmetric(rest @ predicted @ rest.mT + gain @ gain.mT)
+        filtered = symmetric(rest @ predicted @ rest.mT + gain @ noise @ gain.mT)
     else:
         filtered = torch.baddbmm(predicted, root.mT, root, alpha=-1)
-    return UpdatedByNumbers(filtered, gain, whitener, factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+    half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    half_log_det = half_log_det.masked_fill(failed > 0, torch.nan)
+    return UpdatedByNumbers(
+        filtered, gain, whitener if observed is None else whitener * observed.unsqueeze(-2), half_log_det
+    )
 
 
 def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
@@ -92,21 +106,20 @@ def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
 
 
 def advance(
-    predicted: Tensor, matrix: Tensor, noise: Tensor, observed: Tensor, num_steps: int, careful: bool | None = None
-) -> tuple[Updated | UpdatedByNumbers, Tensor, Tensor]:
+    predicted: Tensor, matrix: Tensor, noise: Tensor, observe: Callable[[Tensor], Any], num_steps: int
+) -> tuple[Any, Tensor, Tensor]:
     """Several steps in a row from one predicted covariance (h, h).
 
     Args:
-        matrix, noise: (1 | k, h, h) of the steps. observed: (1 | k, h, h) information; or (1 | k, n, h) loadings, with
-            ``careful`` as for :func:`update_by_numbers`.
+        matrix, noise: (1 | k, h, h) of the steps. observe: what observations make of a covariance (1, h, h).
 
     Returns:
         What observations make of each step's covariance, A Sigma (k, h, h), and the covariance behind it (k, h, h).
     """
     updates, moved, later = [], [], [predicted.unsqueeze(0)]
-    steps = [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise, observed)]
-    for a, q, o in zip(*steps, strict=True):
-        new = update(later[-1], o) if careful is None else update_by_numbers(later[-1], o, careful)
+    steps = [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise)]
+    for a, q in zip(*steps, strict=True):
+        new = observe(later[-1])
         updates.append(new)
         moved.append(a @ new.filtered)
         spread = moved[-1] @ a.mT
@@ -173,6 +186,14 @@ def size_of(matrix: Tensor) -> Tensor:
     return matrix.detach().abs().flatten(-2).amax(-1)  # faster than aminmax along a dimension, and than a norm
 
 
+def scaled_size(change: Tensor, covariance: Tensor) -> Tensor:
+    """(...) the largest entry of changes (..., h, h) of covariances, in units of their coordinates' standard deviations."""
+    change, variances = change.detach(), covariance.detach().diagonal(dim1=-2, dim2=-1)
+    least = variances.amax(-1, keepdim=True) * NEGLIGIBLE
+    scale = torch.maximum(variances, least).rsqrt()
+    return (change.abs() * scale.unsqueeze(-1) * scale.unsqueeze(-2)).nan_to_num(0.0, torch.inf).flatten(-2).amax(-1)
+
+
 class Record(NamedTuple):
     """Relative changes on the way to a node: the smallest one, the number of steps since then, the last one."""
 
@@ -221,9 +242,9 @@ class Convergence:
             least, age = change, 0
         rounding = self.wait_for_rounding and max(least, change) <= self.rounding and age >= PATIENCE
         ahead = change
-        if self.wait_for_rounding and self.tol > ROUNDING and before.last > 0:
-            # single precision: small changes of a slow chain add up, as a geometric series, to what is not small
-            rate = change / before.last
+        if self.tol > ROUNDING and change > ROUNDING:
+            # small changes of a slow chain add up, as a geometric series, to what is not small
+            rate = change / before.last if before.last > 0 else 1.0
             ahead = max(change, change * rate / (1 - rate)) if rate < 1 else float("inf")
         return ahead <= self.tol or rounding, Record(least, age, change)
 

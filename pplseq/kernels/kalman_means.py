@@ -20,6 +20,7 @@ from pplseq.kernels.kalman import Runs
 
 PIECE = 2**17  # numbers of a piece: a quarter or half of a core's cache
 
+
 class Observed(NamedTuple):
     """residual: (T, R, n). loadings: (n, h) M. matrix: (h, h) A. offset: None, (h,) or (T-1, R, h)."""
 
@@ -113,46 +114,58 @@ def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: T
 
 
 def smooth_means(
-    observed: Observed, weighted: Tensor, used: Tensor | None, means: Tensor, runs: Runs, steps: Tensor | dict[int, Tensor]
-) -> Tensor:
-    """Smoothed means (T, R, h): x_t|t + Sigma_t A' lambda_{t+1}, lambda_t = M' D^-1 (y_t - M x_t|t) + (A W_t)' lambda_{t+1}.
+    observed: Observed, used: Tensor | None, means: Tensor, runs: Runs, steps: Tensor | dict[int, Tensor],
+    weighted: Tensor | dict[int, Tensor],
+) -> Tensor:  # fmt: skip
+    """Smoothed means (T, R, h): x_t|t + Sigma_t A' lambda_{t+1}, lambda_t = M' S^-1 v_t + (A W_t)' lambda_{t+1}.
+
+    v_t is the innovation, which is as large as it is however precise observations are.
 
     Args:
-        weighted: (n, h) D^-1 M. used: (T, R) bool, False where nothing was observed, or None. means: filtered ones.
-        runs: the node of each step but the last. steps: by node, (h, 2 h) A W and A Sigma side by side.
+        used: (T, R) bool, False where nothing was observed, or None. means: filtered ones. runs: the node of each step.
+        steps: by node, (h, 2 h) A W and A Sigma side by side. weighted: by node, (n, h) S^-1 M.
     """
     num_steps, num_rows, h = means.shape
     smoothed = torch.empty_like(means)
+    expects = (observed.loadings @ observed.matrix).T.contiguous()  # (h, n)
+    shift = None if observed.offset is None else observed.offset @ observed.loadings.T
     piece = max(linear_recursion.FEW_ROWS, PIECE // (2 * h))
     for begin in range(0, num_rows, piece):
         rows = slice(begin, min(begin + piece, num_rows))
         smoothed[-1, rows] = means[-1, rows]
-        adjoint = _surprise(observed, weighted, used, means, num_steps - 1, num_steps, rows)[0]
+        adjoint = (
+            _innovations(observed, expects, used, means, num_steps - 1, num_steps, rows)[0] @ weighted[runs[-1][2]]
+        )
         moved = means.new_empty(rows.stop - begin, 2 * h)
         for start, stop, node in reversed(runs):
-            table = steps[node]
+            table, weight = steps[node], weighted[node]
+            stop = min(stop, num_steps - 1)  # the last step is done
             if num_rows < linear_recursion.FEW_ROWS and stop - start >= linear_recursion.SHORT:
-                adjoint = _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, start, stop)
+                adjoint = _smooth_at_once(observed, expects, used, means, smoothed, adjoint, table, weight, start, stop)
                 continue
             for t in reversed(range(start, stop)):
                 torch.mm(adjoint, table, out=moved)
                 torch.add(means[t, rows], moved[:, h:], out=smoothed[t, rows])
-                rest = torch.addmm(observed.residual[t, rows], means[t, rows], observed.loadings.T, alpha=-1)
+                if t == 0:
+                    break
+                rest = torch.addmm(observed.residual[t, rows], means[t - 1, rows], expects, alpha=-1)
+                if shift is not None:
+                    rest -= shift if shift.dim() == 1 else shift[t - 1, rows]
                 if used is not None:
                     rest.masked_fill_(~used[t, rows, None], 0.0)
-                adjoint = torch.addmm(moved[:, :h], rest, weighted)
+                adjoint = torch.addmm(moved[:, :h], rest, weight)
     return smoothed
 
 
-def _surprise(observed, weighted: Tensor, used: Tensor | None, means: Tensor, start: int, stop: int, rows) -> Tensor:
-    """(steps, rows, h) M' D^-1 (y - M x_t|t), zero where nothing was observed."""
-    rest = _plus_product(observed.residual[start:stop, rows], means[start:stop, rows], observed.loadings.T, -1)
-    if used is not None:
-        rest.masked_fill_(~used[start:stop, rows, None], 0.0)
-    return rest @ weighted
+def _innovations(observed: Observed, expects: Tensor, used: Tensor | None, means: Tensor, start: int, stop: int, rows):
+    """(steps, rows, n) y - M (A x + a) of steps start..stop-1, of which none is the first; zero where nothing was observed."""
+    rest = _plus_product(observed.residual[start:stop, rows], means[start - 1 : stop - 1, rows], expects, -1)
+    shift = observed.offset_of(start, stop, rows)
+    rest = rest if shift is None else rest - shift @ observed.loadings.T
+    return rest if used is None else rest.masked_fill_(~used[start:stop, rows, None], 0.0)
 
 
-def _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, start: int, stop: int) -> Tensor:
+def _smooth_at_once(observed, expects, used, means, smoothed, adjoint, table, weight, start: int, stop: int) -> Tensor:
     """Steps start..stop-1 of all rows, with one node; lambda of stop is given, that of start returned."""
     num_rows, h = means.shape[1:]
     size, every = max(1, PIECE // (2 * h) // num_rows), slice(None)
@@ -161,10 +174,12 @@ def _smooth_at_once(observed, weighted, used, means, smoothed, adjoint, table, s
     behind = smoothed[start:stop]
     for t in range(start + 1, stop, size):
         last = min(t + size, stop)
-        behind[t - start - 1 : last - start - 1] = _surprise(observed, weighted, used, means, t, last, every)
+        behind[t - start - 1 : last - start - 1] = _innovations(observed, expects, used, means, t, last, every) @ weight
     behind[-1] = adjoint
     linear_recursion.run_(loop, behind, reverse=True)
-    adjoint = _surprise(observed, weighted, used, means, start, start + 1, every)[0] + behind[0] @ table[:, :h]
+    adjoint = behind[0] @ table[:, :h]
+    if start:
+        adjoint += _innovations(observed, expects, used, means, start, start + 1, every)[0] @ weight
     for t in range(start, stop, size):
         piece = slice(t, min(t + size, stop))
         smoothed[piece] = _plus_product(means[piece], smoothed[piece], gain)

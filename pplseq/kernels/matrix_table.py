@@ -75,7 +75,7 @@ class MatrixIndex:
 
 
 def apply_matrices(table: Tensor, which: MatrixIndex, vectors: Tensor) -> Tensor:
-    """table[index] @ vectors: (N, h, h) and (T, R, h) give (T, R, h); differentiable in table and vectors."""
+    """table[index] @ vectors: (N, m, h) and (T, R, h) give (T, R, m); differentiable in table and vectors."""
     return _Apply.apply(table, vectors, which)
 
 
@@ -97,34 +97,34 @@ def _apply(table: Tensor, which: MatrixIndex, vectors: Tensor) -> Tensor:
     if which.shared:
         if len(which.runs) == 1:
             return vectors @ table[which.runs[0][2]].T
-        out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+        out = vectors.new_empty(*vectors.shape[:-1], table.shape[1])
         for start, stop, node in which.long_runs:
             torch.matmul(vectors[start:stop], table[node].T, out=out[start:stop])
         for steps in which.chunks(which.short_steps, h):
             out[steps] = torch.bmm(vectors[steps], table[which.index[steps]].mT)
         return out
-    flat, index = vectors.reshape(-1, h), which.index.reshape(-1)
-    out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
-    torch.mm(flat, table[which.main].T, out=out.view(-1, h))
-    for part in which.chunks(which.others, h):
-        out.view(-1, h)[part] = torch.bmm(table[index[part]], flat[part].unsqueeze(-1)).squeeze(-1)
+    flat, index, m = vectors.reshape(-1, h), which.index.reshape(-1), table.shape[1]
+    out = vectors.new_empty(*vectors.shape[:-1], m)
+    torch.mm(flat, table[which.main].T, out=out.view(-1, m))
+    for part in which.chunks(which.others, max(h, m)):
+        out.view(-1, m)[part] = torch.bmm(table[index[part]], flat[part].unsqueeze(-1)).squeeze(-1)
     return out
 
 
 def _outer(left: Tensor, right: Tensor, which: MatrixIndex) -> Tensor:
-    """(N, h, h) sum of left right' over the steps and rows of each matrix."""
-    h = left.shape[-1]
-    total = left.new_zeros(which.table_size, h, h)
+    """(N, m, h) sum of left right' over the steps and rows of each matrix."""
+    m, h = left.shape[-1], right.shape[-1]
+    total = left.new_zeros(which.table_size, m, h)
     if which.shared:
         for start, stop, node in which.long_runs:
-            total[node] += left[start:stop].reshape(-1, h).T @ right[start:stop].reshape(-1, h)
+            total[node] += left[start:stop].reshape(-1, m).T @ right[start:stop].reshape(-1, h)
         for steps in which.chunks(which.short_steps, h):
             total.index_add_(0, which.index[steps], torch.bmm(left[steps].mT, right[steps]))
         return total
-    left, right, index = left.reshape(-1, h), right.reshape(-1, h), which.index.reshape(-1)
+    left, right, index = left.reshape(-1, m), right.reshape(-1, h), which.index.reshape(-1)
     here = index == which.main
     total[which.main] = left[here].T @ right[here]
-    for part in which.chunks(which.others, h):
+    for part in which.chunks(which.others, max(m, h)):
         total.index_add_(0, index[part], left[part].unsqueeze(-1) * right[part].unsqueeze(-2))
     return total
 

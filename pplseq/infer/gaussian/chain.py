@@ -15,12 +15,13 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian import queries as gaussian_queries
-from pplseq.infer.gaussian.given import Dynamics, PathInput, flatten
+from pplseq.infer.gaussian.given import Dynamics, flatten, path_input
+from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.gaussian.smoothed_path import SmoothedPath
 from pplseq.kernels import kalman_means
-from pplseq.kernels.kalman import DOUBLE, runs_of
+from pplseq.kernels.kalman import runs_of
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 __all__ = ["Dynamics", "GaussianChain"]
@@ -50,12 +51,13 @@ class GaussianChain:
     Args:
         start: the belief about x_1 before y_1; mean (*B, h), covariance (h, h) or (*B, h, h), which may be singular.
         dynamics: A and Q, which may be singular, and the offset.
-        evidence: vector (T, *B, h), matrix (h, h), (T, h, h) or (T, *B, h, h), constant (T, *B); or a LinearEvidence of
-            residuals (T, *B, n), n <= h, which costs less.
+        evidence: a LinearEvidence of residuals (T, *B, n), which keeps its digits however precise it is; or vector (T, *B, h),
+            matrix (h, h), (T, h, h) or (T, *B, h, h), constant (T, *B).
         valid: (T, *B) bool, False at padded steps (a prefix of each row is valid), or None.
         seen: (T, *B) bool, False at missing observations, where there is no evidence and the state goes on, or None.
-        tol: relative change of the predicted covariance below which it is taken for the steady one; 0: never; None: when the
-            change is lost in rounding, so that the steady state is no approximation.
+        tol: error of the log-likelihood, in nats an observed number, for which a covariance may be taken for the steady one:
+            what it would still change, as a share of a coordinate's variance, and of an observation's given the past. 0:
+            never; None: when the change is lost in rounding, so that the steady state is no approximation.
         emission: gives observations for states, ``predict(mean, covariance) -> (mean, covariance)``; for forecasts and
             innovations only.
         check: look for NaN and for covariances that are none.
@@ -87,7 +89,7 @@ class GaussianChain:
         self.start, self.dynamics, self.evidence, self.emission, self.tol = start, dynamics, evidence, emission, tol
         self.flat = flatten(start, dynamics, evidence, valid, seen, check)
         given = self.flat.evidence
-        parts = *self.flat[1:6], *(vars(given).values() if isinstance(given, LinearEvidence) else given)
+        parts = *self.flat[1:6], *given
         self._differentiable = any(part is not None and part.requires_grad for part in parts)
         self._known: dict = {}
 
@@ -118,69 +120,38 @@ class GaussianChain:
 
     @once
     def _path(self) -> CovariancePath:
-        flat = self.flat
-        seen = None
-        if flat.used is not None:
-            # behind a row's end anything may happen; observations lead to the steady state
-            seen = flat.used if flat.valid is None else flat.used | ~flat.valid
-            seen = None if bool(seen.all()) else seen.cpu().numpy()
-        tol = 4 * torch.finfo(flat.mean.dtype).eps if self.tol is None else float(self.tol)
-        start, matrix, noise = (m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise))
-        if isinstance(flat.evidence, LinearEvidence):
-            loadings = _times(flat.evidence.whitener.to(DOUBLE), flat.evidence.loadings.to(DOUBLE))
-            information = (loadings.mT @ loadings)[None, None]
-        else:
-            loadings, information = None, flat.evidence.matrix.to(DOUBLE)
-        wait = self.tol is None
-        return CovariancePath(
-            PathInput(start, matrix, noise, information, loadings, seen, flat.num_steps, len(flat.mean), tol, wait)
-        )
+        tol = 4 * torch.finfo(self.flat.mean.dtype).eps if self.tol is None else float(self.tol)
+        return CovariancePath(path_input(self.flat, tol, self.tol is None))
 
     # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
     @property
     def _is_lean(self) -> bool:
         """Whether means come from :mod:`~pplseq.kernels.kalman_means`; what follows is their twin."""
         flat, evidence = self.flat, self.flat.evidence
-        if not isinstance(evidence, LinearEvidence) or flat.matrix.shape[:2] != (1, 1) or self._path.index.dim() > 1:
+        if not isinstance(evidence, Numbers) or len(evidence.loadings) > 1 or evidence.constant is not None:
+            return False
+        if flat.matrix.shape[:2] != (1, 1) or self._path.index.dim() > 1:
             return False
         return not (self._differentiable and torch.is_grad_enabled())
 
     @property
-    def _numbers(self) -> LinearEvidence:
-        """The evidence of a lean chain."""
-        assert isinstance(self.flat.evidence, LinearEvidence)
+    def _numbers(self) -> Numbers:
+        """The evidence, where it is of numbers."""
+        assert isinstance(self.flat.evidence, Numbers)
         return self.flat.evidence
 
     @once
     def _observed(self) -> kalman_means.Observed:
         flat, numbers = self.flat, self._numbers
-        return kalman_means.Observed(numbers.residual, numbers.loadings, flat.matrix[0, 0], flat.offset)
+        return kalman_means.Observed(numbers.residual, numbers.loadings[0], flat.matrix[0, 0], flat.offset)
 
     @once
     def _filtered(self) -> tuple[Tensor, Tensor]:
         """Means, and the squared length of white innovations."""
-        whitener, dtype, path = self._numbers.whitener.to(DOUBLE), self.flat.mean.dtype, self._path
-        return kalman_means.filter_means(
-            self._observed, self.flat.mean, runs_of(path.index), path.steps_of_means(whitener).to(dtype)
-        )
+        gains = self._path.steps_of_means().to(self.flat.mean.dtype)
+        return kalman_means.filter_means(self._observed, self.flat.mean, runs_of(self._path.index), gains)
 
     # ---------------------------------------------------------------- whatever the evidence
-    @once
-    def _vector(self) -> Tensor:
-        """(T, R, h), zero without evidence."""
-        return self.flat.evidence.vector
-
-    @once
-    def _information(self) -> Tensor:
-        """(1 | T, 1 | R, h, h)"""
-        matrix = self.flat.evidence.matrix
-        return matrix if matrix.dim() == 4 else matrix[None, None]
-
-    @once
-    def _constant(self) -> Tensor:
-        """(T, R)"""
-        return self.flat.evidence.constant
-
     @once
     def _which(self) -> MatrixIndex:
         return MatrixIndex(self._path.index, self._path.num_nodes)
@@ -195,7 +166,9 @@ class GaussianChain:
             return self._filtered[0]
         flat, path, which = self.flat, self._path, self._which
         carry = self._table("carry")
-        inputs = apply_matrices(self._table("filtered"), which, self._vector)
+        numbers = isinstance(flat.evidence, Numbers)
+        name, given = ("kalman_gain", flat.evidence.residual) if numbers else ("filtered", flat.evidence.vector)
+        inputs = apply_matrices(self._table(name), which, given)
         first = torch.matmul(carry[path.index[0]], flat.mean.unsqueeze(-1)).squeeze(-1)
         if flat.offset is None:
             shift = first.unsqueeze(0)
@@ -219,23 +192,46 @@ class GaussianChain:
         return torch.cat([self.flat.mean.unsqueeze(0), self._step_means(self._means)])
 
     @once
+    def _white(self) -> Tensor:
+        """(T, R, n) innovations, white: L^-1 (y - M x_t|t-1); zero for what is not seen."""
+        numbers, predicted = self._numbers, self._predicted_means
+        residual, whitener, real = numbers.residual, self._path.whitener, predicted.dtype
+        if residual.shape[-1] <= predicted.shape[-1]:
+            whitener = whitener.to(real)
+        else:  # some numbers are beside what states may be, and differences of the others count in units of their noise
+            predicted, residual = predicted.to(whitener.dtype), residual.to(whitener.dtype)
+        if len(numbers.loadings) == 1:
+            expected = predicted @ numbers.loadings[0].to(predicted.dtype).T
+        else:
+            expected = apply_matrices(self._path.observed.to(predicted.dtype), self._which, predicted)
+        return apply_matrices(whitener, self._which, residual - expected).to(real)
+
+    @once
     def _surprise(self) -> Tensor:
-        """(T, R, h) vector - matrix x_t|t = (I + Lam P)^-1 (vector - matrix x_t|t-1); zero without evidence."""
-        surprise = times(self._information, self._means, self._vector, scale=-1)
+        """(T, R, h) M' S^-1 (y - M x_t|t-1); of information (I + Lam P)^-1 (vector - matrix x_t|t-1); zero without evidence."""
+        evidence = self.flat.evidence
+        if isinstance(evidence, Numbers):
+            surprise = apply_matrices(self._table("surprising"), self._which, self._white)
+        else:
+            surprise = times(evidence.matrix, self._means, evidence.vector, scale=-1)
         return surprise if self.flat.used is None else torch.where(self.flat.used.unsqueeze(-1), surprise, 0.0)
 
     @once
     def _step_log_probs(self) -> Tensor:
-        """(T, R) log p(y_t | y_<t) = constant + (vector' x_t|t + surprise' x_t|t-1 - log det(I + Lam P)) / 2."""
-        flat, index = self.flat, self._path.index
-        half_log_det = self._table("half_log_det")[index]
-        half_log_det = half_log_det.unsqueeze(-1) if index.dim() == 1 else half_log_det
-        if self._is_lean:
-            result = self._numbers.normalizer - self._filtered[1] / 2 - half_log_det
+        """(T, R) log p(y_t | y_<t): -(|white|^2 + log det S + n log 2 pi) / 2 of numbers; of information
+        constant + (vector' x_t|t + surprise' x_t|t-1 - log det(I + Lam P)) / 2."""
+        flat, evidence, index = self.flat, self.flat.evidence, self._path.index
+        numbers = isinstance(evidence, Numbers)
+        known = (self._table("normalizer") if numbers else -self._table("half_log_det"))[index]
+        known = known.unsqueeze(-1) if index.dim() == 1 else known
+        if numbers:
+            squares = self._filtered[1] if self._is_lean else _dot(self._white, self._white)
+            result = known - squares / 2
+            result = result if evidence.constant is None else result + evidence.constant
         else:
             first = (flat.mean * self._surprise[0]).sum(-1)[None]
             from_past = torch.cat([first, _dot(self._step_means(self._means), self._surprise[1:])])
-            result = self._constant + (_dot(self._vector, self._means) + from_past) / 2 - half_log_det
+            result = evidence.constant + (_dot(evidence.vector, self._means) + from_past) / 2 + known
         return result if flat.used is None else torch.where(flat.used, result, 0.0)
 
     # ---------------------------------------------------------------- likelihood and filtering
@@ -306,12 +302,9 @@ class GaussianChain:
             return self._means
         path = self._path
         if self._is_lean:
-            whitener, dtype = self._numbers.whitener, self.flat.mean.dtype
-            weighted = _times(whitener.mT if whitener.dim() > 1 else whitener, _times(whitener, self._numbers.loadings))
-            return kalman_means.smooth_means(
-                self._observed, weighted, self.flat.used, self._means, runs_of(path.index[:-1]),
-                path.steps_back().to(dtype),
-            )  # fmt: skip
+            dtype, runs = self.flat.mean.dtype, runs_of(path.index)
+            tables = path.steps_back().to(dtype), path.weighted_loadings.to(dtype)
+            return kalman_means.smooth_means(self._observed, self.flat.used, self._means, runs, *tables)
         # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it
         surprise = self._surprise[1:]
         adjoint = recursion(
@@ -378,11 +371,6 @@ def times(matrices: Tensor, vectors: Tensor, plus: Tensor | None = None, scale: 
     else:
         product = torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
     return product if plus is None else torch.add(plus, product, alpha=scale)
-
-
-def _times(whitener: Tensor, values: Tensor) -> Tensor:
-    """R values, for R (n, n), or (n,) where it is diagonal, and values (n, k)."""
-    return whitener.unsqueeze(-1) * values if whitener.dim() == 1 else whitener @ values
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

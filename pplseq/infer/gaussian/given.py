@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.infer.gaussian.numbers import Numbers, fewer_numbers, masked_loadings, masked_noise
+from pplseq.kernels.kalman import DOUBLE
 
 
 class Dynamics(NamedTuple):
@@ -28,8 +30,7 @@ class FlatChain(NamedTuple):
     """The numbers of a chain. used: (T, R) steps with evidence, None for all; valid: (T, R), None for all.
 
     mean: (R, h). covariance: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). offset: None, (h,) or (T-1, R, h).
-    evidence: with vector (T, R, h) or residual (T, R, n), and constant (T, R), zero where unused, and matrix
-    (1 | T, 1 | R, h, h).
+    evidence: with vector (T, R, h) and constant (T, R), zero where unused, and matrix (1 | T, 1 | R, h, h); or numbers.
     """
 
     batch_shape: torch.Size
@@ -38,7 +39,7 @@ class FlatChain(NamedTuple):
     matrix: Tensor
     noise: Tensor
     offset: Tensor | None
-    evidence: Evidence | LinearEvidence
+    evidence: Evidence | Numbers
     valid: Tensor | None
     used: Tensor | None
     num_steps: int
@@ -99,21 +100,42 @@ def _flat_evidence(evidence: Evidence, used: Tensor | None, num_steps: int, batc
 
 def _flat_linear(
     evidence: LinearEvidence, used: Tensor | None, num_steps: int, batch: torch.Size, h: int
-) -> LinearEvidence:
-    n = evidence.residual.shape[-1]
-    if evidence.loadings.shape != (n, h) or evidence.whitener.shape not in ((n,), (n, n)) or evidence.normalizer.dim():
+) -> Evidence | Numbers:
+    loadings, noise, observed = evidence.loadings, evidence.noise, evidence.observed
+    loadings = loadings if loadings.dim() == 3 else loadings.unsqueeze(0)
+    noise = torch.diag(noise) if noise.dim() == 1 else noise
+    noise = noise if noise.dim() == 3 else noise.unsqueeze(0)
+    n, kinds = evidence.residual.shape[-1], {len(p) for p in (loadings, noise, observed) if p is not None} - {1}
+    shapes = loadings.shape[1:], noise.shape[1:], (n,) if observed is None else observed.shape[1:]
+    if shapes != ((n, h), (n, n), (n,)) or len(kinds) > 1 or (kinds and evidence.which is None):
         raise ValueError(
-            f"evidence: loadings must be (n, h), whitener (n,) or (n, n) and normalizer () with n = {n}, as in residual; got "
-            f"{tuple(evidence.loadings.shape)}, {tuple(evidence.whitener.shape)} and {tuple(evidence.normalizer.shape)}"
+            f"evidence: loadings must be (n, h) or (P, n, h), noise (n,), (n, n) or (P, n, n), and observed (P, n) with n = "
+            f"{n}, as in residual, and which must be given where P > 1; got {tuple(evidence.loadings.shape)}, "
+            f"{tuple(evidence.noise.shape)} and {None if observed is None else tuple(observed.shape)}"
         )
     residual = over_rows(evidence.residual, num_steps, batch, (n,))
-    residual = residual if used is None else torch.where(used.unsqueeze(-1), residual, 0.0)
-    return LinearEvidence(residual, evidence.loadings, evidence.whitener, evidence.normalizer)
+    constant = None if evidence.extra is None else over_rows(evidence.extra, num_steps, batch)
+    which = None
+    if kinds:
+        assert evidence.which is not None
+        which = over_rows(evidence.which.expand(evidence.residual.shape[:-1]), num_steps, batch)
+        which = which[:, :1] if bool((which == which[:, :1]).all()) else which
+    seen = None
+    if observed is not None:
+        seen = observed[0] if which is None else observed[which.expand(residual.shape[:-1])]
+    if used is not None:  # whatever stands at unused steps, NaN included, must not reach the gradient
+        seen = used.unsqueeze(-1) if seen is None else seen & used.unsqueeze(-1)
+        constant = None if constant is None else torch.where(used, constant, 0.0)
+    if seen is not None:
+        residual = torch.where(seen, residual, 0.0)
+    mask = None if observed is None else observed.to(residual)
+    numbers = Numbers(residual, loadings, noise, mask, which, constant)
+    return numbers if n <= h else fewer_numbers(numbers, used)
 
 
 def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence) -> None:
     linear = isinstance(evidence, LinearEvidence)
-    parts = ("residual", "loadings", "whitener", "normalizer") if linear else ("vector", "matrix", "constant")
+    parts = ("residual", "loadings", "noise") if linear else ("vector", "matrix", "constant")
     named = {
         "start.mean": start.mean,
         "start.covariance": start.covariance,
@@ -233,7 +255,7 @@ def step_offset(offset: Tensor | None, steps: int, batch: torch.Size, h: int, co
 # ---------------------------------------------------------------- numbers
 def check_numbers(flat: FlatChain) -> None:
     """Raises for numbers that are none, and covariances and information that are not positive semidefinite."""
-    linear = isinstance(flat.evidence, LinearEvidence)
+    evidence = flat.evidence
     named = {
         "start.mean": flat.mean,
         "start.covariance": flat.covariance,
@@ -241,19 +263,22 @@ def check_numbers(flat: FlatChain) -> None:
         "dynamics.noise": flat.noise,
         "dynamics.offset": flat.offset,
     }
-    if linear:
-        named |= {f"evidence.{part}": getattr(flat.evidence, part) for part in ("loadings", "whitener", "normalizer")}
+    if isinstance(evidence, Numbers):
+        numbers = {"residual": evidence.residual, "constant": evidence.constant}
+        named |= {"evidence.loadings": evidence.loadings, "evidence.noise": evidence.noise}
     else:
-        named["evidence.matrix"] = flat.evidence.matrix
+        numbers = {"vector": evidence.vector, "constant": evidence.constant}
+        named["evidence.matrix"] = evidence.matrix
     with torch.no_grad():
         for name, value in named.items():
             if value is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite, got NaN or infinity; check how it is computed")
-        for name in ("residual",) if linear else ("vector", "constant"):
-            value = getattr(flat.evidence, name)
-            if not bool(torch.isfinite(value.sum())):  # one pass without a mask in memory; then the place
+        for name, value in numbers.items():
+            if value is not None and not bool(
+                torch.isfinite(value.sum())
+            ):  # one pass without a mask in memory; then the place
                 _raise_at(name, value)
-        for name in ("start.covariance", "dynamics.noise", "evidence.matrix"):
+        for name in ("start.covariance", "dynamics.noise", "evidence.matrix", "evidence.noise"):
             if name in named:
                 check_covariance(name, named[name])
 
@@ -288,44 +313,90 @@ def check_covariance(name: str, matrix: Tensor) -> None:
 
 # ---------------------------------------------------------------- covariances
 class PathInput(NamedTuple):
-    """What covariances depend on, in double precision, with a time and a row dimension (of size 1: the same for all).
+    """What covariances depend on, in double precision; time and rows of size 1: the same for all.
 
-    start: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). information: (1 | T, 1 | R, h, h).
-    loadings: (n, h) U of white observed numbers, where information is U' U, or None.
-    seen: (T, R) bool on the CPU, or None where nothing is missing. tol: relative change taken for none; 0 never.
+    start: (1 | R, h, h). matrix, noise: (1 | T-1, 1 | R, h, h). observed: of each kind of observation, information
+    (P, h, h), or loadings (P, n, h) with the covariance of their noise (P, n, n) and the coordinates seen (P, n) or None.
+    which: (T, 1 | R) kinds, on the CPU. nothing: the kind that says nothing, or None where something is always seen.
+    tol: error of the log-likelihood that counts as none, see the chain; 0 never.
     """
 
     start: Tensor
     matrix: Tensor
     noise: Tensor
-    information: Tensor
-    loadings: Tensor | None
-    seen: np.ndarray | None
-    num_steps: int
+    observed: tuple[Tensor, Tensor | None, Tensor | None]
+    which: np.ndarray
+    nothing: int | None
     num_rows: int
     tol: float
     wait_for_rounding: bool
 
     @property
+    def num_steps(self) -> int:
+        return len(self.which)
+
+    @property
     def changes(self) -> bool:
         """Matrices differ from step to step."""
-        return any(len(m) > 1 for m in (self.matrix, self.noise, self.information))
+        return any(len(m) > 1 for m in (self.matrix, self.noise))
 
     @property
     def by_row(self) -> bool:
         """Matrices differ from row to row."""
-        return any(m.shape[1] > 1 for m in (self.matrix, self.noise, self.information))
+        return any(m.shape[1] > 1 for m in (self.matrix, self.noise))
 
     @property
     def wants_gradient(self) -> bool:
-        inputs = (self.start, self.matrix, self.noise, self.information)
-        return torch.is_grad_enabled() and any(m.requires_grad for m in inputs)
+        inputs = (self.start, self.matrix, self.noise, *self.observed)
+        return torch.is_grad_enabled() and any(m is not None and m.requires_grad for m in inputs)
+
+
+def path_input(flat: FlatChain, tol: float, wait_for_rounding: bool) -> PathInput:
+    """What the covariances of a chain depend on."""
+    evidence, rows = flat.evidence, len(flat.mean)
+    if isinstance(evidence, Numbers):
+        mask = evidence.observed
+        observed = [evidence.loadings, evidence.noise, mask]
+        if mask is not None:
+            observed[:2] = masked_loadings(evidence.loadings, mask), masked_noise(evidence.noise, mask)
+        kinds = max(len(part) for part in observed if part is not None)
+        which = torch.zeros(flat.num_steps, 1, dtype=torch.long) if evidence.which is None else evidence.which.cpu()
+    else:
+        steps, columns = evidence.matrix.shape[:2]
+        observed, kinds = [evidence.matrix.flatten(0, 1), None, None], steps * columns
+        which = torch.arange(kinds).reshape(steps, columns).expand(flat.num_steps, columns)
+    observed: list = [None if part is None else part.to(DOUBLE).expand(kinds, *part.shape[1:]) for part in observed]
+    nothing = None
+    if flat.used is not None:
+        # behind a row's end anything may happen; observations, all of them, lead to the steady state
+        seen = flat.used.cpu() if flat.valid is None else (flat.used | ~flat.valid).cpu()
+        if flat.valid is not None and observed[2] is not None:
+            which = torch.where(flat.valid.cpu(), which, observed[2].sum(-1).argmax().cpu())
+        if not bool(seen.all()):
+            nothing, which = kinds, torch.where(seen, which, kinds)
+            observed = _with_nothing(*observed)
+    if which.shape[1] > 1 and bool((which == which[:, :1]).all()):
+        which = which[:, :1]
+    start, matrix, noise = (m.to(DOUBLE) for m in (flat.covariance, flat.matrix, flat.noise))
+    return PathInput(start, matrix, noise, tuple(observed), which.numpy(), nothing, rows, tol, wait_for_rounding)
+
+
+def _with_nothing(loadings: Tensor, noise: Tensor | None, observed: Tensor | None) -> list[Tensor | None]:
+    """What is observed, with one more kind: of nothing."""
+    result: list[Tensor | None] = [torch.cat([loadings, torch.zeros_like(loadings[:1])]), None, None]
+    if noise is not None:
+        observed = torch.ones_like(loadings[:, :, 0]) if observed is None else observed
+        result[1] = torch.cat([noise, torch.eye(noise.shape[-1]).to(noise).unsqueeze(0)])
+        result[2] = torch.cat([observed, torch.zeros_like(observed[:1])])
+    return result
 
 
 def pick(matrix: Tensor, steps, rows) -> Tensor:
     """(k, h, h) the matrices of k steps and rows; or (1, h, h) where there is one for all."""
     if len(matrix) == 1 and matrix.shape[1] == 1:
         return matrix[0]
-    steps = torch.as_tensor([*steps] if isinstance(steps, range) else steps, device=matrix.device).clamp(max=len(matrix) - 1)
+    steps = torch.as_tensor([*steps] if isinstance(steps, range) else steps, device=matrix.device).clamp(
+        max=len(matrix) - 1
+    )
     rows = torch.as_tensor(rows, device=matrix.device).clamp(max=matrix.shape[1] - 1)
     return matrix[steps, rows]

@@ -9,9 +9,11 @@ They are computed in double precision whatever the means are computed in: there 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import warnings
+from collections.abc import Callable
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,25 +22,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq.distributions.gaussian_types import LOG_2PI
 from pplseq.infer.gaussian.given import PathInput, pick
 from pplseq.kernels import kalman
-from pplseq.kernels.kalman import DOUBLE, Convergence, size_of, symmetric
+from pplseq.kernels.kalman import DOUBLE, Convergence, scaled_size, size_of, symmetric
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
+CERTAIN = 1e11  # standard deviations in this ratio: the smaller one is a rounding error
 BLOCK = 16  # steps at a time, before it is asked whether anything still changes
 
 
 class Part(NamedTuple):
     """Filtered nodes that were made together.
 
-    first: the number of the first one. observed: (N | 1, h, h) information, or (N | 1, n, h) loadings of white numbers, zero
-    where nothing was seen. moved: (N, h, h) A Sigma.
+    first: the number of the first one. kinds: of what each one observes. moved: (N, h, h) A Sigma.
     """
 
     first: int
     updated: Any  # kalman.Updated, or kalman.UpdatedByNumbers
-    observed: Tensor
+    kinds: list[int]
     moved: Tensor
 
     def cut(self, count: int) -> Part:
@@ -46,7 +49,7 @@ class Part(NamedTuple):
         if count == len(self.moved):
             return self
         updated = type(self.updated)(*(value[:count] for value in self.updated))
-        return Part(self.first, updated, self.observed[:count], self.moved[:count])
+        return Part(self.first, updated, self.kinds[:count], self.moved[:count])
 
 
 FIRST = attrgetter("first")
@@ -74,10 +77,12 @@ class CovariancePath:
         self._convergence = Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
         self._fixed: list[int] = []  # predicted nodes that follow themselves
         self._warned = False
-        self._by_row, self._changes = given.by_row, given.changes
-        self._tries = given.tol > 0 and not self._by_row and not self._changes  # to find the steady state
-        observed = given.information if given.loadings is None else given.loadings[None, None]
-        self._observed, self._precision = observed, size_of(given.information)
+        self._by_row, self._changes, self._by_numbers = given.by_row, given.changes, given.observed[1] is not None
+        kinds = 1 if given.observed[2] is not None else len(given.observed[0]) - (given.nothing is not None)
+        self._tries = (
+            given.tol > 0 and not self._by_row and not self._changes and kinds == 1
+        )  # to find the steady state
+        self._precision = _precisions(*given.observed[:2])
         self.steady_step: int | None = None
         index = self._walk()
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
@@ -86,29 +91,29 @@ class CovariancePath:
     # ---------------------------------------------------------------- from node to node
     def _walk(self) -> np.ndarray:
         given, by_row = self.given, self._by_row
-        rows = given.num_rows if len(given.start) > 1 or by_row or given.seen is not None else 1
-        seen = np.ones((given.num_steps, 1), dtype=bool) if given.seen is None else given.seen
-        seen = np.broadcast_to(seen, (given.num_steps, rows))
-        new_pattern = [*(np.flatnonzero((seen[1:] != seen[:-1]).any(1)) + 1).tolist(), given.num_steps]
+        kinds, which = len(given.observed[0]), given.which
+        rows = given.num_rows if len(given.start) > 1 or by_row or which.shape[1] > 1 else 1
+        which = np.broadcast_to(which, (given.num_steps, rows))
+        new_pattern = [*(np.flatnonzero((which[1:] != which[:-1]).any(1)) + 1).tolist(), given.num_steps]
         now = np.arange(rows) if len(given.start) > 1 else np.zeros(rows, dtype=np.int64)
         index = np.empty((given.num_steps, rows), dtype=np.int64)
-        known: dict[int, int] = {}  # predicted node (and row) and whether an observation was seen -> filtered node
-        row_key = 2 * (np.arange(rows) if by_row else np.zeros(rows, dtype=np.int64))
+        known: dict[int, int] = {}  # predicted node (and row) and kind of observation -> filtered node
+        row_key = kinds * (np.arange(rows) if by_row else np.zeros(rows, dtype=np.int64))
         t = 0
         while t < given.num_steps:
             if self._changes or by_row:
                 known = {}
-            if not by_row and (now == now[0]).all() and (seen[t] == seen[t, 0]).all():
+            if not by_row and (now == now[0]).all() and (which[t] == which[t, 0]).all():
                 stop = new_pattern[bisect.bisect_right(new_pattern, t)]
-                t, later = self._go_together(int(now[0]), t, stop, bool(seen[t, 0]), known, index)
+                t, later = self._go_together(int(now[0]), t, stop, int(which[t, 0]), known, index)
                 now = np.full_like(now, later)
                 continue
-            key = (now * (rows if by_row else 1)) * 2 + row_key + seen[t]
+            key = (now * (rows if by_row else 1)) * kinds + row_key + which[t]
             keys, first, inverse = np.unique(key, return_index=True, return_inverse=True)
             new = [i for i, k in enumerate(keys.tolist()) if k not in known]
             if new:
                 known.update(zip(keys[new].tolist(), itertools.count(self.num_nodes)))
-                self._go_apart([(int(now[r]), t, int(r)) for r in first[new]], [bool(seen[t, r]) for r in first[new]])
+                self._go_apart([(int(now[r]), t, int(r)) for r in first[new]], [int(which[t, r]) for r in first[new]])
             nodes = np.array([known[k] for k in keys.tolist()])
             index[t] = nodes[inverse.reshape(-1)]
             t += 1
@@ -118,20 +123,21 @@ class CovariancePath:
             if self._fixed and self._tries and (later == now).all():  # nothing changes until the pattern does
                 stop = new_pattern[bisect.bisect_left(new_pattern, t)]
                 index[t:stop] = index[t - 1]
-                if self.steady_step is None and seen[t - 1].all():
+                if self.steady_step is None and (which[t - 1] != given.nothing).all():
                     self.steady_step = t - 1
                 t = stop
             now = later
         return index
 
     def _go_together(
-        self, parent: int, t: int, stop: int, seen: bool, known: dict[int, int], index: np.ndarray
+        self, parent: int, t: int, stop: int, kind: int, known: dict[int, int], index: np.ndarray
     ) -> tuple[int, int]:
         """From t on, all rows from one predicted node with the same pattern until ``stop``; where to, and the node there."""
+        kinds = len(self.given.observed[0])
         while t < stop:
-            node = known.get(2 * parent + seen)
+            node = known.get(kinds * parent + kind)
             if node is None:
-                count = self._extend(parent, t, min(stop - t, BLOCK), seen, known)
+                count = self._extend(parent, t, min(stop - t, BLOCK), kind, known)
                 node = self.num_nodes - 1
                 index[t : t + count] = np.arange(node + 1 - count, node + 1)[:, None]
                 t += count
@@ -143,33 +149,35 @@ class CovariancePath:
             later = self._next[node]
             if self._tries and later == self._place[node][0]:  # nothing changes until the pattern does
                 index[t:stop] = node
-                if self.steady_step is None and seen:
+                if self.steady_step is None and kind != self.given.nothing:
                     self.steady_step = t - 1
                 t = stop
             parent = later
         return t, parent
 
-    def _extend(self, parent: int, t: int, count: int, seen: bool, known: dict[int, int]) -> int:
+    def _extend(self, parent: int, t: int, count: int, kind: int, known: dict[int, int]) -> int:
         """Adds a line of filtered nodes behind a predicted one, up to where it meets one that is there; how many."""
-        given, steps = self.given, range(t, t + count)
+        given, steps, kinds = self.given, range(t, t + count), len(self.given.observed[0])
         matrix, noise = pick(given.matrix, steps, 0), pick(given.noise, steps, 0)
-        observed, precision = pick(self._observed, steps, 0), pick(self._precision, steps, 0).tolist()
-        observed = observed if seen else torch.zeros_like(observed)
-        careful = self._is_careful(self._sizes[parent] * precision[0])
+        precision = self._precision[kind]
+        careful = self._is_careful(self._sizes[parent], precision)
+
         updated, moved, later = kalman.advance(
-            self._predicted[parent], matrix, noise, observed, count, None if given.loadings is None else careful
+            self._predicted[parent], matrix, noise, self._observer([kind], careful), count
         )
-        self._parts.append(Part(self.num_nodes, updated, observed, moved))
+        self._parts.append(Part(self.num_nodes, updated, [kind] * count, moved))
         sizes = size_of(later).tolist()
-        changes = size_of(later - torch.cat([self._predicted[parent][None], later[:-1]])).tolist()
+        before = torch.cat([self._predicted[parent][None], later[:-1]])
+        changes = self._changes_of(later, before, updated.whitener if self._by_numbers else None, kind)
         for i in range(count):
-            size = self._sizes[parent] * precision[min(i, len(precision) - 1)]
-            if i and given.loadings is not None and self._is_careful(size) != careful:
+            size = self._sizes[parent]
+            if not self._by_numbers:
+                self._expect_rounding(size, precision)
+            elif i and self._is_careful(size, precision) != careful:
                 count = i  # another formula from here on
                 break
-            self._expect_rounding(size)
             node, child = len(self._place), len(self._predicted)
-            known[2 * parent + seen] = node
+            known[kinds * parent + kind] = node
             self._place.append((parent, t + i, 0))
             if t + i + 1 == given.num_steps or self._follow(node, parent, later[i], sizes[i], changes[i]) != child:
                 count = i + 1
@@ -178,49 +186,72 @@ class CovariancePath:
         self._parts[-1] = self._parts[-1].cut(count)
         return count
 
-    def _go_apart(self, new: list[tuple[int, int, int]], seen: list[bool]) -> None:
+    def _observer(self, kinds: list[int], careful: bool) -> Callable[[Tensor], Any]:
+        """What observations of some kinds, one for all or one each, make of predicted covariances (N, h, h)."""
+        loadings, noise, observed = (None if part is None else part[kinds] for part in self.given.observed)
+        if noise is None:
+            return functools.partial(kalman.update, information=loadings)
+        return functools.partial(
+            kalman.update_by_numbers, loadings=loadings, noise=noise, observed=observed, careful=careful
+        )
+
+    def _go_apart(self, new: list[tuple[int, int, int]], kinds: list[int]) -> None:
         """Adds filtered nodes side by side, from (predicted node, step, row), and what follows them."""
         parents, steps, rows = zip(*new, strict=True)
         given, last = self.given, steps[0] + 1 == self.given.num_steps
         matrix, noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
-        observed = pick(self._observed, steps, rows)
-        if not all(seen):
-            observed = observed * torch.tensor(seen, device=self.device, dtype=DOUBLE).view(-1, 1, 1)
-        sizes = torch.tensor([self._sizes[p] for p in parents], dtype=DOUBLE, device=self.device)
-        precision = float((sizes * pick(self._precision, steps, rows)).max())
-        self._expect_rounding(precision)
+        careful = False
+        for parent, kind in zip(parents, kinds, strict=True):
+            if self._by_numbers:
+                careful |= self._is_careful(self._sizes[parent], self._precision[kind])
+            else:
+                self._expect_rounding(self._sizes[parent], self._precision[kind])
         before = torch.stack([self._predicted[p] for p in parents])
-        if given.loadings is None:
-            updated = kalman.update(before, observed)
-        else:
-            updated = kalman.update_by_numbers(before, observed, self._is_careful(precision))
+        updated = self._observer(kinds, careful)(before)
         moved = matrix @ updated.filtered
-        self._parts.append(Part(self.num_nodes, updated, observed, moved))
+        self._parts.append(Part(self.num_nodes, updated, kinds, moved))
         first = self.num_nodes
         self._place.extend(new)
         if last:
             return
         later = symmetric(moved @ matrix.mT) + noise
-        numbers = zip(parents, later, size_of(later).tolist(), size_of(later - before).tolist(), strict=True)
-        for node, (parent, matrix, size, change) in enumerate(numbers, first):
-            self._follow(node, parent, matrix, size, change)
+        changes = self._changes_of(later, before, updated.whitener if self._by_numbers else None, kinds)
+        for node, about in enumerate(zip(parents, later, size_of(later).tolist(), changes, strict=True), first):
+            self._follow(node, *about)
+
+    def _changes_of(
+        self, later: Tensor, before: Tensor, whitener: Tensor | None, kinds: int | list[int]
+    ) -> list[float]:
+        """Relative changes of predicted covariances (k, h, h): of a coordinate's variance, and of an observation's.
+
+        Precise observations see what is far smaller than the largest entry of a covariance.
+        """
+        if not self._tries:
+            return [0.0] * len(later)
+        with torch.no_grad():
+            change = later - before
+            relative = scaled_size(change, later)
+            if whitener is not None:
+                seen = whitener @ self.given.observed[0][kinds]
+                relative = torch.maximum(relative, size_of(seen @ change @ seen.mT))
+        return relative.tolist()
 
     def _follow(self, node: int, parent: int, later: Tensor, size: float, change: float) -> int:
         """The predicted node behind a filtered one, whose covariance is ``later``: one that is there, or a new one."""
         record = product = None
         child = len(self._predicted)
         if self._tries:
-            convergence, fresh, scale = self._convergence, parent in self._fixed, size or 1.0
+            convergence, fresh = self._convergence, parent in self._fixed
             before = None
             if convergence.wants_gradient:
                 loop = pick(self.given.matrix, 0, 0)[0] @ self._carry_of(node)
                 before, product = convergence.memory(parent, loop, fresh)
-            still, record = convergence.still(parent, change / scale, fresh)
+            still, record = convergence.still(parent, change, fresh)
             near = None
             if self._fixed and convergence.forgotten(product):
-                near = self._nearest(later, parent, scale * convergence.tol)
+                near = self._nearest(later, parent, convergence.tol)
                 if near is None and still:
-                    near = self._nearest(later, parent, scale * convergence.agree)
+                    near = self._nearest(later, parent, convergence.agree)
             if near is None and still and convergence.forgotten(before):  # the parent stands for all to come
                 near = parent
                 if not fresh:
@@ -237,25 +268,26 @@ class CovariancePath:
         return child
 
     def _nearest(self, matrix: Tensor, parent: int, distance: float) -> int | None:
-        """A node that stands still, and not the parent, within a distance."""
+        """A node that stands still, and not the parent, within a relative distance."""
         for p in self._fixed:
-            if p != parent and float(size_of(matrix - self._predicted[p])) <= distance:
+            if p != parent and float(scaled_size(matrix - self._predicted[p], matrix)) <= distance:
                 return p
         return None
 
     @staticmethod
-    def _is_careful(precision: float) -> bool:
-        return torch.finfo(DOUBLE).eps * precision > CAREFUL
+    def _is_careful(size: float, precision: float) -> bool:
+        return size > 0 and torch.finfo(DOUBLE).eps * size * precision > CAREFUL
 
-    def _expect_rounding(self, precision: float) -> None:
-        """Precise observations, a large P Lam, cost digits: changes then stop falling further above the last digit."""
-        error = torch.finfo(DOUBLE).eps * precision
+    def _expect_rounding(self, size: float, precision: float) -> None:
+        """Precise information, a large P Lam, costs digits: changes then stop falling further above the last digit."""
+        error = torch.finfo(DOUBLE).eps * size * precision
         self._convergence.rounding = max(self._convergence.rounding, 64 * error)
         if error > LOST and not self._warned and not self.given.wants_gradient:  # samplers and optimisers pass through
             self._warned = True
             warnings.warn(
-                f"observations are 1e{math.log10(precision):.0f} times as precise as what is known of the state before them: "
-                f"in double precision results have about {max(-math.log10(error), 0):.0f} digits; give observations more noise",
+                f"observations are 1e{math.log10(size * precision):.0f} times as precise as what is known of the state before "
+                f"them: in double precision results have about {max(-math.log10(error), 0):.0f} digits; give observations more "
+                "noise",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -265,6 +297,8 @@ class CovariancePath:
         given = self.given
         self.half_log_det = self._all("half_log_det")
         parents, steps, rows = (list(part) for part in zip(*self._place, strict=True))
+        if self._by_numbers:
+            self._check_density(steps)
         self.parent = parents
         self.matrix, self.noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
         self._into = pick(given.matrix, [max(s - 1, 0) for s in steps], rows)
@@ -283,22 +317,40 @@ class CovariancePath:
         """What updates made of all nodes."""
         return torch.cat([getattr(part.updated, name) for part in self._parts])
 
+    def _check_density(self, steps: list[int]) -> None:
+        """Raises where an exact observation is determined by earlier ones, so that it has no density."""
+        noise = self.given.observed[1]
+        assert noise is not None, "of numbers"
+        with torch.no_grad():
+            good = self.half_log_det.isfinite()
+            exact = (noise.diagonal(dim1=-2, dim2=-1) == 0)[self._kinds]
+            if bool(exact.any()):
+                # pivots of S in the share of the largest: rounding errors of what is certain
+                scale = self._all("whitener").diagonal(dim1=-2, dim2=-1).abs()
+                least = scale.where(scale > 0, torch.inf).amin(0)
+                good &= ~(exact & (scale > CERTAIN * least)).any(-1)
+        if not bool(good.all()):
+            step = steps[int((~good).nonzero()[0])]
+            raise ValueError(
+                f"step {step}: the covariance of its observation given the past is singular, so it has no density: what is "
+                "observed without noise is determined by earlier observations, or twice; give observations or states noise"
+            )
+
     def _carry_of(self, node: int) -> Tensor:
         """(h, h) W of one node."""
         part, i = self._find(node)
-        if self.given.loadings is None:
+        if not self._by_numbers:
             return part.updated.carry[i]
-        return self._identity - part.updated.gain[i] @ part.observed[min(i, len(part.observed) - 1)]
+        return self._identity - part.updated.gain[i] @ self.given.observed[0][part.kinds[i]]
 
     def _find(self, node: int) -> tuple[Part, int]:
         """The part a node is in, and where there."""
         part = self._parts[bisect.bisect_right(self._parts, node, key=FIRST) - 1]
         return part, node - part.first
 
-    def steps_of_means(self, whitener: Tensor) -> Tensor:
-        """(N, n, h + n) transposes of K R and L^-1 R side by side: what an innovation that is not white does at each node."""
-        both = torch.cat([self.kalman_gain.mT, self.whitener.mT], 2)
-        return whitener.unsqueeze(-1) * both if whitener.dim() == 1 else whitener.mT @ both
+    def steps_of_means(self) -> Tensor:
+        """(N, n, h + n) transposes of K and L^-1 side by side: what an innovation does at each node."""
+        return torch.cat([self.kalman_gain.mT, self.whitener.mT], 2)
 
     def steps_back(self) -> Tensor:
         """(N, h, 2 h) A W and A Sigma side by side: what the smoother needs of each node."""
@@ -310,9 +362,34 @@ class CovariancePath:
         return torch.eye(self.given.start.shape[-1], dtype=DOUBLE, device=self.device)
 
     @cached_property
-    def _what_observed(self) -> Tensor:
-        """Information (N, h, h), or loadings (N, n, h)."""
-        return torch.cat([part.observed.expand(len(part.moved), -1, -1) for part in self._parts])
+    def _kinds(self) -> Tensor:
+        """(N,) what each node observes."""
+        return torch.tensor([kind for part in self._parts for kind in part.kinds], device=self.device)
+
+    @cached_property
+    def observed(self) -> Tensor:
+        """Information (N, h, h), or loadings (N, n, h), zero for what is not seen."""
+        return self.given.observed[0][self._kinds]
+
+    @cached_property
+    def normalizer(self) -> Tensor:
+        """(N,) log density of numbers that are as expected."""
+        size = (
+            self.given.observed[0].shape[1]
+            if self.given.observed[2] is None
+            else self.given.observed[2].sum(-1)[self._kinds]
+        )
+        return -self.half_log_det - size / 2 * LOG_2PI
+
+    @cached_property
+    def surprising(self) -> Tensor:
+        """(N, h, n) M' L^-T: what white innovations say about the state beyond the past."""
+        return (self.whitener @ self.observed).mT
+
+    @cached_property
+    def weighted_loadings(self) -> Tensor:
+        """(N, n, h) S^-1 M."""
+        return (self.surprising @ self.whitener).mT
 
     @cached_property
     def filtered(self) -> Tensor:
@@ -324,19 +401,19 @@ class CovariancePath:
 
     @cached_property
     def kalman_gain(self) -> Tensor:
-        """(N, h, n) K, of white numbers."""
+        """(N, h, n) K."""
         return self._all("gain")
 
     @cached_property
     def whitener(self) -> Tensor:
-        """(N, n, n) L^-1, of white numbers."""
+        """(N, n, n) L^-1, zero in columns of what is not seen."""
         return self._all("whitener")
 
     @cached_property
     def carry(self) -> Tensor:
-        if self.given.loadings is None:
+        if not self._by_numbers:
             return self._all("carry")
-        return self._identity - self.kalman_gain @ self._what_observed
+        return self._identity - self.kalman_gain @ self.observed
 
     @cached_property
     def forward(self) -> Tensor:
@@ -345,19 +422,28 @@ class CovariancePath:
     @cached_property
     def information(self) -> Tensor:
         """(N, h, h) Lam W, what the node's observation says beyond the past."""
-        if self.given.loadings is None:
-            return symmetric(self._what_observed @ self.carry)
-        white = self.whitener @ self._what_observed
-        return white.mT @ white
+        if not self._by_numbers:
+            return symmetric(self.observed @ self.carry)
+        return self.surprising @ self.surprising.mT
 
     @cached_property
     def closed_loop(self) -> Tensor:
         """(N, h, h) A W, the step of means out of the node."""
-        if self.given.loadings is None:
+        if not self._by_numbers:
             return self.matrix @ self.carry
-        return self.matrix - (self.matrix @ self.kalman_gain) @ self._what_observed
+        return self.matrix - (self.matrix @ self.kalman_gain) @ self.observed
 
     @cached_property
     def gain(self) -> Tensor:
         """(N, h, h) Sigma A'."""
         return torch.cat([part.moved for part in self._parts]).mT
+
+
+def _precisions(observed: Tensor, noise: Tensor | None) -> list[float]:
+    """Of each kind of observation, how precise it is: the largest entry of its information."""
+    with torch.no_grad():
+        if noise is None:
+            return size_of(observed).tolist()
+        return (
+            (observed.square().sum(-1) / noise.diagonal(dim1=-2, dim2=-1)).nan_to_num(0.0, torch.inf).amax(-1).tolist()
+        )

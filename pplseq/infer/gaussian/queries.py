@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.gaussian_types import LinearEvidence
 from pplseq.infer.gaussian.given import Dynamics, by_step, step_offset
 from pplseq.infer.gaussian.results import GaussianForecast, Innovations, StepCovariances
 from pplseq.kernels import kalman
@@ -122,7 +123,9 @@ def innovations(chain, observations: Tensor) -> Innovations:
     """See :meth:`~pplseq.infer.gaussian.chain.GaussianChain.innovations`."""
     if chain.emission is None:
         raise ValueError("emission: innovations need one; build the chain with emission=...")
-    if chain.evidence.matrix.dim() > 2:
+    evidence = chain.evidence
+    of_steps = (evidence.loadings, evidence.noise) if isinstance(evidence, LinearEvidence) else (evidence.matrix,)
+    if any(matrix.dim() > 2 for matrix in of_steps):
         raise ValueError(
             "evidence.matrix changes from step to step, so the emission stands for one step only; compare the observations "
             "with C x of predicted_states()"

@@ -45,7 +45,10 @@ class SmoothedPath:
 
     def _walk(self, columns: np.ndarray) -> np.ndarray:
         num_steps, rows = columns.shape
-        new_pattern = [-1, *np.flatnonzero((columns[1:] != columns[:-1]).any(1)).tolist()]  # steps whose next one differs
+        new_pattern = [
+            -1,
+            *np.flatnonzero((columns[1:] != columns[:-1]).any(1)).tolist(),
+        ]  # steps whose next one differs
         index = np.zeros_like(columns)
         now = np.zeros(rows, dtype=np.int64)
         stride = self.path.num_nodes + 1
@@ -115,7 +118,9 @@ class SmoothedPath:
             self._later.append(later)
         return self._known[later, node]
 
-    def _same_as(self, later: int, node: int, information: Tensor, scale: float, change: float, loop: Tensor) -> int | None:
+    def _same_as(
+        self, later: int, node: int, information: Tensor, scale: float, change: float, loop: Tensor
+    ) -> int | None:
         """The node that this one, of a filtered node that follows itself, is equal to, or None."""
         if self._of[later] != node:
             return None

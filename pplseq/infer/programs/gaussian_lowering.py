@@ -182,12 +182,15 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
     parts = [_stream(recording, steps, batch, k) for k in range(streams)]
     if len(parts) == 1:
         return parts[0]
+    if all(isinstance(evidence, LinearEvidence) and evidence.extra is None for evidence, _, _ in parts):
+        return side_by_side([evidence for evidence, _, _ in parts], [seen for _, seen, _ in parts]), None, None
     shape = broadcast_shapes(*(evidence.shape[1:] for evidence, _, _ in parts))
     by_row = any(seen is not None or evidence.matrix.dim() > 3 for evidence, seen, _ in parts)
     told: list[Evidence] = []
     for evidence, seen, _ in parts:
+        kinds = isinstance(evidence, LinearEvidence) and evidence.which is not None
         evidence = Evidence(*evidence)
-        part = evidence.matrix
+        part = evidence.matrix.expand(*evidence.shape, *evidence.matrix.shape[-2:]) if kinds else evidence.matrix
         if by_row and part.dim() == 3:  # (T, h, h): its rows stand behind time
             part = part.reshape(len(part), *(1,) * len(shape), *part.shape[-2:])
         if seen is not None:
@@ -198,11 +201,46 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
         told.append(evidence._replace(matrix=part))
     first, *more = told
     vector, matrix, constant = (
-        functools.reduce(torch.add, (getattr(part, name) for part in more), getattr(first, name)) for name in Evidence._fields
+        functools.reduce(torch.add, (getattr(part, name) for part in more), getattr(first, name))
+        for name in Evidence._fields
     )
     if matrix.dim() > 3:
         matrix = matrix.expand(len(vector), *shape, *matrix.shape[-2:])
     return Evidence(vector, matrix, constant), None, None
+
+
+def side_by_side(parts: list[LinearEvidence], seen: list[Tensor | None]) -> LinearEvidence:
+    """Numbers (T, *B, n_k) of one state, each where they were seen (T, *B), as numbers (T, *B, n) of which some are missing."""
+    shape = broadcast_shapes(*(part.shape for part in parts))
+    residual = torch.cat([part.residual.expand(*shape, -1) for part in parts], -1)
+    columns = []
+    for part, mask in zip(parts, seen, strict=True):
+        kind = (
+            torch.zeros(shape, dtype=torch.long, device=residual.device)
+            if part.which is None
+            else part.which.expand(shape)
+        )
+        columns.append(kind if mask is None else torch.where(mask, kind, -1))  # -1: nothing
+    kinds = torch.stack(columns, -1)
+    kinds, which = torch.unique(kinds.reshape(-1, len(parts)), dim=0, return_inverse=True)
+    loadings, noises, observed = [], [], []
+    for part, kind in zip(parts, kinds.T, strict=True):
+        own = part.tables()
+        of_kind = [None if table is None else table[kind.clamp_min(0) if len(table) > 1 else 0 * kind] for table in own]
+        loadings.append(of_kind[0])
+        noises.append(of_kind[1])
+        there = (kind >= 0).unsqueeze(-1).expand(-1, part.residual.shape[-1])
+        observed.append(there if of_kind[2] is None else there & of_kind[2])
+    size = residual.shape[-1]
+    noise, start = residual.new_zeros(len(kinds), size, size), 0
+    for part in noises:
+        stop = start + part.shape[-1]
+        pad = (start, size - stop, start, size - stop)
+        noise, start = noise + torch.nn.functional.pad(part, pad), stop
+    tables = torch.cat(loadings, 1), noise
+    if all(len(part.tables()[0]) == 1 and len(part.tables()[1]) == 1 for part in parts):
+        tables = tables[0][0], tables[1][0]  # only what is seen differs
+    return LinearEvidence(residual, *tables, which.reshape(shape), torch.cat(observed, -1))
 
 
 def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
@@ -282,23 +320,27 @@ def _same_emission(left, right) -> bool:
     return type(left) is type(right) and left.emission is right.emission
 
 
-def _evidence_of(emission, data: Tensor, rows: int) -> Evidence:
+def _evidence_of(emission, data: Tensor, rows: int) -> Evidence | LinearEvidence:
     """What one observation says; with :class:`Timed` parts where it stands for many steps that differ."""
     if not isinstance(data, Timed) and not getattr(emission, "timed", False):
-        return Evidence(*emission.evidence(data))
+        return emission.evidence(data)
     if getattr(emission, "timed", False):
         emission = emission.of_all_steps(rows)
-    found = Evidence(*emission.evidence(all_steps(data, 1, rows)))
+    found = emission.evidence(all_steps(data, 1, rows))
+    if isinstance(found, LinearEvidence):
+        which = None if found.which is None else Timed.of(found.which)
+        return LinearEvidence(Timed.of(found.residual), found.loadings, found.noise, which, found.observed)
+    found = Evidence(*found)
     # time is in front of all rows: of a matrix that is the same for some, too
     lead = rows + 1
     matrix = found.matrix if found.matrix.dim() < lead + 2 else Timed.of(found.matrix)
     return Evidence(Timed.of(found.vector), matrix, Timed.of(found.constant))
 
 
-def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidence:
+def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidence | LinearEvidence:
     """Evidence of emissions that change from step to step."""
     size = len(recording.zero)
-    parts: dict[int, Evidence | None] = {}
+    parts: dict[int, Evidence | LinearEvidence | None] = {}
     for step in steps:
         o = by_step[id(step)]
         if o is None or o.data is None:
@@ -307,6 +349,10 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
         mask = None if not says(o.mask) else torch.as_tensor(o.mask)
         parts[id(step)] = _evidence_of(o.emission, _without_missing(o.data, mask), len(step.shape))
     like = recording.zero
+    said = [part for part in parts.values() if part is not None]
+    if all(isinstance(part, LinearEvidence) for part in said) and len({part.residual.shape[-1] for part in said}) == 1:
+        return _numbers_by_step(steps, parts, batch, said)
+    parts = {key: None if part is None else Evidence(*part) for key, part in parts.items()}
 
     def part(name):
         return lambda s: None if parts[id(s)] is None else getattr(parts[id(s)], name)
@@ -320,3 +366,35 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
         matrix = matrix.reshape(len(matrix), *(1,) * (len(shape) - len(rows)), *rows, size, size)
         matrix = matrix.expand(len(vector), *shape, size, size)
     return Evidence(vector, matrix, constant)
+
+
+def _numbers_by_step(steps, parts: dict, batch: torch.Size, said: list[LinearEvidence]) -> LinearEvidence:
+    """Numbers whose loadings and noise change from step to step."""
+    n, h = said[0].residual.shape[-1], said[0].loadings.shape[-1]
+    loadings, noises, observed, which = [], [], [], {}
+    for step in steps:
+        part = parts[id(step)]
+        if part is None:
+            continue
+        own = part.tables()
+        kinds = max(len(table) for table in own if table is not None)
+        first = sum(map(len, loadings))
+        which[id(step)] = first + (
+            torch.zeros((), dtype=torch.long, device=part.residual.device) if part.which is None else part.which
+        )
+        loadings.append(own[0].expand(kinds, n, h))
+        noises.append(own[1].expand(kinds, n, n))
+        everything = torch.ones(1, n, dtype=torch.bool, device=part.residual.device)
+        observed.append((everything if own[2] is None else own[2]).expand(kinds, n))
+
+    def residual(s):
+        return None if parts[id(s)] is None else parts[id(s)].residual
+
+    like = said[0].residual
+    numbers = stack_steps(steps, batch, residual, event=(n,), like=like)
+    kind = stack_steps(
+        steps, batch, lambda s: which.get(id(s)), like=torch.zeros((), dtype=torch.long, device=like.device)
+    )
+    return LinearEvidence(
+        numbers, torch.cat(loadings), torch.cat(noises), kind.expand(numbers.shape[:-1]), torch.cat(observed)
+    )

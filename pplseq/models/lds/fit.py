@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
-from pplseq.distributions.linear_gaussian import LOG_2PI
+from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.given import Dynamics
@@ -67,28 +66,16 @@ def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: f
 
 
 def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
-    """The posterior's chain, made of the parameters at once: the one that the program gives, without running it.
-
-    For observations that are seen whole or not at all.
-    """
-    x, missing = batch.x.nan_to_num(0.0).transpose(0, 1), batch.x.isnan()
+    """The posterior's chain, made of the parameters at once: the one that the program gives, without running it."""
+    x, observed = batch.x.nan_to_num(0.0).transpose(0, 1), ~batch.x.isnan().transpose(0, 1)
     inputs = None if batch.inputs is None else batch.inputs.transpose(0, 1)
-    seen = ~missing.any(-1).T
-    shift, noise, matrix = parameters.shift("emission", inputs), parameters.emission_noise, parameters.emission
-    residual = x if shift is None else x - shift
-    if noise.dim() == 1:
-        whitener, log_det = noise.rsqrt(), noise.log().sum()
-        loadings, white = whitener.unsqueeze(-1) * matrix, residual * whitener
+    shift, seen = parameters.shift("emission", inputs), observed.any(-1)
+    about = x if shift is None else x - shift, parameters.emission, parameters.emission_noise
+    if bool((seen.unsqueeze(-1) == observed).all()):  # whole vectors or none
+        evidence = LinearEvidence(*about)
     else:
-        factor = torch.linalg.cholesky(noise)
-        whitener = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
-        log_det, loadings, white = 2 * factor.diagonal().log().sum(), whitener @ matrix, residual @ whitener.T
-    normalizer = -0.5 * (log_det + len(matrix) * LOG_2PI)
-    if len(matrix) <= matrix.shape[1]:  # numbers cost less than what they say about the state
-        evidence = LinearEvidence(residual, matrix, whitener, normalizer)
-    else:
-        constant = normalizer - torch.linalg.vecdot(white, white) / 2
-        evidence = Evidence(white @ loadings, loadings.T @ loadings, constant)
+        patterns, which = torch.unique(observed.flatten(0, 1), dim=0, return_inverse=True)
+        evidence = LinearEvidence(*about, which.reshape(seen.shape), patterns)
     offset = parameters.shift("transition", None if inputs is None else inputs[1:])
     if parameters.initial_mean is None or parameters.initial_covariance is None:
         start = stationary_belief(parameters.transition, parameters.transition_offset, parameters.state_noise)

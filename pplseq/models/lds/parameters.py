@@ -137,11 +137,11 @@ def covariance_of(scale: Tensor) -> Tensor:
     return factor @ factor.mT
 
 
-def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False, definite: bool = False) -> Tensor:
+def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False) -> Tensor:
     """The triangular factor (h, h), or the standard deviations (h,), of a covariance (h, h), which may be singular.
 
     Args:
-        name: of the covariance, for messages. diagonal: give standard deviations. definite: it may not be singular.
+        name: of the covariance, for messages. diagonal: give standard deviations.
 
     Raises:
         ValueError: for what is no such covariance.
@@ -152,9 +152,8 @@ def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False, definite:
         raise ValueError(f"{name} must be diagonal in this model; make it with {name}='full'")
     values, vectors = torch.linalg.eigh(symmetric(covariance))
     smallest, tolerance = float(values[0]), 10 * torch.finfo(values.dtype).eps * float(values[-1].abs())
-    if smallest < -tolerance or (definite and smallest <= tolerance):
-        kind = "definite" if definite else "semi-definite"
-        raise ValueError(f"{name} must be positive {kind}, but its smallest eigenvalue is {smallest:.3g}")
+    if smallest < -tolerance:
+        raise ValueError(f"{name} must be positive semi-definite, but its smallest eigenvalue is {smallest:.3g}")
     if diagonal:
         return covariance.diagonal().clamp_min(0).sqrt()
     # Cholesky fails for what is singular: R' of the root's QR
@@ -276,7 +275,7 @@ class LDSTensors(GaussianEstimator):
 
         Args:
             transition: (h, h). state_noise: (h, h), or (h,) variances; may be singular.
-            emission: (n, h). emission_noise: (n, n), or (n,) variances.
+            emission: (n, h). emission_noise: (n, n), or (n,) variances; 0 for what is observed exactly.
             transition_offset: (h,). transition_inputs: (h, U). emission_offset: (n,). emission_inputs: (n, U).
             initial_mean: (h,). initial_covariance: (h, h), or (h,) variances; may be singular.
 
@@ -319,10 +318,9 @@ class LDSTensors(GaussianEstimator):
     @staticmethod
     def _scale(name: str, value: Tensor, target: Tensor) -> Tensor:
         """What ``target`` must hold for this covariance."""
-        exact = name == "emission_noise"
         value = torch.diag(value) if value.dim() == 1 else value
-        scale = scale_of(name, value, diagonal=target.dim() == 1, definite=exact)
-        if not exact:
+        scale = scale_of(name, value, diagonal=target.dim() == 1)
+        if name != "emission_noise":
             return scale
         return scale.log() if scale.dim() == 1 else scale.tril(-1) + torch.diag(scale.diagonal().log())
 

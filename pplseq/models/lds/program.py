@@ -202,9 +202,6 @@ class LDS(LDSTensors):
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     @torch.no_grad()
     def chain_of(self, batch: Batch) -> GaussianChain:
-        missing = batch.x.isnan()
-        if bool((missing.any(-1) & ~missing.all(-1)).any()):  # vectors seen in part
-            return super().chain_of(batch)
         return chain_of(self.values, batch)
 
     def expected_statistics(self, chain: GaussianChain, batch: Batch) -> Statistics:

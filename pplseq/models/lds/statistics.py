@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.distributions.partly_observed import masked_precisions
+from pplseq.distributions.gaussian_types import masked_precisions
 from pplseq.infer.fit.em import floor_eigenvalues
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import stationary_covariance

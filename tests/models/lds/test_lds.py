@@ -314,7 +314,7 @@ def test_bad_parameters_are_named():
         (model, dict(transition=torch.eye(3)), "transition must have shape"),
         (model, dict(emission=torch.full((N, H), torch.nan)), "emission must be finite"),
         (model, dict(state_noise=-torch.eye(H)), "state_noise must be positive semi-definite"),
-        (model, dict(emission_noise=torch.zeros(N)), "emission_noise must be positive definite"),
+        (model, dict(emission_noise=-torch.ones(N)), "emission_noise must be positive semi-definite"),
         (model, dict(emission_noise=torch.tensor([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]])), "emission_noise must be symm"),
         (model, dict(transition_inputs=torch.zeros(H, 1)), "transition_inputs: this model has none"),
         (stationary, dict(initial_mean=torch.zeros(H)), "initial_mean: this model has none"),

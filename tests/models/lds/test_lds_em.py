@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.dense_lds import dense, textbook_em, values
 
-from pplseq.distributions.partly_observed import masked_precisions
+from pplseq.distributions.gaussian_types import masked_precisions
 from pplseq.models.lds import statistics as lds_em
 from pplseq.models.lds.parameters import stationary_mean
 from pplseq.models.lds.program import LDS
