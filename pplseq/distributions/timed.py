@@ -60,6 +60,8 @@ class Timed(Tensor):
             name = getattr(func.__self__, "__name__", "")
             if name in _OF_STEPS:
                 return func(args[0].steps)
+            if name == "data":  # no batched form; Pyro's enumeration asks for its shape
+                return cls.of(args[0].steps.detach())
             if name not in _VALUES:
                 return _with_plain_calls(func, args, kwargs)
         elif name in _ABOUT_SHAPE:

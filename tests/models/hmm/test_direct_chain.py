@@ -54,3 +54,10 @@ def test_a_program_of_ones_own_is_run():
     x = torch.randint(5, (2, 6))
     assert own.direct_chain(x) is None
     assert not torch.allclose(own.log_prob(x), plain.log_prob(x))
+
+
+@pytest.mark.parametrize("make", [words, vectors])
+def test_the_programs_likelihood_is_the_chains(make):
+    """What gradients go through, which runs the program, against what questions go through, which does not."""
+    model, x = make()
+    close(model.log_joint(x, share=0.0).detach(), model.log_prob(x).sum())
