@@ -29,6 +29,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "train": "recipes",
         "evaluate": "recipes",
         "load": "baselines",
+        "NotFittedError": "checks",
         # programs of one's own
         "markov": "infer",
         "BlockedEnum": "infer",

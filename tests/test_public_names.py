@@ -11,7 +11,7 @@ NAMES = """
     VLHMM HMM LDS TextLDS IOHMM PROPS PROPSLearner StreamingHMM HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger
     AutomatonLearner load train evaluate load_corpus sequences_by Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO
     KalmanCollapse TraceKalman_ELBO LinearGaussian infer_states check_vectorizable Belief MISSING BlockHMM
-    DenseTransition CategoricalEmission
+    DenseTransition CategoricalEmission NotFittedError
 """.split()
 
 
