@@ -56,11 +56,40 @@ class DenseTransition(Transition):
         """The same from probabilities; zeros are allowed."""
         return cls(initial.log(), matrix.log())
 
+    @classmethod
+    def stationary(cls, matrix: Tensor) -> DenseTransition:
+        """One that starts in the stationary distribution of its matrix (Z, Z): p with p A = p; gradients flow.
+
+        Raises:
+            ValueError: where there is more than one, as the states fall into classes that never meet.
+        """
+        return cls(stationary_log_probs(matrix), matrix)
+
     def initial_log_prob(self):
         return self.initial
 
     def rows(self, previous, inputs=None):
         return self.initial if previous is None else take_rows(self.matrix, previous)
+
+
+def stationary_log_probs(matrix: Tensor) -> Tensor:
+    """(Z,) the logarithm of the only distribution p with p A = p, of a log matrix A (Z, Z). Cost: Z^3."""
+    if matrix.dim() != 2:
+        raise ValueError(f"matrix must be (Z, Z) for a stationary distribution, got {tuple(matrix.shape)}")
+    probs = matrix.exp()
+    size = len(probs)
+    system = torch.eye(size, dtype=probs.dtype, device=probs.device) - probs.T
+    values = torch.linalg.svdvals(system.detach())
+    if size > 1 and bool(values[-2] <= 10 * size * torch.finfo(probs.dtype).eps):
+        raise ValueError(
+            "matrix: its states fall into classes that never meet: there is more than one stationary distribution; give initial"
+        )
+    # one equation too many, as columns sum to zero: all of them and the sum of p, by least squares
+    full = torch.cat([system, torch.ones_like(system[:1])])
+    right = torch.zeros_like(full[:, 0]).index_fill(0, torch.tensor(size, device=full.device), 1.0)
+    found = torch.linalg.solve(full.mT @ full, full.mT @ right)
+    floor = 100 * torch.finfo(probs.dtype).eps
+    return torch.where(found > floor, found.clamp_min(floor).log(), -torch.inf).log_softmax(-1)
 
 
 class StepTransition(Transition):

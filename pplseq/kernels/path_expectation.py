@@ -1,0 +1,76 @@
+"""Expectations over the paths of a chain, differentiable: entropies and divergences without the cancellation of large sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pplseq.kernels.log_semiring import log_matmul, logsumexp
+
+
+def filtered_twin(init: Tensor, pair: Tensor, emit: Tensor, valid: Tensor | None, shared: bool) -> Tensor:
+    """(T, *B, K) log p(z_t | x_<=t), differentiable; see :mod:`pplseq.kernels.scan` for the factors."""
+    messages: list[Tensor] = []
+    for t in range(len(emit)):
+        score = init if t == 0 else logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -2)
+        score = score + emit[t]
+        total = logsumexp(score, -1).clamp_min(torch.finfo(score.dtype).min)
+        new = score - total.unsqueeze(-1)
+        messages.append(new if valid is None or t == 0 else torch.where(valid[t].unsqueeze(-1), new, messages[-1]))
+    return torch.stack(messages)
+
+
+def path_divergence(
+    filtered: Tensor, pair: Tensor, shared: bool, valid: Tensor | None, other: tuple[Tensor, Tensor, bool] | None, cross: bool
+) -> Tensor:
+    """(*B,) E_p[-log p(z | x)] of the paths of a chain, or with another chain q E_p[log p - log q] or (cross) E_p[-log q].
+
+        D_t(j) = sum_i p(i | j, x_<=t) (D_{t-1}(i) + cost(i, j)),   p(i | j, x_<=t) in proportion to filtered_{t-1}(i) A_ij,
+
+    with the cost log p(i | j), log q(i | j) or their difference, and that of the last state at the end.
+
+    Args:
+        filtered: (T, *B, K) log p(z_t | x_<=t); pair: (T-1, *B, K, K), or (*b, K, K) where shared; valid: (T, *B) or None.
+        other: the same (filtered, pair, shared) of q, or None. cross: whether to leave out log p.
+
+    Cost: T K^2 a row. Source: D. Hernando, V. Crespi, G. Cybenko (2005), Efficient computation of the hidden Markov model
+    entropy for a given observation sequence.
+    """
+
+    def behind(filtered, pair, shared, t):
+        score = filtered[t - 1].unsqueeze(-1) + (pair if shared else pair[t - 1])
+        total = logsumexp(score, -2).clamp_min(torch.finfo(score.dtype).min).unsqueeze(-2)
+        return score - total
+
+    def cost(own, others):
+        """Of states (..., K) with log-probabilities: own - others, 0 log 0 being 0."""
+        possible = own > -torch.inf
+        value = torch.zeros_like(own)
+        if not (cross and other is not None):
+            value = torch.where(possible, own, 0.0) * (-1.0 if other is None else 1.0)
+        return value if others is None else value - torch.where(possible, others, 0.0)
+
+    inner = torch.zeros_like(filtered[0])
+    for t in range(1, len(filtered)):
+        own = behind(filtered, pair, shared, t)
+        others = None if other is None else behind(*other, t)
+        new = (own.exp() * (inner.unsqueeze(-1) + cost(own, others))).sum(-2)
+        inner = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, inner)
+    last = filtered[-1]
+    value = (last.exp() * (inner + cost(last, None if other is None else other[0][-1]))).sum(-1)
+    return value if valid is None else torch.where(valid[0], value, 0.0)
+
+
+def fixed_lag(filtered: Tensor, pair: Tensor, shared: bool, emit: Tensor, valid: Tensor | None, lag: int) -> Tensor:
+    """(T, *B, K) p(z_t | x_1..x_{t+lag}), 0 at padded steps: all steps together, ``lag`` products of K^2 a step and row."""
+    beta = torch.zeros_like(emit)
+    for _ in range(min(lag, len(emit) - 1)):
+        ahead = emit[1:] + beta[1:]
+        matrices = pair if shared else pair[: len(ahead)]
+        step = log_matmul(ahead.unsqueeze(-2), matrices.mT).squeeze(-2)
+        step = step - step.amax(-1, keepdim=True).clamp_min(torch.finfo(step.dtype).min)
+        if valid is not None:
+            step = torch.where(valid[1:].unsqueeze(-1), step, 0.0)
+        beta = torch.cat([step, torch.zeros_like(beta[-1:])])
+    probs = torch.softmax(filtered + beta, -1)
+    return probs if valid is None else probs * valid.unsqueeze(-1)
