@@ -23,13 +23,13 @@ def pays(pair: Tensor, lattice: Lattice) -> bool:
 
 def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
     """(B, R), in the order of the sorted rows; the tables are those of ``restart_scan``."""
-    found = [_forward(*(table[..., r] for table in (init, pair, emit)), lattice)[0] for r in range(pair.shape[-1])]
+    found = [_forward(init[..., r], pair[..., r], emit[..., r], lattice)[0] for r in range(pair.shape[-1])]
     return torch.stack(found, -1)
 
 
 def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log p(x | u) (B, R) by sorted row, and expected counts in the tables' shapes."""
-    parts = [_expectation(*(table[..., r] for table in (init, pair, emit)), lattice) for r in range(pair.shape[-1])]
+    parts = [_expectation(init[..., r], pair[..., r], emit[..., r], lattice) for r in range(pair.shape[-1])]
     one, two, three, four = (torch.stack(part, -1) for part in zip(*parts, strict=True))
     return one, two, three, four
 
