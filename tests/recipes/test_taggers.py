@@ -19,7 +19,8 @@ from pplseq.baselines.tagging_systems import compare, make_tagger
 from pplseq.data import TaggedSentence, write_tagged
 from pplseq.models.taggers.training import TaggerTraining
 from pplseq.recipes import query
-from pplseq.runs.loop import _Loop, run_status
+from pplseq.runs.loop import _Loop
+from pplseq.runs.status import run_status
 
 ANSWERS = {"the": "D", "a": "D", "dog": "N", "cat": "N", "barks": "V", "sleeps": "V", "big": "A"}
 FORMS = ["the dog barks", "a big cat sleeps", "the cat barks", "a dog sleeps"]

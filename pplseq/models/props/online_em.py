@@ -316,7 +316,7 @@ _TABLES: WeakValueDictionary[tuple, np.ndarray] = WeakValueDictionary()
 def shared_table(table: np.ndarray) -> np.ndarray:
     """The same numbers in the one read-only array that all who began with them hold: a user adds only the words it saw."""
     table = np.ascontiguousarray(table)
-    key = table.shape, hashlib.sha256(table).digest()
+    key = table.shape, hashlib.sha256(table.tobytes()).digest()
     found = _TABLES.get(key)
     if found is None:
         found = _TABLES[key] = table.copy()

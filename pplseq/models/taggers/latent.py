@@ -202,7 +202,7 @@ class LatentTraining(TaggerTraining):
         word_number = {word: i for i, word in enumerate(self.words)}
         symbols: dict[tuple[int, int], int] = {}
         rows = [
-            [symbols.setdefault((word_number[w], number[t]), len(symbols)) for w, t in zip(*sentence, strict=True)]
+            [symbols.setdefault((word_number[w], number[str(t)]), len(symbols)) for w, t in zip(*sentence, strict=True)]
             for sentence in x
         ]
         self.of_symbol = torch.tensor([*symbols, (-1, len(self.tags))])
