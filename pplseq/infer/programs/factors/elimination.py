@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from pplseq.infer.programs.factors import scan
@@ -33,13 +34,25 @@ class Component:
     def name(self) -> str:
         return self.variables[0].name
 
-    def rows(self, table: Table) -> Tensor:
-        """(R or 1, *variables) of a table over this component's plates."""
-        value, nesting = table.value, len(self.shape)
-        plates = value.shape[:nesting]
+    def rows(self, value: Tensor, lead: int = 0) -> Tensor:
+        """(*lead, R or 1, *variables) of tables (*lead, *plates, *variables) over this component's plates."""
+        first, plates, states = value.shape[:lead], value.shape[lead:][: len(self.shape)], value.shape[lead + len(self.shape) :]
         if all(size == 1 for size in plates):
-            return value.reshape(1, *value.shape[nesting:])
-        return value.expand(*self.shape, *value.shape[nesting:]).reshape(-1, *value.shape[nesting:])
+            return value.reshape(*first, 1, *states)
+        return value.expand(*first, *self.shape, *states).reshape(*first, -1, *states)
+
+    def stacks(self) -> list[tuple[Tensor, list[int]]]:
+        """Tables of one shape together, and their places."""
+        found: dict[int, tuple[Stack, list[int]]] = {}
+        for place, table in enumerate(self.tables):
+            found.setdefault(id(table.stack), (table.stack, []))[1].append(place)
+        result = []
+        for stack, places in found.values():
+            values, index = stack.values, [self.tables[place].place for place in places]
+            if index != list(range(len(values))):
+                values = values[torch.tensor(index, device=values.device)]
+            result.append((self.rows(values, 1), places))
+        return result
 
 
 @dataclass
@@ -71,11 +84,11 @@ def eliminate(enumeration: Enumeration, *, maximise: bool = False, draw: bool = 
             pending = [table for table in pending if id(table) not in taken]
             component = _component(some, touching, plates, sizes, nesting)
             found.components.append(component)
-            values = [component.rows(table) for table in touching]
             if maximise:
+                values = [component.rows(table.value) for table in touching]
                 value = scan.log_messages(component.problem, values, maximise=True)[-1]
             else:
-                value = scan.log_sum(component.problem, values)
+                value = scan.log_sum(component.problem, component.stacks())
             value = value.expand(component.problem.rows, *value.shape[1:])
             value = value.reshape(*component.shape, *value.shape[1:])
             if component.kept:
@@ -214,7 +227,7 @@ def choose_states(enumeration: Enumeration, *, sample: bool) -> dict[str, Tensor
     for component in reversed(found.components):
         rows = component.problem.rows
         given = {v.number: chosen[v.number].expand(component.shape).reshape(-1) for v in component.kept}
-        values = [component.rows(table) for table in component.tables]
+        values = [component.rows(table.value) for table in component.tables]
         places = scan.choose(component.problem, values, given, sample)
         for variable in component.variables:
             chosen[variable.number] = places[variable.number].expand(rows).reshape(component.shape)

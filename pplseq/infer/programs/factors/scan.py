@@ -85,7 +85,7 @@ class Problem:
     rows: int
 
 
-def _spread_over(value: Tensor, have: tuple[int, ...], want: tuple[int, ...]) -> Tensor:
+def spread_over(value: Tensor, have: tuple[int, ...], want: tuple[int, ...]) -> Tensor:
     """(R, *have) -> (R, *want), size 1 where there is no such variable."""
     places = [have.index(n) for n in want if n in have]
     if places != sorted(places):
@@ -117,7 +117,7 @@ def _bag(problem: Problem, move: Move, message: Tensor, tables: list[Tensor]) ->
     want = (*move.before, move.variable)
     bag = message.unsqueeze(-1)
     for place in move.tables:
-        bag = bag + _spread_over(tables[place], problem.numbers[place], want)
+        bag = bag + spread_over(tables[place], problem.numbers[place], want)
     sizes = [problem.size[n] for n in want]
     return bag.expand(bag.shape[0], *sizes)
 
@@ -156,6 +156,89 @@ def choose(problem: Problem, tables: list[Tensor], given: dict[int, Tensor], sam
 
 
 # ------------------------------------------------------------------------------------------------ the log of the sum
-def log_sum(problem: Problem, tables: list[Tensor]) -> Tensor:
-    """(R or 1, *kept) the log of the sum over all variables but the kept ones, differentiable any number of times."""
+def log_sum(problem: Problem, stacks: list[tuple[Tensor, list[int]]]) -> Tensor:
+    """(R or 1, *kept) the log of the sum over all variables but the kept ones, differentiable any number of times.
+
+    Args:
+        stacks: tables of one shape, (G, R or 1, *variables), and their places in ``problem.numbers``.
+    """
+    if keeps_digits(problem, stacks):
+        result = scaled_log_sum(problem, stacks)
+        if result is not None:
+            return result
+    tables: list[Tensor] = [stacks[0][0]] * len(problem.numbers)
+    for values, places in stacks:
+        for place, value in zip(places, values.unbind(0), strict=True):
+            tables[place] = value
     return log_messages(problem, tables)[-1]
+
+
+def keeps_digits(problem: Problem, stacks: list[tuple[Tensor, list[int]]]) -> bool:
+    """Whether scaled probabilities do: what underflows in a message then never matters again.
+
+    A part of a message that is lost is exp(-700) (exp(-87)) of its largest part; both can lead on to the same later states, and
+    the tables on the way there, one a move for as long as a variable lives, tell them apart by no more than their spread.
+    """
+    dtype = stacks[0][0].dtype
+    if dtype not in REACH or not problem.moves or problem.moves[-1].after:
+        return False
+    entered = {move.variable: step for step, move in enumerate(problem.moves)}
+    life = max(step - entered[n] for step, move in enumerate(problem.moves) for n in move.leaving)
+    if life > MAX_LIFE:
+        return False
+    links = [values.detach() for values, places in stacks if len(problem.numbers[places[0]]) > 1]
+    spread = sum(float((values.amax() - values.amin()).nan_to_num(torch.inf)) for values in links)
+    return spread * max(life, 1) < REACH[dtype]
+
+
+def scaled_log_sum(problem: Problem, stacks: list[tuple[Tensor, list[int]]]) -> Tensor | None:
+    """:func:`log_sum` by products of scaled probabilities; None where a row is impossible."""
+    tables: list[Tensor] = [stacks[0][0]] * len(problem.numbers)
+    total = stacks[0][0].new_zeros(1)
+    for values, places in stacks:
+        top = values.detach().amax(tuple(range(2, values.dim())), keepdim=True).clamp_min(torch.finfo(values.dtype).min)
+        total = total + top.flatten(1).sum(0)
+        for place, value in zip(places, (values - top).exp().unbind(0), strict=True):
+            tables[place] = value
+    message, tops = total.new_ones(1), []
+    for move in problem.moves:
+        old = [n for n in move.leaving if n != move.variable]
+        links = [place for place in move.tables if any(n in old for n in problem.numbers[place])]
+        have = move.before
+        for place in links:
+            gone = tuple(old) if place == links[-1] else ()
+            message, have = _product(message, have, tables[place], problem.numbers[place], gone)
+        if old and not links:
+            message = message.sum([1 + have.index(n) for n in old])
+            have = tuple(n for n in have if n not in old)
+        want = have if move.variable in have else (*have, move.variable)
+        message = message if want == have else message.unsqueeze(-1)
+        for place in move.tables:
+            if place not in links:
+                message = message * spread_over(tables[place], problem.numbers[place], want)
+        if move.variable in move.leaving:
+            message, want = message.sum(1 + want.index(move.variable)), tuple(n for n in want if n != move.variable)
+        if want != move.after:
+            message = message.permute(0, *(1 + want.index(n) for n in move.after))
+        top = message.detach()
+        top = top.amax(tuple(range(1, top.dim())), keepdim=True) if top.dim() > 1 else top
+        message = message / top
+        tops.append(top.flatten().expand(message.shape[0]))
+    if not bool(message.detach().isfinite().all()):
+        return None
+    rows = max(len(top) for top in tops)
+    return message.log() + torch.stack([top.expand(rows) for top in tops]).log().sum(0) + total
+
+
+def _product(message: Tensor, have: tuple, table: Tensor, numbers: tuple, gone: tuple) -> tuple[Tensor, tuple]:
+    """The message times a table, summed over ``gone``; with the variables that are left."""
+    left = tuple(n for n in dict.fromkeys((*have, *numbers)) if n not in gone)
+    if have == gone and len(numbers) == 2 and numbers[0] == gone[0] and len(table) == 1 and message.dim() == 2:
+        return message @ table[0], left
+    places = {n: k + 1 for k, n in enumerate(dict.fromkeys((*have, *numbers)))}
+    operand, lead = (table[0], []) if len(table) == 1 else (table, [0])
+    result = torch.einsum(
+        message, [0, *(places[n] for n in have)], operand, [*lead, *(places[n] for n in numbers)],
+        [0, *(places[n] for n in left)],
+    )  # fmt: skip
+    return result, left

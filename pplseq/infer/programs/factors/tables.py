@@ -262,26 +262,47 @@ class _Part:
 
     def alone(self) -> Tensor:
         """(*plates, *variables) of one site, by its own ``log_prob``."""
-        site = self.site
-        score = site.fn.log_prob(site.value)
-        mask = site.mask
-        if site.own is None and mask is False:
+        site, count = self.site, len(self.variables)
+        score = self._binary()
+        if score is None:
+            score = site.fn.log_prob(site.value)
+        mask, late = (None if site.own is not None else site.mask), None
+        if mask is False:
             score = torch.zeros_like(score)
-        elif site.own is None and isinstance(mask, Tensor):
-            score = torch.where(mask, score, 0.0)
+        elif isinstance(mask, Tensor):
+            if self.mask is not None and all(self.mask.shape[dim] == 1 for dim in self.summed):
+                late = self.mask  # whole sums
+            else:
+                score = torch.where(mask, score, 0.0)
         score = canonical(score, self.variables, self.nesting)
-        count = len(self.variables)
         score = score.expand(*score.shape[:count], *(
             size if dim in self.summed else own
             for dim, size, own in zip(range(-self.nesting, 0), self.sizes, score.shape[count:], strict=True)
         ))  # fmt: skip
         if self.summed:
             score = score.sum(self.summed, keepdim=True)
+        if late is not None:
+            score = torch.where(late, score, 0.0)
         score = score.movedim(tuple(range(count)), tuple(range(self.nesting, self.nesting + count)))
         if site.own is not None and self.mask is not None:
             own = self.variables.index(site.own)
             score = _padded(score.unsqueeze(0), self.mask.unsqueeze(0), self.nesting, own).squeeze(0)
         return score
+
+    def _binary(self) -> Tensor | None:
+        """Log-probabilities of a Bernoulli's observed values in few passes over its parameter; None for anything else."""
+        fn, value = self.site.fn, self.site.value
+        if self.site.own is not None or type(fn) is not dist.Bernoulli or value.dim() > self.nesting:
+            return None
+        found = _parameter(fn)
+        if found is None or not bool(((value == 0) | (value == 1)).all()):
+            return None
+        name, parameter, _ = found
+        value = value.to(parameter.dtype)
+        if name == "logits":
+            return torch.nn.functional.logsigmoid(parameter * (2 * value - 1))
+        eps = torch.finfo(parameter.dtype).eps
+        return torch.addcmul(1 - value, parameter, 2 * value - 1).clamp(eps, 1 - eps).log()
 
 
 def _padded(table: Tensor, mask: Tensor, nesting: int, own: int) -> Tensor:
