@@ -135,7 +135,9 @@ class Enumeration(EnumMessenger):
             self._record_dependent(msg, given=outside is not None)
 
     def _pyro_post_sample(self, msg):
-        if isinstance(msg["value"], Tensor) and not isinstance(msg["value"], StateVar):
+        if not self.variables:
+            self._value_dims[msg["name"]] = {}  # nothing is enumerated yet; Pyro would look into the value
+        elif isinstance(msg["value"], Tensor) and not isinstance(msg["value"], StateVar):
             super()._pyro_post_sample(msg)
 
     def _pass_by(self, msg) -> None:
