@@ -306,6 +306,12 @@ class VLHMM(Estimator):
         fit(self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options)
         return self
 
+    def split(self, factor: int, **options: Any) -> VLHMM:
+        """A model whose states are each so many near-copies of this one's: see :func:`pplseq.models.vlhmm.growth.split`."""
+        from pplseq.models.vlhmm.growth import split
+
+        return split(self, factor, **options)
+
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         self.check_words_known()
         return super().as_batch(x, lengths, states=states)

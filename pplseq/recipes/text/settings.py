@@ -109,6 +109,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
         blocks: how they are found: brown, uniform, none, or a `paths` file written by `pplseq cluster`.
         eos_block: give <eos> a block of its own.
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
+        grow_from: folder of a run with fewer states: each becomes so many near-copies, in its blocks of words.
         hidden: width h of the state embeddings and residual layers.
         transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
         parameterization: of the tables of states.
@@ -129,6 +130,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     blocks: str = "brown"
     eos_block: bool = True
     exchange_passes: int = setting(0, check=partial(checks.count, least=0))
+    grow_from: Path | None = None
     hidden: int = setting(256, check=checks.count)
     transition: Literal["softmax", "hierarchical"] = "softmax"
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
@@ -145,6 +147,8 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     def __post_init__(self) -> None:
         if Path(self.blocks).is_file():  # the run's folder keeps the path, and --resume may be called from anywhere
             self.blocks = str(Path(self.blocks).resolve())
+        if self.grow_from is not None:
+            self.grow_from = Path(self.grow_from).resolve()
 
 
 @dataclass(kw_only=True)

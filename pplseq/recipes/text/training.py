@@ -10,6 +10,7 @@ import pyro
 import torch
 
 from pplseq.baselines import NETWORKS
+from pplseq.baselines.loading import load_text_model
 from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Corpus, Text, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
@@ -36,18 +37,26 @@ def train(name: str, job: Job) -> dict[str, Any]:
         corpus = load_corpus(job.data, **reading(settings))
     check_same_text(folder, corpus.train, job.resume, corpus.name)
     clusters = None
+    small = None
     if name == "vlhmm":
         check_fits(vlhmm_cost(**_sizes(settings, corpus)), device)
+        if settings.grow_from is not None and not job.resume:
+            small = _to_grow(settings, corpus.vocabulary)
     if name == "vlhmm" and settings.blocks != "none":
         num_words, sizes = len(corpus.vocabulary), (settings.num_blocks, settings.block_sizes)
         check_blocks(settings.states, num_words, settings.blocks, *sizes)
         options = {option: getattr(settings, option) for option in ("eos_block", "exchange_passes", "seed")}
+        blocks = settings.blocks if small is None else str(settings.grow_from / "clusters.paths")
         with job.preparing(f"clustering {num_words:,} words"):
-            clusters = cached_clusters(folder, corpus.train, settings.blocks, settings.num_blocks, **options)
+            clusters = cached_clusters(folder, corpus.train, blocks, settings.num_blocks, **options)
     with job.preparing("building the model"):
         pyro.clear_param_store()
         pyro.set_rng_seed(settings.seed)
-        model = build_model(name, settings, corpus.vocabulary, clusters).to(device)
+        if small is None:
+            model = build_model(name, settings, corpus.vocabulary, clusters).to(device)
+        else:
+            factor = settings.states // small.num_states
+            model = small.split(factor, transition=settings.transition, state_dropout=settings.dropout).to(device)
     size = f"{settings.hidden:,} units" if name in NETWORKS else f"{settings.states:,} states"
     job.watch.say(
         f"{name}: {size}, {len(corpus.vocabulary):,} words, {sum(p.numel() for p in model.parameters()):,} weights, "
@@ -133,6 +142,38 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
     )
     lay_out(model, vocabulary, clusters, block_sizes=settings.block_sizes, reset=settings.reset)
     return model
+
+
+def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
+    """The model that this run's grows from.
+
+    Raises:
+        ValueError: it is no vlhmm, of other words or blocks, or its states are no whole part of these.
+    """
+    folder = settings.grow_from
+    small = load_text_model(folder)
+    if getattr(small, "name", None) != "vlhmm" or not (folder / "clusters.paths").is_file():
+        raise ValueError(f"grow_from: {folder} is not a run of a vlhmm with blocks of words")
+    if small.vocabulary.fingerprint() != vocabulary.fingerprint():
+        raise ValueError(f"grow_from: {folder} was trained on other words; grow on the text it knows")
+    config = small.config
+    names = {"hidden": "hidden_size", "parameterization": "parameterization", "tied": "tied", "shared_layer": "shared_layer",
+             "temperature": "temperature"}  # fmt: skip
+    there = {ours: config[theirs] for ours, theirs in names.items()} | {"num_blocks": int(small.block_of_word.max()) + 1}
+    there |= {"block_sizes": "even" if config["states_per_block"] is None else "frequency", "reset": small.reset_id is not None}
+    for ours, value in there.items():
+        if getattr(settings, ours) != value:
+            raise ValueError(f"grow_from: {folder} has {ours} = {value}, and this run {getattr(settings, ours)}; make them equal")
+    if there["block_sizes"] != "even":
+        raise ValueError(f"grow_from: blocks of {folder} are uneven; grow it in Python, by model.split(factor)")
+    if settings.states % small.num_states:
+        below = settings.states // small.num_states * small.num_states
+        near = [str(size) for size in (below, below + small.num_states) if size]
+        raise ValueError(
+            f"grow_from: {settings.states} states are no multiple of the {small.num_states} of {folder}; the nearest sizes are "
+            f"{' and '.join(near)}"
+        )
+    return small
 
 
 def em_batches(text: Text, device: torch.device, batch_tokens: int = 4096) -> list[Any]:

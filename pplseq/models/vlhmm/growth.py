@@ -1,0 +1,87 @@
+"""Growing a VLHMM: every state becomes several near-copies of itself, and one softmax over states the hierarchy of two.
+
+A split by near-copies (Petrov et al. 2006, Learning accurate, compact, and interpretable tree annotation, section 2.1, of
+grammars) leaves the likelihood as it is but for the noise that lets the copies part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.distributions.block import BlockTransition
+
+ROWS_AT_ONCE = 1 << 24  # cells of the scores between states that are held at once
+
+
+def split(model: Any, factor: int, *, noise: float = 0.01, transition: str | None = None, state_dropout: float | None = None):
+    """A model whose states are `factor` near-copies of the states of another one, in the same blocks of words.
+
+    Args:
+        model: a :class:`~pplseq.models.vlhmm.program.VLHMM` with words.
+        factor: states that a state becomes; 1 changes the transition alone.
+        noise: by which copies differ, as a share of the standard deviation of their table.
+        transition: of the new model; that of the old one for None. From "softmax" to "hierarchical" the states of a block keep
+            their shares, and p(block | state) is fitted by least squares to that of the softmax (scalar tables: exactly).
+        state_dropout: of the new model; that of the old one for None.
+
+    Returns:
+        A new model, fitted as the old one is, with its vocabulary and clusters.
+
+    Raises:
+        ValueError, TypeError: for a factor below 1, a transition that there is none, or hierarchical to softmax.
+
+    Cost: factor Z h numbers; from softmax to hierarchical Z^2 h flops once.
+    """
+    checks.count("factor", factor)
+    checks.positive("noise", noise, zero=True)
+    model.check_words_known()
+    config, old = model.config, model.config["transition"]
+    transition = transition or old
+    if old == "hierarchical" and transition == "softmax":
+        raise ValueError("transition: a hierarchical model does not become one softmax over states; leave transition out")
+    config |= {"num_states": factor * model.num_states, "transition": transition}
+    if state_dropout is not None:
+        config["state_dropout"] = state_dropout
+    if config["states_per_block"] is not None:
+        config["states_per_block"] = [factor * size for size in config["states_per_block"]]
+    new = type(model)(blocks=model.block_of_word.cpu(), **config).to(next(model.parameters()))
+    given = dict(model.named_parameters())
+    with torch.no_grad():
+        if transition != old:
+            given |= _block_scores(model)
+        for name, parameter in new.named_parameters():
+            value = given[name]
+            dims = [dim for dim, (a, b) in enumerate(zip(value.shape, parameter.shape, strict=True)) if a != b]
+            for dim in dims:
+                value = value.repeat_interleave(factor, dim)
+            parameter.copy_(value)
+            if dims:
+                parameter.add_(torch.randn_like(parameter), alpha=noise * float(value.std(correction=0)))
+    new.vocabulary, new.clusters, new.is_fitted = model.vocabulary, getattr(model, "clusters", None), model.is_fitted
+    return new.train(model.training)
+
+
+def _block_scores(model: Any) -> dict[str, Tensor]:
+    """Parameters of p(block | state) that come next to those of a softmax over states."""
+    was_training = model.training
+    spec: BlockTransition = model.eval().specs()[0]
+    model.train(was_training)
+    layout, parts = spec.layout, []
+    every = torch.arange(layout.num_kept, device=spec.device)
+    for rows in every.split(max(1, ROWS_AT_ONCE // layout.num_kept)):
+        scores = spec.scores(rows, every)[:, layout.slots]  # (r, M, K)
+        if layout.filled is not None:
+            scores = scores.masked_fill(~layout.filled, -torch.inf)
+        parts.append(torch.logsumexp(scores, -1).log_softmax(-1))
+    wanted = torch.cat(parts)
+    temperature = model.config["temperature"]
+    if model.config["parameterization"] == "scalar":
+        return {"block_table": wanted * temperature}
+    out = spec.out  # pyright: ignore[reportAttributeAccessIssue]
+    ones = out.new_ones(len(out), 1)
+    found = torch.linalg.lstsq(torch.cat([out, ones], 1).double(), wanted.double()).solution.to(out.dtype)
+    return {"block_score.weight": found[:-1].T, "block_score.bias": found[-1]}
