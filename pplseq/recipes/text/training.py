@@ -163,7 +163,8 @@ def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
     there |= {"block_sizes": "even" if config["states_per_block"] is None else "frequency", "reset": small.reset_id is not None}
     for ours, value in there.items():
         if getattr(settings, ours) != value:
-            raise ValueError(f"grow_from: {folder} has {ours} = {value}, and this run {getattr(settings, ours)}; make them equal")
+            given = getattr(settings, ours)
+            raise ValueError(f"grow_from: {folder} has {ours} = {value}, and this run {given}; make them equal")
     if there["block_sizes"] != "even":
         raise ValueError(f"grow_from: blocks of {folder} are uneven; grow it in Python, by model.split(factor)")
     if settings.states % small.num_states:
