@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import gzip
+import io
 import lzma
+import os
 import re
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
+UNPACKED_BYTES = 1 << 26  # that any packed file may hold
+RATIO = "PPLSEQ_UNPACK_RATIO"
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 SPLIT_PATTERNS = {
     "train": re.compile(r"train"),
@@ -57,9 +61,37 @@ def opened(path: str | Path, expected: str = "a text file") -> Iterator[tuple[st
         raise ValueError(f"{path}: expected {expected}, got a folder; name one of the files in it")
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            yield str(path), stream
+            yield str(path), cast(BinaryIO, stream) if path.suffix not in OPENERS else unpacked(stream, path)
     except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
+
+
+class _Bounded(io.RawIOBase):
+    """Bytes of a packed file, as long as they are not many times its size."""
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self.stream, self.path, self.count = stream, path, 0
+        self.ratio = float(os.environ.get(RATIO, "1000"))
+        self.most = max(UNPACKED_BYTES, self.ratio * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        if self.count > self.most:
+            raise ValueError(
+                f"{self.path}: unpacks to more than {self.ratio:g} times its size; no text does, so it may be meant to fill "
+                f"memory. Unpack it yourself, or allow more by the environment variable {RATIO}"
+            )
+        return len(data)
+
+
+def unpacked(stream: Any, path: Path) -> BinaryIO:
+    """The bytes of a packed file that is open; ValueError, while it is read, where they are far too many for its size."""
+    return io.BufferedReader(_Bounded(stream, path), 1 << 16)
 
 
 def read_text(path: str | Path, expected: str = "a text file") -> tuple[str, list[str]]:

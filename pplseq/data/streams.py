@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pplseq.data.sources import OPENERS, datasets_lines, existing_path, find_splits
+from pplseq.data.sources import OPENERS, datasets_lines, existing_path, find_splits, unpacked
 
 PIECE_BYTES = 1 << 22
 END_BYTES = 1 << 16  # of the head and the tail of a file in its fingerprint
@@ -81,7 +81,7 @@ class TextStream:
             try:
                 with open(self.path, "rb") as self._file:
                     packed = OPENERS.get(self.path.suffix)
-                    stream = self._file if packed is None else packed(self._file, "rb")
+                    stream = self._file if packed is None else unpacked(packed(self._file, "rb"), self.path)
                     yield from whole_lines(iter(lambda: stream.read(PIECE_BYTES), b""), self.name)
             except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
                 raise ValueError(

@@ -45,12 +45,14 @@ class RunSettings:
         device: where it is computed: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
         threads: CPU threads (default: torch's own choice).
         max_time: stop after this long, preparation included: 90s, 10m, 2h, or seconds.
+        deterministic: the same bits whatever --threads says, by one thread and deterministic algorithms alone.
     """
 
     seed: int = 0
     device: str = setting("auto", free=True)
     threads: int | None = setting(None, free=True, check=checks.count)
     max_time: Duration | None = setting(None, free=True)
+    deterministic: bool = False
 
 
 @dataclass(kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -90,13 +91,40 @@ def train(
             _check_folder(recipe, folder, resume)  # again: another process may have been faster
             _write_record(recipe, data, chosen, folder)
             job = Job(data, folder, chosen, resume and recipe.has_begun(folder), watch, started)
-            with all_as_interrupts():
+            with all_as_interrupts(), _deterministic(chosen.deterministic):
                 return {"run": str(folder), **_train(recipe, job)}
     except Exception:
         _clear_away(recipe, folder, existed)
         raise
     finally:
         watch.close()
+
+
+@contextlib.contextmanager
+def _deterministic(asked: bool) -> Iterator[None]:
+    """One thread, and no algorithm that adds up in another order every time, while a training that asks for it runs."""
+    if not asked:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+
+
+def _same_numbers(deterministic: bool) -> str:
+    """What a run is reproducible over, for its record."""
+    import torch
+
+    threads = "any number of threads" if deterministic else f"{torch.get_num_threads()} threads"
+    kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"# The same numbers come with: {threads}, a processor like this ({kind}), torch {torch.__version__}\n"
 
 
 def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
@@ -182,6 +210,7 @@ def _write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> Non
     write_text(
         path,
         "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
+        f"{_same_numbers(settings.deterministic)}"
         f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}",
     )
 

@@ -41,29 +41,43 @@ class StreamTotals:
         num_tokens: T.
         nats: model -> sum_t -log p(y_t | y_1..y_{t-1}).
         probs: model -> sum_t p(y_t | y_1..y_{t-1}).
+        num_unknown: of the tokens, those read as the unknown word. known_nats: as nats, of the others.
     """
 
     num_tokens: int = 0
     nats: dict[str, float] = field(default_factory=dict)
     probs: dict[str, float] = field(default_factory=dict)
+    num_unknown: int = 0
+    known_nats: dict[str, float] = field(default_factory=dict)
 
-    def add(self, log_probs: Mapping[str, Sequence[float]]) -> None:
-        """Take in further tokens: model -> (T,) nats, the same T and models every time."""
+    def add(self, log_probs: Mapping[str, Sequence[float]], known: Sequence[bool] | None = None) -> None:
+        """Take in further tokens: model -> (T,) nats, the same T and models every time; known: (T,), all by default."""
         lengths = {len(values) for values in log_probs.values()}
         if len(lengths) != 1 or self.nats and self.nats.keys() != log_probs.keys():
             raise ValueError(
                 f"log_probs: expected as many values of each of {', '.join(self.nats or log_probs) or 'the models'}, got "
                 f"{ {name: len(values) for name, values in log_probs.items()} }"
             )
-        self.num_tokens += lengths.pop()
+        length = lengths.pop()
+        self.num_tokens += length
+        kept = np.ones(length, dtype=bool) if known is None else np.asarray(known, dtype=bool)
+        self.num_unknown += int((~kept).sum())
         for name, values in log_probs.items():
             values = np.asarray(values, float)
             self.nats[name] = self.nats.get(name, 0.0) - float(values.sum())
+            self.known_nats[name] = self.known_nats.get(name, 0.0) - float(values[kept].sum())
             self.probs[name] = self.probs.get(name, 0.0) + float(np.exp(values).sum())
 
     def perplexity(self, name: str) -> float:
         """exp of a model's nats per token; infinite where it excluded a token."""
         nats = self.nats[name] / self.num_tokens
+        return math.exp(nats) if nats < 700 else math.inf
+
+    def known_perplexity(self, name: str) -> float:
+        """Perplexity without the unknown word, easier than the words it stands for; nan where there is nothing else."""
+        if self.num_tokens == self.num_unknown:
+            return math.nan
+        nats = self.known_nats[name] / (self.num_tokens - self.num_unknown)
         return math.exp(nats) if nats < 700 else math.inf
 
     def mean_prob(self, name: str) -> float:

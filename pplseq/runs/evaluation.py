@@ -37,6 +37,7 @@ class TextScore:
         num_tokens, num_unknown: N, and how many of them are the unknown word.
         log_prob: nats, of all tokens together.
         token_log_probs: (N,) nats, in the order of the text.
+        known_log_prob: nats, of the tokens that are not the unknown word, which is easier than the words it stands for.
     """
 
     protocol: str
@@ -45,6 +46,7 @@ class TextScore:
     num_unknown: int
     log_prob: float
     token_log_probs: np.ndarray
+    known_log_prob: float | None = None
 
     @property
     def nats_per_token(self) -> float:
@@ -54,6 +56,13 @@ class TextScore:
     def perplexity(self) -> float:
         return perplexity(self.nats_per_token)
 
+    @property
+    def known_perplexity(self) -> float | None:
+        """Perplexity without the unknown word; None where nothing else stands in the text."""
+        if self.known_log_prob is None or self.num_tokens == self.num_unknown:
+            return None
+        return perplexity(-self.known_log_prob / (self.num_tokens - self.num_unknown))
+
     def summary(self) -> dict[str, Any]:
         """The score as JSON-able values, without the tokens."""
         return {
@@ -61,9 +70,11 @@ class TextScore:
             "num_streams": self.num_streams,
             "num_tokens": self.num_tokens,
             "num_unknown": self.num_unknown,
+            "unknown_share": self.num_unknown / self.num_tokens,
             "log_prob": self.log_prob,
             "nats_per_token": self.nats_per_token,
             "perplexity": self.perplexity,
+            "known_perplexity": self.known_perplexity,
         }
 
 
@@ -155,7 +166,9 @@ def _put(scores: np.ndarray, batch: Any, token_log_probs: torch.Tensor) -> None:
 def _score(protocol: str, num_streams: int, text: Text, scores: np.ndarray) -> TextScore:
     if np.isnan(scores).any():
         raise FloatingPointError(f"{int(np.isnan(scores).sum())} of {len(scores)} tokens have no log-probability (NaN)")
-    return TextScore(protocol, num_streams, text.num_tokens, text.num_unknown, float(scores.sum()), scores)
+    known = scores if text.vocabulary.unknown_id is None else scores[text.tokens != text.vocabulary.unknown_id]
+    total = float(scores.sum())
+    return TextScore(protocol, num_streams, text.num_tokens, text.num_unknown, total, scores, float(known.sum()))
 
 
 def _to(lengths: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:

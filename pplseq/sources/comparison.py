@@ -16,7 +16,7 @@ from pplseq.sources.lines import LineReader, LineWriter
 from pplseq.sources.opening import StreamOptions, check_same_words, needs_words, open_all
 from pplseq.sources.personal_model import SourceModel, StreamModel, load_personal, personal_name, score_line
 from pplseq.sources.stream import resumed_options
-from pplseq.sources.stream_state import has_state, load_state
+from pplseq.sources.stream_state import has_learned, has_state, load_state
 from pplseq.sources.words import Encoder, Line, rounded
 
 
@@ -46,10 +46,12 @@ class StreamPair:
 
     def __init__(self, specs: Sequence[str], *, say: Callable[[str], None] | None = None, **options: Any) -> None:
         saved: dict[str, Any] = {}
+        self.say, self.states = say or (lambda line: None), list[Path]()
         for spec in reversed(specs):
             folder = Path(spec) if Path(spec).is_dir() else None
             if folder is not None and has_state(folder):
                 saved |= asdict(resumed_options(folder, {}))
+                self.states.append(folder)
         self.options = StreamOptions(**{**saved, **options})
         opened: dict[int, tuple[StreamModel, str, Vocabulary]] = {}
         words: Vocabulary | None = None
@@ -101,6 +103,12 @@ class StreamPair:
         Raises:
             StreamError: a model failed in a line. KeyboardInterrupt, SystemExit: a signal came.
         """
+        for folder in self.states:
+            if has_learned(folder, path):
+                self.say(
+                    f"Warning: {folder} has learned from this very text: what it says of it is no measure of how well it "
+                    "predicts; compare on text that it has not seen"
+                )
         failed, reader = 0, LineReader(path)
         with ExitStack() as files:
             files.callback(reader.close)
@@ -162,8 +170,8 @@ def comparison_answer(line: Line, log_probs: Sequence[Sequence[float]], odds: Se
 
 def comparison_summary(totals: StreamTotals, names: Sequence[str]) -> dict[str, Any]:
     """Totals of two models, JSON-able."""
-    summary: dict[str, Any] = {"num_tokens": totals.num_tokens}
+    summary: dict[str, Any] = {"num_tokens": totals.num_tokens, "num_unknown": totals.num_unknown}
     for key, name in zip(("a", "b"), names, strict=True):
-        perplexity, prob = rounded([totals.perplexity(name), totals.mean_prob(name)])
-        summary[key] = {"name": name, "perplexity": perplexity, "mean_prob": prob}
+        found = rounded([totals.perplexity(name), totals.known_perplexity(name), totals.mean_prob(name)])
+        summary[key] = {"name": name, **dict(zip(("perplexity", "known_perplexity", "mean_prob"), found, strict=True))}
     return summary | {"mean_log_likelihood_ratio": rounded([totals.mean_ratio(*names)])[0]}

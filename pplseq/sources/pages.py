@@ -38,7 +38,7 @@ class Shown:
         if not line.words:
             return
         scores = {name: list(values) for name, values in zip(self.names, log_probs, strict=True)}
-        self.totals.add(scores)
+        self.totals.add(scores, line.known)
         if self.max_words == 0:
             return
         odds = None if log_odds is None else list(log_odds)
@@ -64,6 +64,8 @@ class Shown:
             self.totals.num_tokens,
             {name: self.totals.nats[name] for name in names if name in self.totals.nats},
             {name: self.totals.probs[name] for name in names if name in self.totals.probs},
+            self.totals.num_unknown,
+            {name: self.totals.known_nats[name] for name in names if name in self.totals.known_nats},
         )
         return StreamView(
             words,

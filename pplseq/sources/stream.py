@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import json_line
+from pplseq.report.personal import StreamTotals
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter, Place
@@ -132,6 +133,9 @@ class PersonalStream:
             self._check_sources(inner)
             self._check_settings({name: settings[name] for name in given})
             self.model = load_personal(inner, [source.source for source in self.sources])
+        self.totals: dict[str, StreamTotals] = {
+            name: StreamTotals(**found) for name, found in self.record.get("totals", {}).items()
+        }
         self.encoder = Encoder(
             self.vocabulary, eos=self.options.eos, unknown=self.options.unknown, lower=self.options.lower
         )
@@ -246,6 +250,13 @@ class PersonalStream:
         self._unsaved += 1
         return ReadLine(line, tokens)
 
+    def _add(self, name: str, found: ReadLine) -> None:
+        """Take a line into the totals of a stream, which go on where the stream does."""
+        scores = [[token.log_prob for token in found.tokens]]
+        scores += [[token.source_log_probs[k] for token in found.tokens] for k in range(len(self.sources))]
+        totals = self.totals.setdefault(name, StreamTotals())
+        totals.add({str(k): values for k, values in enumerate(scores)}, found.line.known if found.tokens else [])
+
     def save(self) -> None:
         """Keep the model, the sources' memories and the places in the streams; without a folder nothing."""
         self._unsaved = 0
@@ -253,6 +264,7 @@ class PersonalStream:
             return
         self.record |= {
             "settings": self.settings,
+            "totals": {name: asdict(totals) for name, totals in self.totals.items()},
             "sources": [{"spec": source.spec, "fingerprint": source.fingerprint} for source in self.sources],
         }
 
@@ -307,6 +319,8 @@ class PersonalStream:
         out = None if out is None else Path(out)
         name = "-" if path == "-" else str(Path(path).resolve())
         known = self.record["streams"].get(name)
+        if known is None or rewind:
+            self.totals.pop(name, None)
         reader = LineReader(path, None if known is None or rewind else Place(*known))
         with ExitStack() as files:
             files.callback(reader.close)
@@ -348,6 +362,7 @@ class PersonalStream:
                         begun = True
                     found = self._read(reader.place.num_lines, raw, learn)
                     failed += found.error is not None
+                    self._add(name, found)
                     writer.write(json_line(found.answer(self.names[1:])))
                     if on_line is not None:
                         on_line(found)

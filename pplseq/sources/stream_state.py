@@ -9,6 +9,7 @@ Layout of a state folder::
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,21 @@ def save_state(folder: Path, record: dict[str, Any], write: Callable[[Path], Non
         SaveError: the disk did not take it; the state before is whole.
     """
     STREAM.write(folder / INNER, {"record": record}, more=write)
+
+
+def has_learned(folder: Path, path: str) -> bool:
+    """Whether a folder's stream has read a file's beginning: under any name, as far as it was read there."""
+    place = Path(path)
+    if path == "-" or not place.is_file():
+        return False
+    for _, num_bytes, crc32 in load_state(folder)[0]["streams"].values():
+        found, left = 0, num_bytes
+        with open(place, "rb") as file:
+            while left and (piece := file.read(min(left, 1 << 16))):
+                found, left = zlib.crc32(piece, found), left - len(piece)
+        if num_bytes and not left and found == crc32:
+            return True
+    return False
 
 
 def load_state(folder: Path) -> tuple[dict[str, Any], Path]:

@@ -12,6 +12,7 @@ import click
 from pplseq.files import check_writable, printable
 
 if TYPE_CHECKING:
+    from pplseq.report.personal import StreamTotals
     from pplseq.sources.pages import Shown
 
 SOURCES = (
@@ -95,25 +96,33 @@ def chosen(ctx: click.Context, options: Mapping[str, Any], names: Iterable[str])
 
 
 def finish(
-    ctx: click.Context, shown: Shown, options: Mapping[str, Any], title: str, failed: int, begun: bool = False
-) -> None:
+    ctx: click.Context, shown: Shown, options: Mapping[str, Any], title: str, failed: int, begun: bool = False,
+    whole: StreamTotals | None = None,
+) -> None:  # fmt: skip
     """Totals on stderr, the page and the picture; exit code 1 where lines could not be read.
 
     Args:
-        shown: what was read. title: where the user gave none. begun: whether the stream had words before.
+        shown: what was read. title: where the user gave none. begun: whether the stream had words before. whole: totals of
+            all of it, those before the state was saved included.
     """
     from pplseq.report.markup import number
 
-    totals = shown.totals
-    if totals.num_tokens == 0 and not begun and not failed:
+    totals = shown.totals if whole is None else whole
+    names = list(totals.nats) if whole is not None else shown.names
+    called = dict(zip(names, shown.names, strict=False))
+    if shown.totals.num_tokens == 0 and not begun and not failed:
         raise ValueError(f"--stream {stream_name(options['stream'])}: it has no words; give a text, a line at a time")
-    parts = [f"{name}: perplexity {number(totals.perplexity(name))}" for name in shown.names if totals.num_tokens]
-    click.echo(
-        printable(f"{totals.num_tokens:,} tokens; {'; '.join(parts)}" if parts else "no further words"), err=True
-    )
+    parts = [f"{called[name]}: perplexity {number(totals.perplexity(name))}" for name in names if totals.num_tokens]
+    if totals.num_unknown:
+        parts = [
+            f"{part} ({number(totals.known_perplexity(name))} without unknown words)"
+            for name, part in zip(names, parts, strict=True)
+        ]
+        parts.insert(0, f"{totals.num_unknown / totals.num_tokens:.1%} unknown")
+    told = [f"{totals.num_tokens:,} tokens", *parts] if parts else []
+    click.echo(printable("; ".join([*([] if shown.totals.num_tokens else ["no further words"]), *told])), err=True)
     sys.stdout.flush()
-    names = shown.names[:2]
-    shown.write(names, options["html"], options["png"], options["title"] or title, f"pplseq {ctx.info_name}")
+    shown.write(shown.names[:2], options["html"], options["png"], options["title"] or title, f"pplseq {ctx.info_name}")
     if failed:
         ctx.exit(1)
 

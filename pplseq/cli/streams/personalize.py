@@ -155,4 +155,5 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
             options["stream"], options["out"], rewind=options["rewind"], learn=learn, on_line=show, say=say
         )
     title = f"{stream_name(options['stream'])}, read by {names[0]}"
-    finish(ctx, shown, options, title, failed, found.resumed)
+    name = "-" if options["stream"] == "-" else str(Path(options["stream"]).resolve())
+    finish(ctx, shown, options, title, failed, found.resumed, found.totals.get(name))

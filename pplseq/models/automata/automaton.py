@@ -59,19 +59,20 @@ class Automaton:
             object.__setattr__(self, name, values)
 
     @classmethod
-    def from_regex(cls, pattern: str, symbols: Iterable[str] | None = None) -> Automaton:
+    def from_regex(cls, pattern: str, symbols: Iterable[str] | None = None, *, max_states: int = 10_000) -> Automaton:
         """The smallest automaton that accepts what `re.fullmatch` would.
 
         Args:
             pattern: of symbols, `.`, `[ab]`, `[^ab]`, `( )`, `|`, `* + ? {m,n}`; a backslash takes the next character as it is.
             symbols: single characters; default: those of the pattern.
+            max_states: before it is made the smallest; more are refused.
 
         Raises:
             ValueError: a pattern that cannot be read, by the place in it.
         """
         from pplseq.models.automata.regular_expressions import compile_pattern
 
-        found, transitions, accepting = compile_pattern(pattern, None if symbols is None else tuple(symbols))
+        found, transitions, accepting = compile_pattern(pattern, None if symbols is None else tuple(symbols), max_states)
         return cls(found, np.array(transitions), np.array(accepting)).minimise()
 
     @property

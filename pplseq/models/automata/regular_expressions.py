@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MAX_STATES, MOST_NESTED = 10_000, 100
 SPECIAL = ".[]()|*+?{}\\"
 
 
@@ -25,8 +26,8 @@ class Positions:
     Source: V. M. Glushkov, The abstract theory of automata (1961); A. Aho et al., Compilers (2006), section 3.9.
     """
 
-    def __init__(self, pattern: str, symbols: tuple[str, ...] | None) -> None:
-        self.pattern, self.place = pattern, 0
+    def __init__(self, pattern: str, symbols: tuple[str, ...] | None, most: int) -> None:
+        self.pattern, self.place, self.depth, self.most = pattern, 0, 0, most
         self.symbols = symbols or tuple(sorted(self._literals()))
         if not self.symbols:
             raise self._error("no symbol in it; say by symbols= which there are")
@@ -56,6 +57,8 @@ class Positions:
         if self._next() == "{":
             low, high = self._bounds()
             end = self.place
+            if max(low, high or 0) > self.most:
+                raise self._error(f"more than {self.most:,} repetitions; raise max_states")
             copies = [part] + [self._copy(start) for _ in range(max(low, high or 0, 1) - 1)]
             self.place = end
             parts = [copy if k < low else copy._replace(nullable=True) for k, copy in enumerate(copies)]
@@ -96,7 +99,11 @@ class Positions:
         character = self._next()
         self.place += 1
         if character == "(":
+            self.depth += 1
+            if self.depth > MOST_NESTED:
+                raise self._error(f"more than {MOST_NESTED} parentheses within each other")
             part = self._alternatives()
+            self.depth -= 1
             if not self._take(")"):
                 raise self._error("a parenthesis that is not closed")
             return part
@@ -125,6 +132,8 @@ class Positions:
         unknown = matched - set(self.symbols)
         if unknown:
             raise self._error(f"symbol {min(unknown)!r} is not one of {', '.join(map(repr, self.symbols))}")
+        if len(self.matches) >= self.most:
+            raise self._error(f"it has more than {self.most:,} symbols with its repetitions; raise max_states")
         self.matches.append(matched)
         self.follow.append(set())
         here = frozenset([len(self.matches) - 1])
@@ -168,14 +177,17 @@ class Positions:
 
 
 def compile_pattern(
-    pattern: str, symbols: tuple[str, ...] | None = None
+    pattern: str, symbols: tuple[str, ...] | None = None, max_states: int = MAX_STATES
 ) -> tuple[tuple[str, ...], list[list[int]], list[bool]]:
     """Symbols, next states and accepting states of an automaton whose state 0 is the start; not the smallest one.
 
+    Args:
+        max_states: of the automaton, and symbols of the expression with its repetitions written out.
+
     Raises:
-        ValueError: a pattern that cannot be read, by the place in it.
+        ValueError: a pattern that cannot be read, by the place in it, or that needs more states.
     """
-    positions = Positions(pattern, symbols)
+    positions = Positions(pattern, symbols, max_states)
     whole = positions.whole
     # a state is the set of positions that the last symbol may have been at; the start is before all of them
     sets: list[frozenset[int] | None] = [None]
@@ -187,6 +199,8 @@ def compile_pattern(
         for symbol in positions.symbols:
             reached = frozenset(p for p in ahead if symbol in positions.matches[p])
             if reached not in number:
+                if len(sets) >= max_states:
+                    raise ValueError(f"pattern: {pattern!r} needs more than {max_states:,} states; raise max_states")
                 number[reached] = len(sets)
                 sets.append(reached)
             row.append(number[reached])

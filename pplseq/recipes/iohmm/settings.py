@@ -16,6 +16,7 @@ RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq tr
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {
     "states", "restarts", "validation", "max_iterations", "repair", "seed", "picture", "device", "threads", "max_time",
+    "deterministic",
 }  # fmt: skip
 
 

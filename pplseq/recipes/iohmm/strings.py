@@ -11,6 +11,7 @@ from typing import Any
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.files import write_text
 from pplseq.models import RestartBlock
+from pplseq.models.automata.automaton import Automaton
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
 from pplseq.recipes.iohmm.tables import read_record, sizes_of, write_run
 from pplseq.recipes.recipe import Job
@@ -31,6 +32,8 @@ def train_strings(job: Job) -> dict[str, Any]:
     """
     settings, watch = job.settings, job.watch
     if job.resume and (before := read_record(job.folder))["summary"]["stop_reason"] == "finished":
+        chosen = next(entry["automaton"] for entry in before["automata"] if entry["chosen"])
+        _write_automaton(job, Automaton.from_dict(chosen))  # which it may have been killed before
         return before["summary"]
     with job.preparing(f"reading {Path(job.data).name}"):
         read = read_labelled_strings(job.data)
@@ -104,6 +107,13 @@ def _write_strings(
         for place, candidate in enumerate(found.candidates)
     ]
     write_run(out, record, found.model)
+    _write_automaton(job, automaton)
+    return summary
+
+
+def _write_automaton(job: Job, automaton: Automaton) -> None:
+    """The automaton beside its model, for people and other programs."""
+    out = job.folder
     write_text(out / "automaton.json", json.dumps(automaton.to_dict(), indent=1) + "\n")
     write_text(out / "automaton.dot", automaton.to_dot())
     if job.settings.picture:
@@ -113,4 +123,3 @@ def _write_strings(
             draw_automaton(automaton, out / "automaton.png")
         except ImportError as error:
             job.watch.say(f"No picture: {error}")
-    return summary
