@@ -1,4 +1,4 @@
-"""What would fill memory is refused before it does, and the refusal says how to allow more; same bits where they are promised."""
+"""What would fill memory is refused before it does, and how to allow more is said; same bits where they are promised."""
 
 import lzma
 
