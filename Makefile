@@ -38,7 +38,7 @@ $(VENV)/.docs: $(VENV)/.core
 	touch $@
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --clean --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --quiet
 	@echo "open site/index.html"
 
 clean:
