@@ -94,39 +94,74 @@ def maximize_by_lbfgs(
 ) -> FitHistory:
     """L-BFGS with line search on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every step.
 
+    Parameters move in the units that ``model.parameter_units(batches)`` gives by name, where a model has it: so that the way
+    does not depend on those of the data.
+
     Args:
         model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
         num_steps: iterations at most. learning_rate: length of the first trial step.
-        tolerance: stop when an iteration gains less than this, nats per token.
+        tolerance: stop when an iteration gains less than this, nats per token, and so does one along the gradient alone.
 
     Raises:
-        ArithmeticError: if the loss is NaN.
+        ArithmeticError: if the loss is NaN where the fit starts.
     """
     history = FitHistory("lbfgs", sum(batch.num_tokens for batch in batches))
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.LBFGS(
-        parameters, lr=learning_rate, max_iter=1, history_size=20, line_search_fn="strong_wolfe", tolerance_change=0.0
-    )
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    given = model.parameter_units(batches) if hasattr(model, "parameter_units") else {}
+    units = [given.get(name, torch.ones(())).to(parameter) for name, parameter in named.items()]
+    moving = [(parameter.detach() / unit).requires_grad_() for parameter, unit in zip(named.values(), units, strict=True)]
+
+    def place() -> None:
+        with torch.no_grad():
+            for parameter, own, unit in zip(named.values(), moving, units, strict=True):
+                parameter.copy_(own * unit)
 
     def closure():
-        optimizer.zero_grad()
-        total = 0.0
-        for batch in batches:
-            share = batch.num_tokens / history.num_tokens
-            loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
-            loss.backward()
-            total += loss.detach()
+        place()
+        model.zero_grad()
+        total = torch.zeros(())
+        try:
+            for batch in batches:
+                share = batch.num_tokens / history.num_tokens
+                loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
+                loss.backward()
+                total = total + loss.detach()
+        except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]  # a step too far: no model at all
+            if not history.losses:
+                raise
+            total = total + torch.inf
+        for own, parameter, unit in zip(moving, named.values(), units, strict=True):
+            own.grad = torch.zeros_like(own) if parameter.grad is None else (parameter.grad * unit).nan_to_num(0.0)
         return total
 
+    def anew():
+        # one iteration a step, of as many evaluations as its line search takes
+        return torch.optim.LBFGS(
+            moving, lr=learning_rate, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
+            tolerance_change=0.0, tolerance_grad=0.0,
+        )  # fmt: skip
+
+    optimizer, is_fresh = anew(), True
     for step in range(num_steps):
-        history.losses.append(float(optimizer.step(closure)))  # before the step
-        if not math.isfinite(history.losses[-1]):
-            raise ArithmeticError(f"the loss is {history.losses[-1]} at step {step}; use method 'em' first, or a smaller "
-                                  "learning_rate")  # fmt: skip
-        if step and 0 <= history.losses[-2] - history.losses[-1] <= tolerance:
+        before = [own.detach().clone() for own in moving]
+        loss = float(optimizer.step(closure))  # before the step
+        if not math.isfinite(loss) and not step:
+            raise ArithmeticError(f"the loss is {loss} where the fit starts; use method 'em' first")
+        gain = history.losses[-1] - loss if step else math.inf
+        history.losses.append(loss)
+        if 0 <= gain <= tolerance and is_fresh:
             history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
-            return history
-    history.reason = f"num_steps = {num_steps} done"
+            break
+        # a step that gains nothing may be that of a curvature that is out of date: the gradient has the last word
+        fresh = gain <= tolerance or not math.isfinite(loss)
+        optimizer, is_fresh = (anew(), True) if fresh else (optimizer, False)
+        if not math.isfinite(loss):
+            with torch.no_grad():
+                for own, value in zip(moving, before, strict=True):
+                    own.copy_(value)
+    else:
+        history.reason = f"num_steps = {num_steps} done without convergence"
+    place()
     return history
 
 
