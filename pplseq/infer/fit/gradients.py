@@ -92,76 +92,64 @@ def maximize_by_gradient(
 def maximize_by_lbfgs(
     model, batches: Sequence[Batch], *, num_steps: int = 100, learning_rate: float = 1.0, tolerance: float = 1e-7
 ) -> FitHistory:
-    """L-BFGS with line search on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every step.
-
-    Parameters move in the units that ``model.parameter_units(batches)`` gives by name, where a model has it: so that the way
-    does not depend on those of the data.
+    """L-BFGS with line searches on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every time.
 
     Args:
         model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
-        num_steps: iterations at most. learning_rate: length of the first trial step.
-        tolerance: stop when an iteration gains less than this, nats per token, and so does one along the gradient alone.
+        num_steps: iterations at most, of up to 25 evaluations each. learning_rate: length of the first trial step.
+        tolerance: stop when an iteration gains at most this, nats per token, and so does one along the gradient alone.
 
     Raises:
-        ArithmeticError: if the loss is NaN where the fit starts.
+        ArithmeticError: if the loss is not finite where the fit starts.
     """
     history = FitHistory("lbfgs", sum(batch.num_tokens for batch in batches))
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    given = model.parameter_units(batches) if hasattr(model, "parameter_units") else {}
-    units = [given.get(name, torch.ones(())).to(parameter) for name, parameter in named.items()]
-    moving = [(parameter.detach() / unit).requires_grad_() for parameter, unit in zip(named.values(), units, strict=True)]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    wall = math.nan  # the loss where there is no model, once that of the start is known
 
-    def place() -> None:
-        with torch.no_grad():
-            for parameter, own, unit in zip(named.values(), moving, units, strict=True):
-                parameter.copy_(own * unit)
-
-    def closure():
-        place()
-        model.zero_grad()
-        total = torch.zeros(())
-        try:
-            for batch in batches:
-                share = batch.num_tokens / history.num_tokens
-                loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
-                loss.backward()
-                total = total + loss.detach()
-        except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]  # a step too far: no model at all
-            if not history.losses:
-                raise
-            total = total + torch.inf
-        for own, parameter, unit in zip(moving, named.values(), units, strict=True):
-            own.grad = torch.zeros_like(own) if parameter.grad is None else (parameter.grad * unit).nan_to_num(0.0)
+    def evaluate() -> float:
+        total = 0.0
+        for batch in batches:
+            share = batch.num_tokens / history.num_tokens
+            loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
+            loss.backward()
+            total += float(loss.detach())
         return total
 
-    def anew():
-        # one iteration a step, of as many evaluations as its line search takes
+    def closure() -> float:
+        nonlocal wall
+        optimizer.zero_grad()
+        try:
+            total = evaluate()
+        except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
+            if math.isnan(wall):
+                raise
+            total = math.nan
+        if math.isnan(wall):
+            if not math.isfinite(total):
+                raise ArithmeticError(f"the loss is {total} where the fit starts; use method 'em' first")
+            wall = total + 1e6 * (1 + abs(total))
+        if math.isfinite(total):
+            return total
+        optimizer.zero_grad()  # a trial step too long: high and flat, so that the search turns back; it cannot do with inf
+        return wall
+
+    def anew() -> torch.optim.LBFGS:
         return torch.optim.LBFGS(
-            moving, lr=learning_rate, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
+            parameters, lr=learning_rate, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
             tolerance_change=0.0, tolerance_grad=0.0,
         )  # fmt: skip
 
-    optimizer, is_fresh = anew(), True
+    optimizer, along_gradient = anew(), False
     for step in range(num_steps):
-        before = [own.detach().clone() for own in moving]
-        loss = float(optimizer.step(closure))  # before the step
-        if not math.isfinite(loss) and not step:
-            raise ArithmeticError(f"the loss is {loss} where the fit starts; use method 'em' first")
-        gain = history.losses[-1] - loss if step else math.inf
-        history.losses.append(loss)
-        if 0 <= gain <= tolerance and is_fresh:
+        history.losses.append(float(optimizer.step(closure)))  # before the step
+        gain = history.losses[-2] - history.losses[-1] if step else math.inf
+        if gain <= tolerance and along_gradient:
             history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
-            break
-        # a step that gains nothing may be that of a curvature that is out of date: the gradient has the last word
-        fresh = gain <= tolerance or not math.isfinite(loss)
-        optimizer, is_fresh = (anew(), True) if fresh else (optimizer, False)
-        if not math.isfinite(loss):
-            with torch.no_grad():
-                for own, value in zip(moving, before, strict=True):
-                    own.copy_(value)
-    else:
-        history.reason = f"num_steps = {num_steps} done without convergence"
-    place()
+            return history
+        along_gradient = optimizer.state[parameters[0]]["n_iter"] <= 1
+        if gain <= tolerance:  # perhaps for a curvature that is out of date: the gradient has the last word
+            optimizer = anew()
+    history.reason = f"num_steps = {num_steps} done without convergence"
     return history
 
 

@@ -295,3 +295,19 @@ def test_an_unstable_transition_is_named_where_the_start_is_stationary(sequences
         model.transition.mul_(3.0)
     with pytest.raises(ValueError, match="transition: its spectral radius is 1.5"):
         model.fit(sequences, warm_start=True)
+
+
+def test_lbfgs_finds_the_level_of_the_nile():
+    """Durbin and Koopman (2012), Time Series Analysis by State Space Methods, section 2.10; from variances of 1."""
+    nile = pytest.importorskip("statsmodels.datasets.nile")
+    x = nile.load().data["volume"].to_numpy()[None, :, None].astype(float)
+    model = LDS(1, 1, offsets="none").set_parameters(
+        transition=[[1.0]], emission=[[1.0]], initial_mean=[0.0], initial_covariance=[[1e7]], state_noise=[[1.0]],
+        emission_noise=[[1.0]],
+    )  # fmt: skip
+    held = ("transition", "emission", "initial_mean", "initial_covariance")
+    model.fit(x, method="lbfgs", fixed=held)
+    assert model.emission_noise.item() == pytest.approx(15099, rel=0.005)
+    assert model.state_noise.item() == pytest.approx(1469, rel=0.005)
+    assert model.score(x) == pytest.approx(-641.5856, abs=1e-4)
+    assert model.history.converged and (np.diff(model.history.losses) <= 0).all()
