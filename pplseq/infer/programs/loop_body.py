@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,14 +19,33 @@ from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.state import StateVar
 
 
-def values_of(handler) -> dict[str, Any]:
+def values_of(handler) -> Mapping[str, Any]:
     """The values by site name that a handler of Pyro's brings."""
     found: Any = None
     if isinstance(handler, ReplayMessenger):
         found = handler.trace
     elif isinstance(handler, ConditionMessenger | DoMessenger):
         found = handler.data
-    return {} if found is None else dict(getattr(found, "nodes", found))
+    return {} if found is None else getattr(found, "nodes", found)
+
+
+def first_value(values: Mapping[str, Any], parts: list[str], steps: range) -> str | None:
+    """The name of the first step for which there is a value, None without any.
+
+    Args:
+        values: by site name.
+        parts: of a site's name, between which the number of the step stands; one part alone is the name at every step.
+
+    Cost: O(number of values) at most, not of steps: a loop may have a million.
+    """
+    if not values:
+        return None
+    if len(parts) == 1:
+        return parts[0] if parts[0] in values else None
+    first, second, *rest = map(re.escape, parts)
+    pattern = re.compile(rf"{first}(-?\d+){second}" + "".join(rf"\1{part}" for part in rest))
+    found = [(int(match[1]), name) for name in values if (match := pattern.fullmatch(name))]
+    return min(((t, name) for t, name in found if t in steps and name == str(t).join(parts)), default=(0, None))[1]
 
 
 class Body:
@@ -60,10 +80,10 @@ class Body:
 
     def values_ahead(self, steps: range) -> bool:
         """Whether a handler of Pyro's has a value for a later step's site."""
-        names = {name for handler in _PYRO_STACK for name in values_of(handler)}
         number = re.compile(rf"(?<!\d){steps[0]}(?!\d)")
-        hidden = [name for handler in self.handlers for name in handler.hidden]
-        return bool(names) and any(number.sub(str(t), name) in names for name in hidden for t in steps[1:])
+        hidden = [number.split(name) for handler in self.handlers for name in handler.hidden]
+        given = [values for handler in _PYRO_STACK if (values := values_of(handler))]
+        return any(first_value(values, parts, steps[1:]) is not None for values in given for parts in hidden)
 
 
 _SYMBOLS = (StateVar, GaussianVar)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.distributions.timed import Timed
-from pplseq.infer.programs.loop_body import Body, values_of
+from pplseq.infer.programs.loop_body import Body, first_value, values_of
 from pplseq.kernels import twice
 
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
@@ -209,23 +209,19 @@ class ChainMessenger(Messenger):
         or a replayed trace anywhere: a hidden state takes no value but an observed one.
         """
         place = _PYRO_STACK.index(self)
-        names = self._step_names(msg["name"])
+        index, parts, steps = self.time_index, [msg["name"]], range(0)
+        if index is not None:
+            parts, steps = msg["name"].split(f"{index}"), range(index.start, index.stop)
         for k, handler in enumerate(_PYRO_STACK):
             if k > place and (msg["is_observed"] or not isinstance(handler, ReplayMessenger)):
                 continue  # it came first, and the site is what it says
-            name = next((name for name in names if name in values_of(handler)), None)
+            name = first_value(values_of(handler), parts, steps)
             if name is not None:
                 raise ValueError(
                     f"site {name!r} has a value in {type(handler).__name__}, which {type(self).__name__} would pass over: give "
                     f"observed values as obs=..., or put the values inside: {type(self).__name__}()(poutine.condition(model, "
                     "data=...)), poutine.do likewise"
                 )
-
-    def _step_names(self, name: str) -> list[str]:
-        index = self.time_index
-        if index is None or f"{index}" not in name:
-            return [name]
-        return [name.replace(f"{index}", str(t)) for t in range(index.start, index.stop)]
 
     def __call__(self, fn):
         wrapped = super().__call__(fn)

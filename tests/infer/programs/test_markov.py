@@ -1,5 +1,8 @@
 """The symbol that stands for all steps but the first."""
 
+import gc
+import sys
+
 import pyro
 import pytest
 import torch
@@ -9,7 +12,9 @@ from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 from pplseq.distributions.timed import Timed
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.loop_body import first_value
 from pplseq.infer.programs.markov import TimeIndex, markov
+from pplseq.models import HMM
 
 close = torch.testing.assert_close
 T = TimeIndex(1, 4)
@@ -169,3 +174,44 @@ def test_values_that_all_rows_share(steps, nesting):
         expected = generic_log_prob(inputs, own, max_plate_nesting=nesting)
         for vectorize in (True, False):
             close(traced_log_prob(inputs, own, vectorize=vectorize)[0], expected)
+
+
+# ------------------------------------------------------------------------------------------------ work a step
+def calls_of_a_gradient(model, x) -> int:
+    """Functions entered, of Python and of C, by the likelihood and its gradient; what differs with the length of x grows
+    with it.
+    """
+    counts = {"call": 0, "c_call": 0}
+
+    def count(_, event, __):
+        if event in counts:
+            counts[event] += 1
+
+    gc.disable()  # finalizers of what other tests left would be counted
+    sys.setprofile(count)
+    try:
+        model.log_joint(x).sum().backward()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return sum(counts.values())
+
+
+def test_a_vectorised_loop_does_no_python_work_a_step():
+    model = HMM(3, 5)
+    x = torch.arange(4000).remainder(5).unsqueeze(0)
+    for size in (40, 4000):  # what is compiled or kept at the first call
+        calls_of_a_gradient(model, x[:, :size])
+    short, long = (calls_of_a_gradient(model, x[:, :size]) for size in (40, 4000))
+    assert long - short < 200, f"{short} calls for 40 steps, {long} for 4000"
+
+
+NAMES = ["z_3", "z_03", "z_7", "z_5", "z_12", "z_-1", "z_3_3", "z_3_4", "y_4", "zz_4", "z_4_", "z+_4", "z_", "z_x", "é4 4"]
+
+
+@pytest.mark.parametrize("steps", [range(1, 9), range(-2, 4), range(4, 5), range(10, 20)])
+@pytest.mark.parametrize("parts", [["z_", ""], ["z_", "_", ""], ["z+_", ""], ["z_3"], ["q"], ["é", " ", ""], ["z_", "_4"]])
+def test_the_first_value_of_a_step_is_found_without_going_through_the_steps(parts, steps):
+    for names in (NAMES, NAMES[::-1], NAMES[3:8], []):
+        one_by_one = [str(t).join(parts) for t in steps]
+        assert first_value(dict.fromkeys(names), parts, steps) == next((name for name in one_by_one if name in names), None)
