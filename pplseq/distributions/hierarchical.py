@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pplseq.distributions.block import BlockEmission, BlockTransition
+from pplseq.distributions.block import WIDE_CELLS, BlockEmission, BlockTransition
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.kernels.log_semiring import streamed_log_norm
 
@@ -53,6 +53,7 @@ class HierarchicalTransition(BlockTransition):
         super().__init__(layout, initial, reset_id, emission)
         self.out, self.into, self.out_of, self.product_dtype = out, into, out_of, product_dtype
         self.block_weight, self.block_bias = block_weight, block_bias
+        self._block_norm: Tensor | None = None
 
     # ---------------------------------------------------------------- the two softmaxes
     def leaving(self, rows: Tensor) -> Tensor:
@@ -85,6 +86,23 @@ class HierarchicalTransition(BlockTransition):
         )
         logits = leaving @ self.block_weight[blocks].transpose(-1, -2) + self.block_bias[blocks].unsqueeze(-2)
         return logits - norm.view(*leaving.shape[:-1], 1)
+
+    @torch.no_grad()
+    def block_norms(self, blocks: Tensor | None) -> Tensor:
+        """(L, K) log normalisers of p(b' | z) for all states of distinct blocks (L,), of all blocks for None; no gradients.
+
+        Each is computed once per object: texts of an evaluation come to the same blocks again and again.
+        """
+        layout = self.layout
+        every = torch.arange(layout.num_blocks, device=self.device)
+        if self._block_norm is None:
+            self._block_norm = self.initial.new_full((layout.num_blocks, layout.width), math.nan)
+        blocks = every if blocks is None else blocks
+        missing = blocks[self._block_norm[blocks, 0].isnan()]
+        for some in missing.split(max(1, WIDE_CELLS // (layout.width * layout.num_blocks))):
+            scores = self.leaving_blocks(some) @ self.block_weight.T
+            self._block_norm[some] = torch.logsumexp(scores.add_(self.block_bias), -1)
+        return self._block_norm[blocks]
 
     def log_probs(self, leaving: Tensor, blocks: Tensor) -> Tensor:
         """(*b, P, U, K) log p(z' | z) of the states of blocks (*b, U); -inf at padded slots."""

@@ -126,6 +126,15 @@ def pair_gates(out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, names:
     return twice.apply(PairGates, pair_gates_reference, out, weight, bias, plan, names)
 
 
+def normalised_gates(out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, names: Tensor, norm: Tensor) -> Tensor:
+    """:func:`pair_gates` where the log normalisers (L, K) of the rows are known: 2 P K D flops, and no gradients."""
+    gates = out.new_empty(len(names), out.shape[1])
+    for block, some in plan.groups:
+        scores = torch.addmm(bias[names[some]].unsqueeze(-1), weight[names[some]], out[block].T)  # (n, K)
+        torch.sub(scores, norm[block], out=gates[some])
+    return gates
+
+
 def pair_gates_reference(out, weight, bias, plan, names) -> Tensor:
     """The slow twin of :func:`pair_gates`."""
     return torch.log_softmax(out @ weight.T + bias, -1)[plan.left, :, names]

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import time
 
 import torch
 from record import data_folder, in_turn, peak_gigabytes, record, seconds
@@ -21,7 +23,9 @@ from pplseq.data.text import load_corpus
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.infer import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.blocked_enum import no_guide
+from pplseq.kernels.precision import MATMUL_PRECISIONS, matmul_precision
 from pplseq.models import VLHMM
+from pplseq.runs.memory import keep_freed_memory
 
 
 def plain_loss(model: VLHMM, x: torch.Tensor) -> torch.Tensor:
@@ -66,11 +70,16 @@ def main() -> None:
     parser.add_argument("--normalizer-dtype", default="float32")
     parser.add_argument("--transition", choices=("softmax", "hierarchical"), default="softmax")
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--blocks", type=int, default=128)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--shared-layer", action="store_true")
+    parser.add_argument("--matmul-precision", choices=MATMUL_PRECISIONS, default="float32")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     corpus = load_corpus(data_folder() / "ptb")
-    clusters = brown_clusters(corpus.train.tokens, len(corpus.vocabulary), 128)
+    keep_freed_memory()
+    clusters = brown_clusters(corpus.train.tokens, len(corpus.vocabulary), options.blocks)
     model = VLHMM(
         len(corpus.vocabulary),
         options.states,
@@ -78,6 +87,8 @@ def main() -> None:
         state_dropout=0.5,
         normalizer_dtype=options.normalizer_dtype,
         transition=options.transition,
+        hidden_size=options.hidden,
+        shared_layer=options.shared_layer,
     ).to(options.device)
     elbo = TraceBlockedEnum_ELBO()(model, no_guide)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.0, fused=True)
@@ -87,18 +98,26 @@ def main() -> None:
     def step(loss_of):
         x = next(segments).x.to(options.device)
         optimizer.zero_grad()
-        (loss_of(x) / x.numel()).backward()
+        with matmul_precision(options.matmul_precision):
+            (loss_of(x) / x.numel()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         synchronize()
 
     states = torch.get_rng_state()
     x = next(segments).x.to(options.device)
-    result = {"states": options.states, "blocks": 128, "hidden_size": 256, "batch": [options.streams, 32]}
-    result |= {"threads": options.threads}
+    result = {"states": options.states, "blocks": options.blocks, "hidden_size": options.hidden}
+    result |= {"batch": [options.streams, 32], "threads": options.threads, "shared_layer": options.shared_layer}
+    result |= {"matmul_precision": options.matmul_precision}
     result |= {"normalizer_dtype": options.normalizer_dtype, "device": options.device, "transition": options.transition}
     if options.no_peer:
         result["step_ms"] = 1e3 * seconds(lambda: step(elbo), repeat=options.steps)
+        clocks = []
+        for _ in range(options.steps):
+            clock = time.process_time()
+            step(elbo)
+            clocks.append(time.process_time() - clock)
+        result["step_processor_ms"] = 1e3 * min(clocks)
         result["peak_gb"] = peak_gigabytes()
     else:
         for _ in range(3):
@@ -117,9 +136,11 @@ def main() -> None:
         result |= {"speedup": times["plain"] / times["pplseq"], "peak_with_plain_gb": peak_gigabytes()}
     if options.device != "cpu":
         result["peak_device_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    result["load_average"] = [round(value, 2) for value in os.getloadavg()]
     result["tokens_per_second"] = 32 * options.streams / result["step_ms"] * 1e3
     print(result)
     suffix = "" if options.normalizer_dtype == "float32" else f"_{options.normalizer_dtype}"
+    suffix += "" if options.matmul_precision == "float32" else f"_{options.matmul_precision}_products"
     suffix += "" if options.transition == "softmax" else f"_{options.transition}"
     record(f"vlhmm_step_{options.states}{suffix}", result)
 

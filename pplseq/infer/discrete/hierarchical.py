@@ -11,7 +11,7 @@ from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTr
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.kernels import scan
-from pplseq.kernels.pair_scan import pair_chain_log_prob, pair_gates, plan_pairs
+from pplseq.kernels.pair_scan import normalised_gates, pair_chain_log_prob, pair_gates, plan_pairs
 
 
 class HierarchicalChain(BlockChain):
@@ -57,7 +57,11 @@ class HierarchicalChain(BlockChain):
             used = self.valid[1:] if used is None else used & self.valid[1:]
         out = self._of_blocks(transition.out, blocks)
         plan = plan_pairs(left, entered_at, pair_of, used)
-        gates = pair_gates(out, transition.block_weight, transition.block_bias, plan, entered)
+        table = out, transition.block_weight, transition.block_bias, plan, entered
+        if torch.is_grad_enabled():
+            gates = pair_gates(*table)
+        else:
+            gates = normalised_gates(*table, transition.block_norms(blocks))
         return pair_chain_log_prob(
             out,
             self._of_blocks(transition.into, columns),

@@ -44,6 +44,21 @@ def test_the_way_over_pairs(option, valid, dropout):
         close(zero if a is None else a, zero if b is None else b)
 
 
+@pytest.mark.parametrize("option", ["independent", "uneven", "reset", "one state a block"])
+def test_without_gradients_normalisers_are_kept(option):
+    model = make(f"hierarchical, {option}").eval()
+    wanted = both(model)[1].log_prob().detach()
+    with torch.no_grad():
+        for rows in ([0], [1, 2], [0, 1, 2]):
+            transition, emission = model.specs()
+            inputs = None
+            if model.reset_id is not None:
+                inputs = torch.cat([torch.full((1, len(X)), MISSING - 1), X.T[:-1]])[:, rows]
+            chain = HierarchicalChain(transition, emission, X.T[:, rows], inputs=inputs)
+            close(chain._over_pairs().log_prob, wanted[rows])
+    assert model.specs()[0]._block_norm is None  # parameters may have changed since
+
+
 @pytest.mark.parametrize("option", ["independent", "reset"])
 def test_segments_go_on(option):
     model = make(f"hierarchical, {option}").eval()

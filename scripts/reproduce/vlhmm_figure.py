@@ -1,0 +1,52 @@
+"""Perplexity against the number of states on Penn Treebank, after figure 3 of Chiu and Rush (2020).
+
+    python scripts/reproduce/vlhmm_figure.py        # results/vlhmm_states.png
+
+Every run of scripts/reproduce/vlhmm.py whose figures are in results/ is a point; needs matplotlib (extra `plot`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+PAPER = {1 << 14: 136.0, 1 << 15: 125.0}  # validation, carried; 2^15 has 115.8 on test
+FIVE_GRAM = 148.0
+SHAPES = {"softmax": "s", "hierarchical": "o"}
+
+
+def points() -> list[tuple[int, float, str, str]]:
+    """(states, validation perplexity, transition, name) of every run on Penn Treebank."""
+    found = []
+    for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        words = entry["train_command"].split()
+        transition = words[words.index("--transition") + 1] if "--transition" in words else "softmax"
+        states = int(words[words.index("--states") + 1])
+        found.append((states, entry["results"]["valid_carried"], transition, path.stem.removeprefix("vlhmm_ptb_")))
+    return found
+
+
+def main() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    axes.plot(list(PAPER), list(PAPER.values()), "k--^", label="paper, one softmax, GPU")
+    for transition, shape in SHAPES.items():
+        some = [(states, value) for states, value, kind, _ in points() if kind == transition]
+        if some:
+            axes.plot(*zip(*some, strict=True), shape, label=f"pplseq, {transition}, CPU")
+    axes.axhline(FIVE_GRAM, color="grey", linewidth=1, label="Kneser-Ney 5-gram")
+    axes.set(xscale="log", xlabel="states", ylabel="validation perplexity, carried", title="Penn Treebank")
+    axes.set_xscale("log", base=2)
+    axes.legend()
+    figure.savefig(RESULTS / "vlhmm_states.png", dpi=120)
+    print(f"wrote {RESULTS.name}/vlhmm_states.png")
+
+
+if __name__ == "__main__":
+    main()
