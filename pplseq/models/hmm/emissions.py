@@ -18,6 +18,8 @@ from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
 KMEANS_ROWS = 20_000  # no more are needed to place the first means
+FLOOR = 1e-3  # the smallest variance of a state, of that of the data
+ROUNDING = 1e-12  # of the mean square: variances below are errors of rounding
 EMPTY = 1e-10  # expected visits below which nothing is known of a state
 
 
@@ -122,7 +124,7 @@ class GaussianTable(PyroModule):
     "tied", lower triangular with the logarithms of its diagonal.
     """
 
-    def __init__(self, num_states: int, num_features: int, covariance: str, floor: float, dtype: torch.dtype):
+    def __init__(self, num_states: int, num_features: int, covariance: str, floor: float | None, dtype: torch.dtype):
         super().__init__()
         self.num_states, self.num_features, self.covariance, self.floor = num_states, num_features, covariance, floor
         self.loc = nn.Parameter(torch.randn(num_states, num_features, dtype=dtype))
@@ -230,6 +232,15 @@ class GaussianTable(PyroModule):
         return priors.gaussian_log_density(self.covariance, **self.values())
 
     # ---------------------------------------------------------------- EM
+    def lowest(self, count: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """(D,) smallest variances, from the number of all vectors, their sum (D,) and that of their squares (D,)."""
+        if self.floor is not None:
+            return torch.full_like(first, self.floor)
+        count = count.clamp_min(EMPTY)
+        square = second / count
+        variance = (square - (first / count).square()).maximum(ROUNDING * square)
+        return FLOOR * torch.where(square > 0, variance, 1.0)
+
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
         """Expected moments of vectors obs (N, D) seen in states with weight (N, Z)."""
         obs, weight = obs.double(), weight.double()
@@ -255,9 +266,11 @@ class GaussianTable(PyroModule):
     def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
         weight = statistics["weight"]
         prior = None if priors is None else priors.normal_wishart(self.num_features, weight)
-        loc, covariance, floored = gaussian_mode(
-            weight, statistics["first"], statistics["second"], self.covariance, prior, self.floor
-        )
+        first, second = statistics["first"], statistics["second"]
+        squares = second if self.covariance == "tied" else second.sum(0)
+        squares = squares if squares.dim() == 1 else squares.diagonal()
+        floor = self.lowest(weight.sum(), first.sum(0), squares)
+        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor)
         empty = weight < EMPTY if prior is None else torch.zeros_like(weight, dtype=torch.bool)
         remarks = []
         if bool(empty.any()):
@@ -269,8 +282,9 @@ class GaussianTable(PyroModule):
                 floored = floored & ~empty
         if bool(floored.any()):
             which = "the covariance" if self.covariance == "tied" else f"states {floored.nonzero().flatten().tolist()}"
+            allowed = f"{FLOOR:g} of the data's" if self.floor is None else f"{self.floor:g}"
             remarks.append(
-                f"{which} collapsed to the smallest variance allowed, {self.floor:g}; give priors or fewer states"
+                f"{which} collapsed to the smallest variance allowed, {allowed}; give priors or fewer states"
             )
         self.set_values(loc, covariance=covariance)
         return remarks
@@ -284,11 +298,12 @@ class GaussianTable(PyroModule):
         rows = rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)]
         loc = _kmeans(rows, self.num_states)
         centred = rows - rows.mean(0)
+        floor = self.lowest(centred.new_tensor(len(rows)), rows.sum(0), rows.square().sum(0))
         if self.covariance in ("diag", "spherical"):
-            variance = centred.square().mean(0).clamp_min(self.floor).expand(self.loc.shape)
+            variance = centred.square().mean(0).maximum(floor).expand(self.loc.shape)
             variance = variance if self.covariance == "diag" else variance.mean(-1, keepdim=True)
             return self.set_values(loc, covariance=variance)
-        covariance = centred.T @ centred / len(rows) + self.floor * torch.eye(self.num_features).to(rows)
+        covariance = centred.T @ centred / len(rows) + torch.diag(floor)
         return self.set_values(loc, covariance=covariance.expand(self.scale_tril.shape))
 
 

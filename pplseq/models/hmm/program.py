@@ -38,7 +38,8 @@ class HMM(StateTables):
         num_features: D, for vectors. Give exactly one of the two.
         covariance: of vectors: "diag", "full", "tied" (one full matrix for all states) or "spherical".
         priors: :class:`~pplseq.models.hmm.priors.Priors`, a mapping of its arguments, True for its defaults, or None.
-        covariance_floor: smallest variance EM may give a state in any direction.
+        covariance_floor: smallest variance EM may give a state in any direction; None: a thousandth of the data's own in each
+            column, so that a fit does not depend on their units.
         dtype: "float64" (what EM and NUTS want) or "float32".
 
     Raises:
@@ -61,7 +62,7 @@ class HMM(StateTables):
         num_features: int | None = None,
         covariance: str = "diag",
         priors: Priors | Mapping | bool | None = None,
-        covariance_floor: float = 1e-3,
+        covariance_floor: float | None = None,
         dtype: str = "float64",
     ):
         num_states = checks.count("num_states", num_states)

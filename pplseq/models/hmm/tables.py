@@ -31,8 +31,8 @@ class StateTables(Estimator):
     emissions: Any  # CategoricalTable, or GaussianTable
 
     def __init__(
-        self, num_states: int, num_words: int | None, num_features: int | None, covariance: str, covariance_floor: float,
-        dtype: str, *, kinds: tuple[str, ...],
+        self, num_states: int, num_words: int | None, num_features: int | None, covariance: str,
+        covariance_floor: float | None, dtype: str, *, kinds: tuple[str, ...],
     ):  # fmt: skip
         super().__init__()
         if (num_words is None) == (num_features is None):
@@ -45,7 +45,8 @@ class StateTables(Estimator):
         self.num_features = None if num_features is None else checks.count("num_features", num_features)
         checks.choice("covariance", covariance, kinds)
         checks.choice("dtype", dtype, DTYPES)
-        checks.positive("covariance_floor", covariance_floor)
+        if covariance_floor is not None:
+            checks.positive("covariance_floor", covariance_floor)
         self._config: dict[str, Any] = dict(
             num_words=self.num_words, num_features=self.num_features, covariance=covariance,
             covariance_floor=covariance_floor,

@@ -200,7 +200,7 @@ def test_a_falling_objective_is_noticed_and_undone():
 
 def test_collapse_and_emptiness_are_told():
     x = torch.cat([torch.randn(1, 20, 1, dtype=F64), torch.full((1, 20, 1), 5.0, dtype=F64)], 1)
-    model = HMM(2, num_features=1).set_parameters(loc=[[0.0], [5.0]], covariance=[[1.0], [0.1]])
+    model = HMM(2, num_features=1, covariance_floor=1e-3).set_parameters(loc=[[0.0], [5.0]], covariance=[[1.0], [0.1]])
     with pytest.warns(RuntimeWarning, match=r"states \[1\] collapsed to the smallest variance allowed, 0.001"):
         history = expectation_maximization(model, [Batch(x)])
     assert history.notes and model.covariances[1, 0, 0] == pytest.approx(1e-3)
