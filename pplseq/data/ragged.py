@@ -47,12 +47,18 @@ def pad_sequences(
     return padded, lengths
 
 
+def for_torch(x):
+    """x, as a copy where it is an array that torch does not share: read-only, as those of frames are, or read backward."""
+    if isinstance(x, np.ndarray) and (not x.flags.writeable or min(x.strides, default=0) < 0):
+        return x.copy()
+    return x
+
+
 def _as_tensor(sequence, name: str, index: int) -> Tensor:
     if isinstance(sequence, Tensor):
         return sequence
     try:
-        array = np.asarray(sequence)
-        return torch.as_tensor(array)
+        return torch.as_tensor(for_torch(np.asarray(sequence)))
     except (TypeError, ValueError):
         raise TypeError(
             f"{name}: sequence {index} must hold numbers, got {type(sequence).__name__} {str(sequence)[:40]!r}; encode words "

@@ -225,7 +225,7 @@ class PairChainLogProb(torch.autograd.Function):
         nothing = left.new_zeros(1, width)
         tokens = [torch.cat([value.flatten(0, 1), nothing]) for value in (left, right, grad_gate)]
         grad_out, grad_into = _of_features(out, into, pairs, plan, tokens, ctx.product_dtype)
-        return grad_out, grad_into, grad_gate, single[0], single, to_restart, None, None, None, None, None
+        return grad_out, grad_into, grad_gate, single[0].clone(), single, to_restart, None, None, None, None, None
 
 
 def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -414,13 +414,13 @@ class ChainLogProb(torch.autograd.Function):
             return twice.gradients(lambda *a: forward_twin(*a)[0], args, weight)
         if ctx.kept is not None:
             single, pairs = compiled_chain.smooth(ctx.kept, weight, pairs=ctx.needs_input_grad[1])
-            return single[0], pairs, single, None, None, None, None
+            return single[0].clone(), pairs, single, None, None, None, None
         forward = Forward(weight, result[1], result[0], ctx.in_logs)
         single, pairs = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])
         single, drawn = single.mul_(weight.unsqueeze(-1)), None
         if ctx.needs_input_grad[6]:
             drawn = (single[1:] * restart[1:].unsqueeze(-1)).sum(0).sum_to_size(restart_to.shape)
-        return single[0], pairs, single, None, None, None, drawn
+        return single[0].clone(), pairs, single, None, None, None, drawn  # else two leaves share one gradient
 
 
 def chain_log_prob(

@@ -57,7 +57,7 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     chain = model.posterior(x)
     marginals = chain.marginals()
     if marginals.wide_places is None:
-        answer["entropy"] = float(chain.entropy()[0])
+        answer["entropy"] = float(chain.entropy()[0].detach())
     else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
         marginals = StateMarginals(None, marginals.dense(model.num_states))
     steps = [
@@ -75,7 +75,7 @@ def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths
         paths, log_probs = (value.unsqueeze(0) for value in chain.viterbi())
     else:
         paths, log_probs = chain.k_best(num_paths)
-    evidence = float(chain.log_prob()[0])
+    evidence = float(chain.log_prob()[0].detach())
     best = [
         {"states": path.tolist(), "log_prob": float(log_prob), "prob": math.exp(float(log_prob) - evidence)}
         for path, log_prob in zip(paths[:, 0], log_probs[:, 0], strict=True)

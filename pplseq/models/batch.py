@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import pad_sequences
+from pplseq.data.ragged import for_torch, pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 
@@ -40,7 +40,7 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
             raise ValueError("x must be a list of sequences; to give a single one, write [x]")
         x, lengths = pad_sequences(x, event_dims=0 if words else 1, dtype=None if words else reference.dtype)
     elif isinstance(x, (np.ndarray, Tensor)):
-        x = torch.as_tensor(x)
+        x = torch.as_tensor(for_torch(x))
         lengths = None if lengths is None else torch.as_tensor(lengths)
     else:
         raise TypeError(f"x must be a list of sequences, an array or a tensor, got {type(x).__name__}")

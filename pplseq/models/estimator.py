@@ -237,7 +237,7 @@ class Estimator(SequenceModel):
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
         if batch.states is None and not bool(seen.any()):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
-        total = float(chain.log_prob().sum(dtype=torch.float64))
+        total = float(chain.log_prob().detach().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total
 
     @property

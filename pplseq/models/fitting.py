@@ -168,7 +168,7 @@ def _best_draw(model: Any, samples: dict[str, Tensor], batches: Sequence[Batch])
         _set(model, draw)
         value = float(model.log_prior().detach())
         for part in batches:
-            value += float(model.posterior(part.x, part.lengths, **part.known).log_prob().sum())
+            value += float(model.posterior(part.x, part.lengths, **part.known).log_prob().detach().sum())
         if value > best_value:
             best, best_value = draw, value
     return best

@@ -227,3 +227,11 @@ def test_log_normalise():
     normalised, total = scan.log_normalise(score)
     close(normalised[0].exp(), torch.tensor([0.25, 0.75]))
     assert torch.isneginf(normalised[1]).all() and torch.isneginf(total[1])
+
+
+def test_no_two_gradients_share_their_memory():
+    init, pair, emit = (torch.randn(shape, dtype=F64, requires_grad=True) for shape in ((B, K), (K, K), (T, B, K)))
+    scan.chain_log_prob(init, pair, emit, shared=True).log_prob.sum().backward()
+    before = emit.grad.clone()
+    init.grad.zero_()  # as clipping and optimizers change them, in place
+    assert torch.equal(emit.grad, before)

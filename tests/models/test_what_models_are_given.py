@@ -84,3 +84,24 @@ def test_blocks_fit_the_lags_that_were_counted(max_lag):
     assert torch.equal(model.transition, told.transition)
     with pytest.raises(ValueError, match="blocks: 4 blocks need lags 1..7"):
         TextLDS(counts.num_words, 1).fit(counts, blocks=4, **QUICK)
+
+
+def test_arrays_that_are_read_only_or_backward():
+    x = np.arange(6.0).reshape(1, 6, 1)
+    fixed = x.copy()
+    fixed.flags.writeable = False  # as those of a frame are
+    model = HMM(1, num_features=1).set_parameters(loc=[[2.0]])
+    assert model.score(fixed) == model.score(x)
+    assert model.score(x[:, ::-1]) == model.score(x[:, ::-1].copy())
+    assert model.score([x[0, ::-1], fixed[0]]) == model.score([x[0, ::-1].copy(), x[0]])
+
+
+def test_scores_are_numbers_without_a_warning():
+    model = HMM(2, num_features=1, priors=True).set_parameters(loc=[[0.0], [4.0]])
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # torch warns once a process, and another test may have had that
+    try:
+        assert model.requires_grad_().score([[0.0, 4.0, 3.0]]) < 0
+        model.fit([[0.0, 4.0, 3.0, 0.5]] * 2, max_iterations=1)
+    finally:
+        torch.set_warn_always(before)

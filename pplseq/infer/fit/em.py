@@ -166,7 +166,7 @@ def expectation_maximization(
 
 def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
     chain = model.chain_of(batch)
-    log_prob = float(chain.log_prob().sum(dtype=torch.float64))
+    log_prob = float(chain.log_prob().detach().sum(dtype=torch.float64))
     if math.isnan(log_prob):
         raise ArithmeticError("the log-likelihood is NaN; check the parameters and x for NaN and infinite values")
     return model.expected_statistics(chain, batch), log_prob
