@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq import checks
-from pplseq.distributions.state import Conditional
+from pplseq.distributions.state import Conditional, broadcast_shapes
 from pplseq.infer.discrete.dense import FactorChain
 from pplseq.infer.discrete.results import Factors
 from pplseq.kernels.scan import chain_log_prob
@@ -39,7 +39,7 @@ class LinearChain(Conditional):
         self.scores, self.pair, self.lengths = scores, pair, lengths
         if batch_shape is None:
             rows = [scores.shape[:-2], pair.shape[:-3]] + ([] if lengths is None else [lengths.shape])
-            batch_shape = torch.broadcast_shapes(*rows)
+            batch_shape = broadcast_shapes(*rows)
         super().__init__(torch.Size(batch_shape), torch.Size([num_steps]), validate_args=False)
 
     @property
@@ -47,7 +47,7 @@ class LinearChain(Conditional):
         return constraints.independent(constraints.integer_interval(-1, self.scores.shape[-1] - 1), 1)
 
     def expand(self, batch_shape, _instance=None):
-        shape = torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
+        shape = broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
         return LinearChain(self.scores, self.pair, self.lengths, shape)
 
     def _factors(self) -> Factors:

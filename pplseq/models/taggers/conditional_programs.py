@@ -19,6 +19,8 @@ from pplseq.infer.programs.linear_chain import LinearChain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.taggers.weights import Bucket, TagData, ranges, sparse_product
 
+FEW = 4  # words with less than a fourth as many features as there are do without the table of all weights
+
 
 class FeatureWeights(PyroModule):
     """scores[n, tag] = sum over features f of word n of weight[f, tag] + columns[n] . column_weights[:, tag].
@@ -43,16 +45,22 @@ class FeatureWeights(PyroModule):
         """(F, K) weights, or those of some features."""
         weights, pairs, num_features = self.weights, self.pairs, self.num_features
         if used is not None:
-            num_features, sizes = len(used), self.feature_starts.diff()[used]
-            taken = ranges(self.feature_starts[used], sizes)
+            starts = self.feature_starts[used]
+            num_features, sizes = len(used), self.feature_starts[used + 1] - starts
+            taken = ranges(starts, sizes)
             row = torch.repeat_interleave(torch.arange(num_features), sizes)
             weights, pairs = weights[taken], row * self.num_tags + pairs[taken] % self.num_tags
         table = torch.zeros(num_features * self.num_tags, dtype=self.dtype)
         return table.index_copy(0, pairs, weights.to(self.dtype)).view(num_features, self.num_tags)
 
     def scores(self, data: TagData) -> Tensor:
-        """(N, K) float64."""
-        scores = sparse_product(data.features, self.table(data.used))
+        """(N, K) float64. Of few words only the weights of their features are looked at, so that nothing has to be kept that
+        could grow old.
+        """
+        features, used = data.features, data.used
+        if used is None and FEW * len(features.columns) < self.num_features:
+            features, used = features.rows(torch.arange(len(features)))
+        scores = sparse_product(features, self.table(used))
         if data.columns is not None:
             scores = scores + data.columns.to(self.dtype) @ self.column_weights.to(self.dtype)
         return scores.double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain as chained
 from itertools import groupby
 
@@ -15,6 +15,8 @@ from pplseq import checks
 BEGIN, END, FIRST_VALUE = 0, 1, 2  # values beyond a sentence's ends, and the first of an attribute's own
 ABSENT = -1
 PART_BITS = 21  # of a value number in the code of a template's value; three parts fit into 63 bits
+FEW_WORDS = 256  # up to which all templates are looked at in one go: the time for a sentence alone is that of calls
+KEPT_WORDS = 50_000  # whose attributes are remembered
 PART = re.compile(r"([a-z_]+?)([0-9]+)?\[([+-]?[0-9]+)\]")
 
 Sentences = Sequence[Sequence[str]]
@@ -133,6 +135,7 @@ class TagFeatures:
         names = dict.fromkeys(name for template in self._templates for name, _ in template.parts)
         self._values: dict[str, dict[str, int]] = {name: {} for name in names}
         self._codes: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in self._templates]
+        self._of_word: dict[str, list[int]] = {}
 
     # ---------------------------------------------------------------- numbering
     @property
@@ -143,7 +146,8 @@ class TagFeatures:
     def fit(self, x: Sentences) -> TagFeatures:
         """Takes in the features of training sentences."""
         self._values = {name: {} for name in self._values}
-        self._codes = []
+        self._codes, self._of_word = [], {}
+        vars(self).pop("_joined", None)
         for codes in self._each_code(x, grow=True):
             known, counts = np.unique(codes[codes != ABSENT], return_counts=True)
             self._codes.append(known[counts >= self.min_count])
@@ -151,6 +155,12 @@ class TagFeatures:
 
     def encode(self, sentences: Sentences) -> np.ndarray:
         """(N, F) int64 feature numbers of all words, one column a template; -1 where there is no known feature."""
+        if sum(map(len, sentences)) <= FEW_WORDS:
+            return self._encode_few(sentences)
+        return self._encode_many(sentences)
+
+    def _encode_many(self, sentences: Sentences) -> np.ndarray:
+        """:meth:`encode` template by template, which needs no room for all of them at once."""
         columns, first = [], 0
         for codes, known in zip(self._each_code(sentences), self._codes, strict=True):
             place = np.searchsorted(known, codes)
@@ -159,6 +169,50 @@ class TagFeatures:
             columns.append(np.where(found, place + first, ABSENT))
             first += len(known)
         return np.stack(columns, 1)
+
+    def _encode_few(self, sentences: Sentences) -> np.ndarray:
+        """:meth:`encode` of all templates together, with attributes of words remembered from call to call."""
+        words = list(chained.from_iterable(sentences))
+        if not words:
+            return np.zeros((0, len(self._templates)), dtype=np.int64)
+        values = np.array([self._of_word.get(word) or self._remember(word) for word in words])
+        lengths = np.array([len(sentence) for sentence in sentences])
+        end = np.repeat(lengths.cumsum(), lengths)[:, None, None]
+        attributes, offsets, leading, known, first_known, first = self._joined
+        place = np.arange(len(words))[:, None, None] + offsets  # (N, templates, parts)
+        value = values[place.clip(0, len(words) - 1), attributes]
+        value[place >= end] = END
+        value[place < end - np.repeat(lengths, lengths)[:, None, None]] = BEGIN
+        value[:, leading] = 0
+        code = value[..., 0]
+        for part in range(1, value.shape[-1]):
+            code = (code << PART_BITS) | value[..., part]
+        code[(value == ABSENT).any(-1)] = ABSENT
+        places = np.stack([codes.searchsorted(row) for codes, row in zip(self._codes, code.T, strict=True)], 1)
+        return np.where(known[places + first_known] == code, places + first, ABSENT)
+
+    @cached_property
+    def _joined(self) -> tuple[np.ndarray, ...]:
+        """Attributes and offsets (templates, parts) of all parts, and which are but there to make them equally many, in front;
+        all codes in a row, behind each template's one that no word has; where each template's begin there, and without it.
+        """
+        most, numbers = max(len(template.parts) for template in self._templates), {n: i for i, n in enumerate(self._values)}
+        rows = [[("", 0)] * (most - len(template.parts)) + template.parts for template in self._templates]
+        attributes = np.array([[numbers.get(name, 0) for name, _ in row] for row in rows])
+        offsets = np.array([[offset for _, offset in row] for row in rows])
+        known = np.concatenate([part for codes in self._codes for part in (codes, [ABSENT - 1])])
+        sizes = np.array([len(codes) for codes in self._codes])
+        first = sizes.cumsum() - sizes
+        leading = np.array([[not name for name, _ in row] for row in rows])
+        return attributes, offsets, leading, known, first + np.arange(len(first)), first
+
+    def _remember(self, word: str) -> list[int]:
+        """The numbers of all attributes' values of a word."""
+        if len(self._of_word) >= KEPT_WORDS:
+            self._of_word.clear()
+        found = [int(self._value_numbers(name, (word,), False)[0]) for name in self._values]
+        self._of_word[word] = found
+        return found
 
     def _each_code(self, sentences: Sentences, grow: bool = False):
         """For every template in turn, (N,) codes of its value at each word; -1 where it has none.

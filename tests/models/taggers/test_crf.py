@@ -380,3 +380,39 @@ def test_data_without_words_has_empty_parts():
     data = TagData(SparseRows.from_table(np.zeros((0, 2), dtype=np.int64), 3), torch.zeros(0, dtype=torch.long))
     assert data.num_sentences == 0 and len(data.features) == 0
     assert LinearChainCRF(torch.arange(2), 3, 2, 0, torch.float64).scores(data).shape == (0, 2)
+
+
+# ------------------------------------------------------------------------------------------------ a sentence alone
+@pytest.mark.parametrize("sparse", [None, True])
+def test_few_words_have_the_scores_and_gradients_of_the_whole_table_which_is_not_made(sparse, monkeypatch):
+    torch.manual_seed(3)
+    num_features, num_tags = 400, 3
+    pairs = torch.randperm(num_features * num_tags)[:700].sort().values  # some features have no weight at all
+    weights = LinearChainCRF(pairs, num_features, num_tags, 0, torch.float64)
+    table = np.random.default_rng(0).integers(-1, num_features, (6, 5))
+    table[2], table[4] = -1, table[3]
+    given = None if sparse is None else np.random.default_rng(1).normal(size=table.shape)
+    rows = SparseRows.from_table(table, num_features, given)
+    data, factor = TagData(rows, torch.tensor([6])), torch.randn(6, num_tags, dtype=torch.float64)
+    sizes, whole = [], LinearChainCRF.table
+
+    def counted(self, used=None):
+        found = whole(self, used)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(LinearChainCRF, "table", counted)
+    for scale in (1.0, 7.0):  # weights change in ways that leave no trace on the parameter
+        weights.weights.data.copy_(scale * torch.randn(700, dtype=torch.float64))
+        weights.zero_grad()
+        found = weights.scores(data)
+        (found * factor).sum().backward()
+        gradient = weights.weights.grad.clone()
+        weights.zero_grad()
+        expected = sparse_product(rows, whole(weights))
+        (expected * factor).sum().backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, weights.weights.grad)
+    assert all(size < 30 for size in sizes)
+    nothing = TagData(SparseRows.from_table(np.full((2, 4), -1), num_features), torch.tensor([2]))
+    assert torch.equal(weights.scores(nothing), torch.zeros(2, num_tags, dtype=torch.float64))

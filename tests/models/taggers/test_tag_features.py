@@ -125,3 +125,28 @@ def test_other_arguments_that_are_wrong():
         TagFeatures([])
     with pytest.raises(ValueError, match="min_count must be at least 1, got 0"):
         TagFeatures(min_count=0)
+
+
+@pytest.mark.parametrize(
+    "templates", [DEFAULT_TEMPLATES, ("word[0]",), ("lower[-3]|suffix1[0]|word[2]", "shape[1]", "word[0]|lower[-1]")]
+)
+@pytest.mark.parametrize("min_count", [1, 2, 100])
+def test_a_sentence_alone_has_the_numbers_that_it_has_among_many(templates, min_count):
+    features = TagFeatures(templates, min_count).fit(SENTENCES)
+    for _ in range(2):  # words that are new, and remembered ones
+        for batch in (SENTENCES, NEW, [[]], [], *([sentence] for sentence in SENTENCES + NEW)):
+            few, many = features._encode_few(batch), features._encode_many(batch)
+            assert few.dtype == many.dtype == np.int64
+            np.testing.assert_array_equal(few, many)
+    features.fit(NEW)  # what was remembered is forgotten
+    for batch in (SENTENCES, NEW):
+        np.testing.assert_array_equal(features.encode(batch), TagFeatures(templates, min_count).fit(NEW).encode(batch))
+
+
+def test_words_are_remembered_up_to_a_number(monkeypatch):
+    from pplseq.models.taggers import features as module
+
+    monkeypatch.setattr(module, "KEPT_WORDS", 3)
+    features = TagFeatures().fit(SENTENCES)
+    np.testing.assert_array_equal(features._encode_few(SENTENCES), features._encode_many(SENTENCES))
+    assert len(features._of_word) <= 3
