@@ -85,7 +85,7 @@ class GaussianChain:
         check: bool = True,
     ):
         if tol is not None and not 0 <= tol < 1:
-            raise ValueError(f"tol must be a relative change in [0, 1), or None; got {tol}")
+            raise ValueError(f"tol must be an error in [0, 1), nats an observed number, or None; got {tol}")
         self.start, self.dynamics, self.evidence, self.emission, self.tol = start, dynamics, evidence, emission, tol
         self.flat = flatten(start, dynamics, evidence, valid, seen, check)
         given = self.flat.evidence

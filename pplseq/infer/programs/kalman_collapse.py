@@ -30,8 +30,8 @@ class KalmanCollapse(ChainMessenger):
 
     Args:
         vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
-        tol: relative change of the covariance that counts as none: from there on the filter is in its steady state. None: a
-            few units of rounding, so that results are exact to the precision of the dtype; 0: never.
+        tol: error of the log-likelihood, in nats an observed number, for which the filter may be taken to be in its steady
+            state. None: when the change is lost in rounding, so that results are exact to the precision of the dtype; 0: never.
         factor: False where only ``chains`` are wanted.
 
     Example::

@@ -120,8 +120,8 @@ def test_wrong_options_are_named():
     hole = full.clone()
     hole[1, 2] = False
     for options, error, message in (
-        (dict(tol=-0.1), ValueError, "tol must be a relative change"),
-        (dict(tol=1.0), ValueError, "tol must be a relative change"),
+        (dict(tol=-0.1), ValueError, "tol must be an error"),
+        (dict(tol=1.0), ValueError, "tol must be an error"),
         (dict(valid=full.double()), TypeError, "valid must be bool"),
         (dict(seen=full[:3]), ValueError, r"seen must be \(T, \*B\) = \(4, 4\)"),
         (dict(seen=full[:, 0]), ValueError, "seen must be"),
