@@ -12,9 +12,11 @@ import os
 import tempfile
 import time
 
+from record import data_folder, peak_gigabytes, record  # before torch: it keeps threads from spinning
+
+# isort: split
 import numpy as np
 import torch
-from record import data_folder, peak_gigabytes, record
 
 from pplseq.data.batches import StreamBatches
 from pplseq.data.clustering import uniform_clusters
