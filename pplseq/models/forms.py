@@ -80,9 +80,11 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
     """The numbers of a frame (N, D) or series (N,), missing ones NaN, or -1 in words; a series of texts as a list.
 
     Raises:
-        TypeError: for columns that hold no numbers; names the first.
+        TypeError: for columns that hold no numbers; names the first. ValueError: for columns of the same name.
     """
     columns = list(getattr(frame, "columns", ()))
+    if len(set(columns)) < len(columns):  # frame[name] would be another frame
+        raise ValueError(f"{name}: columns must have names of their own, got {columns}; rename them, or give frame.to_numpy()")
     found = []
     for column in columns or [None]:
         values = frame if column is None else frame[column]

@@ -117,3 +117,9 @@ def test_both_readings_of_a_column_of_words():
     assert WORDS.score(column[:, 0]) == pytest.approx(WORDS.score([ids]))
     assert WORDS.score(list(column)) == pytest.approx(sum(WORDS.score([[word]]) for word in ids))
     assert WORDS.score(column, np.ones(7, int)) == pytest.approx(WORDS.score(list(column)))
+
+
+def test_columns_of_the_same_name_are_refused():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="x: columns must have names of their own, got \\[0, 0\\]"):
+        in_form(pandas.DataFrame([[1.0, 2.0]] * 5, columns=[0, 0]), num_features=2)
