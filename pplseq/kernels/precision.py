@@ -48,7 +48,7 @@ def exact_products() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _oned_nn(precision: str) -> Iterator[None]:
-    matmul = torch.backends.mkldnn.matmul
+    matmul = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = matmul.fp32_precision
     matmul.fp32_precision = precision
     try:

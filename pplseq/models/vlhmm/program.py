@@ -232,7 +232,7 @@ class VLHMM(Estimator):
         return self._cached_specs[1]
 
     def _build_specs(self, layout: BlockLayout, words: WordGroups) -> tuple[BlockTransition, BlockEmission]:
-        scalar = self._config["parameterization"] == "scalar"
+        scalar, kept = self._config["parameterization"] == "scalar", {}
         if scalar:
             initial = torch.log_softmax(self.start_table[layout.kept_ids], -1)
             slot_of = layout.state_ids - self._index()[0].state_ids[:, :1]  # which columns of the word table are kept
