@@ -22,6 +22,7 @@ QUICKER = [("max_time=20", "max_time=3"), ("range(300)", "range(3)")]
 )
 def test_code_of_a_page(page, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
+    settings = dict(pyplot.rcParams)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(DOCS))
     names: dict = {"__name__": "page"}
@@ -37,6 +38,7 @@ def test_code_of_a_page(page, tmp_path, monkeypatch):
             assert ("<svg" in printed.getvalue()) == ('html="1"' in options)  # a picture where one is promised
     finally:
         pyplot.close("all")
+        pyplot.rcParams.update(settings)  # as they were before the pages' own
         sys.modules.pop("figures", None)
 
 

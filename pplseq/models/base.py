@@ -279,9 +279,11 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             start: the belief at the end of the previous segment, or None.
             **known: what else the program takes.
         """
-        chain = self.direct_chain(x, lengths, start, **known)
-        if chain is not None:
-            return chain
+        with torch.no_grad():
+            chain = self.direct_chain(x, lengths, start, **known)
+            if chain is not None:
+                chain.prepare()  # parameters are read here, without their gradients
+                return chain
         training = self.training
         self.eval()
         vars(self)["_queried"] = True

@@ -358,9 +358,10 @@ def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
     from pplseq.runs.metrics_log import read_metrics
 
     course: dict[str, Any] = {"status": run_status(folder)}
-    if course["status"]["status"] == "absent" and (summary := recipe.summary(folder)) is not None:
-        reason = summary["stop_reason"]  # a training without a loop of steps
-        course["status"] = {"status": "stopped" if reason == "interrupted" else "finished", "reason": reason}
+    if (summary := recipe.summary(folder)) is not None:  # a training without a loop of steps
+        reason = summary["stop_reason"]
+        if course["status"]["status"] == "absent":
+            course["status"] = {"status": "stopped" if reason == "interrupted" else "finished", "reason": reason}
         course["summary"] = {name: value for name, value in summary.items() if name not in ("stop_reason", "sizes")}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         course["best"] = next(

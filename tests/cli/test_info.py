@@ -73,7 +73,7 @@ def test_runs_without_steps_say_how_they_ended(folder):
     assert about(folder / "tagger")["status"]["status"] == "finished"
     pplseq("train", "iohmm", folder / "table.csv", *COLUMNS, "--restarts", 2, "--out", folder / "iohmm")
     found = about(folder / "iohmm")
-    assert found["status"] == {"status": "finished", "reason": "finished"} and found["summary"]["restarts"] == 2
+    assert found["status"]["status"] == "finished" and found["summary"]["restarts"] == 2
 
 
 def test_a_stream(folder):

@@ -7,7 +7,8 @@ from support.elsewhere import DEVICE, Elsewhere, moved, other_device
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.programs.blocked_enum import BlockedEnum, TraceBlockedEnum_ELBO, no_guide
+from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.markov import markov
 from pplseq.models import VLHMM
 

@@ -360,5 +360,5 @@ def test_arguments_have_the_same_names_everywhere(verb):
             assert "seed" in named or "options" in named, kind.__name__
     for tagger in TAGGERS.values():  # whose observations are sentences, each as long as it is
         if issubclass(tagger, ProbabilisticTagger) and verb != "fit" and hasattr(tagger, verb):
-            wanted = ["sentences" if name == "x" else name for name in FIRST[verb] if name not in ("lengths", "start")]
+            wanted = [name for name in FIRST[verb] if name not in ("lengths", "start")]
             assert positional(getattr(tagger, verb)) == wanted, tagger.__name__

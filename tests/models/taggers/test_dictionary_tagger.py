@@ -93,7 +93,7 @@ def test_log_space_and_scaled_forward_backward_are_equal():
             value.detach().clone().requires_grad_() for value in (factors.init, factors.pair, factors.emit)
         )
         scaled = scan.chain_log_prob(init, pair, emit, factors.valid, shared=True)
-        scaled = scaled[0] if isinstance(scaled, tuple) else scaled
+        scaled = getattr(scaled, "log_prob", scaled)
         fast = torch.autograd.grad(scaled.sum(), (init, pair, emit))
         matrices = scan.StepMatrices(pair, factors.shared)
         forward = scan.forward_in_log_space(init, matrices, emit, factors.valid)
