@@ -98,7 +98,7 @@ def states(x: Any, probs: Any, *, index: Any = None, ax: Any = None, labels: Seq
     Raises:
         ImportError: without matplotlib. ValueError: for shapes that do not fit.
     """
-    probs = _probabilities(probs)
+    probs = _probabilities(probs, labels)
     x = _array("x", x, (1, 2), "(T,) or (T, D)")
     if len(probs) != len(x):
         raise ValueError(f"probs: expected one row for each of {len(x)} steps, got {len(probs)}")
@@ -127,7 +127,7 @@ def probabilities(probs: Any, *, index: Any = None, ax: Any = None, labels: Sequ
     Raises:
         ImportError: without matplotlib. ValueError: for shapes that do not fit.
     """
-    probs = _probabilities(probs)
+    probs = _probabilities(probs, labels)
     ax = _axes(ax)
     number = probs.shape[1]
     times = _times(index, len(probs))
@@ -187,6 +187,8 @@ def forecast(
         raise ValueError(
             f"past, means, covariances must be (T, D), (K, D), (K, D, D), got {past.shape}, {means.shape}, {covariances.shape}"
         )
+    if not 0 <= column < means.shape[1] or not len(past):
+        raise ValueError(f"column must lie in 0..{means.shape[1] - 1} of a past of at least one step, got {column}")
     times = _times(index, len(past) + len(means))
     ax = series(past[:, column], index=times[: len(past)], ax=ax)
     middle, spread = means[:, column], np.sqrt(covariances[:, column, column])
@@ -236,12 +238,15 @@ def automaton(machine: Any, *, ax: Any = None) -> Any:
     return ax
 
 
-def _probabilities(probs: Any) -> np.ndarray:
+def _probabilities(probs: Any, labels: Sequence[str] | None) -> np.ndarray:
     probs = _array("probs", probs, (1, 2), "(T, Z), or (T,) of states")
     if probs.ndim == 1:
         if not len(probs) or (probs < 0).any() or (probs != probs.round()).any():
             raise ValueError("probs: of shape (T,), it must hold states 0, 1, ...; cut padded steps off")
-        probs = np.eye(int(probs.max()) + 1)[probs.astype(int)]
+        number = max(int(probs.max()) + 1, len(labels or ()))  # a short path may not visit the last states
+        probs = np.eye(number)[probs.astype(int)]
+    if not len(probs):
+        raise ValueError("probs must hold at least one step, got none")
     if not ((probs >= -1e-3) & (probs <= 1 + 1e-3)).all():
         raise ValueError("probs must hold probabilities, 0 to 1; of log probabilities, give .exp()")
     return probs.clip(0, 1)  # sums of floats go a little beyond

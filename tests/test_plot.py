@@ -46,6 +46,7 @@ def test_states_of_a_path_and_dates(ax):
     plot.states(np.arange(3.0), torch.tensor([0, 2, 1]), index=dates, ax=ax, labels=["x", "y", "z"])
     ax.figure.canvas.draw()
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["x", "y", "z"]
+    assert len(plot.states([1.0, 2.0], [0, 0], labels=["x", "y"]).get_legend().get_texts()) == 2  # y is not visited
     plot.states([1.0], [0], index=dates[:1]).figure.canvas.draw()
 
 

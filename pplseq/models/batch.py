@@ -46,6 +46,8 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
         raise TypeError(f"x must be a list of sequences, an array or a tensor, got {type(x).__name__}")
     if x.shape[0] == 0 or x.dim() > 1 and x.shape[1] == 0:
         raise ValueError(f"x must hold at least one step of one sequence, got shape {tuple(x.shape)}")
+    if x.is_complex():
+        raise TypeError(f"x must hold real numbers, got {x.dtype}; give .real and .imag as two columns")
     if words and x.dtype.is_floating_point:
         raise TypeError(f"x must hold whole numbers (words), got {x.dtype}; mark missing words with -1, not NaN")
     x = x.long() if words else x.to(reference.dtype)

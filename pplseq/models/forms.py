@@ -147,10 +147,13 @@ def _rows(x: Any, lengths: Any, name: str) -> Form:
     """One sequence, or several one behind the other."""
     if lengths is None:
         return x[None], None
+    if not all(float(size).is_integer() for size in lengths):
+        raise TypeError(f"lengths must be whole numbers, the steps of each sequence; got {str(list(lengths)[:3])[1:-1]}, ...")
     sizes = [int(size) for size in lengths]
     if sum(sizes) != len(x) or min(sizes, default=0) < 0:
         raise ValueError(
-            f"lengths: of sequences one behind the other, they must sum to the {len(x)} rows of {name}, got {sum(sizes)}"
+            f"lengths: of sequences one behind the other, they must sum to the {len(x)} rows of {name}, got {sum(sizes)}; "
+            "models of sequences take no targets y"
         )
     starts = np.cumsum([0, *sizes])
     return [x[start : start + size] for start, size in zip(starts, sizes, strict=False)], None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
@@ -51,8 +52,8 @@ class ReadLine(NamedTuple):
 
     @property
     def log_prob(self) -> float:
-        """log p(line | stream so far), nats."""
-        return sum(token.log_prob for token in self.tokens)
+        """log p(line | stream so far), nats; NaN where the line could not be read, which ``error`` explains."""
+        return math.nan if self.error is not None else sum(token.log_prob for token in self.tokens)
 
     def answer(self, names: Sequence[str]) -> dict[str, Any]:
         """The line as JSON, as `pplseq personalize` writes it; `names` are the sources'."""

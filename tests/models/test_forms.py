@@ -100,6 +100,8 @@ def test_inputs_come_alike():
     "call, error, message",
     [
         (lambda: WORDS.score(np.zeros((300, 1), int)), ValueError, r"one sequence of 300 or 300 .* x\[:, 0\] .* list\(x\)"),
+        (lambda: NUMBERS.score(values, np.full(7, 0.5)), TypeError, "lengths must be whole numbers"),
+        (lambda: NUMBERS.score(values * 1j), TypeError, "real numbers, got torch.complex128"),
         (lambda: WORDS.score(ids, [3, 5]), ValueError, "they must sum to the 7 rows of x, got 8"),
         (lambda: NUMBERS.score([[1.0], [2.0]]), ValueError, r"one sequence or 2: write \[x\] .* \[\[row\] for row in x\]"),
         (lambda: VECTORS.score(values), ValueError, r"must be \(N, D\) with D = 2, got shape \(7,\)"),
