@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -56,7 +56,7 @@ def twins_only() -> Iterator[None]:
 def jit(
     function: Callable | None = None, *, entry: bool = False, fastmath: set[str] = REORDERED,
     inline: Literal["never", "always"] = "never",
-):  # fmt: skip
+) -> Any:  # fmt: skip
     """Compiles a loop, by numba, when it is first called; other threads run meanwhile.
 
     Args:

@@ -8,6 +8,7 @@ with (h, h) matrices.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,8 +167,9 @@ class GaussianChain:
             return self._filtered[0]
         flat, path, which = self.flat, self._path, self._which
         carry = self._table("carry")
-        numbers = isinstance(flat.evidence, Numbers)
-        name, given = ("kalman_gain", flat.evidence.residual) if numbers else ("filtered", flat.evidence.vector)
+        evidence: Any = flat.evidence
+        numbers = isinstance(evidence, Numbers)
+        name, given = ("kalman_gain", evidence.residual) if numbers else ("filtered", evidence.vector)
         inputs = apply_matrices(self._table(name), which, given)
         first = torch.matmul(carry[path.index[0]], flat.mean.unsqueeze(-1)).squeeze(-1)
         if flat.offset is None:

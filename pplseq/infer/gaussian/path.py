@@ -188,6 +188,7 @@ class CovariancePath:
 
     def _observer(self, kinds: list[int], careful: bool) -> Callable[[Tensor], Any]:
         """What observations of some kinds, one for all or one each, make of predicted covariances (N, h, h)."""
+        loadings: Any
         loadings, noise, observed = (None if part is None else part[kinds] for part in self.given.observed)
         if noise is None:
             return functools.partial(kalman.update, information=loadings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -183,7 +183,8 @@ def _evidence(recording: Recording, steps: list[Step], batch: torch.Size):
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(evidence, LinearEvidence) and evidence.extra is None for evidence, _, _ in parts):
-        return side_by_side([evidence for evidence, _, _ in parts], [seen for _, seen, _ in parts]), None, None
+        pieces: list[Any] = [evidence for evidence, _, _ in parts]
+        return side_by_side(pieces, [seen for _, seen, _ in parts]), None, None
     shape = broadcast_shapes(*(evidence.shape[1:] for evidence, _, _ in parts))
     by_row = any(seen is not None or evidence.matrix.dim() > 3 for evidence, seen, _ in parts)
     told: list[Evidence] = []
@@ -349,7 +350,7 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
         mask = None if not says(o.mask) else torch.as_tensor(o.mask)
         parts[id(step)] = _evidence_of(o.emission, _without_missing(o.data, mask), len(step.shape))
     like = recording.zero
-    said = [part for part in parts.values() if part is not None]
+    said: list[Any] = [part for part in parts.values() if part is not None]
     if all(isinstance(part, LinearEvidence) for part in said) and len({part.residual.shape[-1] for part in said}) == 1:
         return _numbers_by_step(steps, parts, batch, said)
     parts = {key: None if part is None else Evidence(*part) for key, part in parts.items()}

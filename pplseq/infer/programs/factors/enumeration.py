@@ -70,17 +70,19 @@ class Site:
 def outside_value(name: str):
     """(handler, value) of the handler on the stack that has a value for a site, or None."""
     for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, ReplayMessenger):
-            node = None if handler.trace is None else handler.trace.nodes.get(name)
+        kind, told = type(handler), getattr(handler, "data", None)
+        if issubclass(kind, ReplayMessenger):
+            trace = getattr(handler, "trace", None)
+            node = None if trace is None else trace.nodes.get(name)
             if node is not None and node["type"] == "sample":
                 return handler, node["value"]
-        elif isinstance(handler, ConditionMessenger | DoMessenger | SubstituteMessenger):
-            values = getattr(handler.data, "nodes", None)
+        elif issubclass(kind, ConditionMessenger | DoMessenger | SubstituteMessenger) and told is not None:
+            values = getattr(told, "nodes", None)
             if values is not None:
                 if name in values:
                     return handler, values[name]["value"]
-            elif handler.data.get(name) is not None:
-                return handler, handler.data[name]
+            elif told.get(name) is not None:
+                return handler, told[name]
     return None
 
 
@@ -99,7 +101,7 @@ class Enumeration(EnumMessenger):
         self.sites: list[Site] = []
         self.variables: dict[int, Variable] = {}  # by Pyro's number of a dimension's use
 
-    def _pyro_sample(self, msg):
+    def _pyro_sample(self, msg: Any):
         fn = msg["fn"]
         if msg["done"] or not isinstance(fn, TorchDistributionMixin) or site_is_subsample(msg):
             return
@@ -134,13 +136,13 @@ class Enumeration(EnumMessenger):
             msg["infer"] = infer
             self._record_dependent(msg, given=outside is not None)
 
-    def _pyro_post_sample(self, msg):
+    def _pyro_post_sample(self, msg: Any):
         if not self.variables:
             self._value_dims[msg["name"]] = {}  # nothing is enumerated yet; Pyro would look into the value
         elif isinstance(msg["value"], Tensor) and not isinstance(msg["value"], StateVar):
             super()._pyro_post_sample(msg)
 
-    def _pass_by(self, msg) -> None:
+    def _pass_by(self, msg: Any) -> None:
         """Tells Pyro's bookkeeping about a site that has no enumerated dimensions."""
         if msg["infer"].get("_markov_scope") is not None:
             self._markov_depths[msg["name"]] = msg["infer"]["_markov_depth"]
@@ -175,7 +177,7 @@ class Enumeration(EnumMessenger):
         self.sites.append(Site(msg["name"], msg["fn"], msg["value"], *place, variables, own))
         msg["done"] = msg["stop"] = True  # hidden from everything outside
 
-    def _record_variable(self, msg) -> None:
+    def _record_variable(self, msg: Any) -> None:
         infer, fn, value = msg["infer"], msg["fn"], msg["value"]
         dim = infer["_enumerate_dim"]
         number = infer["_dim_to_id"][dim]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -180,7 +181,7 @@ class _Part:
         values = self._evaluate(parts)
         return values.expand(*values.shape[: 1 + self.nesting], *(variable.size for variable in self.variables))
 
-    def _evaluate(self, parts: list[_Part]) -> Tensor:
+    def _evaluate(self, parts: list[Any]) -> Tensor:
         if self.kind is None:
             return torch.stack([part.alone() for part in parts])
         parameter = torch.stack([part.parameter for part in parts])
