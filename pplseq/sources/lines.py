@@ -178,7 +178,7 @@ class LineWriter:
 
     def sync(self) -> None:
         """Let the file reach the disk, before a state is saved that counts on it."""
-        if self.num_bytes is not None:
+        if self.num_bytes is not None and self._file is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class FeatureWeights(PyroModule):
     def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
         """-log p(tags | words) - log prior (up to its constant), nats."""
         trace = pyro.poutine.trace(self).get_trace(data, l2, share)
-        return -trace.log_prob_sum()
+        return -torch.as_tensor(trace.log_prob_sum())
 
 
 class LinearChainCRF(FeatureWeights):

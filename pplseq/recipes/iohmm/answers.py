@@ -213,6 +213,7 @@ def _string_answers(run: Run, question: str, data: str, options: Any) -> Iterato
         )
     between = "" if all(len(symbol) == 1 for symbol in run.record["symbols"]) else " "
     strings = read_strings(run, data)
+    automaton, probs = None, iter(())
     if question == "classify":
         automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
         read = [string for string in strings if isinstance(string, tuple)]
@@ -222,7 +223,7 @@ def _string_answers(run: Run, question: str, data: str, options: Any) -> Iterato
             yield string
             continue
         text = between.join(string)
-        if question == "classify":
+        if automaton is not None:
             yield {"string": text, "accepted": automaton.accepts(string), "probability": next(probs)}
             continue
         codes, lengths = _codes(run, [string])
