@@ -93,6 +93,8 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
             if len(texts) < len(values):
                 raise ValueError(f"{name}: some of the texts are missing; leave them out")
             return texts
+        if texts:  # digits too: who stored them as text may mean names
+            raise TypeError(f"{name}: column {column!r} must hold numbers, got str; leave it out, or make numbers of it")
         try:
             found.append(np.asarray([np.nan if _missing(value) else value for value in values], dtype=float))
         except (TypeError, ValueError):

@@ -73,6 +73,8 @@ def test_frames_by_a_column(name):
 
 def test_pandas_missing_integers_and_texts():
     pandas = pytest.importorskip("pandas")
+    with pytest.raises(TypeError, match="column 'a' must hold numbers, got str"):
+        NUMBERS.score(pandas.DataFrame({"a": ["1", "2"]}))  # digits, but text
     assert numbers_of(pandas.Series([1, None, 2], dtype="Int64")).tolist() == [1, -1, 2]
     assert in_form(pandas.Series(["a b", "c"]), num_features=None)[0] == ["a b", "c"]
     with pytest.raises(ValueError, match="some of the texts are missing"):
