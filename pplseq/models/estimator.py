@@ -179,6 +179,14 @@ class Estimator(SequenceModel):
     def _stamps(self) -> list[tuple[int, int]]:
         return [(id(parameter), parameter._version) for parameter in self.parameters()]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_drawn": None if self.__sklearn_is_fitted__() else "as drawn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if vars(self).get("_drawn") == "as drawn":  # a copy's parameters are others, and no more fitted
+            self.drawn()
+
     def __sklearn_is_fitted__(self) -> bool:
         return self.is_fitted or vars(self).get("_drawn") != self._stamps()
 

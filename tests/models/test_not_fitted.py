@@ -77,3 +77,15 @@ def test_scikit_learn_agrees():
     with pytest.raises(Exception, match="not fitted"):
         validation.check_is_fitted(model)
     validation.check_is_fitted(model.fit(X, max_iterations=1))
+
+
+def test_a_copy_is_no_more_fitted_than_its_model():
+    import copy
+
+    from pplseq import HMM
+    from pplseq.checks import NotFittedError
+
+    with pytest.raises(NotFittedError, match="random parameters"):
+        copy.deepcopy(HMM(2, num_words=3)).score([[0, 1]])
+    fitted = HMM(2, num_words=3).set_parameters(initial=[0.5, 0.5])
+    assert copy.deepcopy(fitted).score([[0, 1]]) == fitted.score([[0, 1]])
