@@ -326,5 +326,9 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
+    except RuntimeError as error:  # how torch maps a file; in a folder that is just being replaced there is none any more
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: missing; it went while the folder was read") from None
+        raise OSError(f"{path}: cannot be read ({error})") from error
     except SafetensorError as error:
         raise FolderError(f"{path}: not a whole safetensors file ({error}); it was cut short or is of another format") from None

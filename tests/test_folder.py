@@ -341,3 +341,23 @@ def test_a_line_of_json_is_one_to_every_reader():
     line = json_line(answer)
     assert json.loads(line.encode(), parse_constant=refuse) == {**answer, "log_prob": None, "paths": [{"p": [0.5, None]}]}
     assert "naïve" in line and json_line({"x": 0.1 + 0.2}) == '{"x": 0.30000000000000004}'
+
+
+def test_a_folder_replaced_while_its_tensors_are_mapped_is_read_again(saved, monkeypatch):
+    """torch has a RuntimeError of its own for a file that is gone between its checksum and its mapping."""
+    import safetensors.torch as safetensors
+
+    load_file, calls = safetensors.load_file, []
+
+    def replaced_under(path):
+        calls.append(path)
+        if len(calls) == 1:
+            write(saved, step=9)
+            raise RuntimeError(f"unable to open file <{path}> in read-only mode: No such file or directory (2)")
+        return load_file(path)
+
+    monkeypatch.setattr(safetensors, "load_file", replaced_under)
+    assert KIND.read(saved).header["step"] == 9 and len(calls) == 2
+    monkeypatch.setattr(safetensors, "load_file", lambda path: (_ for _ in ()).throw(RuntimeError("mapping failed")))
+    with pytest.raises(OSError, match=r"t\.safetensors: cannot be read \(mapping failed\)"):
+        KIND.read(saved)
