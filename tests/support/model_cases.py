@@ -92,6 +92,10 @@ DISCRETE = {
     "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), **LONG),
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
+    "hmm, columns, left to right": Case(
+        lambda: HMM(4, emission=["student_t", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM
+    ),
+    "hmm, mixture": Case(lambda: HMM(2, num_features=2, emission="mixture"), vectors, fit=EM),
     "iohmm": Case(
         lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
     ),

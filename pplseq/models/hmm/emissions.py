@@ -190,6 +190,10 @@ class GaussianTable(PyroModule):
         tril = self._tril()
         return tril @ tril.mT
 
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """(Z, D) means and (Z, D, D) covariances of what the states emit."""
+        return self.loc.detach(), self.covariances().detach()
+
     def values(self) -> dict[str, Tensor]:
         if self.covariance in ("diag", "spherical"):
             return {"loc": self.loc, "precision": (-2 * self.log_scale).exp()}
@@ -331,8 +335,19 @@ def mixture_moments(probs: Tensor, loc: Tensor, covariances: Tensor) -> tuple[Te
     return mean, within + torch.einsum("...z,...zd,...ze->...de", probs, apart, apart)
 
 
-def dirichlet_log_density(log_probs: Tensor, concentration: Tensor) -> Tensor:
-    """Sum over rows of log Dirichlet(concentration) at exp(log_probs); a zero under a flat concentration costs nothing."""
+def restricted(log_probs: Tensor, allowed: Tensor | None) -> Tensor:
+    """Rows among what is allowed, (..., N) bool or None for all, normalised again."""
+    return log_probs if allowed is None else log_probs.masked_fill(~allowed, -torch.inf).log_softmax(-1)
+
+
+def dirichlet_log_density(log_probs: Tensor, concentration: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Sum over rows of log Dirichlet(concentration) at exp(log_probs), among what is allowed; a zero under a flat
+    concentration costs nothing."""
+    if allowed is not None:  # one that is flat and has no mass is as good as none
+        rest = concentration.where(allowed, 0.0)
+        inner = torch.where(allowed, (concentration - 1) * log_probs.masked_fill(~allowed | (concentration == 1), 0.0), 0.0)
+        normaliser = torch.lgamma(rest.sum(-1)).sum() - torch.lgamma(concentration).where(allowed, 0.0).sum()
+        return inner.sum() + normaliser
     flat = concentration == 1
     power = torch.where(flat, 0.0, (concentration - 1) * log_probs.masked_fill(flat, 0.0)).sum()
     total = concentration.sum(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 import pyro
@@ -73,6 +73,10 @@ class Priors(PriorOptions):
         loc: expected mean of a Gaussian, a number or a list (D,).
         loc_strength: how many observations that mean is worth.
         precision_shape, precision_rate: rate / shape is about the expected variance.
+        weights: concentration of the weights of a mixture.
+        parameters: of emissions by families: name of a parameter -> mean and standard deviation of its prior; see
+            :class:`~pplseq.models.hmm.families.Parameter`. Those that are not named have wide priors under "svi" and "nuts",
+            and flat ones elsewhere; "em" takes none.
 
     Raises:
         ValueError: for a value that is not positive (sticky: negative).
@@ -86,14 +90,22 @@ class Priors(PriorOptions):
     loc_strength: float = 0.01
     precision_shape: float = 2.0
     precision_rate: float = 1.0
+    weights: float = 1.0
+    parameters: Mapping[str, Any] | None = None
 
     def __post_init__(self):
-        for name in ("initial", "transition", "emission", "loc_strength", "precision_shape", "precision_rate"):
+        for name in ("initial", "transition", "emission", "loc_strength", "precision_shape", "precision_rate", "weights"):
             value = torch.as_tensor(getattr(self, name), dtype=torch.float64)
             if not bool((value > 0).all()):
                 raise ValueError(f"priors: {name} must be positive, got {getattr(self, name)}")
         if not self.sticky >= 0:
             raise ValueError(f"priors: sticky must not be negative, got {self.sticky}")
+
+    def of_parameter(self, name: str, parameter: Any) -> Any:
+        """A family's parameter with the prior that is given for it, if one is."""
+        if not self.parameters or name not in self.parameters:
+            return parameter
+        return replace(parameter, prior=tuple(float(value) for value in self.parameters[name]))
 
     @staticmethod
     def _table(name: str, value: Concentration, shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import pyro
@@ -11,13 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
+from pplseq.distributions.columns import SharedEmission, pooled
 from pplseq.distributions.dense import DenseTransition
-from pplseq.distributions.state import Belief
+from pplseq.distributions.state import Belief, Emission
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
-from pplseq.models.hmm.emissions import COVARIANCES, dirichlet_log_density, inside_simplex, like, safe_log
+from pplseq.models.hmm.emissions import (
+    COVARIANCES,
+    GaussianTable,
+    dirichlet_log_density,
+    inside_simplex,
+    like,
+    restricted,
+    safe_log,
+)
+from pplseq.models.hmm.families import Family
+from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.tables import DTYPES, StateTables
 
@@ -27,15 +40,26 @@ EVENNESS = 0.1  # standard deviation of the first transition logits
 class HMM(StateTables):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
-    The emission is a table over ``num_words`` words or a Gaussian over ``num_features`` dimensions. The parameters are
-    unconstrained tensors (logits, means, log scales). With priors the program draws the tables at sites "initial",
+    The emission is a table over ``num_words`` words, or over vectors of ``num_features`` numbers a Gaussian, a mixture of
+    Gaussians, or columns from other families of distributions. The parameters are unconstrained tensors (logits, means, log
+    scales). With priors the program draws the tables at sites "initial",
     "transition" and "emission" (or "precision" and "loc"), and the parameters hold a point estimate, which ``posterior``,
     ``score`` and the other queries use.
 
     Args:
         num_states: Z.
         num_words: V, for words 0..V-1.
-        num_features: D, for vectors. Give exactly one of the two.
+        num_features: D, for vectors. Give exactly one of the two, or neither with an emission by name (then D = 1).
+        emission: of vectors: "gaussian" (the default), "mixture" (of ``num_components`` Gaussians), or a family of single
+            numbers, "poisson", "negative_binomial", "student_t", "von_mises" (angles in radians), "normal", "exponential",
+            "bernoulli", for all columns alike, or a list of names, one a column; columns are independent given the state.
+            Also any class of ``pyro.distributions`` over single numbers by name ("Laplace"), or a
+            :class:`~pplseq.models.hmm.families.Family` of your own, which EM cannot learn unless it says how.
+        num_components: of the mixture, by default 2.
+        graph: (Z, Z) bool, [from, to], which moves there are, all others stay impossible; "left_right" for those to the same
+            state and later ones, starting in state 0; None for all.
+        start_states: states that a sequence may start in; None for all.
+        ties: (Z,) the number of the emission that each state has, for states that share one; None for one each.
         covariance: of vectors: "diag", "full", "tied" (one full matrix for all states) or "spherical".
         priors: :class:`~pplseq.models.hmm.priors.Priors`, a mapping of its arguments, True for its defaults, or None.
         covariance_floor: smallest variance EM may give a state in any direction; None: a thousandth of the data's own in each
@@ -60,15 +84,37 @@ class HMM(StateTables):
         num_words: int | None = None,
         *,
         num_features: int | None = None,
+        emission: Any = None,
+        num_components: int | None = None,
+        graph: Tensor | str | None = None,
+        start_states: Sequence[int] | None = None,
+        ties: Sequence[int] | None = None,
         covariance: str = "diag",
         priors: Priors | Mapping | bool | None = None,
         covariance_floor: float | None = None,
         dtype: str = "float64",
     ):
         num_states = checks.count("num_states", num_states)
-        super().__init__(num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES)
+        if emission is not None and num_words is None and num_features is None:
+            num_features = len(emission) if isinstance(emission, (list, tuple)) else 1
+        if num_words is not None and emission is not None:
+            raise ValueError(f"emission: words have a table; leave num_words or emission={emission!r} out")
+        super().__init__(
+            num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES,
+            emission="gaussian" if emission is None else emission, num_components=num_components,
+        )  # fmt: skip
         self.priors = Priors.of(priors)
-        self._config = {"num_states": num_states} | self._config
+        if graph == "left_right" and start_states is None:
+            start_states = [0]
+        self.register_buffer("graph", allowed_moves(graph, num_states), persistent=False)
+        self.register_buffer("start_states", allowed_starts(start_states, num_states), persistent=False)
+        self.register_buffer("rows", shared_rows(ties, num_states), persistent=False)
+        given = {
+            "graph": None if self.graph is None else self.graph.tolist(),
+            "start_states": None if start_states is None else [int(state) for state in start_states],
+            "ties": None if self.rows is None else self.rows.tolist(),
+        }
+        self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
         real = DTYPES[dtype]
         if self.priors is not None:  # their shapes are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
@@ -76,7 +122,10 @@ class HMM(StateTables):
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
         self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
-        self.emissions = self._make_emissions(num_states, real)
+        self.emissions = self._make_emissions(num_states if self.rows is None else int(self.rows.max()) + 1, real)
+        self._forbid()
+        if not getattr(self.emissions, "has_em", True):  # the first is the default of `fit`
+            vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
         self.drawn()
 
     @property
@@ -86,34 +135,62 @@ class HMM(StateTables):
     # ---------------------------------------------------------------- parameters
     @torch.no_grad()
     def set_parameters(
-        self, *, initial=None, transition=None, emission=None, loc=None, covariance=None, precision=None
+        self, *, initial=None, transition=None, emission=None, loc=None, covariance=None, precision=None, **parameters
     ):
         """Sets tables from probabilities (zeros forbid), means, and covariances or precisions; returns the model.
 
         Args:
             initial: (Z,). transition: (Z, Z) [from, to]. emission: (Z, V).
             loc: (Z, D). covariance, precision: (Z, D), (Z, 1), (Z, D, D) or (D, D) for "diag", "spherical", "full", "tied".
+            **parameters: of other families, by the names in ``emission_parameters``, (Z, D) each; of a mixture "weights"
+                (Z, M), and the others of its Z * M Gaussians.
         """
         self._set_tables(initial=initial, transition=transition, emission=emission)
-        if loc is not None or covariance is not None or precision is not None:
-            self._need(self.num_words is None, "loc", "emission")
-            given = dict(loc=self.loc if loc is None else loc, covariance=covariance, precision=precision)
+        for name, allowed in (("initial", self.start_states), ("transition", self.graph)):
+            if allowed is not None and bool((getattr(self, name)[~allowed] > 0).any()):
+                raise ValueError(f"{name}: gives probability to what graph or start_states forbids")
+        given = dict(loc=loc, covariance=covariance, precision=precision, **parameters)
+        values = {k: torch.as_tensor(v).to(like(self)) for k, v in given.items() if v is not None}
+        if not values:
+            return self
+        self._need(self.num_words is None, next(iter(values)), "emission")
+        if isinstance(self.emissions, GaussianTable):
+            if parameters:
+                known = ["initial", "transition", "loc", "covariance", "precision"]
+                raise TypeError(f"no parameter {next(iter(parameters))!r}.{checks.nearest(next(iter(parameters)), known)}")
+            values = {"loc": self.loc} | values
             if covariance is None and precision is None:
-                given["precision"] = self.emissions.values()["precision"]
-            values = {k: torch.as_tensor(v).to(like(self)) for k, v in given.items() if v is not None}
-            self.emissions.set_values(**values)
+                values["precision"] = self.emissions.values()["precision"]
+        self.emissions.set_values(**values)
         return self
+
+    @torch.no_grad()
+    def _forbid(self) -> None:
+        """What is not allowed has no probability, and no fit gives it one."""
+        for logits, allowed in ((self.initial_logits, self.start_states), (self.transition_logits, self.graph)):
+            if allowed is not None:
+                logits.masked_fill_(~allowed, -torch.inf)
+
+    @property
+    def num_free_parameters(self) -> int:
+        forbidden = [int((~allowed).sum()) for allowed in (self.start_states, self.graph) if allowed is not None]
+        return super().num_free_parameters - sum(forbidden)
 
     # ---------------------------------------------------------------- the program
     def specs(self):
         """Transition and emission: of the module's parameters, or with priors drawn at their sites."""
         if self.priors is None or self.__dict__.get("_fixed", False):
             initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-            return DenseTransition(initial, matrix), self.emissions.spec()
+            return DenseTransition(initial, matrix), self._shared(self.emissions.spec())
         tables = self.priors.concentrations(self.num_states, None, like(self))
         initial = pyro.sample("initial", dist.Dirichlet(tables["initial"]))
         matrix = pyro.sample("transition", dist.Dirichlet(tables["transition"]).to_event(1))
-        return DenseTransition(safe_log(initial), safe_log(matrix)), self.emissions.drawn_spec(self.priors)
+        # the allowed part of a Dirichlet's draw, normalised, is Dirichlet; the rest of it is of no consequence
+        initial, matrix = restricted(safe_log(initial), self.start_states), restricted(safe_log(matrix), self.graph)
+        return DenseTransition(initial, matrix), self._shared(self.emissions.drawn_spec(self.priors))
+
+    def _shared(self, emission: Emission) -> Emission:
+        return emission if self.rows is None else SharedEmission(emission, self.rows)
 
     def model(
         self,
@@ -155,20 +232,42 @@ class HMM(StateTables):
             transition, emission = self.specs()
         return given.chain(transition, emission, start)
 
+    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+        if self.rows is not None and self.num_words is None:
+            found = super().observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission)
+            return found._replace(state_log_probs=states)
+        return super().observations_of(states, emission)
+
+    def save(self, folder) -> Path:
+        kinds = self._config.get("emission", "gaussian")
+        if any(isinstance(kind, Family) for kind in (kinds if isinstance(kinds, list) else [kinds])):
+            raise ValueError(
+                "emission: a Family of your own cannot be saved; give it a name, FAMILIES['name'] = family, make the model "
+                "with emission='name', and name it so again before loading"
+            )
+        return super().save(folder)
+
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""
         if self.priors is None:
             return like(self).new_zeros(())
         tables = self.priors.concentrations(self.num_states, None, like(self))
         total = self.emissions.log_prior(self.priors)
-        for name, logits in (("initial", self.initial_logits), ("transition", self.transition_logits)):
-            total = total + dirichlet_log_density(torch.log_softmax(logits, -1), tables[name])
+        for name, logits, allowed in self._logits():
+            total = total + dirichlet_log_density(torch.log_softmax(logits, -1), tables[name], allowed)
         return total
+
+    def _logits(self) -> list[tuple[str, Tensor, Tensor | None]]:
+        return [
+            ("initial", self.initial_logits, self.start_states), ("transition", self.transition_logits, self.graph)
+        ]  # fmt: skip
 
     def check_method(self, method: str) -> None:
         if method in ("svi", "nuts") and self.priors is None:
             raise ValueError(f"method {method!r} needs priors: make the model with priors=True, or with Priors(...)")
         if method == "em" and self.priors is not None:
+            if self.priors.parameters:
+                raise ValueError("priors: method 'em' takes none of families' parameters; use 'lbfgs', 'sgd', 'svi' or 'nuts'")
             self.priors.check_mode(self.num_states, self.num_words, like(self))
 
     def predict(self, x, lengths=None, **known):
@@ -191,7 +290,9 @@ class HMM(StateTables):
     def from_sites(self, sites: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tables, means and precisions from (a batch of) values of the sites."""
         rest = {name: value for name, value in sites.items() if name not in ("initial", "transition")}
-        return {"initial": sites["initial"], "transition": sites["transition"], **self.emissions.from_sites(**rest)}
+        initial = restricted(sites["initial"].log(), self.start_states).exp()
+        matrix = restricted(sites["transition"].log(), self.graph).exp()
+        return {"initial": initial, "transition": matrix, **self.emissions.from_sites(**rest)}
 
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold and nearly even transitions: where a fit starts."""
@@ -202,12 +303,15 @@ class HMM(StateTables):
             for logits in (self.initial_logits, self.transition_logits):
                 # strongly random transitions would decide early, and mostly wrongly, what the states stand for
                 logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
+        self._forbid()
         self.emissions.initialize(x, seen)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
         counts = chain.expected_counts()
         probs = counts.marginals.probs.flatten(0, -2)
+        if self.rows is not None:
+            probs = pooled(probs, self.rows, self.emissions.num_states)
         obs = chain.obs.transpose(0, 1).flatten(0, 1)
         if chain.seen is not None:  # padded steps count as seen and have probability 0
             seen = chain.seen.T.flatten()
@@ -219,13 +323,18 @@ class HMM(StateTables):
         visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)
         moves = visits * max(0.0, 1 - num_sequences / num_tokens)
         tables = {"initial": num_sequences * self.initial, "transition": moves.unsqueeze(-1) * self.transition.double()}
-        return tables | self.emissions.implied(visits)
+        return tables | self.emissions.implied(
+            visits if self.rows is None else pooled(visits, self.rows, self.emissions.num_states)
+        )
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:
         tables = {"initial": None, "transition": None}
         if self.priors is not None:
             tables = self.priors.concentrations(self.num_states, None, statistics["initial"])
-        for name, logits in (("initial", self.initial_logits), ("transition", self.transition_logits)):
-            logits.copy_(dirichlet_mode(statistics[name], tables[name], torch.log_softmax(logits, -1)))
+        for name, logits, allowed in self._logits():
+            prior = tables[name]
+            if prior is not None and allowed is not None:
+                prior = prior.masked_fill(~allowed, 1.0)
+            logits.copy_(dirichlet_mode(statistics[name], prior, torch.log_softmax(logits, -1)))
         return self.emissions.maximize(statistics, self.priors)

@@ -12,6 +12,7 @@ from pplseq import checks
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
+from pplseq.models.hmm.family_table import as_config, table_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -24,6 +25,7 @@ class StateTables(Estimator):
         num_words: V. num_features: D. Exactly one of the two.
         covariance, covariance_floor, dtype: of Gaussians.
         kinds: of covariances that there are.
+        emission, num_components: of vectors; see :func:`~pplseq.models.hmm.family_table.table_of`.
     """
 
     initial_logits: nn.Parameter
@@ -32,7 +34,8 @@ class StateTables(Estimator):
 
     def __init__(
         self, num_states: int, num_words: int | None, num_features: int | None, covariance: str,
-        covariance_floor: float | None, dtype: str, *, kinds: tuple[str, ...],
+        covariance_floor: float | None, dtype: str, *, kinds: tuple[str, ...], emission: Any = "gaussian",
+        num_components: int | None = None,
     ):  # fmt: skip
         super().__init__()
         if (num_words is None) == (num_features is None):
@@ -51,14 +54,19 @@ class StateTables(Estimator):
             num_words=self.num_words, num_features=self.num_features, covariance=covariance,
             covariance_floor=covariance_floor,
         )  # fmt: skip
+        if emission != "gaussian":
+            self._config |= {"emission": as_config(emission)}
+        if num_components is not None:
+            self._config |= {"num_components": checks.count("num_components", num_components)}
 
-    def _make_emissions(self, num_states: int, dtype: torch.dtype) -> CategoricalTable | GaussianTable:
+    def _make_emissions(self, num_states: int, dtype: torch.dtype) -> Any:
         """New ones, drawn at random, of so many states."""
         if self.num_features is None:
             return CategoricalTable(num_states, self._config["num_words"], dtype)
-        return GaussianTable(
-            num_states, self.num_features, self._config["covariance"], self._config["covariance_floor"], dtype
-        )
+        return table_of(
+            self._config.get("emission", "gaussian"), num_states, self.num_features, self._config["covariance"],
+            self._config["covariance_floor"], dtype, self._config.get("num_components"),
+        )  # fmt: skip
 
     @property
     def config(self) -> dict[str, Any]:
@@ -82,15 +90,20 @@ class StateTables(Estimator):
         return self.emissions.values()["emission"].detach()
 
     @property
+    def emission_parameters(self) -> dict[str, Tensor]:
+        """Parameters of the emissions by name, (Z, ...) each; of the states that have an emission of their own."""
+        return {name: value.detach() for name, value in self.emissions.values().items()}
+
+    @property
     def loc(self) -> Tensor:
-        """(Z, D) means of vectors; of the states that have an emission of their own."""
-        self._need(self.num_words is None, "loc", "emission")
+        """(Z, D) means of Gaussian vectors; of the states that have an emission of their own."""
+        self._need(isinstance(self.emissions, GaussianTable), "loc", "emission_parameters")
         return self.emissions.loc.detach()
 
     @property
     def covariances(self) -> Tensor:
-        """(Z, D, D) covariances of vectors; of the states that have an emission of their own."""
-        self._need(self.num_words is None, "covariances", "emission")
+        """(Z, D, D) covariances of Gaussian vectors; of the states that have an emission of their own."""
+        self._need(isinstance(self.emissions, GaussianTable), "covariances", "emission_parameters")
         return self.emissions.covariances().detach()
 
     def _need(self, holds: bool, name: str, instead: str) -> None:
@@ -126,4 +139,4 @@ class StateTables(Estimator):
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         if self.num_words is not None:
             return super().observations_of(states, emission)
-        return NextDistribution(states, None, *mixture_moments(states.exp(), self.loc, self.covariances))
+        return NextDistribution(states, None, *mixture_moments(states.exp(), *self.emissions.moments()))

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.networks import (
@@ -84,40 +84,6 @@ def plain(value: PerPart):
     if isinstance(value, Mapping):
         return {part: int(size) for part, size in value.items()}
     return None if value is None else int(value)
-
-
-def allowed_moves(graph, num_states: int) -> Tensor | None:
-    """(Z, Z) bool [from, to], or None where everything is allowed."""
-    if graph is None:
-        return None
-    if isinstance(graph, str):
-        if graph != "left_right":
-            raise ValueError(f"graph must be a (Z, Z) bool mask, 'left_right' or None, got {graph!r}")
-        return torch.ones(num_states, num_states).triu().bool()
-    graph = torch.as_tensor(graph)
-    if tuple(graph.shape) != (num_states, num_states) or graph.dtype != torch.bool:
-        raise ValueError(
-            f"graph must be a bool mask (Z, Z) = {(num_states, num_states)}, got {graph.dtype} of shape {tuple(graph.shape)}"
-        )
-    dead = (~graph.any(-1)).nonzero()
-    if len(dead):
-        raise ValueError(
-            f"graph: state {int(dead[0])} is a dead end, no state follows it; allow at least one, itself perhaps"
-        )
-    return None if bool(graph.all()) else graph
-
-
-def allowed_starts(states, num_states: int) -> Tensor | None:
-    if states is None:
-        return None
-    mask = torch.zeros(num_states, dtype=torch.bool)
-    for state in states:
-        if not isinstance(state, Integral) or not 0 <= int(state) < num_states:
-            raise ValueError(f"start_states must be among 0..{num_states - 1}, got {state!r}")
-        mask[int(state)] = True
-    if not bool(mask.any()):
-        raise ValueError("start_states must name at least one state, or be None for all; got none")
-    return mask
 
 
 def make_network(

@@ -19,14 +19,13 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
 from pplseq.models.batch import seeded
 from pplseq.models.hmm.emissions import COVARIANCES
+from pplseq.models.hmm.moves import allowed_moves, allowed_starts
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
 from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
 from pplseq.models.iohmm.options import (
     PerPart,
-    allowed_moves,
-    allowed_starts,
     feedback_parts,
     input_sources,
     make_network,

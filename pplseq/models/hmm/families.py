@@ -1,0 +1,321 @@
+"""Families of emissions by name: distributions of single numbers, how EM learns them, and their priors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from pplseq.distributions.columns import CircularNormal
+from pplseq.infer.fit.em import Statistics
+
+Parameters = Mapping[str, Tensor]  # (Z, D) each
+TINY = 1e-10
+NEWTON_STEPS = 60
+LARGEST = 1e6  # of a parameter that has no finite maximum: a negative binomial's size at Poisson data
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a family: where it lives and what it is like before data.
+
+    Args:
+        constraint: of its values. prior: a mean and a standard deviation, of the value where it is real, of its logarithm
+            where it is positive, of its log odds between 0 and 1; None for a uniform prior on the circle.
+    """
+
+    constraint: constraints.Constraint = constraints.real
+    prior: tuple[float, float] | None = (0.0, 10.0)
+
+    def unconstrained(self, value: Tensor) -> Tensor:
+        return torch.distributions.biject_to(self.constraint).inv(value)
+
+    def value(self, raw: Tensor) -> Tensor:
+        return torch.distributions.biject_to(self.constraint)(raw)
+
+    def distribution(self, shape: tuple[int, ...], like: Tensor) -> TorchDistribution:
+        """The prior of a table."""
+        if self.prior is None:
+            return dist.Uniform(like.new_tensor(-math.pi), like.new_tensor(math.pi)).expand(shape).to_event(len(shape))
+        base = dist.Normal(*(like.new_tensor(v) for v in self.prior)).expand(shape)
+        transform = torch.distributions.biject_to(self.constraint)
+        if self.constraint is constraints.real:
+            return base.to_event(len(shape))
+        return dist.TransformedDistribution(base, [transform]).to_event(len(shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A distribution of single numbers with parameters of each state.
+
+    Args:
+        make: parameters by name, of any shape -> the distribution.
+        parameters: what they are.
+        statistics: observations (N, D), weights (N, Z, D), parameters -> sums over N, (Z, D, ...); None: EM cannot learn it.
+        update: statistics, parameters -> parameters that raise the expected log-likelihood, in closed form or by Newton's
+            method on one of them.
+        start: one column (N,) of data -> parameters of states around it; None: those of the constructor.
+        holds: whether a column of data (N,) lies in the support, and how to say what it takes.
+        fill: a number of the support. histogram: whether the statistics are those of :func:`histogram`.
+    """
+
+    make: Callable[..., TorchDistribution]
+    parameters: Mapping[str, Parameter]
+    statistics: Callable[[Tensor, Tensor, Parameters], Statistics] | None = None
+    update: Callable[[Statistics, Parameters], dict[str, Tensor]] | None = None
+    start: Callable[[Tensor, int], dict[str, Tensor]] | None = None
+    holds: tuple[Callable[[Tensor], Tensor], str] | None = None
+    fill: float = 0.0
+    histogram: bool = False
+
+    @property
+    def has_em(self) -> bool:
+        return self.update is not None
+
+
+def maximize_each(value: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
+    """Positive numbers near ``value`` that maximise a function of each alone, by Newton's method on their logarithms.
+
+    Args:
+        value: (...) where to start. objective: positive numbers (...) -> values (...), each of its own number.
+
+    Cost: an evaluation, with second derivatives, a step; stops where no number moves. Never ends below where it started.
+    """
+    raw, trust = value.clamp(1 / LARGEST, LARGEST).log(), torch.ones_like(value)
+    with torch.enable_grad():
+        for _ in range(NEWTON_STEPS):
+            at = raw.detach().requires_grad_()
+            now = objective(at.exp())
+            slope = torch.autograd.grad(now.sum(), at, create_graph=True)[0]
+            bend = torch.autograd.grad(slope.sum(), at)[0]
+            slope, now = slope.detach(), now.detach()
+            step = torch.where(bend < 0, -slope / bend.clamp_max(-TINY), slope.sign() * trust)
+            step = step.clamp(-trust, trust).nan_to_num(0.0)
+            step = (at.detach() + step).clamp(-math.log(LARGEST), math.log(LARGEST)) - at.detach()
+            after = objective((at + step).exp()).detach()
+            better = after >= now  # NaN is not
+            raw = torch.where(better, at.detach() + step, at.detach())
+            trust = torch.where(better, (2 * trust).clamp_max(2.0), trust / 4)
+            if not bool((step.abs() > 1e-9).any()):
+                break
+    return raw.exp()
+
+
+def _weighted(obs: Tensor, weight: Tensor) -> Statistics:
+    return {"weight": weight.sum(0), "first": torch.einsum("nzd,nd->zd", weight, obs)}
+
+
+def _mean(statistics: Statistics, smallest: float = TINY) -> Tensor:
+    return (statistics["first"] / statistics["weight"].clamp_min(TINY)).clamp_min(smallest)
+
+
+# ------------------------------------------------------------------------------------------------ normal, Student t
+def _normal_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics:
+    return _weighted(obs, weight) | {"second": torch.einsum("nzd,nd->zd", weight, obs**2)}
+
+
+def _normal_update(s: Statistics, _: Parameters) -> dict[str, Tensor]:
+    mass = s["weight"].clamp_min(TINY)
+    loc = s["first"] / mass
+    return {"loc": loc, "scale": (s["second"] / mass - loc**2).maximum(_lowest(s, mass)).sqrt()}
+
+
+def _lowest(s: Statistics, mass: Tensor) -> Tensor:
+    """(D,) smallest variances that a state may have: a thousandth of the data's own."""
+    total = mass.sum(0)
+    square = s["second"].sum(0) / total
+    variance = (square - (s["first"].sum(0) / total).square()).maximum(1e-12 * square)
+    return 1e-3 * torch.where(square > 0, variance, 1.0)
+
+
+def _student_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
+    """Each number is normal with a precision of its own, which is Gamma(df / 2, df / 2); expectations of that and its log.
+
+    Source: C. Liu and D. B. Rubin (1995), ML estimation of the t distribution using EM and its extensions, section 2.
+    """
+    df, squared = p["df"].double(), ((obs.unsqueeze(-2) - p["loc"].double()) / p["scale"].double()).square()
+    shape, rate = (df + 1) / 2, (df + squared) / 2
+    precision, log_precision = shape / rate, torch.digamma(shape) - rate.log()
+    scaled = weight * precision
+    return {
+        "weight": weight.sum(0), "mass": scaled.sum(0), "first": torch.einsum("nzd,nd->zd", scaled, obs),
+        "second": torch.einsum("nzd,nd->zd", scaled, obs**2), "log": (weight * log_precision).sum(0),
+    }  # fmt: skip
+
+
+def _student_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
+    mass = s["mass"].clamp_min(TINY)
+    loc, weight = s["first"] / mass, s["weight"].clamp_min(TINY)
+    scale = ((s["second"] - mass * loc**2) / weight).maximum(_lowest(s, mass)).sqrt()
+    about = (s["log"] - s["mass"]) / weight  # mean of log u - u
+
+    def objective(df: Tensor) -> Tensor:
+        half = df / 2
+        return half * half.log() - torch.lgamma(half) + half * about
+
+    return {"loc": loc, "scale": scale, "df": maximize_each(p["df"].to(mass), objective)}
+
+
+def _around(column: Tensor, states: int) -> dict[str, Tensor]:
+    """Locations of some of the data, and a scale that is theirs all."""
+    scale = column.std(correction=0).clamp_min(1e-6 * column.abs().mean() + TINY)
+    return {"loc": _some(column, states), "scale": scale.expand(states)}
+
+
+def _some(column: Tensor, states: int) -> Tensor:
+    """(Z,) values spread over the distribution of a column, in random order and a little off."""
+    share = (torch.arange(states).to(column) + torch.rand(states).to(column)) / states
+    return torch.quantile(column[torch.randperm(len(column))[:20_000]], share)[torch.randperm(states)]
+
+
+# ------------------------------------------------------------------------------------------------ counts
+def _whole(column: Tensor) -> Tensor:
+    return (column >= 0) & (column == column.floor())
+
+
+WHOLE = (_whole, "counts 0, 1, 2, ...")
+
+
+def _rates(column: Tensor, states: int) -> dict[str, Tensor]:
+    return {"rate": _some(column, states).clamp_min(0.1 * column.mean()).clamp_min(1e-3)}
+
+
+def histogram(obs: Tensor, weight: Tensor, largest: int) -> Statistics:
+    """Expected numbers (Z, D, largest + 1) of each count; weight: (N, Z, D)."""
+    total = weight.new_zeros(largest + 1, *weight.shape[1:])
+    index = obs.long().unsqueeze(1).expand(weight.shape)
+    return {"histogram": total.scatter_add_(0, index, weight).movedim(0, -1)}
+
+
+def _negative_binomial(mean: Tensor, size: Tensor) -> TorchDistribution:
+    return dist.NegativeBinomial(size, logits=mean.log() - size.log(), validate_args=False)
+
+
+def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
+    """The mean is that of the data whatever the size is; the size by Newton's method."""
+    histogram = s["histogram"]  # (Z, D, N)
+    number = torch.arange(histogram.shape[-1]).to(histogram)
+    weight = histogram.sum(-1).clamp_min(TINY)
+    mean = ((histogram * number).sum(-1) / weight).clamp_min(TINY)
+
+    def objective(size: Tensor) -> Tensor:
+        pochhammer = torch.lgamma(number + size.unsqueeze(-1)) - torch.lgamma(size).unsqueeze(-1)
+        normaliser = size * (size / (size + mean)).log() + mean * (mean / (size + mean)).log()
+        return (histogram * pochhammer).sum(-1) / weight + normaliser
+
+    return {"mean": mean, "size": maximize_each(p["size"].to(mean), objective)}
+
+
+# ------------------------------------------------------------------------------------------------ angles
+def _circular_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
+    """Source: K. V. Mardia and P. E. Jupp (2000), Directional statistics, section 5.3.1."""
+    length = (s["cosine"].square() + s["sine"].square()).sqrt() / s["weight"].clamp_min(TINY)
+
+    def objective(kappa: Tensor) -> Tensor:
+        return kappa * (length - 1) - torch.special.i0e(kappa).log()
+
+    concentration = maximize_each(p["concentration"].to(length), objective)
+    return {"loc": torch.atan2(s["sine"], s["cosine"]), "concentration": concentration}
+
+
+def _circular_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics:
+    cosine, sine = (torch.einsum("nzd,nd->zd", weight, part) for part in (obs.cos(), obs.sin()))
+    return {"weight": weight.sum(0), "cosine": cosine, "sine": sine}
+
+
+REAL, POSITIVE = Parameter(), Parameter(constraints.positive, (0.0, 3.0))
+SHARE = Parameter(constraints.unit_interval, (0.0, 1.5))
+FAMILIES: dict[str, Family] = {
+    "normal": Family(
+        lambda loc, scale: dist.Normal(loc, scale, validate_args=False), {"loc": REAL, "scale": POSITIVE},
+        _normal_statistics, _normal_update, _around,
+    ),
+    "student_t": Family(
+        lambda loc, scale, df: dist.StudentT(df, loc, scale, validate_args=False),
+        {"loc": REAL, "scale": POSITIVE, "df": Parameter(constraints.positive, (2.0, 1.0))},
+        _student_statistics, _student_update,
+        lambda column, states: _around(column, states) | {"df": column.new_full((states,), 8.0)},
+    ),
+    "poisson": Family(
+        lambda rate: dist.Poisson(rate, validate_args=False), {"rate": POSITIVE},
+        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"rate": _mean(s)}, _rates, WHOLE,
+    ),
+    "negative_binomial": Family(
+        _negative_binomial, {"mean": POSITIVE, "size": Parameter(constraints.positive, (1.0, 2.0))},
+        None, _negative_binomial_update,
+        lambda column, states: {"mean": _rates(column, states)["rate"], "size": column.new_full((states,), 5.0)}, WHOLE,
+        histogram=True,
+    ),
+    "von_mises": Family(
+        lambda loc, concentration: CircularNormal(loc, concentration, validate_args=False),
+        {"loc": Parameter(constraints.real, None), "concentration": POSITIVE}, _circular_statistics, _circular_update,
+        lambda column, states: {"loc": _some(column, states), "concentration": column.new_full((states,), 2.0)},
+    ),
+    "exponential": Family(
+        lambda rate: dist.Exponential(rate, validate_args=False), {"rate": POSITIVE},
+        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"rate": 1 / _mean(s)},
+        lambda column, states: {"rate": 1 / _some(column, states).clamp_min(0.1 * column.mean()).clamp_min(TINY)},
+        (lambda column: column >= 0, "numbers of at least 0"),
+    ),
+    "bernoulli": Family(
+        lambda probs: dist.Bernoulli(probs, validate_args=False), {"probs": SHARE},
+        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"probs": _mean(s, 0.0).clamp(1e-6, 1 - 1e-6)},
+        lambda column, states: {"probs": 0.05 + 0.9 * torch.rand(states).to(column)},
+        (lambda column: (column == 0) | (column == 1), "0 and 1"),
+    ),
+}  # fmt: skip
+
+
+def family_of(name: Any) -> Family:
+    """A family by its name, or the family itself, or made of a distribution class by its constraints.
+
+    Raises:
+        ValueError, TypeError: for anything else; says what there is.
+    """
+    if isinstance(name, Family):
+        return name
+    if isinstance(name, str):
+        if name in FAMILIES:
+            return FAMILIES[name]
+        kind = getattr(dist, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, torch.distributions.Distribution)):
+            from pplseq import checks
+
+            raise ValueError(
+                f"emission: no family {name!r}.{checks.nearest(name, FAMILIES)}; or the name of a distribution of "
+                "pyro.distributions over single numbers, as 'Laplace'; or a Family"
+            )
+        return _of_class(kind)
+    if isinstance(name, type) and issubclass(name, torch.distributions.Distribution):
+        return _of_class(name)
+    raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
+
+
+def _of_class(kind: type) -> Family:
+    """A distribution class with its own parameters; of probs and logits it takes the logits."""
+    wanted: Any = kind.arg_constraints
+    if not isinstance(wanted, dict) or not wanted:
+        raise ValueError(f"emission: {kind.__name__} does not say what its parameters are; write a Family")
+    names = [name for name in wanted if name not in ("probs", "rate") or not {"logits", "scale"} & set(wanted)]
+    known = {"real": REAL, "positive": POSITIVE, "unit": SHARE}
+    parameters = {}
+    for name in names:
+        constraint = wanted[name]
+        if constraint in (constraints.real, constraints.positive, constraints.unit_interval):
+            parameters[name] = known[{constraints.real: "real", constraints.positive: "positive"}.get(constraint, "unit")]
+        elif isinstance(constraint, type(constraints.greater_than(0))) or constraint is constraints.nonnegative:
+            parameters[name] = POSITIVE
+        else:
+            raise ValueError(f"emission: the parameter {name!r} of {kind.__name__} is no single number; write a Family")
+    support = getattr(kind, "support", constraints.real)
+    fill = 0.0
+    if isinstance(support, constraints.Constraint):
+        fill = 0.5 if support is constraints.unit_interval else 1.0 if support is constraints.positive else 0.0
+    return Family(lambda **values: kind(**values, validate_args=False), parameters, fill=fill)

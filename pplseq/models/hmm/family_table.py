@@ -1,0 +1,337 @@
+"""Emissions of an HMM from families of distributions, one for all columns or one a column, and mixtures of Gaussians."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
+from pplseq.infer.fit.em import Statistics, dirichlet_mode
+from pplseq.models.hmm.emissions import (
+    EMPTY,
+    GaussianTable,
+    dirichlet_log_density,
+    inside_simplex,
+    like,
+    mixture_moments,
+    safe_log,
+)
+from pplseq.models.hmm.families import Family, family_of, histogram
+from pplseq.models.hmm.priors import Priors
+
+SPREAD = 0.5  # of the first parameters of families that do not say where to start
+
+
+class FamilyTable(PyroModule):
+    """p(x | state) over (D,) vectors of independent columns, each from a family of distributions.
+
+    Parameters: for every parameter of every family that occurs, unconstrained numbers (Z, d) of its d columns, named as the
+    family's, with the family's name in front where there are several.
+
+    Args:
+        families: a family (or its name), for all columns, or one a column.
+    """
+
+    def __init__(self, num_states: int, num_features: int, families: Any, dtype: torch.dtype):
+        super().__init__()
+        self.num_states, self.num_features, self._largest = num_states, num_features, 0
+        each = list(families) if isinstance(families, (list, tuple)) else [families] * num_features
+        if len(each) != num_features:
+            raise ValueError(f"emission: one family for each of the {num_features} columns, got {len(each)}")
+        self.parts: list[tuple[str, Family, list[int]]] = []  # prefix of names, family, its columns
+        for family in dict.fromkeys(each):
+            columns = [column for column, own in enumerate(each) if own == family]
+            prefix = "" if len(set(each)) == 1 else (family if isinstance(family, str) else f"family{columns[0]}") + "_"
+            self.parts.append((prefix, family_of(family), columns))
+        for prefix, family, columns in self.parts:
+            for name in family.parameters:
+                start = SPREAD * torch.randn(num_states, len(columns), dtype=dtype)
+                setattr(self, f"raw_{prefix}{name}", nn.Parameter(start))
+
+    @property
+    def has_em(self) -> bool:
+        return all(family.has_em for _, family, _ in self.parts)
+
+    @property
+    def num_free(self) -> int:
+        return self.num_states * sum(len(family.parameters) * len(columns) for _, family, columns in self.parts)
+
+    def check(self, x: Tensor) -> None:
+        expected = f"a floating-point tensor (B, T, D) with D = {self.num_features}"
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+        if x.dim() != 3 or x.shape[-1] != self.num_features:
+            raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
+        if bool(x.isinf().any()):
+            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
+        for prefix, family, columns in self.parts:
+            own = x[..., columns]
+            if family.holds is not None:
+                holds, what = family.holds
+                bad = ~(holds(own) | own.isnan())
+                if bool(bad.any()):
+                    row, step, column = bad.nonzero()[0].tolist()
+                    raise ValueError(
+                        f"x: column {columns[column]} must hold {what} ({prefix.rstrip('_') or 'its family'}); row {row}, "
+                        f"step {step} holds {float(own[row, step, column]):g}"
+                    )
+            if family.histogram:
+                self._largest = max(self._largest, int(own.nan_to_num(0.0).max()))
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x with NaN only where the rest of the vector was seen, and which steps (B, T) were seen at all."""
+        seen = ~x.isnan().all(-1)
+        fill = torch.zeros(self.num_features)
+        for _, family, columns in self.parts:
+            fill[columns] = family.fill
+        return torch.where(seen.unsqueeze(-1), x, fill.to(x)).to(like(self).dtype), seen
+
+    # ---------------------------------------------------------------- parameters
+    def values(self) -> dict[str, Tensor]:
+        """Name -> (Z, d) parameters, constrained."""
+        return {
+            f"{prefix}{name}": parameter.value(getattr(self, f"raw_{prefix}{name}"))
+            for prefix, family, _ in self.parts
+            for name, parameter in family.parameters.items()
+        }
+
+    def sites(self) -> dict[str, Tensor]:
+        return self.values()
+
+    def from_sites(self, **values: Tensor) -> dict[str, Tensor]:
+        return values
+
+    @torch.no_grad()
+    def set_values(self, **values: Tensor) -> None:
+        """Sets parameters by their names, (Z, d), or what broadcasts to it.
+
+        Raises:
+            ValueError: for an unknown name, or values that the family does not take.
+        """
+        known = {f"{prefix}{n}": p for prefix, family, _ in self.parts for n, p in family.parameters.items()}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"no parameter {name!r} of these emissions; there are: {', '.join(known)}")
+            raw = getattr(self, f"raw_{name}")
+            value = torch.as_tensor(value).to(raw)
+            value = value.unsqueeze(-1) if value.dim() == 1 and raw.shape == (len(value), 1) else value
+            if not bool(known[name].constraint.check(value).all()):
+                raise ValueError(f"{name}: outside of {known[name].constraint}; got {value.flatten()[:3].tolist()}, ...")
+            raw.copy_(known[name].unconstrained(value).expand(raw.shape))
+
+    def _make(self, values: Mapping[str, Tensor]) -> Columns:
+        return Columns([
+            (columns, family.make(**{n: values[f"{prefix}{n}"] for n in family.parameters}), family.fill)
+            for prefix, family, columns in self.parts
+        ])  # fmt: skip
+
+    def spec(self) -> ColumnEmission:
+        return ColumnEmission(self._make, self.values())
+
+    def drawn_spec(self, priors: Priors) -> ColumnEmission:
+        drawn = {}
+        for prefix, family, columns in self.parts:
+            for name, parameter in family.parameters.items():
+                prior = priors.of_parameter(f"{prefix}{name}", parameter)
+                shape = (self.num_states, len(columns))
+                drawn[f"{prefix}{name}"] = pyro.sample(f"{prefix}{name}", prior.distribution(shape, like(self)))
+        return ColumnEmission(self._make, drawn)
+
+    def log_prior(self, priors: Priors) -> Tensor:
+        """Of the parameters whose priors were given; the others' are flat, but for "svi" and "nuts"."""
+        total, values = like(self).new_zeros(()), self.values()
+        for prefix, family, _ in self.parts:
+            for name, parameter in family.parameters.items():
+                if f"{prefix}{name}" not in (priors.parameters or {}):
+                    continue
+                value = values[f"{prefix}{name}"]
+                prior = priors.of_parameter(f"{prefix}{name}", parameter).distribution(tuple(value.shape), value)
+                total = total + prior.log_prob(value)
+        return total
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """(Z, D) means and (Z, D, D) covariances of what the states emit."""
+        made = self._make({name: value.detach() for name, value in self.values().items()})
+        return made.mean, torch.diag_embed(made.variance)
+
+    # ---------------------------------------------------------------- EM
+    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
+        """Expected statistics of vectors obs (N, D), in part NaN, seen in states with weight (N, Z)."""
+        result, values = {}, {name: value.detach() for name, value in self.values().items()}
+        for prefix, family, columns in self.parts:
+            own = obs[:, columns].double()
+            seen = ~own.isnan()
+            weights = weight.double().unsqueeze(-1) * seen.unsqueeze(1)
+            own = torch.where(seen, own, family.fill)
+            if family.histogram:
+                found = histogram(own, weights, self._largest)
+            else:
+                assert family.statistics is not None, "EM was refused before"
+                found = family.statistics(own, weights, {n: values[f"{prefix}{n}"] for n in family.parameters})
+            result |= {f"{prefix}{name}": value for name, value in found.items()}
+        return result
+
+    def implied(self, visits: Tensor) -> Statistics:
+        raise ValueError("step_size: stepwise EM is for words and Gaussians; leave it out, or use method='sgd'")
+
+    @torch.no_grad()
+    def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
+        values, remarks = self.values(), []
+        for prefix, family, _ in self.parts:
+            assert family.update is not None, "EM was refused before"
+            own = {n.removeprefix(prefix): v for n, v in statistics.items() if n.startswith(prefix)}
+            before = {n: values[f"{prefix}{n}"] for n in family.parameters}
+            weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
+            empty = weight < EMPTY
+            after = family.update(own, before)
+            for name, value in after.items():
+                value = torch.where(empty, before[name].to(value), value)
+                getattr(self, f"raw_{prefix}{name}").copy_(family.parameters[name].unconstrained(value))
+            if bool(empty.any()):
+                states = empty.any(-1).nonzero().flatten().tolist()
+                remarks.append(f"states {states} are empty and keep their parameters")
+        return remarks
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor, seen: Tensor) -> None:
+        """Parameters around the data, spread over their quantiles."""
+        rows = x[seen].double()
+        if len(rows) < self.num_states:
+            raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
+        for prefix, family, columns in self.parts:
+            for place, column in enumerate(columns):
+                own = rows[:, column]
+                own = own[~own.isnan()]
+                if not len(own):
+                    raise ValueError(f"x: column {column} is missing everywhere; leave it out")
+                if family.start is None:
+                    for name in family.parameters:
+                        getattr(self, f"raw_{prefix}{name}")[:, place].normal_(0.0, SPREAD)
+                    continue
+                for name, value in family.start(own, self.num_states).items():
+                    getattr(self, f"raw_{prefix}{name}")[:, place] = family.parameters[name].unconstrained(value)
+
+
+class MixtureTable(PyroModule):
+    """p(x | state) = sum_m weight[state, m] Normal(loc[state, m], covariance[state, m]).
+
+    Its Gaussians are a :class:`~pplseq.models.hmm.emissions.GaussianTable` of Z * M states, those of a state behind each
+    other, with all kinds of covariances.
+    """
+
+    has_em = True
+
+    def __init__(
+        self, num_states: int, num_features: int, num_components: int, covariance: str, floor: float | None,
+        dtype: torch.dtype,
+    ):  # fmt: skip
+        super().__init__()
+        self.num_states, self.num_components = num_states, num_components
+        self.gaussians = GaussianTable(num_states * num_components, num_features, covariance, floor, dtype)
+        self.weight_logits = nn.Parameter(torch.zeros(num_states, num_components, dtype=dtype))
+
+    @property
+    def num_free(self) -> int:
+        return self.gaussians.num_free + self.num_states * (self.num_components - 1)
+
+    def check(self, x: Tensor) -> None:
+        self.gaussians.check(x)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gaussians.observed(x)
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.log_softmax(self.weight_logits, -1)
+
+    def spec(self) -> MixtureEmission:
+        return MixtureEmission(self.log_weights, self.gaussians.spec())
+
+    def drawn_spec(self, priors: Priors) -> MixtureEmission:
+        flat = torch.full((self.num_states, self.num_components), float(priors.weights)).to(like(self))
+        weights = pyro.sample("weights", dist.Dirichlet(flat).to_event(1))
+        return MixtureEmission(safe_log(weights), self.gaussians.drawn_spec(priors))
+
+    def values(self) -> dict[str, Tensor]:
+        return {"weights": self.log_weights.exp(), **self.gaussians.values()}
+
+    def sites(self) -> dict[str, Tensor]:
+        return {"weights": inside_simplex(self.log_weights.exp()), **self.gaussians.sites()}
+
+    def from_sites(self, weights: Tensor, **rest: Tensor) -> dict[str, Tensor]:
+        return {"weights": weights, **self.gaussians.from_sites(**rest)}
+
+    @torch.no_grad()
+    def set_values(self, weights: Tensor | None = None, **rest: Tensor) -> None:
+        if weights is not None:
+            self.weight_logits.copy_(weights.log())
+        if rest:
+            self.gaussians.set_values(**({"loc": self.gaussians.loc} | rest))
+
+    def log_prior(self, priors: Priors) -> Tensor:
+        flat = torch.full((self.num_states, self.num_components), float(priors.weights)).to(like(self))
+        return self.gaussians.log_prior(priors) + dirichlet_log_density(self.log_weights, flat)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """(Z, D) means and (Z, D, D) covariances of what the states emit."""
+        locs, covariances = (
+            value.detach().unflatten(0, (self.num_states, -1)) for value in (self.gaussians.loc, self.gaussians.covariances())
+        )
+        pairs = [mixture_moments(w, m, c) for w, m, c in zip(self.log_weights.detach().exp(), locs, covariances, strict=True)]
+        return torch.stack([mean for mean, _ in pairs]), torch.stack([covariance for _, covariance in pairs])
+
+    # ---------------------------------------------------------------- EM
+    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
+        with torch.no_grad():
+            shares = weight.unsqueeze(-1) * torch.softmax(self.spec().joint(obs), -1)
+        return self.gaussians.statistics(obs, shares.flatten(1)) | {"components": shares.double().sum(0)}
+
+    def implied(self, visits: Tensor) -> Statistics:
+        shares = visits.unsqueeze(-1) * self.log_weights.double().exp()
+        return self.gaussians.implied(shares.flatten()) | {"components": shares}
+
+    @torch.no_grad()
+    def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
+        counts = statistics["components"]
+        flat = None if priors is None else torch.full_like(counts, float(priors.weights))
+        self.weight_logits.copy_(dirichlet_mode(counts, flat, self.log_weights))
+        return self.gaussians.maximize(statistics, priors)
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor, seen: Tensor) -> None:
+        """Clusters of the data, by their first column, the neighbours in one state."""
+        self.gaussians.initialize(x, seen)
+        order = self.gaussians.loc[:, 0].argsort()
+        self.gaussians.loc.copy_(self.gaussians.loc[order])
+        self.weight_logits.zero_()
+
+
+def table_of(
+    emission: Any, num_states: int, num_features: int, covariance: str, floor: float | None, dtype: torch.dtype,
+    num_components: int | None,
+) -> GaussianTable | FamilyTable | MixtureTable:  # fmt: skip
+    """The emissions of vectors that a name, a family, or one for each column asks for."""
+    if emission == "mixture":
+        return MixtureTable(num_states, num_features, num_components or 2, covariance, floor, dtype)
+    if emission == "gaussian":
+        return GaussianTable(num_states, num_features, covariance, floor, dtype)
+    return FamilyTable(num_states, num_features, emission, dtype)
+
+
+def as_config(emission: Any) -> Any:
+    """A name, or names of columns, as JSON has them; a distribution class by its name.
+
+    Raises:
+        ValueError: for a family that has no name.
+    """
+    if isinstance(emission, Sequence) and not isinstance(emission, str):
+        return [as_config(each) for each in emission]
+    if isinstance(emission, type):
+        return emission.__name__
+    return emission
