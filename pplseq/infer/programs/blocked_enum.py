@@ -178,6 +178,8 @@ class BlockedEnum(ChainMessenger):
             super().__exit__(exc_type, exc, traceback)
         finally:
             self._eager = None
+            if self.enumeration is not None:
+                self.enumeration.memo.clear()  # tables refer to it and it to them
 
     def _eliminate(self) -> None:
         for recording in self._recordings:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from pplseq.infer.programs.factors import scan
 from pplseq.infer.programs.factors.enumeration import Enumeration, Variable
+from pplseq.infer.programs.factors.lowering import lower
 from pplseq.infer.programs.factors.tables import Stack, Table, make_tables
+from pplseq.kernels.scan import chain_log_prob
 
 MAX_CELLS = 1 << 26  # of one table, rows included
 
@@ -49,7 +51,9 @@ class Component:
         result = []
         for stack, places in found.values():
             values, index = stack.values, [self.tables[place].place for place in places]
-            if index != list(range(len(values))):
+            if len(values) == 1:
+                values = values.expand(len(places), *values.shape[1:])
+            elif index != list(range(len(values))):
                 values = values[torch.tensor(index, device=values.device)]
             result.append((self.rows(values, 1), places))
         return result
@@ -88,7 +92,12 @@ def eliminate(enumeration: Enumeration, *, maximise: bool = False, draw: bool = 
                 values = [component.rows(table.value) for table in touching]
                 value = scan.log_messages(component.problem, values, maximise=True)[-1]
             else:
-                value = scan.log_sum(component.problem, component.stacks())
+                stacks = component.stacks()
+                chain = lower(component.problem, stacks)
+                if chain is None:
+                    value = scan.log_sum(component.problem, stacks)
+                else:
+                    value = chain_log_prob(*chain).log_prob
             value = value.expand(component.problem.rows, *value.shape[1:])
             value = value.reshape(*component.shape, *value.shape[1:])
             if component.kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.condition_messenger import ConditionMessenger
@@ -17,6 +18,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pplseq.distributions.state import StateCategorical, StateEmission, StateVar
+from pplseq.infer.programs.factors.lookups import Memo, StateValue
 from pplseq.infer.programs.markov import plates_of
 
 PLATE_DIMS = 8  # room for plates where nobody says how many there are
@@ -100,6 +102,7 @@ class Enumeration(EnumMessenger):
         self.nesting = -1 - first_available_dim
         self.sites: list[Site] = []
         self.variables: dict[int, Variable] = {}  # by Pyro's number of a dimension's use
+        self.memo = Memo()
 
     def _pyro_sample(self, msg: Any):
         fn = msg["fn"]
@@ -186,6 +189,8 @@ class Enumeration(EnumMessenger):
         variable = Variable(len(self.variables), msg["name"], dim, values, plates_of(msg))
         self.variables[number] = variable
         self._record(msg, {**variables, dim: variable}, variable)
+        if type(fn) is dist.Categorical and value.is_contiguous():
+            msg["value"] = StateValue.of(value, self.memo)
 
     def _record_dependent(self, msg, given: bool) -> None:
         fn, shape = msg["fn"], msg["fn"].batch_shape

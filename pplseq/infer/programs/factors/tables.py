@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
+from pplseq.infer.programs.factors import statistics
 from pplseq.infer.programs.factors.enumeration import Site, Variable
+from pplseq.infer.programs.factors.lookups import Lookup
 
 
 @dataclass(eq=False)
 class Stack:
-    """Tables of G alike sites: (G, *plates, *variables)."""
+    """Tables of G alike sites, or one that all of them share: (G or 1, *plates, *variables)."""
 
     values: Tensor
 
@@ -55,7 +57,7 @@ def make_tables(sites: list[Site], nesting: int, *, padding: bool = False) -> li
         parts = [part for _, part in group]
         stack = Stack(parts[0].evaluate(parts))
         for k, (place, part) in enumerate(group):
-            tables[place] = Table(stack, k, part.variables, part.keep, part.site)
+            tables[place] = Table(stack, min(k, len(stack.values) - 1), part.variables, part.keep, part.site)
     return [table for table in tables if table is not None]
 
 
@@ -133,6 +135,9 @@ class _Part:
             elif mask is False:
                 self.mask = torch.zeros((1,) * nesting, dtype=torch.bool)
         self.kind: object = None
+        self.reading: statistics.Reading | None = None
+        if self._prepare_lookup(fn):
+            return
         if found is not None and self._prepare(fn, *found):
             value = None if self.value is None else (self.value.shape, self.value.dtype)
             where = None if self.mask is None else self.mask.shape
@@ -145,11 +150,39 @@ class _Part:
             self.kind = None
             self.key = (id(site),)
 
+    def _prepare_lookup(self, fn) -> bool:
+        """Whether this site's parameter is a table looked up at states, which alike sites share."""
+        site, nesting = self.site, self.nesting
+        told = statistics.looked_up(fn)
+        if told is None or torch.is_tensor(site.mask) and site.mask.dim() > nesting:
+            return False
+        if site.own is not None and self.mask is not None or type(fn) is dist.Poisson and site.own is not None:
+            return False
+        name, lookup, event = told
+        reading = statistics.read(self, name, lookup, event)
+        if reading is None:
+            return False
+        self.kind, self.name, self.lookup_states = type(fn), name, [v.size for v in self.variables]
+        value, mask = None, None
+        if site.own is None:
+            dims = len(fn.event_shape) + self.extra
+            if site.value.dim() - dims > nesting:
+                return False
+            found = narrow(site.value, dims)
+            self.value = found.reshape((1,) * (nesting + dims - found.dim()) + tuple(found.shape))
+            value, mask = (self.value.shape, self.value.dtype), None if self.mask is None else self.mask.shape
+        own = None if site.own is None else self.variables.index(site.own)
+        self.reading = reading
+        self.key = type(fn), reading.key, value, mask, self.summed, own, self.extra, tuple(self.sizes), len(self.variables)
+        return True
+
     def _prepare(self, fn, name: str, parameter: Tensor, event: int) -> bool:
         """Whether this site is computed in a stack; sets parameter (*variables, *plates, *event) and value."""
         site, nesting = self.site, self.nesting
         if site.own is not None and self.extra:
             return False
+        if type(parameter) is Lookup:
+            parameter = parameter.value()
         parameter = narrow(parameter, event + self.extra)
         # a dimension per variable of the distribution; an enumerated site has its own variable as the event
         given = tuple(v for v in self.variables if v is not site.own)
@@ -182,6 +215,17 @@ class _Part:
         return values.expand(*values.shape[: 1 + self.nesting], *(variable.size for variable in self.variables))
 
     def _evaluate(self, parts: list[Any]) -> Tensor:
+        if self.reading is not None and self.site.own is not None:
+            return statistics.enumerated(self)
+        if self.reading is not None:
+            value, mask = torch.stack([part.value for part in parts]), None
+            if self.mask is not None:
+                mask = torch.stack([part.mask for part in parts])
+            self._check(parts, value)
+            found = statistics.observed(parts, value, mask)
+            if found is not None:
+                return found
+            self.kind = None
         if self.kind is None:
             return torch.stack([part.alone() for part in parts])
         parameter = torch.stack([part.parameter for part in parts])
@@ -190,7 +234,8 @@ class _Part:
             return self._enumerated(parameter, mask)
         value = torch.stack([part.value for part in parts])
         self._check(parts, value)
-        return self._observed(parameter, value, mask)
+        found = self._observed(parameter, value, mask)
+        return torch.stack([part.alone() for part in parts]) if found is None else found
 
     def _check(self, parts: list[_Part], value: Tensor) -> None:
         fn = self.site.fn
@@ -198,7 +243,7 @@ class _Part:
             return
         inner, _ = _unwrap(fn)
         if isinstance(inner, dist.Categorical):
-            fine = (value >= 0) & (value < self.parameter.shape[-1]) & (value == value.floor())
+            fine = (value >= 0) & (value < inner.param_shape[-1]) & (value == value.floor())
         else:
             fine = inner.support.check(value)
         if not bool(fine.all()):
@@ -225,9 +270,11 @@ class _Part:
         table = table.movedim(-1, 1 + self.nesting + own)
         return _padded(table, mask, self.nesting, own) if mask is not None else table
 
-    def _observed(self, parameter: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _observed(self, parameter: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
         count, nesting = len(self.variables), self.nesting
         logs = self._log_probs(parameter)  # (G, *variables, *plates, *extra, values)
+        if not bool(logs.detach().isfinite().all()):
+            return None  # no count of zero may meet an infinity
         counts = self._counts(value, mask, logs)  # (G, *plates, *extra, values)
         # what is summed goes to the end: (G, variables, summed) and (G, rows, summed)
         summed = [1 + nesting + dim for dim in self.summed] + list(range(1 + nesting, counts.dim()))
@@ -299,6 +346,7 @@ class _Part:
         if found is None or not bool(((value == 0) | (value == 1)).all()):
             return None
         name, parameter, _ = found
+        parameter = parameter.value() if type(parameter) is Lookup else parameter
         value = value.to(parameter.dtype)
         if name == "logits":
             return torch.nn.functional.logsigmoid(parameter * (2 * value - 1))
