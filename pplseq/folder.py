@@ -102,20 +102,29 @@ class FolderKind:
                 f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
             )
 
-        def fill(new: Path) -> None:
-            if more is not None:
-                more(new)
-            if self.tensors is not None:
-                _save_tensors(new / self.tensors, tensors or {})
-            if self.arrays is not None:
-                import numpy as np
-
-                with open(new / self.arrays, "wb") as file:
-                    np.savez(file, **(arrays or {}))  # pyright: ignore[reportArgumentType]
-            seal(new / self.header, {"format": self.format, "version": self.version, **header})
-
-        replace_folder(folder, fill)
+        replace_folder(folder, lambda new: self.fill(new, header, tensors=tensors, arrays=arrays, more=more))
         return folder
+
+    def fill(
+        self,
+        new: Path,
+        header: Mapping[str, Any],
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        more: Fill | None = None,
+    ) -> None:
+        """Write into a new folder that somebody else puts into its place; arguments as of :meth:`write`."""
+        if more is not None:
+            more(new)
+        if self.tensors is not None:
+            _save_tensors(new / self.tensors, tensors or {})
+        if self.arrays is not None:
+            import numpy as np
+
+            with open(new / self.arrays, "wb") as file:
+                np.savez(file, **(arrays or {}))  # pyright: ignore[reportArgumentType]
+        seal(new / self.header, {"format": self.format, "version": self.version, **header})
 
     def read(self, folder: str | Path, more: Callable[[Path, dict[str, Any]], Any] | None = None) -> Stored:
         """Read a folder, after every file was compared with its checksum; a writer may be at work.

@@ -65,8 +65,8 @@ class Reading:
         return self._log_probs.sum(-1)
 
     def filtered(self) -> Carried:
-        """What the next segment starts from."""
-        return self._carried
+        """What the next segment starts from; gradients do not flow into it."""
+        return self._carried.detach()
 
 
 class NeuralLanguageModel(checks.NamedArguments, nn.Module):

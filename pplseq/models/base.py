@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 
@@ -13,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.distributions.state import MISSING, Belief
+from pplseq.distributions.state import MISSING, Belief, Emission, Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
@@ -135,16 +136,6 @@ class Given:
         """(B[, U]) the input of a step."""
         return None if self.inputs is None else self.inputs[:, t]
 
-    def chain(self, transition, emission, start: Belief | None = None) -> Chain:
-        """The chain that a program of one transition and one emission, without inputs, leaves under its messenger."""
-        assert self._values is not None and self._observed is None, "observations that are seen whole or not at all"
-        valid = None
-        if self.lengths is not None:
-            valid = torch.arange(self.shape[1], device=self.lengths.device).unsqueeze(-1) < self.lengths
-        seen, states = (None if part is None else part.T for part in (self._seen, self.states))
-        obs = self._values.transpose(0, 1)
-        return build_chain(transition, emission, obs, valid=valid, seen=seen, states=states, start=start)
-
     def before(self, t, generated: Tensor | None = None) -> Tensor | None:
         """(B,) the observation before step t, or what the program has ``generated`` last; None where nothing depends on it."""
         if self.first is None:
@@ -154,6 +145,29 @@ class Given:
         if self._before is None:
             self._before = torch.cat([self.first.unsqueeze(1), self.x[:, :-1]], 1)
         return self._before[:, t]
+
+    def chain(self, transition, emission, start: Belief | None = None, inputs=None, emission_inputs=None) -> Chain:
+        """The chain that a program like the example leaves under its messenger; inputs: (B, T[, U]) of both, or None."""
+        valid = None
+        if self.lengths is not None:
+            valid = torch.arange(self.shape[1], device=self.lengths.device).unsqueeze(-1) < self.lengths
+        parts = self._values, self._seen, self.states, inputs, emission_inputs
+        obs, seen, states, inputs, emission_inputs = (None if part is None else part.transpose(0, 1) for part in parts)
+        assert obs is not None, "a chain is that of observations"
+        return build_chain(
+            transition, emission, obs, valid=valid, seen=seen, states=states, start=start, inputs=inputs,
+            emission_inputs=emission_inputs,
+        )  # fmt: skip
+
+
+def one_chain(program):
+    """Marks a ``model()`` that is the example of :class:`Given`, so that its chain can be built without running it.
+
+    Each step draws z_t by one transition, which may depend on ``given.before(t)``, and x_t by one emission, which may depend on
+    ``given.input(t)``. A subclass with a program of its own loses the mark, as the mark is the function's.
+    """
+    program.is_one_chain = True
+    return program
 
 
 def _masked(mask: Any):
@@ -175,6 +189,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     vectorize: bool = True
     vocabulary: Vocabulary | None = None  # of a model of words, saved with it
     clusters: Clusters | None = None  # of its words, where they have blocks
+    specs: ClassVar[Callable[..., Any]]  # a method: transition and emission with the current parameters
 
     def model(self, x=None, lengths=None, start=None):
         """The generative program."""
@@ -279,25 +294,48 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             start: the belief at the end of the previous segment, or None.
             **known: what else the program takes.
         """
-        with torch.no_grad():
-            chain = self.direct_chain(x, lengths, start, **known)
-            if chain is not None:
-                chain.prepare()  # parameters are read here, without their gradients
-                return chain
         training = self.training
-        self.eval()
-        vars(self)["_queried"] = True
+        if training:
+            self.eval()
         try:
-            with self._at_point(), torch.no_grad(), poutine.block():
-                self(x, lengths, start, **known)
+            with self._at_point(), torch.no_grad():
+                chain = self.direct_chain(x, lengths, start, **known)
+                if chain is not None:
+                    chain.prepare()  # parameters are read here, without their gradients
+                    return chain
+                vars(self)["_queried"] = True
+                with poutine.block():
+                    self(x, lengths, start, **known)
         finally:
             vars(self)["_queried"] = False
-            self.train(training)
+            if training:
+                self.train()
         return vars(self).pop("_chains").popitem()[1]
 
-    def direct_chain(self, x: Tensor, lengths: Tensor | None, start: Belief | None, **known) -> Chain | None:
-        """What :meth:`posterior` finds, where a model has a shorter way to it than running its program; None: it has none."""
-        return None
+    @property
+    def is_one_chain(self) -> bool:
+        """Whether the program that would be run is marked with :func:`one_chain`."""
+        return self.vectorize and getattr(self.model, "is_one_chain", False)
+
+    def direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | None:
+        """The chain that :attr:`chain` is after a call, gradients included, without running the program.
+
+        Training, EM, evaluation and all questions take this way where there is one.
+
+        Args:
+            x, lengths, start, **known: as the program takes them.
+
+        Returns:
+            None for a program that is not marked with :func:`one_chain`, and without ``vectorize``: run it.
+        """
+        if not self.is_one_chain:
+            return None
+        given = self.given(x, lengths, start, **known)
+        return given.chain(*self.specs_given(given), start, given.before(slice(None)), given.inputs)
+
+    def specs_given(self, given: Given) -> tuple[Transition, Emission]:
+        """:meth:`specs`, for a model in which they depend on what the program was called with."""
+        return self.specs()
 
     def chain_of(self, batch: Batch) -> Any:
         """The chain of a batch that was checked, for EM; a model may have a shorter way to it than running its program."""

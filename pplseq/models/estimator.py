@@ -169,8 +169,11 @@ class Estimator(SequenceModel):
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
         """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
         with self._at_point(), poutine.block():
-            self(x, lengths, **known)
-        return vars(self).pop("_chains").popitem()[1].log_prob().sum() + share * self.log_prior()
+            chain = self.direct_chain(x, lengths, **known)
+            if chain is None:
+                self(x, lengths, **known)
+                chain = vars(self).pop("_chains").popitem()[1]
+        return chain.log_prob().sum() + share * self.log_prior()
 
     def drawn(self) -> None:
         """Called by constructors that draw parameters at random: until these change the model has nothing to say."""

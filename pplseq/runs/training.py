@@ -1,7 +1,7 @@
 """Training by gradients: one torch optimizer on a Pyro ELBO, on the schedule of :mod:`pplseq.runs.loop`.
 
 It knows nothing of any model but `model.chain` (the chain of the last call), whose filtered belief is carried over from
-one segment to the next; and `chain_of_words`, where a model offers it.
+one segment to the next; and `direct_chain`, which comes to it without running the program.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class GradientTraining(Training):
         self.save_model = save or model.save
         self.on_step = on_step or (lambda progress, num_tokens: None)
         # where the states are all that is latent the loss is that of the chain, which a model may have a shorter way to
-        short = guide is None and elbo is None and _has_shorter_way(model)
-        self.chain_of = model.chain_of_words if short else None
+        # (without priors: the parameters' own density is in the program alone)
+        alone = guide is None and elbo is None and getattr(model, "priors", None) is None
+        self.direct_chain = getattr(model, "direct_chain", None) if alone else None
         if elbo is None:
             from pplseq.infer import TraceBlockedEnum_ELBO
 
@@ -144,11 +145,11 @@ class GradientTraining(Training):
         if self.settings.final_dropout is not None:
             left, end = self._left(p.step), self.settings.final_dropout
             self.model.state_dropout = end + left * (self.first_dropout - end)
-        if self.chain_of is None:
+        chain = None if self.direct_chain is None else self.direct_chain(x, lengths, start)
+        if chain is None:
             loss = self.elbo(x, lengths, start)
             chain = self.model.chain
         else:
-            chain = self.chain_of(x, lengths, start)
             loss = -chain.log_prob().sum()
         (loss / num_tokens).backward()
         clip = math.inf if self.settings.clip is None else self.settings.clip
@@ -162,7 +163,7 @@ class GradientTraining(Training):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
-        self.belief = chain.filtered().detach()
+        self.belief = chain.filtered()  # which no gradient flows into
         self.on_step(p, num_tokens)
 
     def _left(self, steps: int) -> float:
@@ -262,12 +263,6 @@ class GradientTraining(Training):
             kind = getattr(self.model, "carry", Belief)
             self.belief = kind(**{**dict.fromkeys(kind._fields), **belief})
         checkpoint.restore_random_states(tensors, self.device)
-
-
-def _has_shorter_way(model: torch.nn.Module) -> bool:
-    """Whether the class whose program this is says how to come to its chain without running it (`chain_of_words`)."""
-    own = next((vars(kind) for kind in type(model).__mro__ if "model" in vars(kind)), {})
-    return "chain_of_words" in own
 
 
 def _to(lengths: Tensor | None, device: torch.device) -> Tensor | None:

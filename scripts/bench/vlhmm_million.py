@@ -65,7 +65,7 @@ def main() -> None:
     def step():
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.0, fused=True)
         with matmul_precision("auto"):
-            loss = -model.chain_of_words(batch.x, None, None).log_prob().sum() / batch.x.numel()
+            loss = -model.direct_chain(batch.x).log_prob().sum() / batch.x.numel()
             loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -199,7 +199,7 @@ def test_interrupted(folder, table, strings, monkeypatch):
     from pplseq.models import IOHMM
     from pplseq.models.automata.learner import AutomatonLearner
 
-    fit, fit_size = IOHMM.fit, AutomatonLearner._fit_size
+    fit, fit_size = IOHMM.fit, AutomatonLearner.begin_size
 
     def slow(model, *arguments, **options):
         if model.num_states == 2:
@@ -212,7 +212,7 @@ def test_interrupted(folder, table, strings, monkeypatch):
         return fit_size(learner, tree, num_states, num_labels)
 
     monkeypatch.setattr(IOHMM, "fit", slow)
-    monkeypatch.setattr(AutomatonLearner, "_fit_size", slow_size)
+    monkeypatch.setattr(AutomatonLearner, "begin_size", slow_size)
     pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "cut", code=130)
     assert json.loads((folder / "cut" / "best" / "iohmm.json").read_text())["summary"]["states"] == 1
     pplseq("train", "iohmm", strings, "--restarts", 7, "--out", folder / "cut2", code=130)
@@ -220,10 +220,12 @@ def test_interrupted(folder, table, strings, monkeypatch):
     assert not summary["consistent"] and [size["num_restarts"] for size in summary["sizes"]] == [7]
     assert lines(pplseq("query", folder / "cut2", "classify", text="0\n"))[0]["string"] == "0"
     result = pplseq("train", "iohmm", strings, "--states", 3, "--restarts", 1, "--out", folder / "cut3", code=130)
-    assert "nothing was saved" in result.stderr and not (folder / "cut3" / "best" / "iohmm.json").exists()
+    assert "stopped and saved" in result.stderr and not (folder / "cut3" / "best" / "iohmm.json").exists()
     monkeypatch.undo()
     again = json.loads(pplseq("train", "iohmm", "--resume", folder / "cut").stdout)
     assert [size["states"] for size in again["sizes"]] == [1, 2, 3] and again["stop_reason"] == "finished"
+    found = json.loads(pplseq("train", "iohmm", "--resume", folder / "cut2").stdout)
+    assert found["stop_reason"] == "finished" and found["sizes"][0] == summary["sizes"][0] and len(found["sizes"]) > 1
     whole = json.loads(pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "uncut").stdout)
     assert whole["sizes"] == again["sizes"]
 

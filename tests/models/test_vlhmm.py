@@ -178,32 +178,3 @@ def test_a_reset_forgets():
     initial, _, emission = tables_by_hand(model)
     close(words.exp(), (initial.exp() @ emission.exp()).expand(2, -1).detach())
     assert not torch.allclose(*make().eval().posterior(ends).next().word_log_probs)
-
-
-@pytest.mark.parametrize("option", ["independent", "uneven", "scalar", "reset", "reset, no blocks", "hierarchical, reset"])
-@pytest.mark.parametrize("missing", [False, True])
-def test_the_shorter_way_to_the_chain_is_the_programs(option, missing):
-    """Value, gradient and the belief behind it, with the same states left out, over ragged rows and a second segment."""
-    model = make(option, state_dropout=0.0 if missing else 0.4).train()
-    x = X.clone()
-    if missing:
-        x[0, 2] = x[1, 1] = -1
-    found = []
-    for way in ("program", "short"):
-        torch.manual_seed(3)
-        start, sums = None, []
-        for lengths in (None, LENGTHS):
-            if way == "program":
-                model(x, lengths, start)
-                chain = model.chain
-            else:
-                chain = model.chain_of_words(x, lengths, start)
-            start = chain.filtered().detach()
-            sums.append(chain.log_prob())
-        grads = torch.autograd.grad(torch.cat(sums).sum(), list(model.parameters()), allow_unused=True)
-        found.append((torch.cat(sums), start.dense(6), start.last_observation, grads))
-    (values, belief, last, grads), (short_values, short_belief, short_last, short_grads) = found
-    assert torch.equal(values, short_values) and torch.equal(belief, short_belief)
-    assert (last is None and short_last is None) or torch.equal(last, short_last)
-    for grad, short in zip(grads, short_grads, strict=True):
-        assert (grad is None and short is None) or torch.equal(grad, short)

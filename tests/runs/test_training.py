@@ -49,7 +49,7 @@ class SmallChain:
         return self.log_probs
 
     def filtered(self):
-        return Belief(None, self.belief)
+        return Belief(None, self.belief).detach()
 
 
 class SmallHMM(PyroModule):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-CEILINGS = {"vlhmm": (16, 200), "lds": (12, 1_000)}  # files of pplseq, Python calls in them
+CEILINGS = {"vlhmm": (16, 180), "lds": (12, 1_000)}  # files of pplseq, Python calls in them
 
 
 @pytest.mark.parametrize("what", CEILINGS)

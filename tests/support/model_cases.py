@@ -86,6 +86,9 @@ DISCRETE = {
     ),
     "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), **LONG),
     "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), **LONG),
+    "vlhmm, hierarchical": Case(
+        lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5, transition="hierarchical"), **LONG
+    ),
     "vlhmm, dropout": Case(
         lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, **LONG
     ),

@@ -125,7 +125,7 @@ class BlockChain(Chain):
         belief = self._filtered()
         if self.transition.reset_id is not None:
             belief = belief._replace(last_observation=self._last_word())
-        return belief.map(self._unflatten)
+        return belief if self.full_batch == self.batch_shape else belief.map(self._unflatten)
 
     def _last_step(self) -> Tensor:
         if self.valid is None:

@@ -13,8 +13,8 @@ Seeds are the last axis of all tables, so that every operation runs over long ve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -167,40 +167,80 @@ def maximise(counts: TableCounts, tables: SymbolTables, pseudo_count: Tensor | f
     )
 
 
-def fit_tables(
-    tree: PrefixTree,
-    tables: SymbolTables,
-    num_iterations: int = 300,
-    *,
-    blocks: Sequence[RestartBlock] = (),
-    each: Callable[[int, Tensor], None] | None = None,
-) -> tuple[SymbolTables, Tensor]:
-    """EM; without a prior no iteration lowers a restart's log-likelihood.
+class TableFit:
+    """EM of many restarts, an iteration of one batch of them a step; what :meth:`state` gives goes on to the same numbers.
+
+    Without a prior no iteration lowers a restart's log-likelihood.
 
     Args:
+        tables: where to start. num_iterations: of each batch.
         blocks: what the seeds' priors are, as many seeds as the tables have; default: none.
-        each: is told the iteration and the (R,) log-likelihoods before it; of one batch after the other where they are several.
-
-    Returns:
-        The tables, and (R,) log p(labels | strings), nats; not finite for a restart that has collapsed.
     """
-    held = torch.zeros(2, tables.num_restarts, dtype=tables.start.dtype)
-    if blocks:
-        settings = [(b.prior - 1.0, 1.0 / b.prior_iterations if b.prior_iterations else 0.0) for b in blocks]
-        held = torch.tensor(np.repeat(settings, [block.num_restarts for block in blocks], axis=0).T)
-    size = max(1, MAX_ENTRIES // (tree.num_nodes * len(tables.start)))
-    fitted, values = [], []
-    for first in range(0, tables.num_restarts, size):
-        batch = slice(first, first + size)
-        some, (extra, fall) = tables.restarts(batch), held[:, batch]
-        for iteration in range(num_iterations):
-            counts = expected_counts(tree, some)
-            if each is not None:
-                each(iteration, counts.log_likelihood)
-            some = maximise(counts, some, extra * (1.0 - fall * iteration).clamp_min(0.0))
-        fitted.append(some)
-        values.append(training_log_likelihood(tree, some))
-    return SymbolTables(*(torch.cat(parts, -1) for parts in zip(*fitted, strict=True))), torch.cat(values)
+
+    def __init__(
+        self, tree: PrefixTree, tables: SymbolTables, num_iterations: int = 300, *, blocks: Sequence[RestartBlock] = ()
+    ):
+        self.tree, self.num_iterations = tree, num_iterations
+        self.held = torch.zeros(2, tables.num_restarts, dtype=tables.start.dtype)
+        if blocks:
+            settings = [(b.prior - 1.0, 1.0 / b.prior_iterations if b.prior_iterations else 0.0) for b in blocks]
+            self.held = torch.tensor(np.repeat(settings, [block.num_restarts for block in blocks], axis=0).T)
+        self.size = max(1, MAX_ENTRIES // (tree.num_nodes * len(tables.start)))
+        self.iteration = 0  # of the batch that runs
+        self.batch = 0
+        self._take(tables)
+
+    def _take(self, tables: SymbolTables) -> None:
+        places = range(0, tables.num_restarts, self.size)
+        self.parts = [_in_order(tables.restarts(slice(first, first + self.size))) for first in places]
+
+    @property
+    def ended(self) -> bool:
+        return self.batch == len(self.parts) or self.num_iterations == 0
+
+    def step(self) -> Tensor:
+        """One iteration; the log-likelihoods before it, nats, of the batch that it was of."""
+        tables, batch = self.parts[self.batch], slice(self.batch * self.size, (self.batch + 1) * self.size)
+        counts, (extra, fall) = expected_counts(self.tree, tables), self.held[:, batch]
+        tables = maximise(counts, tables, extra * (1.0 - fall * self.iteration).clamp_min(0.0))
+        self.parts[self.batch] = _in_order(tables)
+        self.iteration += 1
+        if self.iteration == self.num_iterations:
+            self.batch, self.iteration = self.batch + 1, 0
+        return counts.log_likelihood
+
+    @property
+    def tables(self) -> SymbolTables:
+        """Of all restarts, as they are now."""
+        return SymbolTables(*(torch.cat(parts, -1) for parts in zip(*self.parts, strict=True)))
+
+    def outcome(self) -> tuple[SymbolTables, Tensor]:
+        """The tables, and (R,) log p(labels | strings), nats; not finite for a restart that has collapsed."""
+        return self.tables, torch.cat([training_log_likelihood(self.tree, tables) for tables in self.parts])
+
+    def state(self) -> dict[str, Any]:
+        """All that :meth:`restore` needs."""
+        return {"tables": tuple(self.tables), "batch": self.batch, "iteration": self.iteration}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state` said."""
+        self.batch, self.iteration = state["batch"], state["iteration"]
+        self._take(SymbolTables(*state["tables"]))
+
+
+def _in_order(tables: SymbolTables) -> SymbolTables:
+    """In one order in memory, whatever made them: sums are then the same to the last digit."""
+    return SymbolTables(*(table.contiguous() for table in tables))
+
+
+def fit_tables(
+    tree: PrefixTree, tables: SymbolTables, num_iterations: int = 300, *, blocks: Sequence[RestartBlock] = ()
+) -> tuple[SymbolTables, Tensor]:
+    """All iterations of :class:`TableFit`, and its outcome."""
+    fit = TableFit(tree, tables, num_iterations, blocks=blocks)
+    while not fit.ended:
+        fit.step()
+    return fit.outcome()
 
 
 def training_log_likelihood(tree: PrefixTree, tables: SymbolTables) -> Tensor:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import time
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.files import write_text
 from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
-from pplseq.models.automata.em import SymbolTables, draw_tables, fit_tables, training_log_likelihood
+from pplseq.models.automata.em import SymbolTables, TableFit, draw_tables, training_log_likelihood
 from pplseq.models.automata.of_iohmm import model_of_tables
 from pplseq.models.automata.prefix_tree import PrefixTree
-from pplseq.models.automata.repair import num_right, repair
+from pplseq.models.automata.training import AutomatonTraining, Told, TriedSize
 from pplseq.models.iohmm.program import IOHMM
 from pplseq.models.iohmm.restarts.history import RestartBlock
+from pplseq.runs.loop import run_training
+
+SAVED_EVERY = 60.0  # seconds between two checkpoints, beside those of a size that is done and of a stop
 
 RECIPE = (
     RestartBlock(200, concentration=0.5, fixed_start=True),
@@ -29,27 +35,6 @@ RECIPE = (
     RestartBlock(200, prior=1.5, prior_iterations=150),
 )
 """A thousand restarts of five kinds: no kind is the best for every language."""
-
-
-class TriedSize(NamedTuple):
-    """What became of one number of states.
-
-    Attributes:
-        num_states: of the tables. num_restarts: restarts.
-        num_collapsed: dropped, as their log-likelihood was not finite.
-        num_consistent: whose automaton gives every training string its label.
-        num_repaired: of these, how many were repaired to do so.
-        most_right: training strings that the best automaton labels right.
-        seconds: of wall time.
-    """
-
-    num_states: int
-    num_restarts: int
-    num_collapsed: int
-    num_consistent: int
-    num_repaired: int
-    most_right: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -175,6 +160,11 @@ class AutomatonLearner(checks.NamedArguments):
         validation: tuple[Sequence[String], Sequence[bool | int | str]] | None = None,
         symbols: Sequence[str] | None = None,
         each: Callable[[TriedSize], None] | None = None,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        max_time: float | None = None,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+        began: float | None = None,
     ) -> LearnedAutomaton:
         """Learn from labelled strings.
 
@@ -184,8 +174,13 @@ class AutomatonLearner(checks.NamedArguments):
             validation: strings and labels to choose by, among the languages that fit the training strings.
             symbols: default: those of the strings.
             each: is told each size after it was tried.
+            folder: of a run: its checkpoint ``last/``, ``best/`` with the model and the automaton of the sizes tried, and
+                ``metrics.jsonl``; a size that ``max_time`` cuts short is judged as it is where there is no other.
+            resume, max_time, on_record, began: see :func:`~pplseq.runs.loop.run_training`. The same numbers come out however
+                often it was stopped and resumed.
 
         Raises:
+            TimeOver: ``max_time`` was over before the first iteration.
             ValueError: no strings, another number of labels, all of one label, one string with two labels, a validation
                 symbol or label that training does not have.
         """
@@ -196,33 +191,16 @@ class AutomatonLearner(checks.NamedArguments):
             if not isinstance(validation, (tuple, list)) or len(validation) != 2:
                 raise TypeError("validation: expected (strings, labels)")
             _validation(*validation, tree.symbols, names)  # refused now rather than after training
-        sizes: list[TriedSize] = []
-        best: tuple[int, SymbolTables] | None = None
         self._tried = None
-        for num_states in self.sizes:
-            started = time.perf_counter()
-            tables, log_likelihood = self._fit_size(tree, num_states, len(names))
-            finite = torch.isfinite(log_likelihood)
-            right = num_right(tree, tables)
-            was_consistent = right == len(tree.end)
-            if self.repair:
-                tables = repair(tree, tables, finite)
-                right = num_right(tree, tables)
-            right[~finite] = -1
-            most = int(right.max())
-            consistent = right == len(tree.end)
-            counted = int(consistent.sum()), int((consistent & ~was_consistent).sum())
-            seconds = time.perf_counter() - started
-            sizes.append(TriedSize(num_states, len(right), int((~finite).sum()), *counted, most, seconds))
-            if most >= 0 and (best is None or most > best[0]):
-                kept = (right == most).nonzero().squeeze(-1)
-                best = most, tables.restarts(kept)
-            if best is not None:
-                self._tried = tree, names, validation, list(sizes), *best
-            if each is not None:
-                each(sizes[-1])
-            if consistent.any():
-                break
+        content = (strings, numbers, tree.symbols, self.sizes, self.blocks, self.num_iterations, self.seed, self.repair)
+        digest = hashlib.sha256(repr([list(strings), *content[1:]]).encode()).hexdigest()
+        training = AutomatonTraining(self, Told(tree, names, validation, digest), each)
+        run_training(
+            training, folder=folder, resume=resume, max_time=max_time, on_record=on_record, began=began,
+            checkpoint_interval=SAVED_EVERY,
+        )  # fmt: skip
+        if not training.tried:
+            training.cut()
         learnt = self.so_far()
         if learnt is None:
             raise FloatingPointError(
@@ -243,11 +221,17 @@ class AutomatonLearner(checks.NamedArguments):
         )
         return learnt if validation is None else learnt.choose(*validation)
 
-    def _fit_size(self, tree: PrefixTree, num_states: int, num_labels: int) -> tuple[SymbolTables, Tensor]:
-        """Tables and (R,) log-likelihoods of all restarts."""
+    def begin_size(self, tree: PrefixTree, num_states: int, num_labels: int) -> TableFit:
+        """EM of all restarts of a size, before its first iteration."""
         generator = np.random.default_rng([self.seed, num_states])
         tables = draw_tables(self.blocks, num_states, len(tree.symbols), num_labels, generator)
-        return fit_tables(tree, tables, self.num_iterations, blocks=self.blocks)
+        return TableFit(tree, tables, self.num_iterations, blocks=self.blocks)
+
+    def save(self, folder: Path) -> None:
+        """Writes what :meth:`so_far` gives, in a folder that is there: its model, and ``automaton.json``."""
+        if (found := self.so_far()) is not None:
+            found.model.save(folder)
+            write_text(folder / "automaton.json", json.dumps(found.automaton.to_dict(), indent=1) + "\n")
 
 
 def hardened(tables: SymbolTables, symbols: Sequence[str], labels: Sequence[str] = LABELS) -> list[Automaton]:

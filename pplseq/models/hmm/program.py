@@ -19,7 +19,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Sizes
+from pplseq.models.base import Sizes, one_chain
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
     GaussianTable,
@@ -192,6 +192,7 @@ class HMM(StateTables):
     def _shared(self, emission: Emission) -> Emission:
         return emission if self.rows is None else SharedEmission(emission, self.rows)
 
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -221,16 +222,6 @@ class HMM(StateTables):
                     with given.seen(t):
                         pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
-
-    @torch.no_grad()
-    def direct_chain(self, x, lengths=None, start=None, *, states=None, **sizes):
-        cls = type(self)
-        if sizes or cls.model is not HMM.model or cls.specs is not HMM.specs or cls.given is not StateTables.given:
-            return None
-        given = self.given(x, lengths, start, states=states)
-        with self._at_point():
-            transition, emission = self.specs()
-        return given.chain(transition, emission, start)
 
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         if self.rows is not None and self.num_words is None:

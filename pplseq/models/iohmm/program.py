@@ -15,8 +15,9 @@ from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmiss
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.folder import whole_folder
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Sizes
+from pplseq.models.base import Sizes, one_chain
 from pplseq.models.batch import seeded
 from pplseq.models.hmm.emissions import COVARIANCES
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts
@@ -241,6 +242,7 @@ class IOHMM(IOHMMQueries):
         )  # fmt: skip
         return transition, emission
 
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -264,15 +266,8 @@ class IOHMM(IOHMMQueries):
             previous: (B[, D]) the outputs before the first step, where they are fed back and known.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        if x is None and inputs is not None:  # they say how much is generated
-            rows = next(iter(self.format.check_inputs(inputs, None, lengths).values())).shape
-            sizes = sizes | {"num_sequences": rows[0], "num_steps": rows[1]}
-        given = self.given(x, lengths, start, states=states, **sizes)
-        see = Sight(self.format, given, inputs, previous)
-        transition, emission = self.specs(see.first, partly=x is not None and self.format.partly_missing(x))
-        z, before = start, None
-        if start is None and self.initial == "transition":
-            z = Belief(None, transition.initial_log_prob().expand(given.shape[0], self.num_states))
+        given, see, (transition, emission), z = self._begin(x, lengths, start, inputs, states, previous, sizes)
+        before = None
         with given.plate:
             for t in markov(given.steps, vectorize=not see.feeding):
                 with given.valid(t):
@@ -281,6 +276,25 @@ class IOHMM(IOHMMQueries):
                     with given.seen(t):
                         before = pyro.sample(f"x_{t}", emission(z, inputs=v), obs=given.value(t))
         return x
+
+    def _begin(self, x, lengths, start, inputs, states, previous, sizes):
+        """What the program was called with, what its networks see, the two specs, and the belief before the first step."""
+        if x is None and inputs is not None:  # they say how much is generated
+            rows = next(iter(self.format.check_inputs(inputs, None, lengths).values())).shape
+            sizes = sizes | {"num_sequences": rows[0], "num_steps": rows[1]}
+        given = self.given(x, lengths, start, states=states, **sizes)
+        see = Sight(self.format, given, inputs, previous)
+        transition, emission = self.specs(see.first, partly=x is not None and self.format.partly_missing(x))
+        if start is None and self.initial == "transition":
+            start = Belief(None, transition.initial_log_prob().expand(given.shape[0], self.num_states))
+        return given, see, (transition, emission), start
+
+    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, states=None, previous=None, **sizes) -> Chain | None:
+        if not self.is_one_chain:
+            return None
+        given, see, specs, start = self._begin(x, lengths, start, inputs, states, previous, sizes)
+        seen = (see(part, slice(None), None) for part in ("transition", "emission"))
+        return given.chain(*specs, start, *seen)
 
     # ---------------------------------------------------------------- fit
     def fit(

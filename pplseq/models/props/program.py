@@ -17,7 +17,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Given, Sizes
+from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.hmm.tables import DTYPES, StateTables
 
 SOURCE_SHARE = 0.9  # chosen on held-out WikiText-2 and Gutenberg streams: `source_share` of :class:`PROPS`
@@ -115,6 +115,14 @@ class PROPS(StateTables):
         return self
 
     # ---------------------------------------------------------------- the program
+    def given(self, x, lengths=None, start=None, *, source_log_probs: Tensor | None = None, **known) -> Given:
+        given = super().given(x, lengths, start, **known)
+        given.inputs = self._source_log_probs(source_log_probs, given)
+        return given
+
+    def specs_given(self, given: Given):
+        return self.specs(tables=given.inputs is not None and given.inputs.dim() == 4)
+
     def _source_log_probs(self, value: Tensor | None, given: Given) -> Tensor | None:
         shape = given.shape
         if self.num_sources == 0:
@@ -135,6 +143,7 @@ class PROPS(StateTables):
             return value.masked_fill(given.missing.unsqueeze(-1), 0.0)
         return value
 
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -157,9 +166,8 @@ class PROPS(StateTables):
             states: (B, T) observed states, sources first, negative where unknown.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given = self.given(x, lengths, start, states=states, **sizes)
-        given.inputs = self._source_log_probs(source_log_probs, given)
-        transition, emission = self.specs(given.inputs is not None and given.inputs.dim() == 4)
+        given = self.given(x, lengths, start, states=states, source_log_probs=source_log_probs, **sizes)
+        transition, emission = self.specs_given(given)
         z = start
         with given.plate:
             for t in markov(given.steps):

@@ -20,11 +20,9 @@ from pplseq.distributions.block import BlockEmission, BlockTransition, Embedding
 from pplseq.distributions.blocks import BlockLayout, WordGroups, block_sizes
 from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Sizes
+from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.estimator import Estimator
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
@@ -321,6 +319,7 @@ class VLHMM(Estimator):
         return self.config if self.num_words is None else self.config | {"blocks": self.block_of_word.tolist()}
 
     # ---------------------------------------------------------------- the program
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -341,7 +340,6 @@ class VLHMM(Estimator):
         """
         given = self.given(x, lengths, start, states=states, **sizes)
         transition, emission = self.specs()
-        given.first = self._word_before(start, given.shape[0])
         z, word = start, None
         with given.plate:
             for t in markov(given.steps):
@@ -351,20 +349,10 @@ class VLHMM(Estimator):
                         word = pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
 
-    def chain_of_words(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None) -> Chain:
-        """The chain that :meth:`model` leaves under its messenger, without running it: a training takes this way.
-
-        Args:
-            x, lengths, start: as of :meth:`model`; not looked at.
-        """
-        obs, valid, before = x.T, None, None
-        if lengths is not None:
-            valid = torch.arange(len(obs), device=x.device).unsqueeze(-1) < lengths
-        first = self._word_before(start, len(x))
-        if first is not None:
-            before = torch.cat([first.unsqueeze(0), obs[:-1]])
-        seen = obs != MISSING
-        return build_chain(*self.specs(), obs.clamp_min(0), valid=valid, seen=seen, start=start, inputs=before)
+    def given(self, x, lengths=None, start=None, **known) -> Given:
+        given = super().given(x, lengths, start, **known)
+        given.first = self._word_before(start, given.shape[0])
+        return given
 
     def _word_before(self, start: Belief | None, num_rows: int) -> Tensor | None:
         """(B,) the word before the first one, an id that never resets where there is none; None without resets."""

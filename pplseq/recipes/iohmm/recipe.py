@@ -25,10 +25,10 @@ class IOHMMRecipe(Recipe):
         return QUESTIONS
 
     def has_begun(self, folder: Path) -> bool:
-        return RUN.is_at(folder / BEST)
+        return RUN.is_at(folder / BEST) or super().has_begun(folder)
 
     def summary(self, folder: Path) -> Mapping[str, Any] | None:
-        found = RUN.read_header(folder / BEST)["summary"] if self.has_begun(folder) else {}
+        found = RUN.read_header(folder / BEST)["summary"] if RUN.is_at(folder / BEST) else {}
         return found if "stop_reason" in found else None  # until it ends it has none
 
     def train(self, job: Job) -> dict[str, Any]:

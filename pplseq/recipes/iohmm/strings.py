@@ -13,9 +13,10 @@ from pplseq.files import write_text
 from pplseq.models import RestartBlock
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
+from pplseq.recipes.iohmm.settings import BEST, RUN
 from pplseq.recipes.iohmm.tables import read_record, sizes_of, write_run
 from pplseq.recipes.recipe import Job
-from pplseq.runs.signals import TimeOver
+from pplseq.runs.status import run_status
 
 
 def info(data: str) -> dict[str, Any]:
@@ -28,10 +29,11 @@ def info(data: str) -> dict[str, Any]:
 def train_strings(job: Job) -> dict[str, Any]:
     """Learns the smallest consistent automaton, and writes it with its model; the summary.
 
-    A run that was stopped holds the best of the sizes that were finished; resumed, it begins anew, unless it had finished.
+    A run that was stopped holds the best of the sizes that were finished; resumed, it goes on to the same numbers.
     """
     settings, watch = job.settings, job.watch
-    if job.resume and (before := read_record(job.folder))["summary"]["stop_reason"] == "finished":
+    before = read_record(job.folder) if job.resume and RUN.is_at(job.folder / BEST) else {"summary": {}}
+    if before["summary"].get("stop_reason") == "finished":
         chosen = next(entry["automaton"] for entry in before["automata"] if entry["chosen"])
         _write_automaton(job, Automaton.from_dict(chosen))  # which it may have been killed before
         return before["summary"]
@@ -59,19 +61,24 @@ def train_strings(job: Job) -> dict[str, Any]:
     def tell(size: Any) -> None:
         watch.say(f"{size.num_states} states: {size.num_consistent} of {size.num_restarts} restarts consistent")
 
+    def save(place: Path) -> None:
+        if (found := learner.so_far()) is not None:
+            RUN.fill(place, _record(job, read, found, began, None), more=found.model.save)
+
+    learner.save = save
+    watch.stage("learning automata")
+    watch.begin(None)
     try:
-        with job.preparing("learning automata"):
-            found = learner.fit(read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell)
-    except (KeyboardInterrupt, TimeOver) as stopped:
-        if (so_far := learner.so_far()) is None:
-            raise
-        timed = isinstance(stopped, TimeOver)
-        summary = _write_strings(job, read, so_far, began, "max_time" if timed else "interrupted")
-        watch.say(f"\n{job.folder} holds the best of the sizes that were finished")
-        if not timed:
-            raise
-        return summary
-    return _write_strings(job, read, found, began, "finished")
+        found = learner.fit(
+            read.strings, read.labels, validation=validation, symbols=read.symbols, each=tell, folder=job.folder,
+            resume=job.resume, max_time=settings.max_time, began=job.started, on_record=watch.record,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if (so_far := learner.so_far()) is not None:
+            _write_strings(job, read, so_far, began, None)
+            watch.say(f"\n{job.folder} holds the best of the sizes that were finished")
+        raise
+    return _write_strings(job, read, found, began, run_status(job.folder)["reason"])
 
 
 def _blocks(restarts: int) -> list[RestartBlock]:
@@ -81,34 +88,36 @@ def _blocks(restarts: int) -> list[RestartBlock]:
     return [replace(block, num_restarts=size) for block, size in zip(RECIPE, sizes, strict=True) if size]
 
 
-def _write_strings(
-    job: Job, read: LabelledStrings, found: LearnedAutomaton, began: float, stop_reason: str
+def _record(
+    job: Job, read: LabelledStrings, found: LearnedAutomaton, began: float, stop_reason: str | None
 ) -> dict[str, Any]:
-    """The folder of what was learned from strings; its summary."""
-    job.watch.say(found.report)
-    out = job.folder
-    automaton = found.automaton
+    """What a run's folder says of what was learned; its summary has no ``stop_reason`` until there is one."""
     summary = {
-        "stop_reason": stop_reason, "steps": len(found.sizes),
-        "automaton_states": automaton.num_states, "consistent": found.consistent,
+        "steps": len(found.sizes),
+        "automaton_states": found.automaton.num_states, "consistent": found.consistent,
         "languages": len(found.candidates), "seconds": round(time.monotonic() - began, 2),
         "dropped": sum(size.num_collapsed for size in found.sizes),
         "sizes": [size._asdict() for size in found.sizes],
     }  # fmt: skip
-    record = {
-        "kind": "strings",
-        "data": job.data,
-        "symbols": list(read.symbols),
-        "summary": summary,
-        "report": found.report,
-    }
-    record["automata"] = [
+    automata = [
         {"automaton": candidate.automaton.to_dict(), "restarts": candidate.num_found, "chosen": place == found.chosen}
         for place, candidate in enumerate(found.candidates)
     ]
-    write_run(out, record, found.model)
-    _write_automaton(job, automaton)
-    return summary
+    return {
+        "kind": "strings", "data": job.data, "symbols": list(read.symbols), "report": found.report, "automata": automata,
+        "summary": summary | ({} if stop_reason is None else {"stop_reason": stop_reason}),
+    }  # fmt: skip
+
+
+def _write_strings(
+    job: Job, read: LabelledStrings, found: LearnedAutomaton, began: float, stop_reason: str | None
+) -> dict[str, Any]:
+    """The folder of what was learned from strings; its summary."""
+    job.watch.say(found.report)
+    record = _record(job, read, found, began, stop_reason)
+    write_run(job.folder, record, found.model)
+    _write_automaton(job, found.automaton)
+    return record["summary"]
 
 
 def _write_automaton(job: Job, automaton: Automaton) -> None:

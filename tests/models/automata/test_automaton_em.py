@@ -7,6 +7,7 @@ import torch
 from pplseq.models.automata import em as automaton_em
 from pplseq.models.automata.em import (
     SymbolTables,
+    TableFit,
     draw_tables,
     expected_counts,
     fit_tables,
@@ -127,7 +128,10 @@ def test_many_restarts_are_several_batches(monkeypatch):
 
 def test_no_iteration_lowers_the_likelihood():
     seen = []
-    tables, last = fit_tables(TREE, random_tables(4), 60, each=lambda _, value: seen.append(value))
+    fit = TableFit(TREE, random_tables(4), 60)
+    while not fit.ended:
+        seen.append(fit.step())
+    tables, last = fit.outcome()
     seen = torch.stack([*seen, last])
     assert (seen.diff(dim=0) > -1e-9).all()
     for table, axis in zip(tables, (0, 2, 1), strict=True):

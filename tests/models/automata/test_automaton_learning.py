@@ -1,9 +1,14 @@
 """Learning automata from labelled strings: Tomita's languages, what is reported, bad input."""
 
+import json
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
 
+from pplseq import load
 from pplseq.data.tomita import all_strings, random_strings, tomita
 from pplseq.models.automata.automaton import LABELS, Automaton
 from pplseq.models.automata.em import SymbolTables, draw_tables
@@ -11,6 +16,7 @@ from pplseq.models.automata.learner import AutomatonLearner, hardened
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
 from pplseq.models.iohmm.restarts.history import RestartBlock
+from pplseq.runs.signals import TimeOver
 
 FEW = (RestartBlock(20, 0.5, True), RestartBlock(20))
 
@@ -288,3 +294,49 @@ def test_the_smallest_language_comes_first():
     assert found.automaton.accepts("aa") and not found.automaton.accepts("aaa")
     told = found.choose(["aa", "aaa"], [False, True])  # strings that decide are heard first
     assert told.automaton.num_states == 3 and found.choose(["a"], [False]).automaton.num_states == 2
+
+
+@pytest.mark.parametrize("size_of_batches", [2**26, 3000])
+def test_a_stopped_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, size_of_batches):
+    """Stopped twice, in the middle of a size and of the next, in one batch of restarts and in several."""
+    from pplseq.models.automata import em
+
+    monkeypatch.setattr(em, "MAX_ENTRIES", size_of_batches)
+    grammar = tomita(4)
+    told = grammar.strings, grammar.labels
+
+    def learner(**changed):
+        blocks = RestartBlock(6), RestartBlock(4, prior=1.5)
+        return AutomatonLearner([2, 3], **{"blocks": blocks, "num_iterations": 9, **changed})
+
+    records, again = [], []
+    whole = learner().fit(*told, on_record=records.append)
+    for after in (5, len(records) - 4):
+
+        def stop(record, after=after):
+            again.append(record)
+            if record["step"] == after:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            learner().fit(*told, folder=tmp_path, resume=after > 5, on_record=stop)
+    with pytest.raises(ValueError, match="other strings or settings"):
+        learner(num_iterations=8).fit(*told, folder=tmp_path, resume=True)
+    found = learner().fit(*told, folder=tmp_path, resume=True, on_record=again.append)
+    assert [r["nats_per_token"] for r in again] == [r["nats_per_token"] for r in records]
+    assert [size[:-1] for size in found.sizes] == [size[:-1] for size in whole.sizes]  # all but the seconds
+    assert found.log_likelihoods == whole.log_likelihoods
+    for one, other in zip(found.candidate_tables, whole.candidate_tables, strict=True):
+        assert torch.equal(one, other)
+    assert Automaton.from_dict(json.loads((tmp_path / "best" / "automaton.json").read_text())).equals(found.automaton)
+    assert load(tmp_path).num_states == found.tables.start.shape[0]
+
+
+def test_a_size_that_the_time_cuts_short_is_judged_as_it_is(monkeypatch):
+    ticks = iter(range(10_000))
+    monkeypatch.setattr("pplseq.runs.loop._Loop._clock", lambda loop: float(next(ticks)))
+    grammar = tomita(1)
+    found = AutomatonLearner([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=20)
+    assert [size.num_states for size in found.sizes] == [2] and found.automaton.num_states <= 2
+    with pytest.raises(TimeOver, match="before the first iteration"):
+        AutomatonLearner([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=0.5)
