@@ -27,10 +27,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled_restarts
+from pplseq.kernels import compiled, compiled_chain
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
+SIDE_BY_SIDE = 24  # rows times parameter sets from which on one operation a step for all of them is faster
 MANY_STATES = 12  # from which on, with few entries, a step is a matrix product with all of them
 
 
@@ -108,8 +109,8 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
     Cost: R times the number of steps times Z^2.
     """
-    if compiled_restarts.pays(pair, lattice):
-        rows, *counts = compiled_restarts.expectation(init, pair, emit, lattice)
+    if _pays_one_by_one(pair, lattice):
+        rows, *counts = _expectation_one_by_one(init, pair, emit, lattice)
         return Expectation(lattice.unsort(rows), *counts)
     parts = [_expectation(*tables, lattice) for tables in _batches(init, pair, emit, lattice)]
     return parts[0] if len(parts) == 1 else Expectation(*(torch.cat(v, -1) for v in zip(*parts, strict=True)))
@@ -117,8 +118,8 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
 def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
     """(B, R) log-likelihoods alone; arguments as for :func:`expectation`."""
-    if compiled_restarts.pays(pair, lattice):
-        return lattice.unsort(compiled_restarts.log_prob(init, pair, emit, lattice))
+    if _pays_one_by_one(pair, lattice):
+        return lattice.unsort(_log_prob_one_by_one(init, pair, emit, lattice))
     parts = []
     for tables in _batches(init, pair, emit, lattice):
         first, move, seen = tables
@@ -316,3 +317,52 @@ def _redo(init, pair, emit, lattice, risky, log_prob, total=None) -> None:
         if total is not None:
             for counts, more in zip(total, result[1:], strict=True):
                 counts[..., sets] += more
+
+
+# ---------------------------------------------------------------- few and long rows: one after the other, compiled
+def _pays_one_by_one(pair: Tensor, lattice: Lattice) -> bool:
+    """Whether a parameter set at a time, row by row, is the faster way."""
+    few = lattice.sizes[0] * pair.shape[-1] < SIDE_BY_SIDE and pair.shape[0] <= compiled_chain.MOST_OWN
+    return few and pair.device.type == "cpu" and pair.dtype == torch.float64 and compiled.available()
+
+
+def _log_prob_one_by_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
+    """(B, R), in the order of the sorted rows; the tables are those of ``restart_scan``."""
+    found = [_forward_of_one(init[..., r], pair[..., r], emit[..., r], lattice)[0] for r in range(pair.shape[-1])]
+    return torch.stack(found, -1)
+
+
+def _expectation_one_by_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
+    """log p(x | u) (B, R) by sorted row, and expected counts in the tables' shapes."""
+    parts = [_expectation_of_one(init[..., r], pair[..., r], emit[..., r], lattice) for r in range(pair.shape[-1])]
+    one, two, three, four = (torch.stack(part, -1) for part in zip(*parts, strict=True))
+    return one, two, three, four
+
+
+def _forward_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
+    mask, num_states = lattice.mask, len(init)
+    seen = emit if lattice.emit_index is None else emit.index_select(1, lattice.emit_index)
+    emissions = emit.new_zeros(*mask.shape, num_states)
+    emissions[mask] = seen.T
+    table = pair.permute(2, 0, 1).contiguous()
+    first = torch.zeros(mask.shape[1], dtype=torch.int64)
+    if len(table) == 1:
+        links = compiled_chain.Links(table, first, 0)
+    else:
+        numbers = torch.zeros(mask.shape, dtype=torch.int64)
+        numbers[mask] = torch.arange(lattice.num_packed) if lattice.pair_index is None else lattice.pair_index
+        links = compiled_chain.Links(table, first, 1, numbers)
+    lengths = mask.sum(0).numpy()
+    steps, kept = compiled_chain.forward_along(init[:, lattice.init_index].T, links, emissions, lengths, table.shape)
+    return steps.sum(0), kept
+
+
+def _expectation_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
+    log_prob, kept = _forward_of_one(init, pair, emit, lattice)
+    states, pairs = compiled_chain.smooth(kept, torch.ones_like(log_prob))
+    assert pairs is not None, "asked for"
+    start = torch.zeros_like(init).index_add_(1, lattice.init_index, states[0].T)
+    packed = states[lattice.mask].T
+    if lattice.emit_index is not None:
+        packed = torch.zeros_like(emit).index_add_(1, lattice.emit_index, packed)
+    return log_prob, start, pairs.permute(1, 2, 0), packed

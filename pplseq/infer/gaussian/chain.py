@@ -15,13 +15,14 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.given import Dynamics, flatten, path_input
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.gaussian.smoothed_path import SmoothedPath
-from pplseq.kernels import kalman_means
+from pplseq.kernels import compiled_kalman, kalman_means
 from pplseq.kernels.kalman import runs_of
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
@@ -92,6 +93,10 @@ class GaussianChain:
         given = self.flat.evidence
         parts = *self.flat[1:6], *given
         self._differentiable = any(part is not None and part.requires_grad for part in parts)
+        self.forget()
+
+    def forget(self) -> None:
+        """Computes everything anew when asked again."""
         self._known: dict = {}
 
     @property
@@ -112,7 +117,7 @@ class GaussianChain:
 
         Behind a later gap they leave it for a while.
         """
-        return self._path.steady_step
+        return self.path.steady_step
 
     # ---------------------------------------------------------------- computed once
     @once
@@ -120,7 +125,7 @@ class GaussianChain:
         return None if self.flat.valid is None else self.flat.valid.sum(0)
 
     @once
-    def _path(self) -> CovariancePath:
+    def path(self) -> CovariancePath:
         tol = 4 * torch.finfo(self.flat.mean.dtype).eps if self.tol is None else float(self.tol)
         return CovariancePath(path_input(self.flat, tol, self.tol is None))
 
@@ -131,7 +136,7 @@ class GaussianChain:
         flat, evidence = self.flat, self.flat.evidence
         if not isinstance(evidence, Numbers) or len(evidence.loadings) > 1 or evidence.constant is not None:
             return False
-        if flat.matrix.shape[:2] != (1, 1) or self._path.index.dim() > 1:
+        if flat.matrix.shape[:2] != (1, 1) or self.path.index.dim() > 1:
             return False
         return not (self._differentiable and torch.is_grad_enabled())
 
@@ -147,25 +152,41 @@ class GaussianChain:
         return kalman_means.Observed(numbers.residual, numbers.loadings[0], flat.matrix[0, 0], flat.offset)
 
     @once
+    def loops(self) -> compiled_kalman.MeanLoops | None:
+        """Compiled loops over means, where there are some: of numbers, whatever is missing, with one matrix for all steps."""
+        flat, evidence = self.flat, self.flat.evidence
+        if not isinstance(evidence, Numbers) or not self.path.is_compiled or flat.matrix.shape[:2] != (1, 1):
+            return None
+        if (self._differentiable and torch.is_grad_enabled()) or not compiled_kalman.pays(evidence.residual, flat.mean):
+            return None
+        path = self.path
+        tables = compiled_kalman.Tables(
+            flat.matrix[0, 0], path.given.observed[0], path.kalman_gain, path.whitener, path.filtered, path.kinds, path.index
+        )
+        return compiled_kalman.MeanLoops(evidence.residual, flat.mean, flat.offset, tables, self._lengths)
+
+    @once
     def _filtered(self) -> tuple[Tensor, Tensor]:
         """Means, and the squared length of white innovations."""
-        gains = self._path.steps_of_means().to(self.flat.mean.dtype)
-        return kalman_means.filter_means(self._observed, self.flat.mean, runs_of(self._path.index), gains)
+        if self.loops is not None:
+            return self.loops.filter()
+        gains = self.path.steps_of_means().to(self.flat.mean.dtype)
+        return kalman_means.filter_means(self._observed, self.flat.mean, runs_of(self.path.index), gains)
 
     # ---------------------------------------------------------------- whatever the evidence
     @once
     def _which(self) -> MatrixIndex:
-        return MatrixIndex(self._path.index, self._path.num_nodes)
+        return MatrixIndex(self.path.index, self.path.num_nodes)
 
     def _table(self, name: str) -> Tensor:
-        return getattr(self._path, name).to(self.flat.mean.dtype)
+        return getattr(self.path, name).to(self.flat.mean.dtype)
 
     @once
-    def _means(self) -> Tensor:
+    def filtered_means(self) -> Tensor:
         """(T, R, h) E[x_t | y_1..y_t]; meaningless at padded steps."""
-        if self._is_lean:
+        if self.loops is not None or self._is_lean:
             return self._filtered[0]
-        flat, path, which = self.flat, self._path, self._which
+        flat, path, which = self.flat, self.path, self._which
         carry = self._table("carry")
         evidence: Any = flat.evidence
         numbers = isinstance(evidence, Numbers)
@@ -191,13 +212,13 @@ class GaussianChain:
 
     @once
     def _predicted_means(self) -> Tensor:
-        return torch.cat([self.flat.mean.unsqueeze(0), self._step_means(self._means)])
+        return torch.cat([self.flat.mean.unsqueeze(0), self._step_means(self.filtered_means)])
 
     @once
     def _white(self) -> Tensor:
         """(T, R, n) innovations, white: L^-1 (y - M x_t|t-1); zero for what is not seen."""
         numbers, predicted = self._numbers, self._predicted_means
-        residual, whitener, real = numbers.residual, self._path.whitener, predicted.dtype
+        residual, whitener, real = numbers.residual, self.path.whitener, predicted.dtype
         if residual.shape[-1] <= predicted.shape[-1]:
             whitener = whitener.to(real)
         else:  # some numbers are beside what states may be, and differences of the others count in units of their noise
@@ -205,7 +226,7 @@ class GaussianChain:
         if len(numbers.loadings) == 1:
             expected = predicted @ numbers.loadings[0].to(predicted.dtype).T
         else:
-            expected = apply_matrices(self._path.observed.to(predicted.dtype), self._which, predicted)
+            expected = apply_matrices(self.path.observed.to(predicted.dtype), self._which, predicted)
         return apply_matrices(whitener, self._which, residual - expected).to(real)
 
     @once
@@ -215,35 +236,39 @@ class GaussianChain:
         if isinstance(evidence, Numbers):
             surprise = apply_matrices(self._table("surprising"), self._which, self._white)
         else:
-            surprise = times(evidence.matrix, self._means, evidence.vector, scale=-1)
+            surprise = times(evidence.matrix, self.filtered_means, evidence.vector, scale=-1)
         return surprise if self.flat.used is None else torch.where(self.flat.used.unsqueeze(-1), surprise, 0.0)
 
     @once
-    def _step_log_probs(self) -> Tensor:
+    def step_log_probs(self) -> Tensor:
         """(T, R) log p(y_t | y_<t): -(|white|^2 + log det S + n log 2 pi) / 2 of numbers; of information
         constant + (vector' x_t|t + surprise' x_t|t-1 - log det(I + Lam P)) / 2."""
-        flat, evidence, index = self.flat, self.flat.evidence, self._path.index
+        flat, evidence, index = self.flat, self.flat.evidence, self.path.index
         numbers = isinstance(evidence, Numbers)
         known = (self._table("normalizer") if numbers else -self._table("half_log_det"))[index]
         known = known.unsqueeze(-1) if index.dim() == 1 else known
         if numbers:
-            squares = self._filtered[1] if self._is_lean else _dot(self._white, self._white)
+            squares = self._filtered[1] if self.loops is not None or self._is_lean else _dot(self._white, self._white)
             result = known - squares / 2
             result = result if evidence.constant is None else result + evidence.constant
         else:
             first = (flat.mean * self._surprise[0]).sum(-1)[None]
-            from_past = torch.cat([first, _dot(self._step_means(self._means), self._surprise[1:])])
-            result = evidence.constant + (_dot(evidence.vector, self._means) + from_past) / 2 + known
+            from_past = torch.cat([first, _dot(self._step_means(self.filtered_means), self._surprise[1:])])
+            result = evidence.constant + (_dot(evidence.vector, self.filtered_means) + from_past) / 2 + known
         return result if flat.used is None else torch.where(flat.used, result, 0.0)
 
     # ---------------------------------------------------------------- likelihood and filtering
     def log_prob(self) -> Tensor:
         """(*B,) log p(y), differentiable."""
-        return self._step_log_probs.sum(0).reshape(self.batch_shape)
+        if self._differentiable and torch.is_grad_enabled():
+            rows = likelihood.row_log_probs(self)
+            if rows is not None:
+                return rows.reshape(self.batch_shape)
+        return self.step_log_probs.sum(0).reshape(self.batch_shape)
 
     def token_log_probs(self) -> Tensor:
         """(*B, T) log p(y_t | y_1..y_{t-1}); 0 at padded and missing steps."""
-        return self._batch_first(self._step_log_probs)
+        return self._batch_first(self.step_log_probs)
 
     def _batch_first(self, value: Tensor) -> Tensor:
         """(T, R, ...) -> (*B, T, ...)"""
@@ -251,7 +276,7 @@ class GaussianChain:
 
     def filtered(self) -> GaussianBelief:
         """The belief about each row's last state given all its observations; the start for rows without a step."""
-        mean, nodes, empty = self._last(self._means)
+        mean, nodes, empty = self._last(self.filtered_means)
         covariance = self._table("filtered")[nodes]
         if empty is not None:
             mean = torch.where(empty.unsqueeze(-1), self.flat.mean, mean)
@@ -260,7 +285,7 @@ class GaussianChain:
 
     def _last(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of each row's last step: means (R, h), nodes (() where rows agree, else (R,)), rows without one."""
-        index = self._path.index
+        index = self.path.index
         if self._lengths is None:
             return means[-1], index[-1], None
         last, rows = (self._lengths - 1).clamp_min(0), torch.arange(means.shape[1], device=means.device)
@@ -282,10 +307,10 @@ class GaussianChain:
 
     def filtered_states(self) -> GaussianStates:
         """p(x_t | y_1..y_t)."""
-        return self._states(self._means, self._covariances("filtered"))
+        return self._states(self.filtered_means, self._covariances("filtered"))
 
     def _covariances(self, name: str) -> StepCovariances:
-        return StepCovariances.later(lambda: (self._table(name), self._path.index), self.batch_shape, self.flat.valid)
+        return StepCovariances.later(lambda: (self._table(name), self.path.index), self.batch_shape, self.flat.valid)
 
     def _states(self, means: Tensor, covariances: StepCovariances) -> GaussianStates:
         if self.flat.valid is not None:
@@ -294,19 +319,21 @@ class GaussianChain:
 
     # ---------------------------------------------------------------- smoothing
     @once
-    def _smoothed_path(self) -> SmoothedPath:
-        return SmoothedPath(self._path, self._lengths)
+    def smoothed_path(self) -> SmoothedPath:
+        return SmoothedPath(self.path, self._lengths)
 
     @once
     def _smoothed_means(self) -> Tensor:
         """x_t|t + Sigma A' lambda_{t+1}, where lambda_t = surprise_t + (A W)' lambda_{t+1}; zero behind a row's end."""
         if self.num_steps == 1:
-            return self._means
-        path = self._path
+            return self.filtered_means
+        if self.loops is not None:
+            return self.loops.smooth(self.filtered_means)[0]
+        path = self.path
         if self._is_lean:
             dtype, runs = self.flat.mean.dtype, runs_of(path.index)
             tables = path.steps_back().to(dtype), path.weighted_loadings.to(dtype)
-            return kalman_means.smooth_means(self._observed, self.flat.used, self._means, runs, *tables)
+            return kalman_means.smooth_means(self._observed, self.flat.used, self.filtered_means, runs, *tables)
         # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it
         surprise = self._surprise[1:]
         adjoint = recursion(
@@ -314,20 +341,20 @@ class GaussianChain:
         )
         links = MatrixIndex(path.index[:-1], path.num_nodes)
         moved = apply_matrices(self._table("gain"), links, adjoint)
-        return torch.cat([self._means[:-1] + moved, self._means[-1:]])
+        return torch.cat([self.filtered_means[:-1] + moved, self.filtered_means[-1:]])
 
     def smoothed_states(self) -> GaussianStates:
         """p(x_t | all observations of the row)."""
 
         def make():
-            return self._smoothed_path.smoothed.to(self.flat.mean.dtype), self._smoothed_path.index
+            return self.smoothed_path.smoothed.to(self.flat.mean.dtype), self.smoothed_path.index
 
         covariances = StepCovariances.later(make, self.batch_shape, self.flat.valid)
         return self._states(self._smoothed_means, covariances)
 
     def lag_one_covariances(self) -> StepCovariances:
         """Cov(x_{t+1}, x_t | all observations), t = 1..T-1, rows: the later state."""
-        path, valid = self._smoothed_path, self.flat.valid
+        path, valid = self.smoothed_path, self.flat.valid
         table = path.lag_one.to(self.flat.mean.dtype)
         return StepCovariances(table, path.index[:-1], self.batch_shape, None if valid is None else valid[1:])
 

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from pplseq.distributions.gaussian_types import LOG_2PI
 from pplseq.infer.gaussian.given import PathInput, pick
-from pplseq.kernels import kalman
+from pplseq.infer.gaussian.numbers import check_density, precisions
+from pplseq.kernels import compiled_kalman, kalman
 from pplseq.kernels.kalman import DOUBLE, Convergence, scaled_size, size_of, symmetric
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
-CERTAIN = 1e11  # standard deviations in this ratio: the smaller one is a rounding error
 BLOCK = 16  # steps at a time, before it is asked whether anything still changes
 
 
@@ -82,17 +82,46 @@ class CovariancePath:
         self._tries = (
             given.tol > 0 and not self._by_row and not self._changes and kinds == 1
         )  # to find the steady state
-        self._precision = _precisions(*given.observed[:2])
+        self._precision = precisions(*given.observed[:2])
         self.steady_step: int | None = None
-        index = self._walk()
+        self.is_compiled = self._may_compile()
+        index = self._walk_compiled() if self.is_compiled else self._walk()
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
         self._tabulate()
 
     # ---------------------------------------------------------------- from node to node
+    def _may_compile(self) -> bool:
+        """Whether compiled loops find the nodes: of observed numbers, where matrices stay and no gradient is wanted."""
+        given = self.given
+        if not self._by_numbers or self._changes or self._by_row or given.wants_gradient:
+            return False
+        return compiled_kalman.applies(DOUBLE, self.device, given.start.shape[-1], given.observed[0].shape[1])
+
+    def _walk_compiled(self) -> np.ndarray:
+        """:meth:`_walk` by :func:`pplseq.kernels.compiled_kalman.covariances`."""
+        given, convergence = self.given, self._convergence
+        walked = compiled_kalman.covariances(
+            given.start, given.matrix[0, 0], given.noise[0, 0], given.observed, self._precision, given.which, self._columns,
+            given.nothing, given.tol if self._tries else 0.0, convergence.agree, convergence.wait_for_rounding,
+        )  # fmt: skip
+        updated = kalman.UpdatedByNumbers(walked.filtered, walked.gain, walked.whitener, walked.half_log_det)
+        self._parts = [Part(0, updated, walked.kind.tolist(), walked.moved)]
+        parents, nexts = walked.parent.tolist(), walked.later.tolist()
+        self._place = list(zip(parents, walked.step.tolist(), walked.row.tolist(), strict=True))
+        self._next, self._fixed = dict(enumerate(nexts)), walked.fixed
+        self.predicted, self.steady_step = walked.predicted, walked.steady_step
+        return walked.index
+
+    @property
+    def _columns(self) -> int:
+        """1 where rows agree, else R."""
+        given = self.given
+        return given.num_rows if len(given.start) > 1 or self._by_row or given.which.shape[1] > 1 else 1
+
     def _walk(self) -> np.ndarray:
         given, by_row = self.given, self._by_row
         kinds, which = len(given.observed[0]), given.which
-        rows = given.num_rows if len(given.start) > 1 or by_row or which.shape[1] > 1 else 1
+        rows = self._columns
         which = np.broadcast_to(which, (given.num_steps, rows))
         new_pattern = [*(np.flatnonzero((which[1:] != which[:-1]).any(1)) + 1).tolist(), given.num_steps]
         now = np.arange(rows) if len(given.start) > 1 else np.zeros(rows, dtype=np.int64)
@@ -299,7 +328,7 @@ class CovariancePath:
         self.half_log_det = self._all("half_log_det")
         parents, steps, rows = (list(part) for part in zip(*self._place, strict=True))
         if self._by_numbers:
-            self._check_density(steps)
+            check_density(self.half_log_det, self.kinds, self.whitener, given.observed[1], steps)
         self.parent = parents
         self.matrix, self.noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
         self._into = pick(given.matrix, [max(s - 1, 0) for s in steps], rows)
@@ -317,25 +346,6 @@ class CovariancePath:
     def _all(self, name: str) -> Tensor:
         """What updates made of all nodes."""
         return torch.cat([getattr(part.updated, name) for part in self._parts])
-
-    def _check_density(self, steps: list[int]) -> None:
-        """Raises where an exact observation is determined by earlier ones, so that it has no density."""
-        noise = self.given.observed[1]
-        assert noise is not None, "of numbers"
-        with torch.no_grad():
-            good = self.half_log_det.isfinite()
-            exact = (noise.diagonal(dim1=-2, dim2=-1) == 0)[self._kinds]
-            if bool(exact.any()):
-                # pivots of S in the share of the largest: rounding errors of what is certain
-                scale = self._all("whitener").diagonal(dim1=-2, dim2=-1).abs()
-                least = scale.where(scale > 0, torch.inf).amin(0)
-                good &= ~(exact & (scale > CERTAIN * least)).any(-1)
-        if not bool(good.all()):
-            step = steps[int((~good).nonzero()[0])]
-            raise ValueError(
-                f"step {step}: the covariance of its observation given the past is singular, so it has no density: what is "
-                "observed without noise is determined by earlier observations, or twice; give observations or states noise"
-            )
 
     def _carry_of(self, node: int) -> Tensor:
         """(h, h) W of one node."""
@@ -363,14 +373,14 @@ class CovariancePath:
         return torch.eye(self.given.start.shape[-1], dtype=DOUBLE, device=self.device)
 
     @cached_property
-    def _kinds(self) -> Tensor:
+    def kinds(self) -> Tensor:
         """(N,) what each node observes."""
         return torch.tensor([kind for part in self._parts for kind in part.kinds], device=self.device)
 
     @cached_property
     def observed(self) -> Tensor:
         """Information (N, h, h), or loadings (N, n, h), zero for what is not seen."""
-        return self.given.observed[0][self._kinds]
+        return self.given.observed[0][self.kinds]
 
     @cached_property
     def normalizer(self) -> Tensor:
@@ -378,7 +388,7 @@ class CovariancePath:
         size = (
             self.given.observed[0].shape[1]
             if self.given.observed[2] is None
-            else self.given.observed[2].sum(-1)[self._kinds]
+            else self.given.observed[2].sum(-1)[self.kinds]
         )
         return -self.half_log_det - size / 2 * LOG_2PI
 
@@ -438,13 +448,3 @@ class CovariancePath:
     def gain(self) -> Tensor:
         """(N, h, h) Sigma A'."""
         return torch.cat([part.moved for part in self._parts]).mT
-
-
-def _precisions(observed: Tensor, noise: Tensor | None) -> list[float]:
-    """Of each kind of observation, how precise it is: the largest entry of its information."""
-    with torch.no_grad():
-        if noise is None:
-            return size_of(observed).tolist()
-        return (
-            (observed.square().sum(-1) / noise.diagonal(dim1=-2, dim2=-1)).nan_to_num(0.0, torch.inf).amax(-1).tolist()
-        )

@@ -21,7 +21,7 @@ def draw_states(chain, noise: Tensor) -> Tensor:
 
     Source: S. Fruehwirth-Schnatter (1994), Data augmentation and dynamic linear models.
     """
-    path, means, lengths = chain._path, chain._means, chain._lengths
+    path, means, lengths = chain.path, chain.filtered_means, chain._lengths
     num_samples, num_steps, num_rows, h = noise.shape
     draw = kalman.backward_draw(path.filtered, path.matrix, path.noise)
     gain, root, last_root = (m.to(means.dtype) for m in (draw.gain, draw.root, kalman.square_root(path.filtered)))
@@ -62,8 +62,8 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
     matrix = by_step(given.matrix, "dynamics.matrix", num_steps, batch, h, count="num_steps")
     noise = by_step(given.noise, "dynamics.noise", num_steps, batch, h, count="num_steps").to(DOUBLE)
     offset = step_offset(given.offset, num_steps, batch, h, count="num_steps")
-    mean, nodes, empty = chain._last(chain._means)
-    covariance = chain._path.filtered[nodes]
+    mean, nodes, empty = chain._last(chain.filtered_means)
+    covariance = chain.path.filtered[nodes]
     if empty is not None:
         mean = torch.where(empty.unsqueeze(-1), chain.flat.mean, mean)
         covariance = torch.where(empty[:, None, None], chain.flat.covariance.to(DOUBLE), covariance)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.gaussian.path import BLOCK, CovariancePath
-from pplseq.kernels import kalman
+from pplseq.kernels import compiled_kalman, kalman
 from pplseq.kernels.kalman import Convergence, size_of
 
 
@@ -17,7 +17,8 @@ class SmoothedPath:
     """Covariances given all observations of a row; the path back starts at each row's own end.
 
     Attributes: smoothed, lag_one: (M, h, h) Cov(x_t | all) and Cov(x_{t+1}, x_t | all). index: (T,) or (T, R) nodes, 0 (of
-    covariance zero) at padded steps.
+    covariance zero) at padded steps. Of nodes: information (M, h, h), what observations from there on say beyond the past;
+    of, the filtered node; later, the node of the step behind.
     """
 
     def __init__(self, path: CovariancePath, lengths: Tensor | None):
@@ -30,6 +31,30 @@ class SmoothedPath:
             if columns.shape[1] == 1:  # rows of one length agree
                 ends, back = np.unique(ends, return_inverse=True)
             columns = np.where(np.arange(given.num_steps)[:, None] < ends, columns, -1)
+        if path.is_compiled:
+            first, place = compiled_kalman.alike(columns)
+            found = self._walk_compiled(columns[:, first])
+            index = found if len(first) == 1 else found[:, place]
+        else:
+            index = self._walk_nodes(columns)
+        index = index if back is None else index[:, back.reshape(-1)]
+        self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(path.device)
+        self._tabulate()
+
+    def _walk_compiled(self, columns: np.ndarray) -> np.ndarray:
+        """:meth:`_walk_nodes` by :func:`pplseq.kernels.compiled_kalman.adjoints`."""
+        path, given = self.path, self.path.given
+        steady = np.zeros(path.num_nodes, np.bool_)
+        steady[list(path.steady)] = True
+        convergence = Convergence(given.tol, given.wait_for_rounding, False, given.start.shape[-1])
+        found = compiled_kalman.adjoints(
+            columns, path.information, path.closed_loop, steady, given.tol, convergence.agree, given.wait_for_rounding
+        )
+        self.information, self.of, self.later = found.information, found.of.tolist(), found.later.tolist()
+        return found.index
+
+    def _walk_nodes(self, columns: np.ndarray) -> np.ndarray:
+        path, given = self.path, self.path.given
         h = given.start.shape[-1]
         self._information: list[Tensor] = [path.filtered.new_zeros(h, h)]  # N of each node
         self._of: list[int] = [-1]  # the filtered node of each node
@@ -39,9 +64,9 @@ class SmoothedPath:
         self._fixed: dict[int, int] = {}  # filtered node -> node that follows itself
         self._known: dict[tuple[int, int], int] = {}  # node of the step behind, filtered node -> node
         index = self._walk(columns)
-        index = index if back is None else index[:, back.reshape(-1)]
-        self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(path.device)
-        self._tabulate()
+        self.information, self.of, self.later = torch.stack(self._information), self._of, self._later
+        del self._information, self._known
+        return index
 
     def _walk(self, columns: np.ndarray) -> np.ndarray:
         num_steps, rows = columns.shape
@@ -146,10 +171,9 @@ class SmoothedPath:
         return None
 
     def _tabulate(self) -> None:
-        path, nodes = self.path, self._of[1:]
-        later = torch.stack(self._information)[self._later[1:]]
-        gain, behind = path.gain[nodes], [max(self._of[n], 0) for n in self._later[1:]]
-        zero = torch.zeros_like(self._information[0])[None]
+        path, nodes = self.path, self.of[1:]
+        later = self.information[self.later[1:]]
+        gain, behind = path.gain[nodes], [max(self.of[n], 0) for n in self.later[1:]]
+        zero = torch.zeros_like(self.information[:1])
         self.smoothed = torch.cat([zero, kalman.smoothed(path.filtered[nodes], gain, later)])
         self.lag_one = torch.cat([zero, kalman.lag_one(gain, path.predicted[behind], later)])
-        del self._information, self._later, self._known

@@ -1,0 +1,251 @@
+"""Gaussian chains with small states on a CPU through compiled loops: see :mod:`pplseq.kernels.kalman_loops` and
+:mod:`pplseq.kernels.mean_loops`. Loops compute in double precision, whatever the precision of what they are given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.kernels import compiled
+from pplseq.kernels.compiled_chain import array
+
+MOST_STATES = 64  # dimensions of a state up to which loops over covariances are the faster way
+MOST_ALONE = 32  # and of means
+MOST_NUMBERS = 64
+FIRST_ROOM = 64  # nodes that there is room for at first
+
+
+def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
+    """Whether there are loops for such a chain here."""
+    fits = h <= MOST_STATES and n <= MOST_NUMBERS and dtype in (torch.float64, torch.float32)
+    return fits and device.type == "cpu" and compiled.available()
+
+
+def pays(residual: Tensor, first: Tensor) -> bool:
+    """Whether means (R, h) of numbers (T, R, n) run faster in loops than as products of matrices."""
+    return first.shape[-1] <= MOST_ALONE and residual.numel() > 0
+
+
+class Walked(NamedTuple):
+    """The nodes of a covariance path; see :class:`~pplseq.infer.gaussian.path.CovariancePath`.
+
+    index: (T, R). Of filtered nodes: parent and later, predicted nodes before and behind (-1 behind the last step); kind; step
+    and row where it was made; what observations make of it, and moved (N, h, h) A Sigma. fixed: predicted nodes that stand.
+    """
+
+    index: np.ndarray  # pyright: ignore[reportIncompatibleMethodOverride]
+    parent: np.ndarray
+    later: np.ndarray
+    kind: np.ndarray
+    step: np.ndarray
+    row: np.ndarray
+    predicted: Tensor
+    filtered: Tensor
+    gain: Tensor
+    whitener: Tensor
+    half_log_det: Tensor
+    moved: Tensor
+    fixed: list[int]
+    steady_step: int | None
+
+
+def _room_for(old: tuple[np.ndarray, ...], many: int) -> list[np.ndarray]:
+    """Arrays of ``many`` rows that begin as the old ones; the rest is -1."""
+    new = []
+    for before in old:
+        after = np.empty((many, *before.shape[1:]), before.dtype)
+        after[: len(before)] = before
+        if before.ndim == 1:
+            after[len(before) :] = -1
+        new.append(after)
+    return new
+
+
+def covariances(
+    start: Tensor, matrix: Tensor, noise: Tensor, observed: tuple[Tensor, Tensor, Tensor | None], precision: list[float],
+    which: np.ndarray, num_columns: int, nothing: int | None, tol: float, agree: float, waits: bool,
+) -> Walked:  # fmt: skip
+    """The nodes of all steps.
+
+    Args:
+        start: (1 | R, h, h). matrix, noise: (h, h). observed: loadings (P, n, h), the covariance of their noise (P, n, n) and
+            the coordinates seen (P, n) or None. precision: of each kind. which: (T, 1 | R) kinds. num_columns: 1 | R.
+        nothing: the kind that says nothing. tol: 0 where no steady state is looked for. agree, waits: see
+            :class:`~pplseq.kernels.kalman.Convergence`.
+    """
+    from pplseq.kernels import kalman_loops as loops
+
+    loadings, covariance, seen = (None if part is None else array(part) for part in observed)
+    assert loadings is not None and covariance is not None
+    seen = np.ones(loadings.shape[:2]) if seen is None else seen
+    system = loops.System(
+        array(matrix), array(noise), loadings, covariance, seen, np.array(precision),
+        -1 if nothing is None else nothing, tol, agree,
+    )  # fmt: skip
+    num_steps, n, h, begun = len(which), *loadings.shape[1:], len(start)
+    index, which = np.empty((num_steps, num_columns), np.int64), np.ascontiguousarray(which)
+    now = np.arange(num_columns) if begun > 1 else np.zeros(num_columns, np.int64)
+    counts, fixed = np.array([begun, 0, 0, -1]), np.empty(0, np.int64)
+    shapes = ((h, h), (), (), (), (), (), *((),) * 6, (h, h), (h, n), (n, n), (), (h, h))
+    kinds = [np.float64, np.float64, np.float64, np.int64, np.float64, *(np.int64,) * 7, *(np.float64,) * 5]
+    parts = [np.empty((0, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
+    t, room = 0, begun + FIRST_ROOM
+    while True:
+        parts = _room_for(tuple(parts), room)
+        fixed = _room_for((fixed,), room)[0]
+        nodes = loops.Nodes(*parts)
+        if t == 0 and not counts[loops.FILTERED]:
+            first = array(start)
+            nodes.predicted[:begun] = (first + first.swapaxes(1, 2)) / 2
+            nodes.size[:begun] = np.abs(first).reshape(begun, -1).max(1)
+            nodes.least[:begun], nodes.age[:begun], nodes.last[:begun] = np.inf, 0, 0.0
+        t = loops.walk(t, system, which, index, now, nodes, counts, fixed, waits)
+        if t == num_steps:
+            break
+        room *= 4
+    made, steady = int(counts[loops.FILTERED]), int(counts[loops.STEADY])
+    of = {name: getattr(nodes, name)[:made] for name in Walked._fields[1:6]}
+    values = {name: torch.from_numpy(getattr(nodes, name)[:made]) for name in Walked._fields[7:12]}
+    predicted = torch.from_numpy(nodes.predicted[of["parent"]])
+    return Walked(
+        index, **of, predicted=predicted, **values, fixed=fixed[: counts[loops.FIXED]].tolist(),
+        steady_step=None if steady < 0 else steady,
+    )  # fmt: skip
+
+
+class WalkedBack(NamedTuple):
+    """Nodes of the way back: index (T, U); information (M, h, h); of each its filtered node, and the node behind it."""
+
+    index: np.ndarray  # pyright: ignore[reportIncompatibleMethodOverride]
+    information: Tensor
+    of: np.ndarray
+    later: np.ndarray
+
+
+def adjoints(
+    columns: np.ndarray, information: Tensor, loops_of: Tensor, steady: np.ndarray, tol: float, agree: float, waits: bool
+) -> WalkedBack:
+    """What observations from each step on say beyond the past.
+
+    Args:
+        columns: (T, U) filtered nodes, -1 at padded steps. information, loops_of: (N, h, h) of filtered nodes: what their
+            observations say, and A W. steady: (N,) bool nodes that follow themselves.
+    """
+    from pplseq.kernels import kalman_loops as loops
+
+    (num_steps, num_columns), h = columns.shape, information.shape[-1]
+    index, now, counts = np.empty_like(columns), np.zeros(num_columns, np.int64), np.array([1])
+    settled_on = np.full(len(steady), -1)
+    shapes = ((h, h), (), (), (), (), (), (), (), ())
+    kinds = (np.float64, *(np.int64,) * 5, np.float64, np.int64, np.float64)
+    parts = [np.empty((0, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
+    t, room, given = num_steps - 1, FIRST_ROOM, (array(information), array(loops_of))
+    columns = np.ascontiguousarray(columns)
+    while True:
+        parts = _room_for(tuple(parts), room)
+        back = loops.Back(*parts)
+        if counts[0] == 1:
+            back.information[0], back.later[0], back.least[0], back.age[0], back.last[0] = 0.0, 0, np.inf, 0, 0.0
+        t = loops.walk_back(t, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits)
+        if t < 0:
+            break
+        room *= 4
+    made = counts[0]
+    return WalkedBack(index, torch.from_numpy(back.information[:made]), back.of[:made], back.later[:made])
+
+
+def alike(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of columns (T, R) the numbers of distinct ones (U,), and for each of the R its place among them."""
+    if columns.shape[1] == 1:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64)
+    weights = np.random.default_rng(0).integers(-(2**62), 2**62, len(columns))
+    _, first, inverse = np.unique((columns * weights[:, None]).sum(0), return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    if (columns == columns[:, first[inverse]]).all():
+        return first, inverse
+    _, first, inverse = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
+class Tables(NamedTuple):
+    """What means go by. matrix: (h, h) A. loadings: (P, n, h) of each kind. Of nodes: gain (N, h, n) K, whitener (N, n, n)
+    L^-1, filtered (N, h, h) and kind (N,). index: (T,) or (T, R).
+    """
+
+    matrix: Tensor
+    loadings: Tensor
+    gain: Tensor
+    whitener: Tensor
+    filtered: Tensor
+    kind: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class MeanLoops:
+    """Filter and smoother of the means of one chain.
+
+    Args:
+        residual: (T, R, n). first: (R, h) predicted means of the first step. offset: None, (h,) or (T-1, R, h).
+        lengths: (R,) or None.
+    """
+
+    def __init__(self, residual: Tensor, first: Tensor, offset: Tensor | None, tables: Tables, lengths: Tensor | None):
+        from pplseq.kernels import mean_loops
+
+        self.dtype, (num_steps, num_rows, n) = residual.dtype, residual.shape
+        matrix, loadings, gain, whitener, filtered = (array(part.double()) for part in tables[:5])
+        index, h = array(tables.index.reshape(num_steps, -1)), first.shape[-1]
+        if offset is None or not num_steps > 1:
+            shift = np.empty((0, 1, h))
+        else:
+            shift = array(offset.double().reshape(-1, num_rows if offset.dim() == 3 else 1, h))
+        order, blocks = np.arange(num_rows), [*range(0, num_rows, mean_loops.LANES), num_rows]
+        if index.shape[1] > 1:
+            inverse = alike(index)[1]
+            order = np.argsort(inverse, kind="stable")
+            edges = [0, *np.bincount(inverse).cumsum().tolist()]
+            bounds = zip(edges[:-1], edges[1:], strict=True)
+            blocks = [b for begin, end in bounds for b in range(begin, end, mean_loops.LANES)] + [num_rows]
+        ends = np.full(num_rows, num_steps) if lengths is None else array(lengths)
+        self.blocks, self.work = np.array(blocks), num_steps * num_rows * h * (2 * h + 4 * n)
+        self.given = mean_loops.Means(
+            array(residual.double()), array(first.double()), shift, matrix[None], _transposed(matrix[None]), loadings,
+            _transposed(loadings), gain, _transposed(gain), whitener, _transposed(whitener) @ whitener, filtered,
+            array(tables.kind), index, order, ends,
+        )  # fmt: skip
+
+    def filter(self) -> tuple[Tensor, Tensor]:
+        """Filtered means (T, R, h), and squared lengths (T, R) of white innovations."""
+        from pplseq.kernels import mean_loops
+
+        num_steps, num_rows, _ = self.given.residual.shape
+        out = np.empty((num_steps, num_rows, self.given.first.shape[1])), np.empty((num_steps, num_rows))
+        compiled.by_rows(
+            lambda _, begin, end: mean_loops.filter_means(begin, end, self.blocks, self.given, *out),
+            len(self.blocks) - 1, self.work,
+        )  # fmt: skip
+        means, squares = (torch.from_numpy(part).to(self.dtype) for part in out)
+        return means, squares
+
+    def smooth(self, means: Tensor, with_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Smoothed means (T, R, h) from filtered ones; and, of size 0 unless wanted, lambda (T, R, h) and e (T, R, n):
+        the gradients of log p(y) in predicted means and, but for the sign, in observations."""
+        from pplseq.kernels import mean_loops
+
+        num_steps, num_rows, n = self.given.residual.shape
+        steps, h = num_steps if with_errors else 0, means.shape[-1]
+        out = tuple(np.empty(shape) for shape in (means.shape, (steps, num_rows, h), (steps, num_rows, n)))
+        filtered = array(means.double())
+        compiled.by_rows(
+            lambda _, begin, end: mean_loops.smooth_means(begin, end, self.blocks, self.given, filtered, *out),
+            len(self.blocks) - 1, 2 * self.work,
+        )  # fmt: skip
+        smoothed, adjoints, errors = (torch.from_numpy(part).to(self.dtype) for part in out)
+        return smoothed, adjoints, errors
+
+
+def _transposed(matrices: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(matrices.swapaxes(-1, -2))

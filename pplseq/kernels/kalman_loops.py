@@ -1,0 +1,405 @@
+"""Compiled loops over the covariances of a Gaussian chain with small states. Importing this module imports numba.
+
+Covariances are nodes of a graph, as in ``CovariancePath`` and ``SmoothedPath``, which are the readable twins;
+:mod:`pplseq.kernels.compiled_kalman` calls these loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+
+import numpy as np
+
+from pplseq.kernels.compiled import jit
+
+NEGLIGIBLE = 1e-24  # as in kalman.py
+PATIENCE = 16
+CAREFUL = 1e-9  # as in path.py
+EPS = 2.220446049250313e-16
+ROUNDING = 1e4 * EPS
+
+# What covariances depend on: matrix, noise (h, h); loadings (P, n, h), covariance (P, n, n), seen (P, n) and precision (P,) of
+# each kind of observation; nothing: the kind that says nothing, or -1. tol, agree: see kalman.Convergence; tol 0: never.
+System = namedtuple("System", "matrix noise loadings covariance seen precision nothing tol agree")
+# predicted (N, h, h), size, least, age, last (N,): the largest entry, and the record of changes on the way; first (N,): the
+# first filtered node behind it. Of filtered nodes: kind, parent, later (predicted nodes before and behind, or -1), sibling
+# (the next one of the same parent), step, row (where it was made), and what observations make of it, as in
+# kalman.UpdatedByNumbers; moved (N, h, h) A Sigma.
+Nodes = namedtuple(
+    "Nodes", "predicted size least age last first kind parent later sibling step row filtered gain whitener half_log_det moved"
+)
+# counts (4,) of predicted and filtered nodes, and of fixed ones (numbers: fixed); the first step in the steady state, or -1
+PREDICTED, FILTERED, FIXED, STEADY = 0, 1, 2, 3
+Room = namedtuple("Room", "spread factor root work other scale")
+
+
+@jit
+def make_room(n, h):
+    return Room(
+        np.empty((n, h)), np.empty((n, n)), np.empty((n, h)), np.empty((max(h, n), h)), np.empty((max(h, n), max(h, n))),
+        np.empty(h),
+    )  # fmt: skip
+
+
+@jit
+def factorize(total, whitener, node):
+    """The lower Cholesky factor in the place of ``total``, its inverse in whitener[node]; returns log det / 2, or NaN."""
+    n, log_det = total.shape[0], 0.0
+    for i in range(n):
+        for j in range(i + 1):
+            value = total[i, j]
+            for k in range(j):
+                value -= total[i, k] * total[j, k]
+            if i > j:
+                total[i, j] = value / total[j, j]
+            elif value > 0:
+                total[i, i] = math.sqrt(value)
+                log_det += math.log(total[i, i])
+            else:
+                total[i, i] = np.nan
+                log_det = np.nan
+    for j in range(n):
+        for i in range(n):
+            value = 1.0 if i == j else 0.0
+            for k in range(j, i):
+                value -= total[i, k] * whitener[node, k, j]
+            whitener[node, i, j] = value / total[i, i] if i >= j else 0.0
+    return log_det
+
+
+@jit
+def condition(system, nodes, p, kind, node, room):
+    """Filtered node ``node``: what an observation of this kind makes of predicted node p; see kalman.update_by_numbers."""
+    n, h = system.loadings.shape[1:]
+    loadings, noise, spread, total, root = system.loadings, system.covariance, room.spread, room.factor, room.root
+    predicted, gain, whitener, filtered = nodes.predicted, nodes.gain, nodes.whitener, nodes.filtered
+    for i in range(n):
+        for j in range(h):
+            spread[i, j] = 0.0
+        for k in range(h):
+            a = loadings[kind, i, k]
+            for j in range(h):
+                spread[i, j] += a * predicted[p, k, j]
+    for i in range(n):
+        for j in range(i + 1):
+            value = 0.0
+            for k in range(h):
+                value += spread[i, k] * loadings[kind, j, k] + spread[j, k] * loadings[kind, i, k]
+            total[i, j] = value / 2 + noise[kind, i, j]
+    nodes.half_log_det[node] = factorize(total, whitener, node)
+    for i in range(n):
+        for j in range(h):
+            root[i, j] = 0.0
+        for k in range(i + 1):
+            a = whitener[node, i, k]
+            for j in range(h):
+                root[i, j] += a * spread[k, j]
+    for j in range(h):
+        for i in range(n):
+            value = 0.0
+            for k in range(i, n):
+                value += root[k, j] * whitener[node, k, i]
+            gain[node, j, i] = value
+    if nodes.size[p] > 0 and EPS * nodes.size[p] * system.precision[kind] > CAREFUL:
+        joseph(system, nodes, p, kind, node, room)
+    else:
+        for i in range(h):
+            for j in range(h):
+                filtered[node, i, j] = predicted[p, i, j]
+            for k in range(n):
+                a = root[k, i]
+                for j in range(h):
+                    filtered[node, i, j] -= a * root[k, j]
+    for i in range(n):
+        for j in range(n):
+            whitener[node, i, j] *= system.seen[kind, j]
+
+
+@jit
+def joseph(system, nodes, p, kind, node, room):
+    """filtered[node] = (I - K M) P (I - K M)' + K D K': no differences of large numbers."""
+    n, h = system.loadings.shape[1:]
+    gain, filtered, rest, moved = nodes.gain, nodes.filtered, room.other, room.work
+    for i in range(h):
+        for j in range(h):
+            rest[i, j] = 1.0 if i == j else 0.0
+            for k in range(n):
+                rest[i, j] -= gain[node, i, k] * system.loadings[kind, k, j]
+    for i in range(h):
+        for j in range(h):
+            moved[i, j] = 0.0
+            for k in range(h):
+                moved[i, j] += rest[i, k] * nodes.predicted[p, k, j]
+    for i in range(h):
+        for j in range(i + 1):
+            value = 0.0
+            for k in range(h):
+                value += moved[i, k] * rest[j, k] + moved[j, k] * rest[i, k]
+            for k in range(n):
+                for m in range(n):
+                    both = gain[node, i, k] * gain[node, j, m] + gain[node, j, k] * gain[node, i, m]
+                    value += both * system.covariance[kind, k, m]
+            filtered[node, i, j] = value / 2
+            filtered[node, j, i] = value / 2
+
+
+@jit
+def predict(system, nodes, node, child, room):
+    """moved[node] = A Sigma and predicted[child] = A Sigma A' + Q."""
+    h, matrix, moved, work = system.matrix.shape[0], system.matrix, nodes.moved, room.work
+    for i in range(h):
+        for j in range(h):
+            moved[node, i, j] = 0.0
+        for k in range(h):
+            a = matrix[i, k]
+            for j in range(h):
+                moved[node, i, j] += a * nodes.filtered[node, k, j]
+    if child < 0:
+        return
+    for i in range(h):
+        for j in range(h):
+            value = 0.0
+            for k in range(h):
+                value += moved[node, i, k] * matrix[j, k]
+            work[i, j] = value
+    size = 0.0
+    for i in range(h):
+        for j in range(h):
+            nodes.predicted[child, i, j] = (work[i, j] + work[j, i]) / 2 + system.noise[i, j]
+            value = abs(nodes.predicted[child, i, j])
+            size = value if not value <= size else size
+    nodes.size[child] = size
+
+
+@jit
+def set_scale(predicted, p, scale):
+    """One over the standard deviations of a covariance's coordinates; see kalman.scaled_size."""
+    most = 0.0
+    for i in range(len(scale)):
+        most = max(most, predicted[p, i, i])
+    for i in range(len(scale)):
+        scale[i] = 1 / math.sqrt(max(predicted[p, i, i], most * NEGLIGIBLE))
+
+
+@jit
+def distance(predicted, p, other, scale):
+    """The largest difference of two covariances, in these units."""
+    most = 0.0
+    for i in range(len(scale)):
+        for j in range(len(scale)):
+            most = max(most, abs(predicted[p, i, j] - predicted[other, i, j]) * scale[i] * scale[j])
+    return most
+
+
+@jit
+def seen_change(system, nodes, node, p, other, room):
+    """The largest difference of two covariances in units of what a filtered node's observation sees of them."""
+    n, h = system.loadings.shape[1:]
+    kind, seen, moved, most = nodes.kind[node], room.root, room.spread, 0.0
+    for i in range(n):
+        for j in range(h):
+            seen[i, j], moved[i, j] = 0.0, 0.0
+        for k in range(n):
+            a = nodes.whitener[node, i, k]
+            for j in range(h):
+                seen[i, j] += a * system.loadings[kind, k, j]
+        for k in range(h):
+            a = seen[i, k]
+            for j in range(h):
+                moved[i, j] += a * (nodes.predicted[p, k, j] - nodes.predicted[other, k, j])
+    for i in range(n):
+        for j in range(n):
+            value = 0.0
+            for k in range(h):
+                value += moved[i, k] * seen[j, k]
+            most = max(most, abs(value))
+    return most
+
+
+@jit
+def stands_still(before, after, record, change, fresh, tol):
+    """See kalman.Convergence.still: whether a relative change is none; sets the new node's record of changes."""
+    least, age, last = record
+    past_least = np.inf if fresh else least[before]
+    past_last = 0.0 if fresh else last[before]
+    least[after], age[after], last[after] = past_least, (0 if fresh else age[before]) + 1, change
+    if change < past_least or change > 100 * ROUNDING:
+        least[after], age[after] = change, 0
+    settled = max(least[after], change) <= ROUNDING and age[after] >= PATIENCE
+    ahead = change
+    if tol > ROUNDING and change > ROUNDING:
+        rate = change / past_last if past_last > 0 else 1.0
+        ahead = max(change, change * rate / (1 - rate)) if rate < 1 else np.inf
+    return ahead <= tol, settled
+
+
+@jit
+def follow(system, nodes, node, counts, fixed, waits, room):
+    """Finds or makes the predicted node behind a filtered one; see CovariancePath._follow."""
+    p, child = nodes.parent[node], counts[PREDICTED]
+    predict(system, nodes, node, child, room)
+    near = -1
+    if system.tol > 0:
+        fresh = False
+        for i in range(counts[FIXED]):
+            fresh = fresh or fixed[i] == p
+        set_scale(nodes.predicted, child, room.scale)
+        change = distance(nodes.predicted, child, p, room.scale)
+        change = max(change, seen_change(system, nodes, node, child, p, room))
+        none, settled = stands_still(p, child, (nodes.least, nodes.age, nodes.last), change, fresh, system.tol)
+        still = none or (waits and settled)
+        reach = system.tol
+        for _ in range(2):
+            for i in range(counts[FIXED]):
+                other = fixed[i]
+                if near < 0 and other != p and distance(nodes.predicted, child, other, room.scale) <= reach:
+                    near = other
+            if near >= 0 or not still:
+                break
+            reach = system.agree
+        if near < 0 and still:
+            near = p
+            if not fresh:
+                fixed[counts[FIXED]] = p
+                counts[FIXED] += 1
+    if near < 0:
+        near, counts[PREDICTED] = child, child + 1
+        nodes.first[child] = -1
+    nodes.later[node] = near
+
+
+@jit(entry=True)
+def walk(begin, system, which, index, now, nodes, counts, fixed, waits):
+    """Nodes of all steps and columns: index[t, r], from predicted nodes now (R,) and kinds which (T, 1 | R).
+
+    Returns:
+        The number of steps, or the step to begin with when there is more room for nodes.
+    """
+    num_steps, rows = index.shape
+    room = make_room(system.loadings.shape[1], len(system.matrix))
+    several = which.shape[1] > 1
+    for t in range(begin, num_steps):
+        last = t + 1 == num_steps
+        for r in range(rows):
+            p, kind = now[r], which[t, r if several else 0]
+            node = nodes.first[p]
+            while node >= 0 and nodes.kind[node] != kind:
+                node = nodes.sibling[node]
+            if node < 0:
+                node = counts[FILTERED]
+                if node == len(nodes.kind) or counts[PREDICTED] == len(nodes.size):
+                    return t
+                counts[FILTERED] += 1
+                nodes.kind[node], nodes.parent[node], nodes.later[node] = kind, p, -1
+                nodes.step[node], nodes.row[node] = t, r
+                nodes.sibling[node], nodes.first[p] = nodes.first[p], node
+                condition(system, nodes, p, kind, node, room)
+                if last:
+                    predict(system, nodes, node, -1, room)
+            if not last and nodes.later[node] < 0:
+                if counts[PREDICTED] == len(nodes.size):
+                    return t
+                follow(system, nodes, node, counts, fixed, waits, room)
+            index[t, r] = node
+        if last:
+            break
+        still = True
+        for r in range(rows):
+            later = nodes.later[index[t, r]]
+            still = still and later == now[r] and nodes.kind[index[t, r]] != system.nothing
+            now[r] = later
+        if still and system.tol > 0 and counts[STEADY] < 0:
+            counts[STEADY] = t
+    return num_steps
+
+
+# ---------------------------------------------------------------- covariances given all observations
+# information (M, h, h); of: the filtered node, later: the node of the step behind; again: the node before this one where the
+# filtered node is the same, or -1; first, sibling: the other nodes before it; least, age, last: the record of changes
+Back = namedtuple("Back", "information of later again first sibling least age last")
+
+
+@jit(entry=True)
+def walk_back(begin, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits):
+    """Nodes of :class:`~pplseq.infer.gaussian.smoothed_path.SmoothedPath` from the last step to the first.
+
+    Args:
+        columns: (T, U) filtered nodes, -1 at padded steps. given: information and closed loops (N, h, h) of filtered nodes.
+        steady: (N,) whether one follows itself. settled_on: (N,) the node that stands still over it, or -1.
+
+    Returns:
+        -1, or the step to go on with when there is more room.
+    """
+    information, loops = given
+    num_columns, h = columns.shape[1], information.shape[1]
+    found, work = back.information, np.empty((h, h))
+    for t in range(begin, -1, -1):
+        for u in range(num_columns):
+            node, behind = columns[t, u], now[u]
+            if node < 0:
+                index[t, u] = 0
+                continue
+            if back.of[behind] == node and back.again[behind] >= 0:
+                index[t, u] = back.again[behind]
+                continue
+            child = back.first[behind]
+            while child >= 0 and back.of[child] != node:
+                child = back.sibling[child]
+            if child >= 0:
+                index[t, u] = child
+                continue
+            child = counts[0]
+            if child == len(back.of):
+                return t
+            for i in range(h):
+                for j in range(h):
+                    work[i, j] = 0.0
+                for k in range(h):
+                    a = found[behind, i, k]
+                    for j in range(h):
+                        work[i, j] += a * loops[node, k, j]
+            for i in range(h):
+                for j in range(h):
+                    found[child, i, j] = 0.0
+                for k in range(h):
+                    a = loops[node, k, i]
+                    for j in range(h):
+                        found[child, i, j] += a * work[k, j]
+            size = change = 0.0
+            for i in range(h):
+                for j in range(i + 1):
+                    value = information[node, i, j] + (found[child, i, j] + found[child, j, i]) / 2
+                    found[child, i, j], found[child, j, i] = value, value
+                    size, change = max(size, abs(value)), max(change, abs(value - found[behind, i, j]))
+            size = size if size != 0.0 else 1.0
+            same = -1
+            if steady[node] and back.of[behind] == node:
+                none, settled = stands_still(behind, child, (back.least, back.age, back.last), change / size, False, tol)
+                still, target = none or (waits and settled), settled_on[node]
+                if target >= 0:
+                    apart = 0.0
+                    for i in range(h):
+                        for j in range(h):
+                            apart = max(apart, abs(found[child, i, j] - found[target, i, j]))
+                    if apart <= (agree if still else tol) * size:
+                        same = target
+                if same < 0 and still:
+                    settled_on[node], back.again[child] = child, child
+                    back.least[child], back.age[child], back.last[child] = np.inf, 0, 0.0
+            else:
+                back.least[child], back.age[child], back.last[child] = np.inf, 0, 0.0
+            if same < 0:
+                counts[0] += 1
+                same = child
+                back.of[child], back.later[child], back.first[child], back.sibling[child] = node, behind, -1, -1
+                if back.again[child] != child:
+                    back.again[child] = -1
+                if back.of[behind] != node:
+                    back.sibling[child], back.first[behind] = back.first[behind], child
+            if back.of[behind] == node:
+                back.again[behind] = same
+            index[t, u] = same
+        for u in range(num_columns):
+            now[u] = index[t, u]
+    return -1
