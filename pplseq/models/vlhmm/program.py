@@ -60,6 +60,7 @@ class VLHMM(Estimator):
         tied: one embedding table for start, out, into and emit, or four.
         shared_layer: start and emission share one residual layer (with tied embeddings), a third of the work of the layers.
         state_dropout: share of each block's states left out of a training step.
+        feature_dropout: share of the features, of leaving and of emitting, that are left out of a training step by state.
         reset_id: word (the id of ``<eos>``) after which the next state is drawn from the start distribution, in training
             and evaluation alike; None: the state runs on.
         initialization: "normal" (embeddings N(0, init_scale^2)) or "xavier".
@@ -85,6 +86,7 @@ class VLHMM(Estimator):
         tied: bool = True,
         shared_layer: bool = False,
         state_dropout: float = 0.0,
+        feature_dropout: float = 0.0,
         reset_id: int | None = None,
         initialization: str = "normal",
         init_scale: float = 0.1,
@@ -107,6 +109,7 @@ class VLHMM(Estimator):
             tied=tied,
             shared_layer=shared_layer,
             state_dropout=checks.share("state_dropout", state_dropout, "[0, 1)"),
+            feature_dropout=checks.share("feature_dropout", feature_dropout, "[0, 1)"),
             reset_id=None,
             initialization=checks.choice("initialization", initialization, INITIALIZATIONS),
             init_scale=checks.positive("init_scale", init_scale, zero=True),
@@ -118,6 +121,7 @@ class VLHMM(Estimator):
             raise ValueError(f"hidden_size must be an even number, got {hidden_size}")
         self.num_words, self.reset_id = None, None
         self.num_states, self.hidden_size, self.state_dropout = num_states, hidden_size, state_dropout
+        self.feature_dropout = feature_dropout
         if num_words is not None:
             self.lay_out(num_words, blocks, states_per_block=states_per_block, reset_id=reset_id)
         elif not (blocks is None and states_per_block is None and reset_id is None):
@@ -239,7 +243,7 @@ class VLHMM(Estimator):
         else:
             kept = dict.fromkeys(ROLES, self._embed("all", None, layout)) if self._config["tied"] else {}
             kept = kept or {role: self._embed(role, None, layout) for role in ROLES}
-            emit = self.emit_layer(kept["emit"])
+            emit = self._thinned(self.emit_layer(kept["emit"]))
             start = emit if self._config["shared_layer"] else self.start_layer(kept["start"])
             initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
             every = torch.arange(layout.num_blocks, device=emit.device)
@@ -261,8 +265,11 @@ class VLHMM(Estimator):
             return HierarchicalTransition(layout, initial, out, into, *blocks, **options), emission
         return EmbeddingTransition(layout, initial, out, into, **options), emission
 
+    def _thinned(self, features: Tensor) -> Tensor:
+        return nn.functional.dropout(features, self.feature_dropout, self.training)
+
     def _out(self, embedding: Tensor) -> Tensor:
-        out = self.out_layer(embedding)
+        out = self._thinned(self.out_layer(embedding))
         return out if self._config["temperature"] == 1 else out / self._config["temperature"]
 
     # ---------------------------------------------------------------- learning

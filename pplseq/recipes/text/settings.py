@@ -116,6 +116,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
         tied: one embedding table for start, transition and emission.
         shared_layer: start and emission share one residual layer.
         dropout: share of each block's states left out of a training step.
+        feature_dropout: share of each state's features left out of a training step.
         final_dropout: dropout to which it falls together with the learning rate (default: it stays).
         reset: after <eos> the state starts afresh, in training and evaluation.
         init: of the embeddings.
@@ -137,6 +138,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     tied: bool = setting(True, flag="--tied/--untied")
     shared_layer: bool = False
     dropout: float = setting(0.5, free=True, check=SHARE)
+    feature_dropout: float = setting(0.0, free=True, check=SHARE)
     final_dropout: float | None = setting(None, check=SHARE)
     reset: bool = True
     init: Literal["normal", "xavier"] = "normal"

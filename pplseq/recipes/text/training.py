@@ -135,6 +135,7 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
         tied=settings.tied,
         shared_layer=settings.shared_layer,
         state_dropout=settings.dropout,
+        feature_dropout=settings.feature_dropout,
         initialization=settings.init,
         init_scale=settings.init_scale,
         temperature=settings.temperature,
