@@ -18,6 +18,7 @@ row's probability of a step comes out too small to be trusted (`TRUSTED`), the c
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from pplseq.kernels.precision import exact_products
 from pplseq.kernels.scan import Forward, forward_twin
 
 CACHED_CELLS = 1 << 18  # numbers that are worked on at once: a megabyte, half of a core's second-level cache
+NARROW = 32  # states a block up to which float32 products are as fast as those of bfloat16 factors
 TRUSTED = {torch.float32: 1e-20, torch.float64: 1e-200}  # smallest scaled probability of a step whose digits are sound
 
 
@@ -233,13 +235,44 @@ def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | N
     width, count = out.shape[1], len(plan.entered)
     # rounded up: of like sizes, the memory of one step fits the next
     pairs = out.new_empty(count + -count % 256, width, width, dtype=dtype)[:count]
-    for block, some in plan.groups:
-        to = into.index_select(0, plan.entered[some]).flatten(0, 1)
-        scores = torch.mm(to, out[block].T).view(-1, width, width).to(dtype)
-        if filled is not None:
-            scores.masked_fill_(~filled[some].unsqueeze(-1), -math.inf)
-        torch.softmax(scores, 1, out=pairs[some])
+    with _narrow_products(width):
+        for some, groups in _pairs_at_once(plan, out[0].numel()):
+            to, scores = into.index_select(0, plan.entered[some]), pairs[some]
+            for block, these, _ in groups:
+                _product(to[these].flatten(0, 1), out[block].T, scores[these].flatten(0, 1))
+            if filled is not None:
+                scores.masked_fill_(~filled[some].unsqueeze(-1), -math.inf)
+            torch.softmax(scores, 1, out=scores)
     return pairs
+
+
+def _pairs_at_once(plan: PairPlan, cells: int) -> list[tuple[slice, list[tuple[int, slice, int]]]]:
+    """(some pairs, [(the block they leave, which of these, most tokens of one)]): as many whole groups as a cache holds.
+
+    Args:
+        cells: numbers that a pair takes.
+    """
+    pieces: list[tuple[slice, list[tuple[int, slice, int]]]] = []
+    for (block, some), most in zip(plan.groups, plan.most, strict=True):
+        if not pieces or (some.stop - pieces[-1][0].start) * cells > CACHED_CELLS:
+            pieces.append((some, []))
+        whole, groups = pieces[-1]
+        groups.append((block, slice(some.start - whole.start, some.stop - whole.start), most))
+        pieces[-1] = slice(whole.start, some.stop), groups
+    return pieces
+
+
+def _narrow_products(width: int):
+    """Where blocks are narrow: rounding the factors of a product to bfloat16 would take longer than the product."""
+    return exact_products() if width <= NARROW else nullcontext()
+
+
+def _product(left: Tensor, right: Tensor, to: Tensor) -> None:
+    """Writes left @ right, of any type, where it belongs."""
+    if left.dtype == to.dtype:
+        torch.mm(left, right, out=to)
+    else:
+        to.copy_(torch.mm(left, right))
 
 
 def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -251,19 +284,22 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
         tokens: (N + 1, K) u, v, and u (P v), with a last row of zeros.
     """
     coming, behind, through = tokens
-    grad_out, grad_into = torch.zeros_like(out), torch.zeros_like(into)
+    grad_out, grad_into, width = torch.zeros_like(out), torch.zeros_like(into), out.shape[1]
     a, b = out.to(dtype), into.to(dtype)
-    for (block, some), most in zip(plan.groups, plan.most, strict=True):
-        if most == 0:
-            continue
-        which, to = plan.tokens[some, :most], plan.entered[some]
-        index, shape = which.reshape(-1), (*which.shape, -1)
-        u, v = coming.index_select(0, index).view(shape), behind.index_select(0, index).view(shape)
-        mean = through.index_select(0, index).view(shape).sum(1, keepdim=True)
-        grad = torch.baddbmm(mean.expand(-1, u.shape[-1], -1), v.transpose(1, 2), u, beta=-1).mul_(pairs[some])
-        wide = grad.flatten(0, 1).to(dtype)  # (n K, K), [to, from]
-        grad_into.index_add_(0, to, torch.mm(wide, a[block]).view(len(to), *into.shape[1:]).to(into.dtype))
-        grad_out[block] = torch.mm(wide.T, b.index_select(0, to).flatten(0, 1))
+    with _narrow_products(width):
+        for some, groups in _pairs_at_once(plan, out[0].numel()):
+            which, entered = plan.tokens[some, : max(most for _, _, most in groups)], plan.entered[some]
+            index, shape = which.reshape(-1), (*which.shape, width)
+            u, v = coming.index_select(0, index).view(shape), behind.index_select(0, index).view(shape)
+            mean = through.index_select(0, index).view(shape).sum(1, keepdim=True)
+            grad = torch.baddbmm(mean.expand(-1, width, -1), v.transpose(1, 2), u, beta=-1).mul_(pairs[some])
+            grad, to = grad.to(dtype), b.index_select(0, entered)  # (n, K, K), [to, from]
+            back = torch.empty_like(to, dtype=into.dtype)
+            for block, these, _ in groups:
+                wide = grad[these].flatten(0, 1)
+                _product(wide, a[block], back[these].flatten(0, 1))
+                _product(wide.T, to[these].flatten(0, 1), grad_out[block])
+            grad_into.index_add_(0, entered, back)
     return grad_out, grad_into
 
 

@@ -81,6 +81,17 @@ def test_uneven_blocks():
     same(*both_ways(leaves, left, entered, pair_of, filled=filled[entered]), leaves)
 
 
+@pytest.mark.parametrize("cells, narrow", [(1, K), (6 * K * D, 0)])
+def test_the_scan_in_pieces(cells, narrow, monkeypatch):
+    monkeypatch.setattr("pplseq.kernels.pair_scan.CACHED_CELLS", cells)  # a group at once, or about two
+    monkeypatch.setattr("pplseq.kernels.pair_scan.NARROW", narrow)
+    given, *pairs = factors(steps=12)
+    valid = torch.arange(12).unsqueeze(-1) < LENGTHS + 3
+    restart, restart_to = torch.rand(12, B) < 0.3, torch.randn(12, B, K, dtype=F64, requires_grad=True)
+    leaves = [value.requires_grad_() for value in given]
+    same(*both_ways(leaves, *pairs, valid, restart, restart_to), [*leaves, restart_to])
+
+
 @pytest.mark.parametrize("width, names", [(K, M), (1, 1)])
 @pytest.mark.parametrize("cells", [1, 1 << 18])
 def test_gates(width, names, cells, monkeypatch):

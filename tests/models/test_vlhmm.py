@@ -43,6 +43,21 @@ def test_the_tables(option):
         close(emission.exp().sum(-1), torch.ones(model.num_states, dtype=F64))
 
 
+@pytest.mark.parametrize("option", ["untied", "hierarchical, uneven"])
+def test_features_left_out(option):
+    plain, model = make(option), make(option, feature_dropout=0.5)
+    close(model.eval().log_prob(X, LENGTHS), plain.eval().log_prob(X, LENGTHS))
+    (whole, words), (transition, emission) = plain.train().specs(), model.train().specs()
+    share = transition.out / whole.out
+    close(share, torch.where(share > 1, 2.0, 0.0).double())
+    assert 0 < (share > 1).double().mean() < 1
+    close(transition.initial, whole.initial)
+    close(transition.log_matrix().exp().sum(-1), torch.ones(6, dtype=F64))
+    table = emission.log_likelihood(torch.arange(6))
+    close(table.exp().sum(0), torch.ones(6, dtype=F64))
+    assert not torch.allclose(table, words.log_likelihood(torch.arange(6)))
+
+
 @pytest.mark.parametrize("option", ["independent", "uneven", "scalar", "reset"])
 def test_pyros_own_enumeration(option):
     model = make(option)

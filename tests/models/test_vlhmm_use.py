@@ -119,6 +119,8 @@ WRONG = {
     "normalizer_dtype": (dict(normalizer_dtype="int8"), "normalizer_dtype must be one of"),
     "dropout": (dict(state_dropout=1.0), "state_dropout must lie in"),
     "negative dropout": (dict(state_dropout=-0.1), "state_dropout must lie in"),
+    "feature dropout": (dict(feature_dropout=1.0), "feature_dropout must lie in"),
+    "no features": (dict(feature_dropout=0.1, parameterization="scalar"), "scalar tables have no features"),
     "reset": (dict(reset_id=6), "reset_id must be a word id in 0..5"),
     "odd hidden size": (dict(hidden_size=5), "even number"),
     "temperature": (dict(temperature=0.0), "temperature must be positive"),

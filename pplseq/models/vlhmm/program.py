@@ -100,6 +100,8 @@ class VLHMM(Estimator):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         if shared_layer and not tied:
             raise ValueError("shared_layer: start and emission have embeddings of their own; tie them, or leave it out")
+        if feature_dropout and parameterization == "scalar":
+            raise ValueError("feature_dropout: scalar tables have no features; leave it out, or use state_dropout")
         self._config: dict[str, Any] = dict(
             num_words=None,
             num_states=checks.count("num_states", num_states),
@@ -243,11 +245,11 @@ class VLHMM(Estimator):
         else:
             kept = dict.fromkeys(ROLES, self._embed("all", None, layout)) if self._config["tied"] else {}
             kept = kept or {role: self._embed(role, None, layout) for role in ROLES}
-            emit = self._thinned(self.emit_layer(kept["emit"]))
+            emit = self.emit_layer(kept["emit"])
             start = emit if self._config["shared_layer"] else self.start_layer(kept["start"])
             initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
             every = torch.arange(layout.num_blocks, device=emit.device)
-            scores = words.products(layout.of_blocks(emit, every), self.word_score.weight, self.word_score.bias)
+            scores = words.products(layout.of_blocks(self._thinned(emit), every), self.word_score.weight, self.word_score.bias)
             table = words.log_softmax(scores)
         emission = BlockEmission(layout, self.block_of_word, table)
         options: dict[str, Any] = dict(reset_id=self.reset_id, emission=emission)
@@ -266,6 +268,7 @@ class VLHMM(Estimator):
         return EmbeddingTransition(layout, initial, out, into, **options), emission
 
     def _thinned(self, features: Tensor) -> Tensor:
+        """Features (..., h) with some of them left out in training."""
         return nn.functional.dropout(features, self.feature_dropout, self.training)
 
     def _out(self, embedding: Tensor) -> Tensor:
