@@ -79,13 +79,18 @@ class HierarchicalTransition(BlockTransition):
 
     def block_log_probs(self, leaving: Tensor, blocks: Tensor) -> Tensor:
         """(*b, P, U) log p(block | state) of blocks (*b, U), from leaving features (*b, P, D)."""
+        norm = self.block_log_norm(leaving)
+        logits = leaving @ self.block_weight[blocks].transpose(-1, -2) + self.block_bias[blocks].unsqueeze(-2)
+        return logits - norm.unsqueeze(-1)
+
+    def block_log_norm(self, leaving: Tensor) -> Tensor:
+        """(...) log normalisers of p(block | state), from leaving features (..., D)."""
         ones = leaving.new_ones(*leaving.shape[:-1], 1)
         norm = streamed_log_norm(
             torch.cat([leaving, ones], -1).flatten(0, -2),
             torch.cat([self.block_weight, self.block_bias.unsqueeze(-1)], -1),
         )
-        logits = leaving @ self.block_weight[blocks].transpose(-1, -2) + self.block_bias[blocks].unsqueeze(-2)
-        return logits - norm.view(*leaving.shape[:-1], 1)
+        return norm.view(leaving.shape[:-1])
 
     @torch.no_grad()
     def block_norms(self, blocks: Tensor | None) -> Tensor:

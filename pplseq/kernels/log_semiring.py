@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import twice
+from pplseq.kernels.triton import row_norm
 
 REPAIR_CELLS = 1 << 22
 MAX_CELLS = 1 << 26
@@ -86,6 +87,11 @@ class _LogNorm(torch.autograd.Function):
     def forward(ctx, out, into, product_dtype):
         rows, columns = out.shape[0], into.shape[0]
         a, b = out.to(product_dtype), into.to(product_dtype)
+        if row_norm.applies(a, b):
+            log_norm = row_norm.log_norm(a, b).to(out.dtype)
+            ctx.save_for_backward(out, into, log_norm, None, None)
+            ctx.product_dtype = product_dtype
+            return log_norm
         keep = rows * columns <= KEEP_CELLS and any(ctx.needs_input_grad[:2])
         kept = out.new_empty(rows, columns) if keep and product_dtype == out.dtype else None
         log_norm, weight = out.new_empty(rows), out.new_empty(rows)
@@ -113,6 +119,9 @@ class _LogNorm(torch.autograd.Function):
             scale = (grad * weight).unsqueeze(-1)
             return torch.mm(kept, into).mul_(scale), torch.mm(kept.T, out * scale), None
         a, b = out.to(dtype), into.to(dtype)
+        if row_norm.applies(a, b):
+            grad_out, grad_into = row_norm.log_norm_backward(a, b, log_norm, grad)
+            return grad_out.to(out.dtype), grad_into.to(into.dtype), None
         grad_out, grad_into = torch.empty_like(out), torch.zeros_like(into)
         for start, stop in _row_tiles(out.shape[0], into.shape[0], out.device):
             prob = torch.mm(a[start:stop], b.T).to(out.dtype).sub_(log_norm[start:stop, None]).exp_()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pplseq.kernels import compiled_chain, shared_matrix
 from pplseq.kernels.scan import LogMatrices, StepMatrices, as_rows, is_shared
+from pplseq.kernels.triton import scans as device
 
 MAX_CELLS = 1 << 26  # cells of the largest temporary in a max step
 
@@ -29,6 +30,8 @@ def viterbi_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tenso
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
     if loops_apply(matrices, emit):
         return compiled_chain.viterbi_pass(init, matrices.log, matrices.shared, emit, valid)
+    if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
+        return device.viterbi_pass(init, matrices, emit, valid)
     return viterbi_in_torch(init, matrices, emit, valid)
 
 
@@ -118,6 +121,8 @@ def sample_pass(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, n
     """Exact posterior paths by backward sampling from the filtered messages: positions (S, T, *B)."""
     if loops_apply(matrices, filtered):
         return compiled_chain.sample_pass(matrices.log, matrices.shared, filtered, valid, num_samples)
+    if isinstance(matrices, StepMatrices) and device.applies(matrices, filtered):
+        return device.sample_pass(matrices, filtered, valid, num_samples)
     return sample_in_torch(matrices, filtered, valid, num_samples)
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from pplseq.kernels import compiled_chain, shared_matrix, twice
 from pplseq.kernels.compiled_chain import Kept
 from pplseq.kernels.log_semiring import logsumexp
+from pplseq.kernels.triton import scans as device
 
 
 def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,6 +182,8 @@ def is_shared(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
     """Whether the scans of :mod:`pplseq.kernels.shared_matrix` do for this chain."""
     if not isinstance(matrices, StepMatrices) or not matrices.shared or matrices.restart is not None:
         return False
+    if device.applies(matrices, emit):  # kernels of a GPU, which ask it nothing
+        return False
     return shared_matrix.applies(matrices.log, emit)
 
 
@@ -195,6 +198,9 @@ def forward_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tenso
     if isinstance(matrices, StepMatrices) and matrices.restart is None and compiled_chain.pays(matrices.log, emit):
         steps, kept = compiled_chain.forward_pass(init, matrices.log, matrices.shared, emit, valid)
         return Forward(steps.sum(0).to(emit.dtype), kept, steps.to(emit.dtype))
+    if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
+        messages, steps = device.forward_pass(init, matrices, emit, valid)
+        return Forward(steps.sum(0, dtype=torch.float64).to(emit.dtype), messages, steps)
     return forward_in_torch(init, matrices, emit, valid)
 
 
@@ -233,6 +239,8 @@ def forward_in_log_space(init: Tensor, matrices: LogMatrices, emit: Tensor, vali
 
 def backward_pass(matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Tensor:
     """log p(x_>t | z_t) up to a constant per step, (T, *B, K)."""
+    if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
+        return device.backward_pass(matrices, emit, valid)
     if not is_shared(matrices, emit):
         return backward_in_log_space(matrices, emit, valid)
     shape, (emit, valid) = emit.shape, as_rows(emit, valid)
@@ -276,6 +284,8 @@ def pair_posterior(
     ``weight`` (*B,) multiplies each row (the incoming gradient); None stands for one.
     """
     assert isinstance(matrices, StepMatrices), "a second-order chain has triples instead"
+    if device.applies(matrices, emit):
+        return device.pair_posterior(matrices, emit, forward.filtered, forward.step_log_prob, beta, valid, weight)
     left, right, log_weight = _pair_sides(matrices, emit, forward, beta)
     # exp(-inf), not a product with 0: the other terms mean nothing there and may overflow
     if valid is not None:

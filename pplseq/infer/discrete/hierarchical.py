@@ -12,6 +12,9 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.kernels import scan
 from pplseq.kernels.pair_scan import normalised_gates, pair_chain_log_prob, pair_gates, plan_pairs
+from pplseq.kernels.triton import pair_chain
+
+GATE_CELLS = 1 << 26  # scores of the next block for all states, up to which a device makes all of them at once
 
 
 class HierarchicalChain(BlockChain):
@@ -42,6 +45,8 @@ class HierarchicalChain(BlockChain):
         restart = restart_to = None
         if transition.reset_id is not None and self.inputs is not None:
             restart, restart_to = self.inputs == transition.reset_id, transition.initial_of(block)
+        if pair_chain.applies(self._of_blocks(transition.out, None), transition.initial):
+            return self._on_device(restart, restart_to)
         keys = block[:-1] * layout.num_blocks + block[1:]
         if restart is not None:  # no pair is needed where the state is drawn afresh: any that is made will do
             needed = keys[~restart[1:]]
@@ -75,6 +80,22 @@ class HierarchicalChain(BlockChain):
             restart_to=restart_to,
             product_dtype=transition.product_dtype,
         )
+
+    def _on_device(self, restart: Tensor | None, restart_to: Tensor | None) -> scan.Forward:
+        """The same by kernels of a GPU, in sizes that do not depend on which pairs there are."""
+        transition, layout, block = self.transition, self.layout, self._block
+        out, into = (self._of_blocks(features, None) for features in (transition.out, transition.into))
+        if out.shape[0] * layout.num_states <= GATE_CELLS:
+            logits = out @ transition.block_weight.T + transition.block_bias  # (M, K, M)
+            gate = torch.log_softmax(logits, -1).transpose(1, 2)[block[:-1], block[1:]]
+        else:
+            leaving, norm = out[block[:-1]], transition.block_log_norm(out)[block[:-1]]
+            logits = (leaving @ transition.block_weight[block[1:]].unsqueeze(-1)).squeeze(-1)
+            gate = logits + transition.block_bias[block[1:]].unsqueeze(-1) - norm
+        return pair_chain.chain_log_prob(
+            out, into, gate, self._initial(), self._emit(), block, filled=layout.filled, valid=self.valid, restart=restart,
+            restart_to=restart_to, product_dtype=transition.product_dtype,
+        )  # fmt: skip
 
     def _few(self, blocks: Tensor) -> tuple[Tensor | None, Tensor]:
         """The distinct ones of blocks (P,), and which each is; None and the blocks themselves where most of all occur."""

@@ -1,0 +1,110 @@
+"""Whether there are Triton kernels, and how one is started.
+
+Triton comes with torch's builds for GPUs; nothing here needs it to be imported. On a CPU the kernels run in Triton's
+interpreter, inside :func:`interpreted` alone: slowly, so that tests see their numbers without a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REALS = (torch.float32, torch.float64)
+
+_state = {"interpreted": False, "enabled": True}
+
+
+@functools.cache
+def available() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
+
+
+def kernel(function: Callable) -> Any:
+    """``triton.jit``, where there is Triton; the function itself elsewhere, which nothing calls."""
+    if not available():
+        return function
+    from triton import jit
+
+    return jit(function)
+
+
+def language() -> Any:
+    """``triton.language``, for the modules of kernels; None without Triton."""
+    if not available():
+        return None
+    import triton.language
+
+    return triton.language
+
+
+def launch(function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Starts a kernel on the arguments' device, or interprets it."""
+    if not _state["interpreted"]:
+        return function[grid](*args, **options)
+    from triton.runtime.interpreter import InterpretedFunction
+
+    options = {name: value for name, value in options.items() if name not in ("num_warps", "num_stages")}
+    InterpretedFunction(function.fn)[grid](*args, **options)
+
+
+def serve(*tensors: Tensor) -> bool:
+    """Whether the kernels take these tensors: of a GPU (or interpreted) and of a type that they know."""
+    if not _state["enabled"] or not available():
+        return False
+    if not all(value.is_cuda or _state["interpreted"] for value in tensors):
+        return False
+    return all(value.dtype in REALS or value.dtype == torch.bfloat16 for value in tensors)
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Inside, kernels run on tensors of the CPU, in Triton's interpreter."""
+    if not available():
+        raise ModuleNotFoundError("kernels are interpreted by Triton, which is not installed: pip install triton")
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    # the language's own functions (max, sum, ...) were made for the compiler when Triton was imported
+    names = [(room, name, value) for room in (tl, tl.standard) for name, value in vars(room).items()]
+    compiled = [(room, name, value) for room, name, value in names if isinstance(value, JITFunction)]
+    before, _state["interpreted"] = _state["interpreted"], True
+    known = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    for room, name, value in compiled:
+        setattr(room, name, InterpretedFunction(value.fn))
+    try:
+        yield
+    finally:
+        _state["interpreted"] = before
+        for room, name, value in compiled:
+            setattr(room, name, value)
+        os.environ.pop("TRITON_INTERPRET") if known is None else os.environ.update(TRITON_INTERPRET=known)
+
+
+@contextmanager
+def twins_only() -> Iterator[None]:
+    """Inside, torch operations do the work on a GPU too: to compare the two, or to look for a fault."""
+    before, _state["enabled"] = _state["enabled"], False
+    try:
+        yield
+    finally:
+        _state["enabled"] = before
+
+
+def power_of_two(size: int, least: int = 1) -> int:
+    """The next power of two: what a tile of `size` numbers takes."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def dot_precision() -> str:
+    """How products of float32 numbers are made in kernels: "tf32" where torch's own products may be, else exactly."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

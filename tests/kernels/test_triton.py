@@ -1,0 +1,207 @@
+"""Kernels for GPUs against their twins, in Triton's interpreter: values and gradients, without a GPU."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from pplseq.kernels import path_scan, scan
+from pplseq.kernels.log_semiring import log_norm_reference, streamed_log_norm
+from pplseq.kernels.triton import chain, launch, pair_chain, pairs, paths, row_norm, shared
+from pplseq.models import VLHMM
+
+pytest.importorskip("triton")
+F64 = torch.float64
+close = torch.testing.assert_close
+
+
+@pytest.fixture(params=["twin", "kernel"])
+def place(request):
+    """Where the tested functions run: torch operations, or the kernels."""
+    return nullcontext if request.param == "twin" else launch.interpreted
+
+
+def gradients(value, leaves):
+    weight = torch.linspace(0.5, 2, value.numel(), dtype=value.dtype).view_as(value)
+    found = torch.autograd.grad((value * weight).sum(), leaves, allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+
+
+@pytest.mark.parametrize("rows, columns, features", [(37, 21, 5), (1, 1, 1), (3, 40, 20)])
+def test_row_normalisers(place, rows, columns, features):
+    out, into = (torch.randn(n, features, dtype=F64, requires_grad=True) for n in (rows, columns))
+    with place():
+        value = streamed_log_norm(out, into)
+        found = gradients(value, (out, into))
+    close(value, log_norm_reference(out, into))
+    close(found, gradients(log_norm_reference(out, into), (out, into)))
+
+
+def factors(kind, steps, states, rows=3, dtype=F64):
+    """(init, matrices, emit, valid, shared, restart, restart_to) of a chain, with closed states and impossible words."""
+    shape = {"a step": (steps - 1, rows, states, states), "shared": (states, states), "a row": (rows, states, states)}[kind]
+    init, log = torch.randn(rows, states, dtype=dtype), torch.randn(shape, dtype=dtype)
+    emit = torch.randn(steps, rows, states, dtype=dtype)
+    if states > 1:
+        log[..., 0, 1], emit[0, 0, 0] = -math.inf, -math.inf
+    lengths = torch.tensor([steps, 1, max(1, steps // 2)] * (rows // 3))
+    restart = restart_to = None
+    if kind == "shared" and rows == 3:
+        restart, restart_to = torch.rand(steps, rows) < 0.3, torch.randn(states, dtype=dtype).log_softmax(-1)
+    return init, log, emit, torch.arange(steps).unsqueeze(-1) < lengths, kind != "a step", restart, restart_to
+
+
+CHAINS = [("a step", 5, 4), ("a row", 4, 3), ("shared", 5, 5), ("shared", 2, 1), ("a step", 3, 1)]
+
+
+@pytest.mark.parametrize("kind, steps, states", CHAINS, ids=str)
+def test_chains(place, kind, steps, states):
+    given = init, log, emit, valid, shared_, restart, restart_to = factors(kind, steps, states)
+    leaves = [value.requires_grad_() for value in (init, log, emit, restart_to) if value is not None]
+    with place():
+        got = scan.chain_log_prob(*given)
+        found = gradients(got.log_prob, leaves)
+    log_prob, filtered, each = scan.forward_twin(*given)
+    close(got.log_prob, log_prob)
+    close(got.step_log_prob, each)
+    close(got.filtered.exp()[valid], filtered.exp()[valid])
+    close(found, gradients(log_prob, leaves))
+
+
+@pytest.mark.parametrize("kind, steps, states", CHAINS, ids=str)
+def test_paths(place, kind, steps, states):
+    init, log, emit, valid, shared_, restart, restart_to = factors(kind, steps, states)
+    matrices = scan.StepMatrices(log, shared_, restart, restart_to)
+    wanted = path_scan.viterbi_in_torch(init, scan.StepMatrices(log, shared_, restart, restart_to), emit, valid)
+    filtered = scan.forward_twin(init, log, emit, valid, shared_, restart, restart_to)[1]
+    with place():
+        path, log_prob = path_scan.viterbi_pass(init, matrices, emit, valid)
+        drawn = path_scan.sample_pass(matrices, filtered, valid, 2)
+    close(log_prob, wanted[1])
+    assert (path == wanted[0])[valid].all()
+    start = init.log_softmax(-1)
+    for sample in drawn:  # every one is possible
+        terms = [emit[t].gather(-1, sample[t].unsqueeze(-1)).squeeze(-1).where(valid[t], 0.0) for t in range(steps)]
+        assert (sum(terms) + start.gather(-1, sample[0].unsqueeze(-1)).squeeze(-1) > -math.inf).all()
+
+
+def test_samples_are_those_of_the_uniform_numbers():
+    init, log, emit, valid, *_ = factors("a step", 4, 5)
+    filtered = scan.forward_twin(init, log, emit, valid, False, None, None)[1]
+    uniform = torch.rand(3, 4, 3, dtype=F64)
+    number = torch.arange(-3, 9).view(4, 3).clamp_min(0)
+    with launch.interpreted():
+        got = paths.drawn_paths(log.flatten(0, 1), number, filtered, chain.flags_of(valid, None, emit), None, uniform)
+    state = torch.zeros(3, 3, dtype=torch.long)
+    for t in range(3, -1, -1):
+        value = filtered[t].expand(3, 3, 5)
+        if t < 3:
+            value = value + path_scan.take_columns(log[t], state)
+        below = value.softmax(-1).cumsum(-1)
+        new = (below <= uniform[:, t].unsqueeze(-1) * below[..., -1:]).sum(-1)
+        state = new if t == 3 else torch.where(valid[t + 1], new, state)
+        assert (got[:, t] == state).all()
+
+
+@pytest.mark.parametrize("peaked", [False, True])
+def test_dense_scans(monkeypatch, peaked):
+    """By products of matrices; rows that lose digits are done again in log space."""
+    monkeypatch.setattr(shared, "LEAST_STATES", 4)
+    given = init, log, emit, valid, *_ = factors("shared", 4, 5, rows=18, dtype=torch.float32)
+    if peaked:
+        emit[1:, 3] *= 300
+        log[:, 2] -= 200
+    leaves = [value.requires_grad_() for value in (init, log, emit)]
+    wanted, filtered, each = scan.forward_twin(*given)
+    with launch.interpreted():
+        got = scan.chain_log_prob(*given)
+        found = gradients(got.log_prob, leaves)
+    close(got.log_prob, wanted, rtol=1e-4, atol=1e-4)
+    close(got.filtered[valid], filtered[valid], rtol=1e-4, atol=1e-4)
+    close(found, gradients(wanted, leaves), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps, blocks, width, features", [(5, 4, 5, 6), (2, 1, 1, 1), (3, 3, 17, 3)])
+def test_pairs_of_blocks(steps, blocks, width, features):
+    out, into = (torch.randn(blocks, width, features, dtype=F64, requires_grad=True) for _ in range(2))
+    gate = torch.randn(steps - 1, 3, width, dtype=F64, requires_grad=True)
+    init = torch.randn(3, width, dtype=F64, requires_grad=True)
+    emit = torch.randn(steps, 3, width, dtype=F64, requires_grad=True)
+    begin = torch.randn(steps, 3, width, dtype=F64, requires_grad=True)
+    block = torch.randint(blocks, (steps, 3))
+    valid, restart = torch.arange(steps).unsqueeze(-1) < torch.tensor([steps, 1, 2]), torch.rand(steps, 3) < 0.3
+    filled = torch.arange(width) < torch.tensor([width, 1, 2, width][:blocks]).clamp(max=width).unsqueeze(-1)
+    leaves = [out, into, gate, init, emit, begin]
+    more = dict(filled=filled, valid=valid, restart=restart, restart_to=begin)
+    with launch.interpreted():
+        got = pair_chain.chain_log_prob(out, into, gate, init, emit, block, **more)
+        found = gradients(got.log_prob, leaves)
+        again = gradients(torch.autograd.grad(got.log_prob.sum(), emit, create_graph=True)[0][0], leaves)
+    scores = (out[block[:-1]] @ into[block[1:]].transpose(-1, -2)).masked_fill(~filled[block[1:]].unsqueeze(-2), -math.inf)
+    matrices = scores.log_softmax(-1) + gate.unsqueeze(-1)
+    matrices = torch.where(restart[1:, :, None, None], begin[1:].unsqueeze(-2), matrices)
+    wanted, _, each = scan.forward_twin(init, matrices, emit, valid, False, None, None)
+    close(got.log_prob, wanted)
+    close(got.step_log_prob, each)
+    close(found, gradients(wanted, leaves))
+    close(again, gradients(torch.autograd.grad(wanted.sum(), emit, create_graph=True)[0][0], leaves))
+
+
+@pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
+def test_a_model_finds_its_kernels(transition):
+    """Loss and gradients of a training step, with resets, dropout and uneven blocks."""
+    results = []
+    for place in (nullcontext, launch.interpreted):
+        torch.manual_seed(1)
+        model = VLHMM(6, 8, [0, 1, 1, 0, 2, 2], hidden_size=4, init_scale=1.0, transition=transition, reset_id=3,
+                      state_dropout=0.4, states_per_block=[3, 4, 1]).double().train()  # fmt: skip
+        x, lengths = torch.randint(6, (2, 4)), torch.tensor([4, 2])
+        with place():
+            loss = -model.chain_of_words(x, lengths, None).log_prob().sum()
+            loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    close(results[1], results[0])
+
+
+@pytest.mark.slow
+def test_operators_say_what_they_return():
+    """So that torch.compile and CUDA graphs can plan with them."""
+    init, log, emit, valid, *_ = factors("a step", 3, 4)
+    table, number, flags = log.flatten(0, 1), torch.zeros(3, 3, dtype=torch.long), chain.flags_of(valid, None, emit)
+    a, rows = torch.randn(2, 3, 4, dtype=F64), torch.arange(2)
+    tokens = torch.randn(6, 4, dtype=F64)
+    order, first = chain.by_matrix(number[1:], valid[1:], len(table))
+    calls = [
+        (row_norm.log_norm, (a[0], a[1])), (row_norm.log_norm_backward, (a[0], a[1], tokens[0, :3], tokens[1, :3])),
+        (chain.filtered, (init, table, number, None, emit, flags, None)), (chain.look_back, (table, number, None, emit, flags)),
+        (chain.pair_counts, (table, order, first, tokens, tokens, tokens[:, 0], tokens[:, 1])),
+        (paths.best_paths, (init, table, number, emit, flags, None)), (shared.filtered, (init, log[0, 0], emit, flags)),
+        (paths.drawn_paths, (table, number, emit, flags, None, torch.rand(2, 3, 3, dtype=F64))),
+        (shared.look_back, (log[0, 0], emit, flags)), (pairs.log_matrices, (a, a, rows, rows, None, torch.tensor(2))),
+    ]  # fmt: skip
+    with launch.interpreted():
+        for operator, args in calls:
+            torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.slow
+def test_compiled_kernels_fit(tmp_path):
+    """No number is spilled from registers, and shared memory is what the GPU has: for sm_80 and sm_90, without one."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}  # and in a process that has interpreted nothing
+    script = [sys.executable, "-W", "error", str(Path(__file__).parents[2] / "scripts" / "bench" / "triton_figures.py")]
+    run = subprocess.run(script, env=environment, capture_output=True, text=True)
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert run.returncode == 0, [line for line in found if not line["fits"]] or run.stderr
+    assert len(found) == 2 * (3 * 12 + 6)
+    rough = [line for line in found if line["precision"] == "tf32" or line["dtype"] == "bfloat16"]
+    for line in rough:
+        products = line["kernel"].startswith(("row normaliser", "its gradient", "pair matrices", "pair gradient"))
+        assert not products or line["tensor_products"] > 0, line
+    large = subprocess.run([*script, "--too-large"], env=environment, capture_output=True, text=True)
+    assert large.returncode == 1 and not json.loads(large.stdout)["fits"]
