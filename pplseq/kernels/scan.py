@@ -182,9 +182,7 @@ def is_shared(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
     """Whether the scans of :mod:`pplseq.kernels.shared_matrix` do for this chain."""
     if not isinstance(matrices, StepMatrices) or not matrices.shared or matrices.restart is not None:
         return False
-    if device.applies(matrices, emit):  # kernels of a GPU, which ask it nothing
-        return False
-    return shared_matrix.applies(matrices.log, emit)
+    return shared_matrix.applies(matrices.log, emit) and not device.applies(matrices, emit)
 
 
 def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
