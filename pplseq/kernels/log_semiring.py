@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pplseq.kernels import twice
 from pplseq.kernels.triton import row_norm
+from pplseq.kernels.triton.launch import State
 
 REPAIR_CELLS = 1 << 22
 MAX_CELLS = 1 << 26
@@ -87,7 +88,7 @@ class _LogNorm(torch.autograd.Function):
     def forward(ctx, out, into, product_dtype):
         rows, columns = out.shape[0], into.shape[0]
         a, b = out.to(product_dtype), into.to(product_dtype)
-        if row_norm.applies(a, b):
+        if (a.is_cuda or State.interpreted) and row_norm.applies(a, b):
             log_norm = row_norm.log_norm(a, b).to(out.dtype)
             ctx.save_for_backward(out, into, log_norm, None, None)
             ctx.product_dtype = product_dtype
@@ -119,7 +120,7 @@ class _LogNorm(torch.autograd.Function):
             scale = (grad * weight).unsqueeze(-1)
             return torch.mm(kept, into).mul_(scale), torch.mm(kept.T, out * scale), None
         a, b = out.to(dtype), into.to(dtype)
-        if row_norm.applies(a, b):
+        if (a.is_cuda or State.interpreted) and row_norm.applies(a, b):
             grad_out, grad_into = row_norm.log_norm_backward(a, b, log_norm, grad)
             return grad_out.to(out.dtype), grad_into.to(into.dtype), None
         grad_out, grad_into = torch.empty_like(out), torch.zeros_like(into)

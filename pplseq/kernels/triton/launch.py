@@ -18,7 +18,11 @@ from torch import Tensor
 
 REALS = (torch.float32, torch.float64)
 
-_state = {"interpreted": False, "enabled": True}
+
+class State:
+    """What holds now. interpreted: kernels run on the CPU. enabled: they run at all."""
+
+    interpreted, enabled = False, True
 
 
 @functools.cache
@@ -47,7 +51,7 @@ def language() -> Any:
 
 def launch(function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Starts a kernel on the arguments' device, or interprets it."""
-    if not _state["interpreted"]:
+    if not State.interpreted:
         return function[grid](*args, **options)
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -57,9 +61,9 @@ def launch(function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> 
 
 def serve(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors: of a GPU (or interpreted) and of a type that they know."""
-    if not _state["enabled"] or not available():
+    if not State.enabled or not available():
         return False
-    if not all(value.is_cuda or _state["interpreted"] for value in tensors):
+    if not all(value.is_cuda or State.interpreted for value in tensors):
         return False
     return all(value.dtype in REALS or value.dtype == torch.bfloat16 for value in tensors)
 
@@ -76,7 +80,7 @@ def interpreted() -> Iterator[None]:
     # the language's own functions (max, sum, ...) were made for the compiler when Triton was imported
     names = [(room, name, value) for room in (tl, tl.standard) for name, value in vars(room).items()]
     compiled = [(room, name, value) for room, name, value in names if isinstance(value, JITFunction)]
-    before, _state["interpreted"] = _state["interpreted"], True
+    before, State.interpreted = State.interpreted, True
     known = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     for room, name, value in compiled:
@@ -84,7 +88,7 @@ def interpreted() -> Iterator[None]:
     try:
         yield
     finally:
-        _state["interpreted"] = before
+        State.interpreted = before
         for room, name, value in compiled:
             setattr(room, name, value)
         os.environ.pop("TRITON_INTERPRET") if known is None else os.environ.update(TRITON_INTERPRET=known)
@@ -93,11 +97,11 @@ def interpreted() -> Iterator[None]:
 @contextmanager
 def twins_only() -> Iterator[None]:
     """Inside, torch operations do the work on a GPU too: to compare the two, or to look for a fault."""
-    before, _state["enabled"] = _state["enabled"], False
+    before, State.enabled = State.enabled, False
     try:
         yield
     finally:
-        _state["enabled"] = before
+        State.enabled = before
 
 
 def power_of_two(size: int, least: int = 1) -> int:
