@@ -21,6 +21,7 @@ from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
 from pplseq.models.fitting import check_options, fit_parameters, run_fit, start_anew
 from pplseq.models.forms import in_form, is_frame
+from pplseq.models.information import Summary, summarize
 
 
 class Sample(NamedTuple):
@@ -264,6 +265,20 @@ class Estimator(SequenceModel):
         """The Bayesian information criterion, -2 log p(x) + parameters * log(tokens): lower is better."""
         num_tokens = self.as_batch(x, lengths, **known).num_tokens
         return -2 * self.score(x, lengths, **known) + self.num_free_parameters * math.log(num_tokens)
+
+    def estimates(self) -> dict[str, Tensor]:
+        """The parameters that :meth:`summary` is about, by name, as functions of those that are learned."""
+        return dict(self.named_parameters())
+
+    def summary(self, x, lengths=None, **known) -> Summary:
+        """Estimates, standard errors from the observed information, and criteria; printed, a table.
+
+        Args:
+            x, lengths, **known: what the model was fitted to; see :func:`~pplseq.models.information.summarize`.
+        """
+        self.check_names(known)
+        self.check_fitted()
+        return summarize(self, self.as_batch(x, lengths, **known))
 
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:

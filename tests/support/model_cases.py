@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, TextLDS
+from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, SwitchingRegression, TextLDS
 
 ROWS, STEPS = 4, 6
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -22,6 +22,10 @@ def words() -> Tensor:
 
 def vectors() -> Tensor:
     return PHASE.unsqueeze(-1) * torch.tensor([1.0, -2.0]).double() + 0.1 * torch.randn(*PHASE.shape, 2).double()
+
+
+def numbers() -> Tensor:
+    return vectors()[..., :1]
 
 
 def bits() -> Tensor:
@@ -115,6 +119,9 @@ DISCRETE = {
         lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2), bits, SYMBOLS, fit=EM
     ),
     "iohmm, states": Case(lambda: IOHMM(6, num_inputs=2, outputs="states"), words, NUMBERS, fit=EM),
+    "switching regression": Case(
+        lambda: SwitchingRegression(3, num_inputs=2), numbers, NUMBERS, EVERYTHING - AHEAD, frozenset(AHEAD), fit=EM
+    ),
     "props": Case(
         lambda: PROPS(6, num_sources=2, num_perturbations=2), words, SOURCES, EVERYTHING - AHEAD
     ),

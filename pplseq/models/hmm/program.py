@@ -229,6 +229,11 @@ class HMM(StateTables):
             return found._replace(state_log_probs=states)
         return super().observations_of(states, emission)
 
+    def estimates(self) -> dict[str, Tensor]:
+        """Tables and the emissions' parameters by name, differentiable."""
+        tables = {name: torch.softmax(logits, -1) for name, logits, _ in self._logits()}
+        return tables | self.emissions.values()
+
     def save(self, folder) -> Path:
         kinds = self._config.get("emission", "gaussian")
         if any(isinstance(kind, Family) for kind in (kinds if isinstance(kinds, list) else [kinds])):

@@ -1,0 +1,124 @@
+"""Standard errors from the observed information, and the table of a fitted model's parameters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pplseq.infer.fit.em import Batch
+    from pplseq.models.estimator import Estimator
+
+SMALLEST = 1e-9  # of the largest eigenvalue: directions in which the likelihood is flat, as a shift of logits
+
+
+class Summary(NamedTuple):
+    """Estimates of a model's parameters; printed, a table.
+
+    names: of single numbers, as "mean[0]". estimates, errors: (P,) and their standard errors, NaN where there is none.
+    covariance: (P, P) of the estimates. log_likelihood: nats. aic, bic: the criteria. num_tokens: observations.
+    """
+
+    names: list[str]
+    estimates: Tensor
+    errors: Tensor
+    covariance: Tensor
+    log_likelihood: float
+    aic: float
+    bic: float
+    num_tokens: int
+    title: str
+
+    def intervals(self, level: float = 0.95) -> Tensor:
+        """(P, 2) Wald intervals."""
+        half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * self.errors
+        return torch.stack([self.estimates - half, self.estimates + half], -1)
+
+    def __str__(self) -> str:
+        width = max(10, *(len(name) for name in self.names))
+        head = f"log-likelihood {self.log_likelihood:.3f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}   n = {self.num_tokens}"
+        lines = [self.title, head, "-" * (width + 62)]
+        lines.append(f"{'':{width}} {'estimate':>12} {'std. error':>12} {'z':>9} {'P>|z|':>7} {'95% interval':>19}")
+        for name, value, error, (low, high) in zip(
+            self.names, self.estimates.tolist(), self.errors.tolist(), self.intervals().tolist(), strict=True
+        ):
+            z = value / error if error > 0 else math.nan
+            p = math.erfc(abs(z) / math.sqrt(2))
+            lines.append(f"{name:{width}} {value:12.5g} {error:12.4g} {z:9.3f} {p:7.3f} {low:9.4g} {high:9.4g}")
+        return "\n".join(lines)
+
+
+def summarize(model: Estimator, batch: Batch) -> Summary:
+    """Estimates with standard errors: the inverse of minus the second derivatives of log p(x) + log prior, by the delta method.
+
+    Args:
+        model: fitted; ``estimates()`` says what its parameters are.
+        batch: the data it was fitted to.
+
+    Warns:
+        RuntimeWarning: where the information is not positive: the model is at no maximum, or a parameter at its bound.
+
+    Source: B. Efron and D. V. Hinkley (1978), Assessing the accuracy of the maximum likelihood estimator, Biometrika 65(3).
+    Cost: the exact second derivatives, one backward pass through a graph of gradients for each of P parameters.
+    """
+    raw = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    used = torch.cat([parameter.detach().isfinite().flatten() for parameter in raw])  # fixed zeros are no parameters
+    value = model.log_joint(batch.x, batch.lengths, **batch.known)
+    gradient = _flat(torch.autograd.grad(value, raw, create_graph=True, allow_unused=True), raw)
+    rows = [_flat(torch.autograd.grad(slope, raw, retain_graph=True, allow_unused=True), raw) for slope in gradient]
+    information = -torch.stack(rows)[used][:, used].detach()
+    information = (information + information.T) / 2
+    values, vectors = torch.linalg.eigh(information)
+    known = values > SMALLEST * values.abs().max()
+    wrong = values < -SMALLEST * values.abs().max()
+    inverse = torch.where(known, 1 / values.where(known, 1.0), 0.0)
+    names, flat = [], []
+    for name, value in model.estimates().items():
+        places = itertools.product(*(range(size) for size in value.shape))
+        names += [name + "".join(f"[{k}]" for k in place) for place in places]
+        flat.append(value.flatten())
+    estimates = torch.cat(flat)
+    slopes = [
+        _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
+    ]
+    jacobian = torch.stack(slopes).nan_to_num(0.0) @ vectors
+    covariance = (jacobian * inverse) @ jacobian.T
+    scale = jacobian.square().sum(-1).clamp_min(1e-300)
+    lost = (jacobian[:, wrong].square().sum(-1) > 1e-6 * scale) if bool(wrong.any()) else torch.zeros(len(scale)).bool()
+    # a direction in which nothing is known, and which the estimate depends on
+    flat_ways = ~known & ~wrong
+    lost = lost | (jacobian[:, flat_ways].square().sum(-1) > 1e-6 * scale)
+    lost = lost & (jacobian.square().sum(-1) > 0)
+    errors = torch.where(lost, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
+    if bool(lost.any()):
+        which = ", ".join(name for name, gone in zip(names, lost.tolist(), strict=True) if gone)
+        warnings.warn(
+            f"no standard errors of {which}: the information is not positive there; fit to the end (method='lbfgs'), or a "
+            "parameter is at its bound",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
+    tokens, count = _observed_tokens(model, batch), model.num_free_parameters
+    return Summary(
+        names, estimates.detach(), errors, covariance, total, 2 * count - 2 * total, count * math.log(tokens) - 2 * total,
+        tokens, repr(model),
+    )  # fmt: skip
+
+
+def _observed_tokens(model: Estimator, batch: Batch) -> int:
+    seen = model.observed(batch.x)[1]
+    seen = seen.any(-1) if seen.dim() > 2 else seen
+    if batch.lengths is not None:
+        seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+    return int(seen.sum())
+
+
+def _flat(gradients, like: list[Tensor]) -> Tensor:
+    pairs = zip(gradients, like, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])

@@ -1,0 +1,1 @@
+"""Regressions and autoregressions whose coefficients switch with a Markov chain."""

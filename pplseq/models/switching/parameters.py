@@ -1,0 +1,241 @@
+"""Parameters of a switching regression: regimes, their histories, and what each history expects of the regressors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pplseq import checks
+from pplseq.distributions.conditional import ConditionalEmission
+from pplseq.distributions.dense import DenseTransition, GaussianEmission, stationary_log_probs
+from pplseq.distributions.state import Emission, Transition
+from pplseq.infer.fit.em import Batch
+from pplseq.models.estimator import Estimator
+from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.lds.arguments import with_inputs
+
+PARTS = ("mean", "inputs", "lags", "variance")
+MAX_HISTORIES = 4096
+PERSISTENCE = 3.0  # first logits of staying: regimes that do not last are rarely what is looked for
+
+
+class SwitchingParameters(Estimator):
+    """What a switching regression learns; see the class that has the program."""
+
+    def __init__(
+        self, num_regimes: int, order: int, num_inputs: int, lags_of: str, switching: Sequence[str] | str, initial: str,
+        dtype: str,
+    ):  # fmt: skip
+        super().__init__()
+        self.num_regimes = checks.count("num_regimes", num_regimes)
+        self.order, self.num_inputs = (
+            checks.count(name, value, least=0) for name, value in (("order", order), ("num_inputs", num_inputs))
+        )
+        self.lags_of = checks.choice("lags_of", lags_of, ("values", "deviations"))
+        self.start = checks.choice("initial", initial, ("stationary", "learned"))
+        parts = [switching] if isinstance(switching, str) else list(switching)
+        self.switching = tuple(checks.choice("switching", part, PARTS) for part in parts)
+        depth = 1 + (self.order if lags_of == "deviations" else 0)
+        if self.num_regimes**depth > MAX_HISTORIES:
+            raise ValueError(
+                f"order: deviations from the mean of each lag's own regime need {self.num_regimes}^{depth} states, more than "
+                f"{MAX_HISTORIES}; use a smaller order, or lags_of='values'"
+            )
+        histories = torch.tensor(list(itertools.product(range(self.num_regimes), repeat=depth)))
+        self.register_buffer("histories", histories, persistent=False)  # (N, depth): the regime of the step, and those before
+        self.num_states = len(histories)
+        self.num_features, self.num_words = 1, None
+        real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
+        rows = {part: self.num_regimes if part in self.switching else 1 for part in PARTS}
+        shapes = {"mean": (), "inputs": (self.num_inputs,), "lags": (self.order,), "variance": ()}
+        for part, shape in shapes.items():
+            name = "log_scale" if part == "variance" else f"{part}_weights" if shape else part
+            if shape != (0,):
+                setattr(self, name, nn.Parameter(0.1 * torch.randn(rows[part], *shape, dtype=real)))
+        stay = PERSISTENCE * torch.eye(self.num_regimes, dtype=real)
+        self.transition_logits = nn.Parameter(stay + 0.1 * torch.randn(stay.shape, dtype=real))
+        if initial == "learned":
+            self.initial_logits = nn.Parameter(torch.zeros(self.num_regimes, dtype=real))
+        self._config: dict[str, Any] = dict(
+            num_regimes=self.num_regimes, order=self.order, num_inputs=self.num_inputs, lags_of=lags_of,
+            switching=list(self.switching), initial=initial,
+        )  # fmt: skip
+        self.drawn()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
+
+    # ---------------------------------------------------------------- values
+    @property
+    def transition(self) -> Tensor:
+        """(R, R) p(regime | regime before), [from, to]."""
+        return torch.softmax(self.transition_logits.detach(), -1)
+
+    def estimates(self) -> dict[str, Tensor]:
+        """Parameters by name, differentiable; (R, ...) where they switch, (1, ...) where not."""
+        found = {"transition": torch.softmax(self.transition_logits, -1), "mean": self.mean}
+        if self.num_inputs:
+            found["inputs"] = self.inputs_weights
+        if self.order:
+            found["lags"] = self.lags_weights
+        found["variance"] = (2 * self.log_scale).exp()
+        return found if self.start == "stationary" else found | {"initial": torch.softmax(self.initial_logits, -1)}
+
+    @torch.no_grad()
+    def set_parameters(self, *, transition=None, initial=None, mean=None, inputs=None, lags=None, variance=None):
+        """Sets parameters, of the shapes that ``estimates`` has; returns the model."""
+        given = dict(transition=transition, initial=initial, mean=mean, inputs=inputs, lags=lags, variance=variance)
+        known = self.estimates()
+        own = {"mean": self.mean, "inputs": getattr(self, "inputs_weights", None), "lags": getattr(self, "lags_weights", None)}
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name not in known:
+                raise ValueError(f"{name}: this model has none; it has {', '.join(known)}")
+            value = torch.as_tensor(value, dtype=torch.float64).to(self.reference)
+            if value.shape != known[name].shape:
+                raise ValueError(f"{name} must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}")
+            if name in ("transition", "initial"):
+                if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+                    raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+                (self.transition_logits if name == "transition" else self.initial_logits).copy_(value.log())
+            elif name == "variance":
+                if not bool((value > 0).all()):
+                    raise ValueError(f"variance must be positive, got {value.tolist()}")
+                self.log_scale.copy_(value.log() / 2)
+            else:
+                own[name].copy_(value)
+        return self
+
+    @property
+    def num_free_parameters(self) -> int:
+        total = sum(parameter.numel() for parameter in self.parameters())
+        return total - self.num_regimes - (self.start == "learned")
+
+    # ---------------------------------------------------------------- data
+    def as_batch(self, x, lengths=None, *, inputs=None) -> Batch:
+        """x, its lengths and inputs as tensors; see the class of all estimators."""
+        batch = super().as_batch(x, lengths)
+        if inputs is not None:
+            from pplseq.models.forms import in_form
+
+            x, _ = in_form(x, lengths, num_features=1)
+            inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
+        return with_inputs(batch, inputs, x, self.num_inputs)
+
+    def check_observations(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != 1:
+            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a floating-point tensor (B, T, 1), a number a step, got {got}")
+        if bool(x.isinf().any()):
+            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
+        if self.order and x.shape[1] <= self.order:
+            raise ValueError(
+                f"x: the first {self.order} numbers are given, not explained; rows must be longer, got {x.shape[1]}"
+            )
+        if self.order and bool(x.isnan().any()):
+            raise ValueError(
+                "x: a number is missing (NaN), and those after it are regressed on it; fill it, split the row there, or use LDS"
+            )
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x without gaps, and which steps are explained: those that have all their lags."""
+        seen = ~x[..., 0].isnan()
+        seen[:, : self.order] = False
+        return x.to(self.reference.dtype).nan_to_num(0.0), seen
+
+    def level(self) -> Tensor:
+        """A value that stands for the numbers before the first one where numbers are drawn."""
+        level, lags = self.mean.detach().mean(), self.lags_weights.detach().sum(-1).mean() if self.order else 0.0
+        return level if self.lags_of == "deviations" else level / (1 - min(float(lags), 0.95))
+
+    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
+        """(B, T, 1 + p + U [+ p U]): one, the p numbers before each step, its inputs, those of the p steps before.
+
+        Args:
+            past: (B, p + T) the numbers, from p steps before the first. inputs: (B, T, U) or None.
+        """
+        steps = past.shape[1] - self.order
+        parts = [past.new_ones(len(past), steps, 1)]
+        parts += [past[:, self.order - lag : self.order - lag + steps, None] for lag in range(1, self.order + 1)]
+        if inputs is not None:
+            parts.append(inputs)
+            if self.lags_of == "deviations":
+                before = torch.cat([inputs[:, :1].expand(-1, self.order, -1), inputs], 1)
+                parts += [before[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
+        return torch.cat(parts, -1)
+
+    # ---------------------------------------------------------------- distributions
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """Weights (N, K) of the regressors under each history of regimes, and the scale (N,) of what they leave."""
+        now, regimes = self.histories[:, 0], self.num_regimes
+        mean, scale = self.mean.expand(regimes), self.log_scale.exp().expand(regimes)[now]
+        lags = self.lags_weights.expand(regimes, -1)[now] if self.order else mean.new_zeros(self.num_states, 0)
+        inputs = self.inputs_weights.expand(regimes, -1) if self.num_inputs else None
+        constant, parts = mean[now], [lags]
+        if inputs is not None:
+            parts.append(inputs[now])
+        if self.lags_of == "deviations":
+            for lag in range(self.order):
+                then = self.histories[:, lag + 1]
+                constant = constant - lags[:, lag] * mean[then]
+                if inputs is not None:
+                    parts.append(-lags[:, lag, None] * inputs[then])
+        return torch.cat([constant.unsqueeze(-1), *parts], -1), scale
+
+    def moves(self) -> tuple[Tensor, Tensor]:
+        """log p (N,) of the first history and (N, N) of the next, [from, to]."""
+        matrix, past = torch.log_softmax(self.transition_logits, -1), self.histories
+        first = stationary_log_probs(matrix) if self.start == "stationary" else torch.log_softmax(self.initial_logits, -1)
+        depth = past.shape[1]
+        initial = first[past[:, -1]]
+        for lag in range(depth - 1):
+            initial = initial + matrix[past[:, lag + 1], past[:, lag]]
+        follows = (past[:, None, :-1] == past[None, :, 1:]).all(-1)
+        return initial, matrix[past[:, 0]][:, past[:, 0]].masked_fill(~follows, -torch.inf)
+
+    def specs(self) -> tuple[Transition, Emission]:
+        """Transition of histories, and emission given regressors (B, K)."""
+        weights, scale = self.coefficients()
+        scale = scale.unsqueeze(-1)
+
+        def build(regressors: Tensor) -> GaussianEmission:
+            loc = (regressors @ weights.T).unsqueeze(-1)
+            return GaussianEmission(loc, scale=scale.expand(loc.shape))
+
+        return DenseTransition(*self.moves()), ConditionalEmission(build, self.num_states, event_shape=(1,))
+
+    # ---------------------------------------------------------------- a start
+    @torch.no_grad()
+    def initialize(self, batch: Batch, how: str = "") -> None:
+        """A regression of all the data, its residuals split among regimes, which last."""
+        x, seen = self.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        past = torch.cat([x.new_zeros(len(x), self.order), x[..., 0]], 1)
+        rows = self.regressors(past, batch.inputs)[seen][:, : 1 + self.order + self.num_inputs]
+        target = x[..., 0][seen]
+        if len(target) <= rows.shape[1]:
+            raise ValueError(f"x: {rows.shape[1]} coefficients need more than {len(target)} numbers")
+        scale = rows.square().mean(0).sqrt().clamp_min(1e-12)
+        ridge = 1e-8 * len(rows) * torch.eye(rows.shape[1]).to(rows)
+        gram = (rows / scale).T @ (rows / scale) + ridge
+        weights = torch.linalg.solve(gram, (rows / scale).T @ target) / scale
+        spread = (target - rows @ weights).std().clamp_min(1e-6 * target.abs().mean() + 1e-12)
+        level, lags, inputs = weights[0], weights[1 : 1 + self.order], weights[1 + self.order :]
+        if self.lags_of == "deviations":
+            level = level / (1 - lags.sum()) if abs(float(1 - lags.sum())) > 0.05 else target.mean()
+        self.mean.copy_(level + spread * torch.randn(self.mean.shape).to(x))
+        if self.order:
+            self.lags_weights.copy_(lags + 0.2 * torch.randn(self.lags_weights.shape).to(x) * (len(self.lags_weights) > 1))
+        if self.num_inputs:
+            noise = spread / scale[1 + self.order :] * torch.randn(self.inputs_weights.shape).to(x)
+            self.inputs_weights.copy_(inputs + 0.5 * noise * (len(self.inputs_weights) > 1))
+        self.log_scale.copy_(spread.log() - 0.3 + 0.5 * torch.randn(self.log_scale.shape).to(x) * (len(self.log_scale) > 1))
+        stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
+        self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))

@@ -1,0 +1,141 @@
+"""Markov-switching regression: a number a step, regressed on inputs and on the numbers before, with coefficients of regimes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self, Unpack
+
+import pyro
+import torch
+from torch import Tensor
+
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.programs.markov import markov
+from pplseq.models.base import Given, Sizes
+from pplseq.models.lds.arguments import check_inputs
+from pplseq.models.switching.fit import m_step, moments_of
+from pplseq.models.switching.queries import SwitchingQueries
+
+
+class SwitchingRegression(SwitchingQueries):
+    """Regimes s_t move as a Markov chain, and numbers follow the regression of their regime.
+
+        lags_of="values":      x_t ~ N(mean[s_t] + inputs[s_t] u_t + sum_i lags[s_t, i] x_{t-i}, variance[s_t])
+        lags_of="deviations":  x_t - m_t ~ N(sum_i lags[s_t, i] (x_{t-i} - m_{t-i}), variance[s_t]),
+                               m_t = mean[s_t] + inputs[s_t] u_t
+
+    The second is Hamilton's: the mean that a lag deviates from is that of the lag's own regime, so the states of the chain are
+    histories of order + 1 regimes, and everything about them stays exact. The first ``order`` numbers of a row are given.
+    Queries speak of regimes. ``summary(x)`` has standard errors.
+
+    Args:
+        num_regimes: R. order: p, of the autoregression. num_inputs: U, of exogenous regressors.
+        lags_of: see above.
+        switching: which of "mean", "inputs", "lags" and "variance" differ between regimes; the others are shared.
+        initial: "stationary" (as statsmodels) or "learned".
+        dtype: "float64" or "float32".
+
+    Raises:
+        ValueError: for options that do not fit together.
+
+    Example::
+
+        hamilton = SwitchingRegression(2, order=4, lags_of="deviations", switching="mean").fit(growth, num_restarts=8, seed=0)
+        print(hamilton.summary(growth))
+
+    Source: J. D. Hamilton (1989), A new approach to the economic analysis of nonstationary time series, Econometrica 57(2),
+    section 4; C.-J. Kim and C. R. Nelson (1999), State-space models with regime switching, chapter 4.
+    """
+
+    name = "switching_regression"
+    methods = ("lbfgs", "em", "sgd")
+
+    def __init__(
+        self,
+        num_regimes: int,
+        *,
+        order: int = 0,
+        num_inputs: int = 0,
+        lags_of: str = "values",
+        switching: Sequence[str] | str = ("mean", "inputs", "lags", "variance"),
+        initial: str = "stationary",
+        dtype: str = "float64",
+    ):
+        super().__init__(num_regimes, order, num_inputs, lags_of, switching, initial, dtype)
+
+    def model(
+        self,
+        x: Tensor | None = None,
+        lengths: Tensor | None = None,
+        start: Belief | None = None,
+        inputs: Tensor | None = None,
+        *,
+        states: Tensor | None = None,
+        **sizes: Unpack[Sizes],
+    ):
+        """The generative program.
+
+        Args:
+            x: (B, T, 1) numbers, of which the first ``order`` are given; None to generate.
+            lengths: (B,) valid steps, or None for all.
+            start: the belief that the previous segment ended with; without lags only.
+            inputs: (B, T, U).
+            states: (B, T) known states, negative where unknown: regimes, or numbers of ``histories`` of regimes.
+            **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
+        """
+        given = self.given(x, lengths, start, states=states, **sizes)
+        see = Regressors(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths))
+        transition, emission = self.specs()
+        z = start
+        with given.plate:
+            for t in markov(given.steps, vectorize=not (given.generates and self.order)):
+                with given.valid(t):
+                    z = pyro.sample(f"z_{t}", transition(z), obs=given.state(t))
+                    with given.seen(t):
+                        see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
+        return x
+
+    def check_start(self, start, num_rows: int) -> None:
+        super().check_start(start, num_rows)
+        if start is not None and self.order:
+            raise ValueError("start: a row that goes on needs the numbers before it; give the whole row")
+
+    def fit(self, x, lengths=None, *, method: str | None = None, **options) -> Self:
+        """See :meth:`~pplseq.models.estimator.Estimator.fit`; "lbfgs", the default, makes up to 1,000 steps."""
+        if method in (None, "lbfgs"):
+            options = {"num_steps": 1000} | options
+        return super().fit(x, lengths, method=method, **options)
+
+    # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
+    def expected_statistics(self, chain: Chain, batch: Batch) -> Statistics:
+        x, seen = self.observed(batch.x)
+        return moments_of(self, chain.expected_counts(), x[..., 0], seen, batch)
+
+    def maximize(self, statistics: Statistics) -> list[str]:
+        return m_step(self, statistics)
+
+
+class Regressors:
+    """What a step is regressed on, of numbers that are there or are being drawn."""
+
+    def __init__(self, model: SwitchingRegression, given: Given, inputs: Tensor | None):
+        self.model, self.inputs, self.values = model, inputs, None
+        self.drawn: list[Tensor] = []
+        self.last: Tensor | None = None  # the number that was drawn last
+        rows, level = given.shape[0], model.level().detach()
+        self.first = level.expand(rows, model.order)
+        if not (given.generates and model.order):
+            past = level.expand(given.shape) if given.x is None else model.observed(given.x)[0][..., 0]
+            self.values = model.regressors(torch.cat([self.first, past], 1), inputs)
+
+    def __call__(self, t) -> Tensor:
+        """(B, K) of step t."""
+        if self.values is not None:
+            return self.values[:, t]
+        if self.last is not None:
+            self.drawn.append(self.last)
+        past = torch.cat([self.first, *self.drawn, self.first[:, :1]], 1)
+        inputs = None if self.inputs is None else self.inputs[:, : t + 1]
+        return self.model.regressors(past, inputs)[:, t]

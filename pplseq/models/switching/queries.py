@@ -1,0 +1,107 @@
+"""What a switching regression tells: of regimes instead of histories, and of the numbers to come."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.batch import as_given
+from pplseq.models.lds.arguments import to_come
+from pplseq.models.switching.parameters import SwitchingParameters
+
+
+class SwitchingForecast(NamedTuple):
+    """What comes after the numbers: p(x_{T+k} | x_1..x_T), k = 1..K.
+
+    means, variances: (B, K). regimes: (B, K, R) probabilities.
+    """
+
+    means: Tensor
+    variances: Tensor
+    regimes: Tensor
+
+
+class SwitchingQueries(SwitchingParameters):
+    """Queries of a switching regression; (B, T, R) probabilities are of regimes."""
+
+    def _regimes(self, probs: Tensor) -> Tensor:
+        """(..., R) of (..., N)."""
+        return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.histories[:, 0], probs)
+
+    def _of_regimes(self, states: StateMarginals, x) -> StateMarginals:
+        return states._replace(ids=None, probs=as_given(self._regimes(states.probs), x))
+
+    def filter(self, x, lengths=None, **known) -> StateMarginals:
+        """p(s_t | x_1..x_t) at each step, (B, T, R); those of the first ``order`` steps are their start."""
+        return self._of_regimes(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
+
+    def smooth(self, x, lengths=None, **known) -> StateMarginals:
+        """p(s_t | x_1..x_T) at each step, (B, T, R)."""
+        return self._of_regimes(self._posterior(x, lengths, **known)[1].marginals(), self.results_like(x, **known))
+
+    def decode(self, x, lengths=None, **known):
+        """The most probable path of regimes, (B, T), -1 at padded steps."""
+        path = self._posterior(x, lengths, **known)[1].viterbi()[0]
+        return as_given(torch.where(path < 0, path, self.histories[path, 0]), self.results_like(x, **known))
+
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
+        """(S, B, T) paths of regimes drawn from their exact posterior, -1 at padded steps."""
+        path = super().sample_states(x, num_samples, lengths, seed=seed, **known)
+        return torch.where(path < 0, path, self.histories[path, 0])
+
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> SwitchingForecast:
+        """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
+        further = None if next_inputs is None else torch.as_tensor(next_inputs).unsqueeze(-2)
+        found = self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further)
+        return SwitchingForecast(*(value[:, 0] for value in found))
+
+    @torch.no_grad()
+    def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> SwitchingForecast:
+        """Means and variances of the next K = num_steps numbers, exactly: moments of the lags travel with every regime.
+
+        Args:
+            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows.
+
+        Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
+        Cost: N (p + 1)^3 a step for N histories.
+        """
+        checks.count("num_steps", num_steps)
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        rows, order = len(batch.x), self.order
+        future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
+        ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
+        recent = torch.stack([ends - 1 - lag for lag in range(order)], -1) if order else ends.new_zeros(rows, 0)
+        values = self.observed(batch.x)[0][..., 0]
+        vector = torch.cat([values.new_ones(rows, 1), values.gather(1, recent.to(values.device))], -1)  # 1 and the last p
+        states = chain.filtered().log_probs.exp().reshape(rows, -1)
+        second = states[..., None, None] * (vector.unsqueeze(-1) * vector.unsqueeze(-2)).unsqueeze(1)
+        weights, scale = self.coefficients()
+        matrix = self.moves()[1].exp()
+        seen = None
+        if future is not None and batch.inputs is not None:
+            steps = ends.unsqueeze(-1) - order + torch.arange(order)
+            old = batch.inputs.gather(1, steps.to(values.device).unsqueeze(-1).expand(-1, -1, self.num_inputs))
+            seen = torch.cat([old, future], 1)
+        means, variances, regimes = [], [], []
+        for step in range(num_steps):
+            states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)
+            row = weights[:, : 1 + order].expand(rows, -1, -1).clone()
+            if seen is not None:
+                lags = order + 1 if self.lags_of == "deviations" else 1
+                parts = torch.cat([seen[:, order + step - lag] for lag in range(lags)], -1)
+                row[..., 0] += parts @ weights[:, 1 + order :].T
+            keep = torch.eye(1 + order).to(row)
+            move = torch.cat([keep[:1].expand(*row.shape[:2], 1, -1), row.unsqueeze(-2)], -2)
+            move = torch.cat([move, keep[1:order].expand(*row.shape[:2], -1, -1)], -2)  # the oldest number is dropped
+            joint = move @ second @ move.mT
+            joint[..., 1, 1] += states * scale.square()
+            mean = joint[..., 0, 1].sum(-1)
+            means.append(mean)
+            variances.append(joint[..., 1, 1].sum(-1) - mean.square())
+            regimes.append(self._regimes(states))
+            second = joint[..., : 1 + order, : 1 + order]
+        return SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1))

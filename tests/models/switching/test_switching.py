@@ -1,0 +1,210 @@
+"""Switching regressions: the numbers of other packages, enumeration of everything, EM, forecasts, standard errors."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from support.macro_series import FEDERAL_FUNDS, GNP
+
+from pplseq import HMM, SwitchingRegression
+from pplseq.infer.oracles.discrete import generic_log_prob
+from pplseq.models import SequenceModel
+
+close = torch.testing.assert_close
+HAMILTON = dict(order=4, lags_of="deviations", switching="mean")
+
+
+def hamilton():
+    """At the estimates of EViews."""
+    return SwitchingRegression(2, **HAMILTON).set_parameters(
+        transition=[[0.754673, 0.245327], [0.095915, 0.904085]], mean=[-0.358811, 1.163516],
+        variance=[np.exp(-0.262658) ** 2], lags=[[0.013486, -0.057521, -0.246983, -0.212923]],
+    )  # fmt: skip
+
+
+def random_model(order=2, num_inputs=1, regimes=2, seed=0, **options):
+    torch.manual_seed(seed)
+    model = SwitchingRegression(regimes, order=order, num_inputs=num_inputs, **options)
+    values = {name: value.detach() for name, value in model.estimates().items() if name not in ("transition", "initial")}
+    drawn = {name: 0.5 * torch.randn(value.shape) for name, value in values.items()}
+    return model.set_parameters(**drawn | {"variance": 0.2 + torch.rand(values["variance"].shape)})
+
+
+# ------------------------------------------------------------------------------------------------ other packages
+def test_hamiltons_autoregression_has_the_published_likelihood_and_probabilities():
+    model = hamilton()
+    assert model.score(GNP) == pytest.approx(-181.26339, abs=2e-5)  # as EViews and statsmodels
+    probs = model.filter(GNP).probs[0, 4:, 1]
+    assert probs[-1] == pytest.approx(0.927714, abs=1e-5)
+    assert model.smooth(GNP).probs[0, 4:8, 1].tolist() == pytest.approx([0.968096, 0.991071, 0.998559, 0.958534], abs=1e-5)
+
+
+def test_hamiltons_autoregression_by_one_line_with_its_standard_errors():
+    model = SwitchingRegression(2, **HAMILTON).fit(GNP, num_restarts=4, seed=0, tolerance=1e-10)
+    assert model.score(GNP) == pytest.approx(-181.26339, abs=1e-5)
+    found = model.summary(GNP)
+    errors = dict(zip(found.names, found.errors.tolist(), strict=True))
+    wanted = [0.0965189, 0.0377362, 0.2645396, 0.0745187, 0.1199942, 0.137663, 0.1069103, 0.1105311]  # of EViews
+    low, high = model.mean.argsort().tolist()
+    names = [f"transition[{low}][{low}]", f"transition[{high}][{low}]", f"mean[{low}]", f"mean[{high}]"]
+    names += [f"lags[0][{lag}]" for lag in range(4)]
+    assert [errors[name] for name in names] == pytest.approx(wanted, rel=3e-3)
+    assert found.aic == pytest.approx(model.aic(GNP)) and "std. error" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("order", "parameters", "value"),
+    [
+        (0, dict(mean=[3.70877, 9.556793], variance=[2.107562**2], transition=[0.9820939, 0.0503587]), -508.63592),
+        (
+            1,
+            dict(
+                mean=[0.724457, -0.0988764], lags=[[0.7631424], [1.061174]], variance=[0.6915759**2],
+                transition=[0.6378175, 0.1306295],
+            ),
+            -264.71069,
+        ),
+    ],
+)  # fmt: skip
+def test_interest_rates_have_statas_likelihood(order, parameters, value):
+    stay = parameters.pop("transition")
+    model = SwitchingRegression(2, order=order, switching=("mean", "lags"))
+    model.set_parameters(transition=[[p, 1 - p] for p in stay], **parameters)
+    assert model.score(FEDERAL_FUNDS) == pytest.approx(value, abs=1e-4)
+    model.fit(FEDERAL_FUNDS, warm_start=True)
+    assert value - 1e-4 < model.score(FEDERAL_FUNDS) < value + 1e-3
+
+
+@pytest.mark.slow
+def test_three_regimes_end_where_statsmodels_ends_from_every_seed():
+    """Its best of 20 starts is -180.806; that of an input-output HMM from random starts was -181.74."""
+    series = pytest.importorskip("statsmodels.tsa.regime_switching.tests.test_markov_regression")
+    y, inputs = FEDERAL_FUNDS[4:], np.c_[FEDERAL_FUNDS[3:-1], series.ogap[4:], series.inf[4:]]
+    for seed in range(4):
+        model = SwitchingRegression(3, num_inputs=3, switching=("mean", "inputs"))
+        model.fit(y, inputs=inputs, num_restarts=8, seed=seed)
+        assert model.score(y, inputs=inputs) > -180.81
+
+
+# ------------------------------------------------------------------------------------------------ enumeration
+@pytest.mark.parametrize("lags_of", ["values", "deviations"])
+@pytest.mark.parametrize("initial", ["stationary", "learned"])
+def test_values_and_gradients_are_those_of_all_paths(lags_of, initial):
+    model = random_model(lags_of=lags_of, initial=initial)
+    x, inputs, lengths = torch.randn(2, 4, 1).double(), torch.randn(2, 4, 1).double(), torch.tensor([4, 3])
+    total = 0.0
+    weights, scale = model.coefficients()
+    first, matrix = model.moves()
+    for row, length in enumerate(lengths.tolist()):
+        past = torch.cat([torch.zeros(1, 2).double(), x[row, :, 0][None]], 1)
+        design = model.regressors(past, inputs[row][None])[0]
+        density = torch.distributions.Normal(design @ weights.T, scale).log_prob(x[row])
+        paths = []
+        for path in itertools.product(range(model.num_states), repeat=length):
+            value = first[path[0]] + sum(matrix[a, b] for a, b in itertools.pairwise(path))
+            if torch.isfinite(value):
+                paths.append(value + sum(density[t, path[t]] for t in range(2, length)))
+        total = total + torch.logsumexp(torch.stack(paths), 0)
+    value = model.log_joint(x, lengths, inputs=inputs)
+    close(value, total)
+    close(generic_log_prob(model, x, lengths, inputs=inputs), total)
+    parameters = list(model.parameters())
+    for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(total, parameters), strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("lags_of", ["values", "deviations"])
+@pytest.mark.parametrize("switching", ["mean", ("mean", "inputs", "lags", "variance")])
+def test_em_rises_to_where_the_gradient_is_zero(lags_of, switching):
+    model = random_model(lags_of=lags_of, switching=switching, seed=1)
+    x, inputs = model.sample(60, 2, seed=0, inputs=torch.randn(2, 60, 1).double()).x, torch.randn(2, 60, 1).double()
+    model.fit(x, inputs=inputs, method="em", max_iterations=40, tolerance=1e-9, warm_start=True)
+    assert np.all(np.diff(model.history.log_likelihoods) > -1e-7)
+    after = model.score(x, inputs=inputs)
+    model.fit(x, inputs=inputs, warm_start=True, num_steps=50)
+    assert after - 1e-6 < model.score(x, inputs=inputs) < after + 1.0
+
+
+@pytest.mark.parametrize(("lags_of", "order", "inputs"), [("values", 1, 0), ("deviations", 2, 1), ("values", 0, 1)])
+def test_forecasts_are_those_of_all_paths(lags_of, order, inputs):
+    model, steps = random_model(order, inputs, lags_of=lags_of), 3
+    x = [np.random.default_rng(0).normal(size=size) for size in (5, 4)]
+    known = dict(inputs=[np.ones((5, 1)), np.zeros((4, 1))]) if inputs else {}
+    future = torch.randn(2, steps, 1).double() if inputs else None
+    found = model.forecast(x, steps, **known, future_inputs=future)
+    weights, scale = (value.detach() for value in model.coefficients())
+    matrix = model.moves()[1].exp().detach()
+    for row in range(2):
+        last = model.posterior([x[row]], **{name: [value[row]] for name, value in known.items()}).filtered().log_probs.exp()[0]
+        paths = itertools.product(range(model.num_states), repeat=steps)
+        moments = torch.zeros(steps, 2).double()
+        all_inputs = torch.cat([torch.as_tensor(known["inputs"][row]), future[row]]) if inputs else None
+        for path in paths:
+            weight = last @ matrix[:, path[0]] * torch.stack([matrix[a, b] for a, b in itertools.pairwise(path)]).prod()
+            if weight == 0:
+                continue
+            mean, noise = list(torch.tensor(x[row])), [torch.zeros(steps).double() for _ in x[row]]
+            for step, state in enumerate(path):
+                t = len(mean)
+                lags = range(1, order + 1)
+                design = [torch.ones(()).double(), *(mean[t - lag] for lag in lags)]
+                if inputs:
+                    design += [all_inputs[t, 0]] + [all_inputs[t - lag, 0] for lag in lags if lags_of == "deviations"]
+                shock = sum((weights[state, lag] * noise[t - lag] for lag in lags), torch.zeros(steps).double())
+                shock[step] += scale[state]
+                mean.append((torch.stack(design) * weights[state]).sum())
+                noise.append(shock)
+                moments[step] += weight * torch.stack([mean[-1], mean[-1] ** 2 + shock.square().sum()])
+        close(found.means[row], moments[:, 0])
+        close(found.variances[row], moments[:, 1] - moments[:, 0] ** 2)
+    close(found.regimes.sum(-1), torch.ones(2, steps).double())
+    one = model.predict_next(x, **known, next_inputs=None if future is None else future[:, 0])
+    close(one.means, found.means[:, 0])
+
+
+# ------------------------------------------------------------------------------------------------ the rest
+def test_standard_errors_are_those_of_numerical_second_derivatives():
+    model = HMM(2, emission="poisson").fit(np.random.default_rng(0).poisson(np.repeat([2, 9, 3], 30)), seed=0)
+    batch = model.as_batch(np.random.default_rng(0).poisson(np.repeat([2, 9, 3], 30)).astype(float))
+    model.fit(batch.x, method="lbfgs", warm_start=True, tolerance=1e-12)
+    with pytest.warns(RuntimeWarning, match=r"no standard errors of initial\[0\]"):  # of one row: it is 0 or 1
+        found = model.summary(batch.x)
+    rate = model.emissions.raw_rate
+    with torch.no_grad():  # the information of the two rates alone, without the others, by differences
+        values = torch.zeros(3, 3).double()
+        for i, j in itertools.product(range(3), repeat=2):
+            rate += 1e-3 * torch.tensor([[i - 1.0], [j - 1.0]])
+            values[i, j] = model.log_prob(batch.x).sum()
+            rate -= 1e-3 * torch.tensor([[i - 1.0], [j - 1.0]])
+    conditional = 1 / (-(values[2, 1] - 2 * values[1, 1] + values[0, 1]) / 1e-6).sqrt() * rate.detach().exp()[0, 0]
+    error = found.errors[found.names.index("rate[0][0]")]
+    assert conditional * 0.999 < error < 1.2 * conditional, "knowing the other parameters makes an error smaller"
+    stay, leave = (found.errors[found.names.index(name)] for name in ("transition[0][0]", "transition[0][1]"))
+    close(stay, leave)
+
+
+def test_it_is_saved_and_draws(tmp_path):
+    model = hamilton()
+    again = SequenceModel.load(model.save(tmp_path / "model"))
+    assert again.score(GNP) == pytest.approx(model.score(GNP))
+    drawn = model.sample(400, 2, seed=0)
+    assert drawn.x.shape == (2, 400, 1) and abs(float(drawn.x.mean()) - 0.74) < 0.3
+    assert set(model.decode(GNP)[0].tolist()) == {0, 1}
+    assert model.sample_states(GNP, 3, seed=0).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SwitchingRegression(4, order=8, lags_of="deviations"), "use a smaller order"),
+        (lambda: SwitchingRegression(2, switching="means"), "Did you mean 'mean'"),
+        (lambda: hamilton().score([1.0, 2.0]), "the first 4 numbers are given"),
+        (lambda: hamilton().score([*GNP[:9], np.nan]), "fill it, split the row there"),
+        (lambda: SwitchingRegression(2).set_parameters(lags=[[1.0]]), "lags: this model has none"),
+        (lambda: hamilton().set_parameters(variance=[-1.0]), "variance must be positive"),
+    ],
+)
+def test_what_does_not_fit_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
