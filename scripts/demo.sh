@@ -2,7 +2,7 @@
 # The main job in under three minutes on two cores: train a blocked HMM of 2,048 states on Python's own reference text
 # (nothing is downloaded), measure its perplexity, ask it questions, and draw it. Results go to demo/.
 #
-#   bash scripts/demo.sh [FOLDER]     DEMO_TIME=20s for a quicker, worse model
+#   bash scripts/demo.sh [FOLDER]     DEMO_EPOCHS=1 for a quicker, worse model
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out="${1:-demo}"
@@ -17,7 +17,7 @@ say "1. The text, and what a model of 2,048 states will cost on it"
 pplseq info vlhmm builtin:python --states 2048 --num-blocks 64 --threads 2
 
 say "2. Training: 64 Brown clusters of words, 32 states for each, state dropout 0.5"
-pplseq train vlhmm builtin:python --states 2048 --num-blocks 64 --patience 1 --max-time "${DEMO_TIME:-60s}" --threads 2 --out "$run"
+pplseq train vlhmm builtin:python --states 2048 --num-blocks 64 --patience 1 --epochs "${DEMO_EPOCHS:-3}" --threads 2 --out "$run"
 
 say "3. Perplexity of text it has not seen, belief carried over and sentence by sentence"
 pplseq evaluate "$run" --threads 2 --per-token "$out/tokens.tsv" > "$out/evaluation.jsonl"

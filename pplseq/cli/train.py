@@ -19,7 +19,8 @@ from pplseq.runs.progress import TrainingBar
 TEXT = """Train MODEL on DATA in a new folder, --out RUN; or go on with one, --resume RUN.
 
 The run's folder gets config.toml (its settings), metrics.jsonl and the checkpoints best/ and last/. Ctrl-C and SIGTERM save
-before they stop, and --resume goes on to the same numbers. Prints a JSON line at the end.
+before they stop, and --resume goes on to the same numbers. Prints a JSON line at the end; where --max-time passed before the
+first step, the exit code is 1.
 """
 
 
@@ -81,6 +82,8 @@ def _train(ctx: click.Context, recipe: Recipe) -> None:
     watch = TrainingBar()  # which is there before torch is
     summary = train_model(recipe.name, data, folder=folder, resume=resume is not None, watch=watch, **settings)
     click.echo(json_line(summary))
+    if not summary["steps"] and summary["stop_reason"] == "max_time":
+        ctx.exit(1)  # there is no model, and what comes next should not begin
 
 
 train: Any = Train("train", make=_command, first="MODEL", help=TEXT)

@@ -136,9 +136,9 @@ def run_training(
         folder: gets `last/`, `best/`, `metrics.jsonl` and `status.json`; None keeps the records in memory.
         resume: continue from `folder/last`; otherwise the folder must not hold a run.
         max_time: seconds over all resumptions, with what came before the loop (see `began`) and the last validation, for
-            which time is set aside; exceeded by a step or a second at most. A validation that takes longer is cut short: it
-            is due again when the run is resumed, and where there was none before, `best` is the model as it is. None has no
-            limit.
+            which time is set aside; exceeded by a step or a second at most: the first step is taken in any case. A validation
+            that takes longer is cut short: it is due again when the run is resumed, and where there was none before, `best` is
+            the model as it is. None has no limit.
         early_stop: stop after so many validations in a row without a new best.
         checkpoint_interval: seconds after which `last` is saved even if no validation came.
         on_record: called with every record.
@@ -259,8 +259,8 @@ class _Loop:
         if self.early_stop is not None and self.progress.checks_since_best >= self.early_stop:
             return "early_stop"
         left = self._left()
-        if left is None or self.max_time is None:
-            return ""
+        if left is None or self.max_time is None or not self.progress.step:
+            return ""  # the first step is taken in any case: a model that learned nothing serves nobody
         timed = self.validated_at is not None or self.training.says_best
         return "max_time" if left <= (self.validation_seconds if timed else ASIDE * self.max_time) else ""
 

@@ -92,7 +92,7 @@ def test_starts(folder, tmp_path, start):
 
 @pytest.mark.parametrize("stop_at", [0, 3])
 def test_an_interrupted_fit_resumes_exactly(run, folder, tmp_path, monkeypatch, stop_at):
-    evaluate = text_fitting._CountTraining._evaluate
+    evaluate = text_fitting._CountTraining.measure
 
     def interrupted(self):
         found = evaluate(self)
@@ -102,7 +102,7 @@ def test_an_interrupted_fit_resumes_exactly(run, folder, tmp_path, monkeypatch, 
 
     options = [*FIT, "--held-out", folder / "valid"]
     with monkeypatch.context() as patch:
-        patch.setattr(text_fitting._CountTraining, "_evaluate", interrupted)
+        patch.setattr(text_fitting._CountTraining, "measure", interrupted)
         result = pplseq("train", "text-lds", folder / "train", *options, "--out", tmp_path / "run", code=130)
     assert "stopped and saved; continue with" in result.stderr
     assert len(records(tmp_path / "run")) == stop_at + 1

@@ -354,7 +354,7 @@ def test_max_time_holds_before_the_first_step(text, tmp_path, monkeypatch):
     began = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr(fit, "make_clusters", slow)
-        result = pplseq("train", "vlhmm", text, *SMALL, "--max-time", "1s", "--out", run)
+        result = pplseq("train", "vlhmm", text, *SMALL, "--max-time", "1s", "--out", run, code=1)
     assert time.monotonic() - began < 5
     summary = json.loads(result.stdout)
     assert (summary["stop_reason"], summary["steps"]) == ("max_time", 0)

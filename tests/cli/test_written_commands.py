@@ -20,7 +20,7 @@ def written():
     found = re.findall(r"pplseq [^|\n#>]*", "\n".join([*blocks, texts[1]]))
     for path in (ROOT / "results").rglob("*.json"):
         found += re.findall(r"pplseq (?:train|evaluate|query|tag|count|cluster|info) [^|>\n]*", _commands(path))
-    return sorted({command.replace("${DEMO_TIME:-60s}", "60s").strip() for command in found})
+    return sorted({command.replace("${DEMO_EPOCHS:-3}", "3").strip() for command in found})
 
 
 def _commands(path):

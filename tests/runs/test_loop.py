@@ -168,9 +168,9 @@ def test_a_validation_whose_record_was_written_but_not_saved_is_made_once(tmp_pa
 
 
 # ---- time
-def test_no_time_at_all_takes_no_step_but_validates(tmp_path):
+def test_no_time_at_all_takes_one_step_and_validates(tmp_path):
     history = run(Counting(values=[3.0]), tmp_path / "run", max_time=1e-9)
-    assert history.stop_reason == "max_time" and history.progress.step == 0
+    assert history.stop_reason == "max_time" and history.progress.step == 1
     history = run(Counting(values=[5.0, 1.0, 2.0]), tmp_path / "run", resume=True)
     assert history.progress.step == 6
 
@@ -185,7 +185,7 @@ def test_what_comes_before_the_first_step_is_cut_short(tmp_path):
 
 def test_time_before_the_loop_counts(tmp_path):
     history = run(Counting(values=[3.0]), tmp_path / "run", max_time=60, began=time.monotonic() - 61)
-    assert history.stop_reason == "max_time" and history.progress.step == 0 and history.progress.seconds > 61
+    assert history.stop_reason == "max_time" and history.progress.step == 1 and history.progress.seconds > 61
 
 
 def test_time_is_set_aside_for_the_last_validation(tmp_path):

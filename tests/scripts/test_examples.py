@@ -52,7 +52,7 @@ def test_input_output_hmm(tmp_path):
 
 @pytest.mark.slow
 def test_demonstration(tmp_path):
-    output = run("bash", ROOT / "scripts" / "demo.sh", tmp_path / "demo", DEMO_TIME="3s")
+    output = run("bash", ROOT / "scripts" / "demo.sh", tmp_path / "demo", DEMO_EPOCHS="1")
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
     assert list((tmp_path / "demo").glob("*.png"))
     assert "gap 4:" in output

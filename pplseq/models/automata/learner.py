@@ -180,7 +180,6 @@ class AutomatonLearner(checks.NamedArguments):
                 often it was stopped and resumed.
 
         Raises:
-            TimeOver: ``max_time`` was over before the first iteration.
             ValueError: no strings, another number of labels, all of one label, one string with two labels, a validation
                 symbol or label that training does not have.
         """

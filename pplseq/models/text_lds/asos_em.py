@@ -1,18 +1,22 @@
-"""EM from lag covariances: the loop, with held-out likelihood, early stop and an answer to Ctrl-C."""
+"""EM from lag covariances, on the loop of :mod:`pplseq.runs.loop`: held-out likelihood, reasons to end, an answer to Ctrl-C."""
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pplseq.models.text_lds.asos import AsosStatistics, asos_likelihood, asos_statistics, check_horizon, maximize
 from pplseq.models.text_lds.lag_covariances import DenseLagCovariances, LagCovariances
 from pplseq.models.text_lds.steady_state import SteadyState, TextParameters
-from pplseq.runs.signals import Stopped, StopSignals
+from pplseq.runs.loop import Step, Training, run_training
+from pplseq.runs.settings import NonFiniteLoss, Progress
+from pplseq.runs.signals import TimeOver
+
+SLACK = 1e-4, 1e-3  # falls of the gain that truncation explains, nats per token: horizons from 4 on, and shorter ones
 
 
 class AsosRecord(NamedTuple):
@@ -102,82 +106,138 @@ def fit_asos(
     if initial.emission.dtype != cov.dtype:
         emission = initial.emission.astype(cov.dtype)
         initial = TextParameters(initial.transition, emission, initial.state_noise, initial.reduction)
-    run = _Run(cov, evaluate, check_horizon(horizon, cov), patience, tolerance, on_iteration)
-    with StopSignals() as signals:
-        run.iterate(initial, num_iterations, update_state_noise, radius, signals)
-    return run.fit
+    training = AsosTraining(
+        cov, initial, num_iterations=num_iterations, tolerance=tolerance, update_state_noise=update_state_noise,
+        evaluate=evaluate, patience=None if evaluate is None else patience, horizon=check_horizon(horizon, cov), radius=radius,
+        on_iteration=on_iteration,
+    )  # fmt: skip
+    try:
+        reason = run_training(training, folder=None).stop_reason
+    except KeyboardInterrupt:
+        if not training.whole:
+            raise
+        reason = "interrupted"
+    if reason == "max_time":  # it has none itself: that of a run which this is the beginning of
+        raise TimeOver
+    best = training.best
+    assert isinstance(best, Evaluated)
+    return AsosFit(best.parameters, *best.moments, training.history, best.iteration, reason, training.all_remarks)
 
 
-class _Run:
-    def __init__(self, cov, evaluate, horizon, patience, tolerance, on_iteration) -> None:
-        self.cov, self.evaluate, self.horizon = cov, evaluate, horizon
-        self.patience, self.tolerance, self.on_iteration = patience, tolerance, on_iteration
-        self.fit: AsosFit | None = None
-        self.started = time.monotonic()
+class Evaluated(NamedTuple):
+    """Parameters, second moments of the smoothed and filtered means under them, and the iteration that they begin."""
 
-    def iterate(self, parameters, num_iterations, update_state_noise, radius, signals: StopSignals) -> None:
-        steady = SteadyState(parameters)
-        try:
-            for iteration in range(num_iterations + 1):
-                with signals.immediate():  # nothing is changed in place: cutting it short loses this iteration only
-                    statistics = asos_statistics(steady, self.cov, horizon=self.horizon)
-                    held_out = self.held_out(steady)
-                reason = self.note(iteration, steady, statistics, held_out)
-                if reason is not None or iteration == num_iterations:
-                    self.fit.stop_reason = reason or "iterations"
-                    return
-                with signals.immediate():
-                    noise = None if update_state_noise else steady.state_noise
-                    parameters, emission_gram, remarks = maximize(
-                        statistics, self.cov, state_noise=noise, radius=radius
-                    )
-                    del statistics  # a block of the vocabulary's size less at the peak
-                    steady = SteadyState(parameters, emission_gram=emission_gram)
-                self.fit.remarks += [remark for remark in remarks if remark not in self.fit.remarks]
-        except Stopped:
-            if self.fit is None:  # stopped before anything was known: the start is all there is
-                signals.reraise()
-                raise KeyboardInterrupt from None
-            self.fit.stop_reason = "interrupted"
+    parameters: TextParameters
+    moments: tuple[np.ndarray, np.ndarray]
+    iteration: int
 
-    def held_out(self, steady: SteadyState) -> float | None:
-        if self.evaluate is None:
-            return None
-        if callable(self.evaluate):
-            return float(self.evaluate(steady.parameters))
-        return asos_likelihood(steady, self.evaluate, horizon=min(self.horizon, self.evaluate.max_lag)).gain
 
-    def note(self, iteration: int, steady: SteadyState, statistics: AsosStatistics, held_out) -> str | None:
-        """Files a record; a reason to stop, or None."""
-        likelihood = statistics.likelihood
-        if not np.isfinite(likelihood.gain):
-            raise ArithmeticError(
-                f"the likelihood is {likelihood.gain} after {iteration} iterations; check the covariances and the start "
-                "for extreme values, or use float64"
-            )
-        record = AsosRecord(iteration, *likelihood, held_out, steady.largest_reduction, time.monotonic() - self.started)
-        if self.fit is None:
-            self.fit = AsosFit(steady.parameters, statistics.smoothed_moment, statistics.filtered_moment)
-        fit = self.fit
-        before = fit.history[-1] if fit.history else None
-        fit.history.append(record)
-        if self.on_iteration is not None:
-            self.on_iteration(record)
-        gained = np.inf if before is None else record.gain - before.gain
-        best = fit.history[fit.best_iteration]
-        improved = gained > -self.slack if held_out is None else iteration == 0 or held_out > best.held_out
-        if improved:
-            fit.parameters, fit.best_iteration = steady.parameters, iteration
-            fit.smoothed_moment, fit.filtered_moment = statistics.smoothed_moment, statistics.filtered_moment
-        if held_out is not None and self.patience is not None and iteration - fit.best_iteration >= self.patience:
-            return "patience"
-        if gained < -self.slack:
-            return "fell"
-        if gained < self.tolerance:
-            return "converged"
-        return None
+class AsosTraining(Training):
+    """An iteration of EM a step: its M-step, then what is known of the new parameters.
+
+    Arguments as of :func:`fit_asos`; ``tolerance`` None: a small gain is no reason to end. Without held-out values the last
+    parameters are the best, unless the gain fell; ``patience`` then counts iterations without a new best gain.
+    """
+
+    says_best = True
+
+    def __init__(
+        self, cov, parameters: TextParameters | None, *, num_iterations: int, tolerance: float | None = None,
+        update_state_noise: bool = True, evaluate=None, patience: int | None = None, horizon: int | None = None,
+        radius: float = 0.9999, on_iteration: Callable[[AsosRecord], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.cov, self.parameters, self.num_iterations, self.tolerance = cov, parameters, num_iterations, tolerance
+        self.update_state_noise, self.held_out, self.patience = update_state_noise, evaluate, patience
+        self.horizon, self.radius, self.on_iteration = horizon, radius, on_iteration
+        self.slack = SLACK[(horizon or cov.max_lag) < 4]
+        self.progress = Progress()
+        self.history: list[AsosRecord] = []
+        self.gram: np.ndarray | None = None
+        self.statistics: AsosStatistics | None = None  # under the parameters
+        self.gain: float | None = None  # of the parameters
+        self.gain_before: float | None = None  # of those before them
+        self.best_gain = -math.inf
+        self.remarks: list[str] = []
+        self.all_remarks: list[str] = []
+        self.now: Evaluated | None = None
+        self.best: Any = None
+        self.whole = False  # whether it came to an orderly end, be it by a signal
+
+    def first(self, resumed: bool) -> Step:
+        step = self.measure()
+        return Step() if resumed else step
 
     @property
-    def slack(self) -> float:
-        """A fall that truncation at the horizon explains, nats per token."""
-        return 1e-3 if self.horizon < 4 else 1e-4
+    def gained(self) -> float:
+        """What the last iteration gained, nats per token; infinite before it."""
+        return math.inf if self.gain_before is None or self.gain is None else self.gain - self.gain_before
+
+    def ended(self) -> str:
+        p = self.progress
+        if self.gained < -self.slack:
+            return "fell"
+        if self.tolerance is not None and self.gained < self.tolerance:
+            return "converged"
+        if self.patience is not None and p.step - p.best_step >= self.patience:
+            return "patience"
+        return "iterations" if p.step >= self.num_iterations else ""
+
+    def step(self) -> Step:
+        assert self.parameters is not None and self.statistics is not None
+        noise = None if self.update_state_noise else self.parameters.state_noise
+        self.parameters, self.gram, self.remarks = maximize(self.statistics, self.cov, state_noise=noise, radius=self.radius)
+        self.all_remarks += [remark for remark in self.remarks if remark not in self.all_remarks]
+        self.statistics = None  # a block of the vocabulary's size less at the peak
+        self.gain_before = self.gain
+        self.progress.step += 1
+        return self.measure()
+
+    def measure(self) -> Step:
+        """What is known of the parameters, and whether they are the best so far."""
+        p = self.progress
+        assert self.parameters is not None
+        try:
+            with np.errstate(all="ignore"):
+                steady = SteadyState(self.parameters, emission_gram=self.gram)
+                self.statistics = asos_statistics(steady, self.cov, horizon=self.horizon)
+            if not math.isfinite(self.statistics.likelihood.gain):
+                raise ArithmeticError(f"the likelihood is {self.statistics.likelihood.gain}")
+            if np.linalg.eigvalsh(self.parameters.reduction)[0] < 0:
+                raise ArithmeticError("the states' second moment is not positive definite")
+        except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
+            if p.step == 0:
+                raise ValueError(f"the starting parameters cannot be used: {error}") from error
+            raise NonFiniteLoss(
+                f"EM failed in iteration {p.step}: {error}; use more pseudo_counts or fewer states"
+            ) from error
+        likelihood = self.statistics.likelihood
+        moments = self.statistics.smoothed_moment, self.statistics.filtered_moment
+        self.now = Evaluated(self.parameters, moments, p.step)
+        self.gain = value = likelihood.gain
+        record: dict[str, Any] = {"kind": "fit", "gain_per_token": self.gain}
+        held_out = self._held_out(steady)
+        if held_out is not None:
+            value = record["held_out_gain_per_token"] = held_out
+        record["best"] = value > self.best_gain
+        if record["best"]:
+            self.best_gain, p.best_step = value, p.step
+        # without held-out text the last ones are the best
+        if best := record["best"] or (held_out is None and self.gained >= -self.slack):
+            self.best = self.now
+        if self.remarks:
+            record["remarks"] = self.remarks
+        self.history.append(AsosRecord(p.step, *likelihood, held_out, steady.largest_reduction, self.clock()))
+        if self.on_iteration is not None:
+            self.on_iteration(self.history[-1])
+        return Step([record], best=best)
+
+    def _held_out(self, steady: SteadyState) -> float | None:
+        if self.held_out is None:
+            return None
+        if callable(self.held_out):
+            return float(self.held_out(steady.parameters))
+        horizon = None if self.horizon is None else min(self.horizon, self.held_out.max_lag)
+        return asos_likelihood(steady, self.held_out, horizon=horizon).gain
+
+    def finish(self) -> None:
+        self.whole = self.best is not None

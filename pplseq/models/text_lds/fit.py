@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,14 +23,13 @@ from pplseq import checks
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models.text_lds.asos import AsosStatistics, asos_likelihood, asos_statistics, maximize
+from pplseq.models.text_lds.asos_em import AsosTraining, Evaluated
 from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
 from pplseq.models.text_lds.realisation import Realisation, realise
-from pplseq.models.text_lds.steady_state import SteadyState, TextParameters
+from pplseq.models.text_lds.steady_state import TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
-from pplseq.runs.loop import Step, Training, run_training
-from pplseq.runs.settings import NonFiniteLoss, Progress
+from pplseq.runs.loop import run_training
 from pplseq.runs.signals import TimeOver
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 STARTS = ("restricted", "line_search", "paper", "consistent")
 BLOCKS = 4  # block rows of the Hankel matrix, unless told otherwise
 UNSEEN = 0.5  # added to the counts of the unigram, whose words must all be possible
-SLACK = 1e-4, 1e-3  # falls of the training gain that truncation explains, nats: horizons from 4 on, and shorter ones
 ARRAYS = ("transition", "emission", "state_noise", "reduction")
 
 
@@ -190,105 +188,30 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
     return realisation.parameters.rebased(), realisation
 
 
-class _Evaluated(NamedTuple):
-    """Parameters, and moments of the smoothed and filtered means under them."""
-
-    parameters: TextParameters
-    moments: tuple[np.ndarray, np.ndarray]
-
-
-class _CountTraining(Training):
-    """An iteration of EM a step: its M-step, then what is known of the new parameters."""
-
-    says_best = True
+class _CountTraining(AsosTraining):
+    """EM on counts, as a run that a folder holds."""
 
     def __init__(self, like: TextLDS, counts, settings: FitSettings, held_out, initial: TextParameters | None) -> None:
         self.like, self.counts, self.settings = like, counts, settings
-        self.cov = LagCovariances.from_counts(
+        cov = LagCovariances.from_counts(
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
         )
-        self.held_out = None if held_out is None else LagCovariances.from_counts(held_out, probs_from=self.cov)
-        self.progress = Progress()
-        self.parameters = initial
-        self.gram: np.ndarray | None = None
-        self.statistics: AsosStatistics | None = None  # under the parameters
-        self.gain: float | None = None  # of the parameters
-        self.gain_before: float | None = None  # of those before them
-        self.fell = False
-        self.best_gain = -math.inf
-        self.remarks: list[str] = []
-        self.now: _Evaluated | None = None
-        self.best: _Evaluated | TextLDS | None = None  # a model where it was read from the folder
+        super().__init__(
+            cov, initial, num_iterations=settings.num_iterations, update_state_noise=settings.update_state_noise,
+            evaluate=None if held_out is None else LagCovariances.from_counts(held_out, probs_from=cov),
+            patience=settings.patience, horizon=settings.horizon,
+        )  # fmt: skip
 
     def begin(self) -> None:
         if self.parameters is None:
-            self.parameters = self._identify()
+            self.parameters, realisation = initial_parameters(self.cov, self.settings)
+            if realisation.fit is not None and realisation.fit.stop_reason == "interrupted":
+                raise KeyboardInterrupt  # a start that was cut short is none that another run would find
+            self.remarks = [f"start by {realisation.method}: {realisation.report.reason}"]
 
-    def first(self, resumed: bool) -> Step:
-        step = self._evaluate()
-        return Step() if resumed else step
-
-    def _identify(self) -> TextParameters:
-        parameters, realisation = initial_parameters(self.cov, self.settings)
-        if realisation.fit is not None and realisation.fit.stop_reason == "interrupted":
-            raise KeyboardInterrupt  # a start that was cut short is none that another run would find
-        self.remarks = [f"start by {realisation.method}: {realisation.report.reason}"]
-        return parameters
-
-    def ended(self) -> str:
-        p, settings = self.progress, self.settings
-        if self.fell:
-            return "fell"
-        if p.step >= settings.num_iterations:
-            return "iterations"
-        return "patience" if settings.patience is not None and p.step - p.best_step >= settings.patience else ""
-
-    def step(self) -> Step:
-        noise = None if self.settings.update_state_noise else self.parameters.state_noise
-        self.parameters, self.gram, self.remarks = maximize(self.statistics, self.cov, state_noise=noise)
-        self.statistics = None  # a block of the vocabulary's size less at the peak
-        self.gain_before = self.gain
-        self.progress.step += 1
-        return self._evaluate()
-
-    def _evaluate(self) -> Step:
-        p = self.progress
-        try:
-            with np.errstate(all="ignore"):
-                steady = SteadyState(self.parameters, emission_gram=self.gram)
-                self.statistics = asos_statistics(steady, self.cov, horizon=self.settings.horizon)
-            if not math.isfinite(self.statistics.likelihood.gain):
-                raise ArithmeticError("the likelihood is not finite")
-            if np.linalg.eigvalsh(self.parameters.reduction)[0] < 0:
-                raise ArithmeticError("the states' second moment is not positive definite")
-        except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
-            if p.step == 0:
-                raise ValueError(f"the starting parameters cannot be used: {error}") from error
-            raise NonFiniteLoss(
-                f"EM failed in iteration {p.step}: {error}; use more pseudo_counts or fewer states"
-            ) from error
-        self.now = _Evaluated(self.parameters, (self.statistics.smoothed_moment, self.statistics.filtered_moment))
-        self.gain = value = self.statistics.likelihood.gain
-        record: dict[str, Any] = {"kind": "fit", "gain_per_token": self.gain}
-        slack = SLACK[(self.settings.horizon or self.cov.max_lag) < 4]
-        self.fell = self.gain_before is not None and self.gain < self.gain_before - slack
-        if self.held_out is not None:
-            horizon = None if self.settings.horizon is None else min(self.settings.horizon, self.held_out.max_lag)
-            value = record["held_out_gain_per_token"] = asos_likelihood(steady, self.held_out, horizon=horizon).gain
-        improved = value > self.best_gain
-        if improved:
-            self.best_gain, p.best_step = value, p.step
-        # without held-out text the last ones are the best
-        if best := improved or (self.held_out is None and not self.fell):
-            self.best = self.now
-        record["best"] = improved
-        if self.remarks:
-            record["remarks"] = self.remarks
-        return Step([record], best=best)
-
-    def model_of(self, found: _Evaluated | TextLDS) -> TextLDS:
+    def model_of(self, found: Evaluated | TextLDS) -> TextLDS:
         """A model of parameters."""
-        if not isinstance(found, _Evaluated):
+        if not isinstance(found, Evaluated):
             return found
         model = self.like.from_parameters(
             found.parameters, self.cov.probs, moments=found.moments, dtype=getattr(torch, self.settings.dtype),
