@@ -66,6 +66,11 @@ class Timed(Tensor):
                 return _with_plain_calls(func, args, kwargs)
         elif name in _ABOUT_SHAPE:
             return _with_plain_calls(func, args, kwargs)
+        if func is Tensor.__getitem__ and not isinstance(args[0], Timed):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            numbers = [i for i in index if isinstance(i, Timed) and i.dim() == 0 and i.dtype is torch.int64]
+            if len(numbers) == 1 and all(i is numbers[0] or not isinstance(i, Timed) for i in index):
+                return at_steps(args[0], index, lambda i: i is numbers[0], numbers[0].steps)[0]
         if name == "__bool__":
             return _agreed(args[0].steps)
         if name == "_is_all_true":
@@ -83,6 +88,31 @@ class Timed(Tensor):
             f"{func} met values at all steps of a vectorised loop where it cannot handle them; write pplseq.markov(..., "
             "vectorize=False)"
         )
+
+
+def at_steps(tensor: Tensor, index: tuple, is_time, steps: slice | Tensor) -> tuple[Timed, int]:
+    """tensor[index] at all steps, and the size of the dimension that time runs along.
+
+    Args:
+        is_time: which of the indices is the step's number. steps: all these numbers.
+    """
+    others = [i for i in index if not is_time(i) and not isinstance(i, (slice, int)) and i is not Ellipsis]
+    if len(others) > 1 or any(not _picks_rows(i) for i in others):
+        raise TypeError(
+            "only slices, integers and one tensor of row numbers may stand beside a vectorised time index, as in x[:, t]"
+        )
+    position = next(k for k, i in enumerate(index) if is_time(i))
+    rest = index[:position] + index[position + 1 :]
+    if any(i is Ellipsis for i in index[:position]):
+        position = tensor.dim() - len(index) + position
+    moved = tensor.movedim(position, 0)
+    if isinstance(steps, slice):
+        return Timed.of(moved[(steps, *rest)]), len(moved)
+    return Timed.of(moved[steps][(slice(None), *rest)]), len(moved)
+
+
+def _picks_rows(index) -> bool:
+    return isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64
 
 
 def _with_plain_calls(func, args, kwargs):

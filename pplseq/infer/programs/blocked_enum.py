@@ -18,6 +18,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.enumerated import EagerChain
 from pplseq.infer.programs.factors.chains import emit_components
 from pplseq.infer.programs.factors.enumeration import PLATE_DIMS, Enumeration
+from pplseq.infer.programs.factors.unrolling import Loop
 from pplseq.infer.programs.markov import (
     ChainMessenger,
     as_mask,
@@ -100,12 +101,28 @@ class BlockedEnum(ChainMessenger):
 
     def __enter__(self):
         self._eager: EagerChain | None = None
+        self._loop: Loop | None = None
         outer = any(isinstance(handler, EnumMessenger) for handler in _PYRO_STACK)  # which takes marked sites itself
         entered = super().__enter__()
         self.enumeration = None if outer else Enumeration(-1 - self.max_plate_nesting, self.guided)
         if self.enumeration is not None:
             self.enumeration.__enter__()
         return entered
+
+    # ---------------------------------------------------------------- loops with marked sites
+    def loop_begins(self) -> None:
+        self._loop = None if self.enumeration is None else Loop(self.enumeration)
+
+    def first_step_ends(self, step, frame) -> bool:
+        if self._loop is None or not self._loop.first_step_ends(step, frame):
+            return self._loop is None
+        self.hidden += [site.name for site in self._loop.first]
+        return True
+
+    def loop_ends(self, steps, index, before, now) -> None:
+        if self._loop is not None:
+            self.hidden += self._loop.end(steps[0] - 1, steps, f"{index}", before, now)
+            self._loop = None
 
     # ---------------------------------------------------------------- recording
     def _pyro_sample(self, msg):

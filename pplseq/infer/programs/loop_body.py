@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.state import StateVar
+from pplseq.infer.programs.factors.lookups import StateValue
 
 
 def values_of(handler) -> Mapping[str, Any]:
@@ -86,7 +87,7 @@ class Body:
         return any(first_value(values, parts, steps[1:]) is not None for values in given for parts in hidden)
 
 
-_SYMBOLS = (StateVar, GaussianVar)
+_SYMBOLS = (StateVar, GaussianVar, StateValue)
 _CARRIED = (Tensor, int, float, complex, list, tuple, dict, set)
 
 

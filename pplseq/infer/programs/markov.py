@@ -21,20 +21,24 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pplseq.distributions.state import broadcast_shapes
-from pplseq.distributions.timed import Timed
+from pplseq.distributions.timed import Timed, at_steps
 from pplseq.infer.programs.loop_body import Body, first_value, values_of
 from pplseq.kernels import twice
 
-_COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
-_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+_ADVICE = "write pplseq.markov(..., vectorize=False) to run the loop step by step"
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_IN_TENSORS = {*_COMPARISONS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "div", "rdiv", "true_divide", "remainder",
+               "floor_divide", "where", "maximum", "minimum", "rpow", "rsub"}  # fmt: skip
 
 
 class TimeIndex:
     """Stands for t = start, ..., stop - 1 all at once.
 
-    It works as an index (``x[:, t]``), in comparisons with tensors (``t < lengths``), with integers added or subtracted
-    (``x[:, t - 1]``) and in names (``f"z_{t}"``). Anything else raises TypeError. What it cuts out of a tensor, and what it
-    is compared with, becomes a :class:`~pplseq.distributions.timed.Timed`: the tensor of one step, at all steps.
+    It works as an index (``x[:, t]``), with integers added or subtracted (``x[:, t - 1]``), in names (``f"z_{t}"``), in
+    comparisons (``t < lengths``) and in arithmetic (``0.1 * t``, ``T - 1 - t``, ``t % 2``). What it cuts out of a tensor, and
+    what else comes of it, is a :class:`~pplseq.distributions.timed.Timed`: the number or tensor of one step, at all steps. An
+    ``if`` takes conditions that hold at all of its steps or at none. Anything that needs one number raises TypeError.
     """
 
     __slots__ = ("start", "stop")
@@ -46,6 +50,8 @@ class TimeIndex:
         return self.stop - self.start
 
     def __format__(self, spec: str) -> str:
+        if spec:
+            raise TypeError(f"a vectorised time index has no format {spec!r} in names; write f'z_{{t}}', or {_ADVICE}")
         return f"{self.start}:{self.stop}"
 
     def __repr__(self) -> str:
@@ -54,28 +60,46 @@ class TimeIndex:
     def __str__(self) -> str:
         return format(self)
 
-    def __add__(self, other: int) -> TimeIndex:
-        if not isinstance(other, int):
-            raise TypeError(f"a TimeIndex takes integers only, got {type(other).__name__}; write pplseq.markov(..., "
-                            "vectorize=False) for other arithmetic on t")  # fmt: skip
-        return TimeIndex(self.start + other, self.stop + other)
+    def numbers(self, device=None) -> Timed:
+        """The steps' numbers: () at a step, integers."""
+        return Timed.of(torch.arange(self.start, self.stop, device=device))
 
-    __radd__ = __add__
+    def _arithmetic(self, name: str, other, mirrored: bool):
+        if isinstance(other, TimeIndex):
+            other = other.numbers()
+        if type(other) is int and not mirrored and name in ("add", "sub"):
+            shift = other if name == "add" else -other
+            return TimeIndex(self.start + shift, self.stop + shift)
+        if type(other) is int and mirrored and name == "add":
+            return TimeIndex(self.start + other, self.stop + other)
+        if not isinstance(other, (int, float, Tensor)):
+            return NotImplemented
+        numbers = self.numbers(other.device if isinstance(other, Tensor) else None)
+        whole = type(other) is int and name != "truediv" and (name != "pow" or not mirrored and other >= 0)
+        if not whole and not isinstance(other, Tensor):
+            numbers = numbers.double()  # as precise as Python's numbers; beside tensors the type of those counts
+        function = getattr(operator, name)
+        return function(other, numbers) if mirrored else function(numbers, other)
 
-    def __sub__(self, other: int) -> TimeIndex:
-        return self + (-other)
+    def __neg__(self) -> Timed:
+        return -self.numbers()
 
     def _compare(self, name: str, other):
-        if isinstance(other, Tensor):
-            return _COMPARISONS[name](Timed.of(torch.arange(self.start, self.stop, device=other.device)), other)
-        raise TypeError(
-            f"a TimeIndex stands for many steps and cannot be compared with {other!r} in Python; compare with a tensor, "
-            "use torch.where, or write pplseq.markov(..., vectorize=False)"
-        )
+        if isinstance(other, TimeIndex):
+            other = other.numbers()
+        if not isinstance(other, (int, float, Tensor)):
+            return NotImplemented
+        return getattr(operator, name)(self.numbers(other.device if isinstance(other, Tensor) else None), other)
 
     def __bool__(self):
-        raise TypeError("a TimeIndex stands for many steps and has no truth value; use pplseq.markov(..., vectorize=False)")
+        if 0 in range(self.start, self.stop):
+            raise TypeError(f"a TimeIndex of step 0 and others has no truth value; {_ADVICE}")
+        return True
 
+    def _no_number(self):
+        raise TypeError(f"a vectorised time index stands for many steps and is no single number; {_ADVICE}")
+
+    __int__ = __float__ = __index__ = __complex__ = __round__ = _no_number
     __hash__ = object.__hash__
 
     @classmethod
@@ -83,17 +107,27 @@ class TimeIndex:
         name = getattr(func, "__name__", str(func))
         if func is Tensor.__getitem__:
             return _index(*args)
-        operation = name.strip("_")
-        if operation in _COMPARISONS and len(args) == 2 and isinstance(args[1], TimeIndex):
-            return args[1]._compare(_MIRRORED[operation], args[0])
+        if name.strip("_") in _IN_TENSORS:
+            return func(*_as_numbers(args), **_as_numbers(kwargs or {}))
         raise TypeError(
-            f"{name} on a vectorised time index is not supported: only x[:, t], t < lengths, t + 1 and f'z_{{t}}' are; "
-            "write pplseq.markov(..., vectorize=False) to run the loop step by step"
+            f"{name} on a vectorised time index is not supported: only x[:, t], comparisons, arithmetic and f'z_{{t}}' are; "
+            f"{_ADVICE}"
         )
+
+
+def _as_numbers(value):
+    if isinstance(value, TimeIndex):
+        return value.numbers()
+    if isinstance(value, dict):
+        return {key: _as_numbers(item) for key, item in value.items()}
+    return tuple(map(_as_numbers, value)) if isinstance(value, tuple) else value
 
 
 for _name in _COMPARISONS:
     setattr(TimeIndex, f"__{_name}__", lambda self, other, _name=_name: self._compare(_name, other))
+for _name in _ARITHMETIC:
+    setattr(TimeIndex, f"__{_name}__", lambda self, other, _name=_name: self._arithmetic(_name, other, False))
+    setattr(TimeIndex, f"__r{_name}__", lambda self, other, _name=_name: self._arithmetic(_name, other, True))
 
 
 def _index(tensor: Tensor, index) -> Timed:
@@ -102,25 +136,16 @@ def _index(tensor: Tensor, index) -> Timed:
         raise TypeError("values at all steps of a vectorised loop are indexed by time again; index the whole tensor once")
     index = index if isinstance(index, tuple) else (index,)
     times = [i for i in index if isinstance(i, TimeIndex)]
-    others = [i for i in index if not isinstance(i, (TimeIndex, slice, int)) and i is not Ellipsis]
-    if len(times) > 1 or len(others) > 1 or any(not _picks_rows(i) for i in others):
-        raise TypeError(
-            "only slices, integers and one tensor of row numbers may stand beside a vectorised time index, as in x[:, t]"
-        )
-    position = next(k for k, i in enumerate(index) if isinstance(i, TimeIndex))
-    time, rest = index[position], index[:position] + index[position + 1 :]
-    if any(i is Ellipsis for i in index[:position]):
-        position = tensor.dim() - len(index) + position
-    if not 0 <= time.start <= time.stop <= tensor.shape[position]:
+    if len(times) != 1:
+        raise TypeError(f"one vectorised time index at a time, as in x[:, t]; {_ADVICE}")
+    time = times[0]
+    found = at_steps(tensor, index, lambda i: isinstance(i, TimeIndex), slice(time.start, time.stop))
+    if not 0 <= time.start <= time.stop <= found[1]:
         raise IndexError(
-            f"time {time.start}:{time.stop} is out of range for dimension {position} of a tensor of shape "
+            f"time {time.start}:{time.stop} is out of range for a dimension of size {found[1]} of a tensor of shape "
             f"{tuple(tensor.shape)}"
         )
-    return Timed.of(tensor.movedim(position, 0)[(slice(time.start, time.stop), *rest)])
-
-
-def _picks_rows(index) -> bool:
-    return isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64
+    return found[0]
 
 
 # ------------------------------------------------------------------------------------------------ what messengers share
@@ -182,6 +207,16 @@ class ChainMessenger(Messenger):
     def span(self) -> int | None:
         """The number of steps that the loop's body stands for, None for one step run by itself."""
         return None if self.time_index is None else len(self.time_index)
+
+    def loop_begins(self) -> None:
+        """Called before the first step of a loop that may run vectorised."""
+
+    def first_step_ends(self, step: int, frame) -> bool:
+        """Whether this handler can have all other steps at once."""
+        return True
+
+    def loop_ends(self, steps: range, index: TimeIndex, before: dict[str, Any], now: dict[str, Any]) -> None:
+        """Called after a body was run for all other steps; before, now: its local variables around that run."""
 
     def check_start(self, msg: dict) -> None:
         """Raises where a chain would start at every step of a vectorised loop."""
@@ -355,14 +390,17 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
         return
     body = Body(sys._getframe(1), handlers, iterable[0])
     loop: Any = iter(loop)
+    for handler in handlers:
+        handler.loop_begins()
     yield next(loop)
     for handler in handlers:
         handler.first_step = None
-    if body.carries() or body.other_sites() or body.values_ahead(iterable):
+    alike = [handler.first_step_ends(iterable[0], body.frame) for handler in handlers]
+    if not all(alike) or body.carries() or body.other_sites() or body.values_ahead(iterable):
         yield from loop
         return
-    loop.close()
-    index = TimeIndex(iterable[1], iterable[-1] + 1)
+    next(loop)
+    index, before = TimeIndex(iterable[1], iterable[-1] + 1), dict(body.frame.f_locals)
     for handler in handlers:
         handler.time_index = index
     try:
@@ -370,6 +408,9 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
     finally:
         for handler in handlers:
             handler.time_index = None
+        loop.close()
+    for handler in handlers:
+        handler.loop_ends(iterable[1:], index, before, body.frame.f_locals)
     others = body.other_sites()
     if others:
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.poutine.util import site_is_subsample
 
 from pplseq import checks
 from pplseq.infer.programs.blocked_enum import BlockedEnum
@@ -63,6 +64,11 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
     return with_states
 
 
+def _is_said(node) -> bool:
+    """Whether a site says something about the density; a plate does not, and those of a loop have names of their own."""
+    return node["type"] == "sample" and not site_is_subsample(node)
+
+
 def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> None:
     """Runs the program step by step and vectorised, and compares the log-likelihoods of every chain and of all other sites.
 
@@ -81,7 +87,7 @@ def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> 
         trace.compute_log_prob()
         chains = {f"{name}__chain": name for name in (*discrete.chains, *gaussian.chains)}
         nodes: dict[str, Any] = dict(trace.nodes)
-        results.append({n: torch.as_tensor(s["log_prob"]) for n, s in nodes.items() if s["type"] == "sample"})
+        results.append({n: torch.as_tensor(s["log_prob"]) for n, s in nodes.items() if _is_said(s)})
     one_by_one, vectorised = results
     for name, expected in one_by_one.items():
         if name in vectorised and torch.allclose(vectorised[name], expected, rtol=rtol):

@@ -1,6 +1,7 @@
 """The symbol that stands for all steps but the first."""
 
 import gc
+import math
 import sys
 
 import pyro
@@ -72,14 +73,11 @@ def test_names_and_length():
 
 
 MISUSES = {
-    "bool": lambda t: bool(t),
-    "if t > 0": lambda t: 1 if t > 0 else 0,
-    "t == 0": lambda t: t == 0,
-    "t < 3": lambda t: t < 3,
-    "t + 0.5": lambda t: t + 0.5,
-    "t * 2": lambda t: t * 2,
-    "t % 2": lambda t: t % 2,
-    "-t": lambda t: -t,
+    "if t == 2": lambda t: 1 if t == 2 else 0,
+    "if t % 2": lambda t: 1 if t % 2 else 0,
+    "bool with 0": lambda t: bool(t - 1),
+    "t + text": lambda t: t + "1",
+    "a format": lambda t: f"{t:02d}",
     "int": lambda t: int(t),
     "float": lambda t: float(t),
     "a list": lambda t: [1, 2, 3][t],
@@ -88,8 +86,7 @@ MISUSES = {
     "x[t, mask]": lambda t: torch.zeros(5, 5)[t, torch.tensor([True, False, True, True, False])],
     "x[t, tensor, tensor]": lambda t: torch.zeros(5, 5, 5)[t, torch.tensor([0, 1]), torch.tensor([0, 1])],
     "x[t, t]": lambda t: torch.zeros(5, 5)[t, t],
-    "x * t": lambda t: torch.zeros(5) * t,
-    "x + t": lambda t: torch.zeros(5) + t,
+    "sin": lambda t: math.sin(t),
     "torch.sin": lambda t: torch.sin(t),
     "x[t] = 0": lambda t: torch.zeros(5).__setitem__(t, 0.0),
 }
@@ -99,6 +96,33 @@ MISUSES = {
 def test_misuse_raises(use):
     with pytest.raises(TypeError):
         MISUSES[use](T)
+
+
+NUMBERS = {
+    "scaled": lambda t: 0.1 * t, "and back": lambda t: t / 3, "shifted": lambda t: t + 0.5, "less": lambda t: 1.5 - t,
+    "from the end": lambda t: 4 - t, "parity": lambda t: t % 2, "half": lambda t: t // 2, "power": lambda t: 0.5**t,
+    "square": lambda t: t**2, "minus": lambda t: -t, "two": lambda t: (t + 1) * t, "difference": lambda t: t - (t - 1),
+    "first": lambda t: t == 0, "later": lambda t: t > 0, "late": lambda t: t >= 2, "odd": lambda t: t % 2 == 1,
+    "an if": lambda t: 1.0 if t > 0 else 2.0, "true": lambda t: 3 if t else 4, "tail": lambda t: 2.0 - (t - 4) ** 2 / 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_the_step(name):
+    """Alone, as an index, and beside tensors, whose type they take as Python's numbers do."""
+    of, table = NUMBERS[name], torch.arange(10.0).reshape(5, 2)
+    uses = [lambda n: n, lambda n: torch.ones(2) * n, lambda n: n + torch.ones(1, 2, dtype=torch.float64)]
+    if isinstance(of(1), int) and name != "difference":
+        uses += [lambda n: table[n % 5], lambda n: table.T[:, n % 5], lambda n: table[..., n % 5, 1]]
+        uses += [lambda n: n * torch.ones(2).int()]
+    for use in uses:
+        found = use(of(T))
+        expected = [torch.as_tensor(use(of(t))) for t in (1, 2, 3)]
+        steps = found.steps if isinstance(found, Timed) else torch.as_tensor(found).expand(3, *expected[0].shape)
+        if use is not uses[0]:
+            assert steps.dtype == expected[0].dtype
+        for k in range(3):
+            torch.testing.assert_close(steps[k], expected[k], rtol=1e-7, atol=1e-7, check_dtype=False)
 
 
 @pytest.mark.parametrize("index", [TimeIndex(1, 6), TimeIndex(-1, 2)])

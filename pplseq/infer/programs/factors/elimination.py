@@ -78,7 +78,7 @@ def eliminate(enumeration: Enumeration, *, maximise: bool = False, draw: bool = 
     """
     nesting = enumeration.nesting
     pending = make_tables(enumeration.sites, nesting, padding=maximise or draw)
-    variables = sorted(enumeration.variables.values(), key=lambda v: v.number)
+    variables = enumeration.every
     found = Elimination()
     sizes = _plate_sizes(enumeration)
     for plates in sorted({v.plates for v in variables}, key=len, reverse=True):
@@ -241,7 +241,7 @@ def choose_states(enumeration: Enumeration, *, sample: bool) -> dict[str, Tensor
         for variable in component.variables:
             chosen[variable.number] = places[variable.number].expand(rows).reshape(component.shape)
     states = {}
-    for variable in enumeration.variables.values():
+    for variable in enumeration.every:
         depth = max((-dim for dim, _ in variable.plates), default=0)
         place = chosen[variable.number]
         place = place.reshape(place.shape[nesting - depth :])

@@ -102,6 +102,7 @@ class Enumeration(EnumMessenger):
         self.nesting = -1 - first_available_dim
         self.sites: list[Site] = []
         self.variables: dict[int, Variable] = {}  # by Pyro's number of a dimension's use
+        self.every: list[Variable] = []  # in the order of the program
         self.memo = Memo()
 
     def _pyro_sample(self, msg: Any):
@@ -186,11 +187,12 @@ class Enumeration(EnumMessenger):
         number = infer["_dim_to_id"][dim]
         values = value.reshape(-1, *fn.event_shape)
         variables = self._variables(msg, fn.batch_shape)
-        variable = Variable(len(self.variables), msg["name"], dim, values, plates_of(msg))
+        variable = Variable(len(self.every), msg["name"], dim, values, plates_of(msg))
+        self.every.append(variable)
         self.variables[number] = variable
         self._record(msg, {**variables, dim: variable}, variable)
         if type(fn) is dist.Categorical and value.is_contiguous():
-            msg["value"] = StateValue.of(value, self.memo)
+            msg["value"] = StateValue.of(value, self.memo, variable)
 
     def _record_dependent(self, msg, given: bool) -> None:
         fn, shape = msg["fn"], msg["fn"].batch_shape

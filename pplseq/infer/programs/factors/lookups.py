@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq.distributions.timed import Timed
+
 _ELEMENTWISE = {
     "abs", "add", "and", "bitwise_and", "clamp", "clamp_min", "clamp_max", "cos", "div", "eq", "exp", "expm1",
     "float", "double", "ge", "gt", "le", "log", "log1p", "log_sigmoid", "logsigmoid", "logical_and", "logical_not",
@@ -69,16 +71,19 @@ def _name(func) -> str:
 class StateValue(Tensor):
     """The states 0..K-1 of an enumerated site, along one dimension.
 
-    Attributes: num_states: K. memo: shared by the states of a run. version: how often its memory had been changed in place.
+    Attributes: num_states: K. memo: shared by the states of a run. version: how often its memory had been changed in
+    place. variable: the site.
     """
 
     num_states: int
     memo: Memo
     version: int
+    variable: Any
 
     @staticmethod
-    def of(values: Tensor, memo: Memo) -> StateValue:
+    def of(values: Tensor, memo: Memo, variable: Any = None) -> StateValue:
         states: Any = values.as_subclass(StateValue)
+        states.variable = variable
         states.num_states, states.memo, states.version = values.numel(), memo, _version(values)
         support = getattr(values, "_pyro_categorical_support", None)
         if support is not None:
@@ -92,14 +97,14 @@ class StateValue(Tensor):
             found = look_up(*args)
             if found is not None:
                 return found
-        if all(issubclass(kind, (StateValue, Tensor)) and kind.__module__ != "pplseq.distributions.timed" for kind in types):
+        if all(issubclass(kind, (StateValue, Tensor)) and kind is not Timed for kind in types):
             result = _plain(func, args, kwargs)
         else:
             result = func(*_without_states(args), **_without_states(kwargs))
         own = args[0] if args else None
         if type(own) is StateValue and _name(func) in _VIEWS and isinstance(result, Tensor) and not result.is_floating_point():
             plain: Any = _plain(Tensor.as_subclass, (result, Tensor), {})
-            states = StateValue.of(plain, own.memo)
+            states = StateValue.of(plain, own.memo, own.variable)
             states.version = own.version
             return states if states.num_states == own.num_states else plain
         return _as_plain(result)
@@ -129,7 +134,7 @@ def look_up(table: Tensor, index) -> Lookup | None:
     index = index if isinstance(index, tuple) else (index,)
     while index and isinstance(index[-1], slice) and index[-1] == slice(None):
         index = index[:-1]
-    if len(index) > table.dim() or not isinstance(table, Tensor) or not all(isinstance(i, Tensor) for i in index):
+    if isinstance(table, Timed) or len(index) > table.dim() or not all(isinstance(i, Tensor) for i in index):
         return None
     memo = next(one.memo for one in index if type(one) is StateValue)
     entries, key, lasting = [], [id(table), _version(table), torch.is_grad_enabled()], True
@@ -226,7 +231,7 @@ class Lookup(Tensor):
                 Lookup, shape, dtype=table.dtype, device=table.device
             )
 
-        connected = table.requires_grad and torch.is_grad_enabled()
+        connected = table.requires_grad and torch.is_grad_enabled() and not any(isinstance(i, Timed) for i in index)
         found: Any = _Connect.apply(table, index, lead, made) if connected else made()
         found.connected = connected
         found.table, found.entries, found.lead, found.memo, found.done = table, entries, lead, memo, {}
@@ -241,9 +246,14 @@ class Lookup(Tensor):
         """The tensor itself."""
         found = self.done.get("value")
         if found is None:
+            if self.table.requires_grad and not self.connected and not torch.is_grad_enabled():
+                raise TypeError(
+                    "a function without gradients (no_grad, or an autograd function of one's own) on a table looked up at all "
+                    "steps of a vectorised loop is not supported; write pplseq.markov(..., vectorize=False)"
+                )
             found = self.table[tuple(entry.index for entry in self.entries)]
             found = found.expand(*self.lead, *self.table.shape[len(self.entries) :])
-            if found.requires_grad == self.connected:  # else it was asked for in the middle of an autograd function
+            if found.requires_grad == self.table.requires_grad:  # else it was asked for in the middle of an autograd function
                 self.done["value"] = found
         return found
 
@@ -254,6 +264,11 @@ class Lookup(Tensor):
         return format(self.value(), spec)
 
     __hash__ = Tensor.__hash__
+
+    def at_step(self, step: int) -> Lookup:
+        """Of a lookup at all steps of a loop: that of one."""
+        entries = tuple(Entry(i.steps[step] if isinstance(i, Timed) else i, dim) for i, dim in self.entries)
+        return Lookup.of(self.table, entries, self.memo, self.lead)
 
     def with_table(self, func, args, kwargs, table: Tensor, lead=None) -> Lookup:
         key = (func, id(table), *args, *kwargs.items())

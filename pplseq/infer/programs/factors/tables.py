@@ -61,13 +61,12 @@ def make_tables(sites: list[Site], nesting: int, *, padding: bool = False) -> li
     return [table for table in tables if table is not None]
 
 
-def canonical(value: Tensor, variables: tuple[Variable, ...], nesting: int, event: int = 0) -> Tensor:
-    """(*variables, *plates, *event) of a tensor whose enumerated dimensions lie to the left of its plates."""
+def canonical(value: Tensor, dims: list[int], nesting: int, event: int = 0) -> Tensor:
+    """(*variables, *plates, *event) of a tensor whose enumerated dimensions ``dims`` lie to the left of its plates."""
     lead = value.shape[: value.dim() - event]
     if len(lead) < nesting:
         value = value.reshape((1,) * (nesting - len(lead)) + tuple(value.shape))
-        return value if not variables else value.reshape((1,) * len(variables) + tuple(value.shape))
-    dims = [variable.dim for variable in variables]
+        return value if not dims else value.reshape((1,) * len(dims) + tuple(value.shape))
     sizes = [lead[dim] if len(lead) >= -dim else 1 for dim in dims]
     tail = value.shape[len(lead) - nesting :]
     order = [dim for dim, size in zip(dims, sizes, strict=True) if size > 1]
@@ -115,7 +114,9 @@ class _Part:
 
     def __init__(self, site: Site, nesting: int, padding: bool):
         self.site, self.nesting, self.padding = site, nesting, padding
-        involved = sorted(site.variables.values(), key=lambda variable: variable.number)
+        # where a site of an unrolled loop has a variable is not where that variable's own site has it
+        found_at = sorted(site.variables.items(), key=lambda at: at[1].number)
+        involved, self.dims = [variable for _, variable in found_at], [dim for dim, _ in found_at]
         self.keep = frozenset().union(*(v.plates for v in involved))
         self.sizes = [1] * nesting
         for frame in site.frames:
@@ -131,7 +132,7 @@ class _Part:
             if isinstance(mask, Tensor) and mask.dim() > nesting:
                 found = None
             elif isinstance(mask, Tensor):
-                self.mask = canonical(narrow(mask), (), nesting)
+                self.mask = canonical(narrow(mask), [], nesting)
             elif mask is False:
                 self.mask = torch.zeros((1,) * nesting, dtype=torch.bool)
         self.kind: object = None
@@ -185,11 +186,10 @@ class _Part:
             parameter = parameter.value()
         parameter = narrow(parameter, event + self.extra)
         # a dimension per variable of the distribution; an enumerated site has its own variable as the event
-        given = tuple(v for v in self.variables if v is not site.own)
+        given = [dim for dim, v in zip(self.dims, self.variables, strict=True) if v is not site.own]
         if parameter.dim() - event - self.extra > nesting:
             batch = parameter.shape[: parameter.dim() - event - self.extra]
-            given_dims = {v.dim for v in given}
-            if any(batch[d] > 1 and d not in given_dims for d in range(-len(batch), -nesting)):
+            if any(batch[d] > 1 and d not in given for d in range(-len(batch), -nesting)):
                 return False
         plates = parameter.shape[max(0, parameter.dim() - event - self.extra - nesting) : parameter.dim() - event - self.extra]
         if site.own is None and any(
@@ -322,7 +322,7 @@ class _Part:
                 late = self.mask  # whole sums
             else:
                 score = torch.where(mask, score, 0.0)
-        score = canonical(score, self.variables, self.nesting)
+        score = canonical(score, self.dims, self.nesting)
         score = score.expand(*score.shape[:count], *(
             size if dim in self.summed else own
             for dim, size, own in zip(range(-self.nesting, 0), self.sizes, score.shape[count:], strict=True)

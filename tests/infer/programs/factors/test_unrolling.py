@@ -1,0 +1,184 @@
+"""Marked sites under ``pplseq.markov``: the body runs twice, for the first step and for all others, with the same result."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.ops.indexing import Vindex
+from support.marked_programs import F64, LENGTHS, MARKED, B, D, K, T, notes, table
+
+from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
+from pplseq.infer.programs.markov import markov
+from pplseq.infer.programs.states import check_vectorizable, infer_states
+
+BEFORE = torch.cat([torch.zeros(B, 1, D, dtype=F64), notes()[:, :-1]], 1).long()
+RUNS: list = []
+
+
+def rows():
+    return pyro.plate("rows", B, dim=-2)
+
+
+def seen(t):
+    return poutine.mask(mask=(t < LENGTHS).unsqueeze(-1))
+
+
+def hmm(loop, y):
+    trans, emit = table("trans", K, K), table("emit", K, D, event=0)
+    tones = pyro.plate("tones", D, dim=-1)
+    with rows() as row:
+        x = 0
+        for t in loop(range(T)):
+            RUNS.append(t)
+            with seen(t):
+                x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                with tones:
+                    pyro.sample(f"y_{t}", dist.Bernoulli(emit[x.squeeze(-1)]), obs=y[row, t])
+
+
+def autoregressive(loop, y):
+    """The table of the last notes, and a plate named by the step."""
+    trans, emit = table("trans", K, K), table("emit", K, 2, D, event=0)
+    with rows():
+        x = 0
+        for t in loop(range(T)):
+            RUNS.append(t)
+            with seen(t):
+                x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                with pyro.plate(f"tones_{t}", D, dim=-1) as tone:
+                    pyro.sample(f"y_{t}", dist.Bernoulli(emit[x, BEFORE[:, t], tone]), obs=y[:, t])
+
+
+def coupled(loop, y):
+    one, two, emit = table("one", K, 2, K), table("two", K, 2, K, 2), table("emit", K, 2, D, event=0)
+    w = x = torch.tensor(0)
+    with rows():
+        for t in loop(range(T)):
+            RUNS.append(t)
+            new = pyro.sample(f"w_{t}", dist.Categorical(Vindex(one)[w, x]), infer=MARKED)
+            x = pyro.sample(f"x_{t}", dist.Categorical(Vindex(two)[w, x, new]), infer=MARKED)
+            w = new
+            with pyro.plate(f"tones_{t}", D, dim=-1) as tone, seen(t):
+                pyro.sample(f"y_{t}", dist.Bernoulli(emit[w, x, tone]), obs=y[:, t])
+
+
+def with_inputs(loop, y):
+    """Matrices that the data choose, numbers of every step, a state for all steps, two kinds of data."""
+    trans, kinds, rate = table("trans", K, 2, K), table("kinds", 2), 0.2 + table("rate", K, event=0)
+    loc = pyro.param("loc", lambda: torch.randn(2, K, dtype=F64))
+    slope = pyro.param("slope", lambda: torch.randn((), dtype=F64))
+    with pyro.plate("rows", B, dim=-1):
+        kind = pyro.sample("kind", dist.Categorical(kinds), infer=MARKED)
+        x = torch.tensor(0)
+        for t in loop(range(T)):
+            RUNS.append(t)
+            x = pyro.sample(f"x_{t}", dist.Categorical(Vindex(trans)[x, BEFORE[:, t, 0]]), infer=MARKED)
+            pyro.sample(f"n_{t}", dist.Poisson(rate[x]), obs=y[:, t].sum(-1))
+            with poutine.mask(mask=t < LENGTHS):
+                law = dist.Normal(Vindex(loc)[kind, x].unsqueeze(-1) + slope * y[:, t] - 0.1 * t, 1.0)
+                pyro.sample(f"y_{t}", law.to_event(1), obs=y[:, t].cumsum(-1))
+
+
+PROGRAMS = [hmm, autoregressive, coupled, with_inputs]
+
+
+def loss_and_gradients(program, loop, y):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(3)
+    RUNS.clear()
+    loss = TraceBlockedEnum_ELBO(max_plate_nesting=2).loss_and_grads(lambda y: program(loop, y), no_guide, y)
+    return loss, {name: leaf.grad for name, leaf in pyro.get_param_store()._params.items()}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_the_same_as_step_by_step(program):
+    expected, wanted = loss_and_gradients(program, pyro.markov, notes())
+    assert len(RUNS) == T
+    loss, found = loss_and_gradients(program, markov, notes())
+    assert len(RUNS) == 2
+    assert loss == pytest.approx(expected, rel=1e-12) and found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10 * float(gradient.abs().max()), msg=name)
+    check_vectorizable(lambda y: program(markov, y), notes())
+
+
+def log_prob(program, y):
+    pyro.clear_param_store()
+    return poutine.trace(BlockedEnum()(program)).get_trace(y).log_prob_sum()
+
+
+def test_two_steps_and_states_that_are_asked_for():
+    y = notes()[:, :2]
+
+    def program(y, loop=markov):
+        trans, emit = table("trans", K, K), table("emit", K, D, event=0)
+        with pyro.plate("rows", B, dim=-1):
+            x = 0
+            for t in loop(range(y.shape[1])):
+                x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                pyro.sample(f"y_{t}", dist.Bernoulli(emit[x]).to_event(1), obs=y[:, t])
+
+    torch.testing.assert_close(log_prob(program, y), log_prob(lambda y: program(y, pyro.markov), y))
+    fixed = {"x_1": torch.tensor([1, 0, 2])}
+    expected = log_prob(pyro.condition(lambda y: program(y, pyro.markov), data=fixed), y)
+    torch.testing.assert_close(log_prob(pyro.condition(program, data=fixed), y), expected)
+    found, wanted = (poutine.trace(infer_states(p)).get_trace(y) for p in (program, lambda y: program(y, pyro.markov)))
+    assert all(torch.equal(found.nodes[n]["value"], wanted.nodes[n]["value"]) for n in ("x_0", "x_1"))
+
+
+def test_what_a_body_carries_runs_step_by_step():
+    def program(y, kind):
+        trans, emit = table("trans", 2, 2), table("emit", 2, D, event=0)
+        x, last, rows = 0, torch.zeros(B, D, dtype=F64), pyro.plate("rows", B, dim=-1)
+        for t in helper(range(T)) if kind == "generator" else markov(range(T)):
+            RUNS.append(t)
+            with rows:
+                if kind == "bernoulli":
+                    x = pyro.sample(f"x_{t}", dist.Bernoulli(trans[x][..., 1]), infer=MARKED).long()
+                else:
+                    x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                pyro.sample(f"y_{t}", dist.Bernoulli(emit[x] * (1 - 0.5 * last)).to_event(1), obs=y[:, t])
+            if kind == "carried":
+                last = y[:, t]
+
+    def helper(steps):
+        yield from (t for t in markov(steps))
+
+    for kind in ("bernoulli", "carried", "generator"):
+        RUNS.clear()
+        log_prob(lambda y, kind=kind: program(y, kind), notes())
+        assert len(RUNS) == T, kind
+
+
+def test_steps_that_do_not_look_back_alike_are_refused():
+    def program(y, kind):
+        trans, emit = table("trans", K, K), table("emit", K, D, event=0)
+        w = x = before = 0
+        with pyro.plate("rows", B, dim=-1):
+            for t in markov(range(T)):
+                old = x
+                w = pyro.sample(f"w_{t}", dist.Categorical(trans[w]), infer=MARKED)
+                x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                pyro.sample(f"y_{t}", dist.Bernoulli(emit[x] * emit[w]).to_event(1), obs=y[:, t])
+                if kind == "swapped":
+                    w, x = x, w
+                elif kind == "two back":
+                    before = old
+        return before
+
+    for kind, what in (("swapped", "look back alike"), ("two back", "variable 'before' holds the state 'x_0'")):
+        with pytest.raises(ValueError, match=what):
+            log_prob(lambda y, kind=kind: program(y, kind), notes())
+
+    def other_names(y):
+        with pyro.plate("rows", B, dim=-1):
+            x = 0
+            for t in markov(range(T)):
+                name = f"x_{t}" if f"{t}" == "0" else f"z_{t}"
+                x = pyro.sample(name, dist.Categorical(table("trans", K, K)[x]), infer=MARKED)
+                pyro.sample(f"y_{t}", dist.Bernoulli(table("emit", K, D, event=0)[x]).to_event(1), obs=y[:, t])
+
+    with pytest.raises(ValueError, match="site 'z_1:5' of a vectorised loop was not in its first step"):
+        log_prob(other_names, notes())
