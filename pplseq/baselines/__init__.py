@@ -10,7 +10,11 @@ Every baseline has the same small face, on texts of `pplseq.data`:
 from pplseq._lazy import Registry, lazy_names
 from pplseq.models.taggers import TAGGERS
 
-NETWORKS = Registry("network", __name__, {"rnn": "rnn:RNN", "lstm": "lstm:LSTM", "ff": "feed_forward:FeedForward"})
+NETWORKS = Registry(
+    "network",
+    __name__,
+    {"rnn": "rnn:RNN", "lstm": "lstm:LSTM", "awd-lstm": "awd_lstm:AWDLSTM", "ff": "feed_forward:FeedForward"},
+)
 
 for _name, _place in {
     "most-frequent": "taggers:MostFrequentTagger",
@@ -30,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "KneserNey": "kneser_ney",
         "RNN": "rnn",
         "LSTM": "lstm",
+        "AWDLSTM": "awd_lstm",
         "FeedForward": "feed_forward",
         "NeuralLanguageModel": "neural",
         "SGDSettings": "sgd",

@@ -6,6 +6,11 @@
     python scripts/reproduce/vlhmm.py ptb --states 32768 --device cuda           # the paper's size
     python scripts/reproduce/vlhmm.py wikitext2 --states 32768 --device cuda
     python scripts/reproduce/vlhmm.py ptb --states 4096 --variant no-reset       # one of VARIANTS below
+    python scripts/reproduce/vlhmm.py --queue scripts/reproduce/vlhmm_series.txt # one run after the other
+
+A queue is a file with the arguments of a run on each line; those whose figures are in results/ are passed over: the same
+command goes on with a queue that was stopped. Of WikiText-2 no test text is at hand: its validation text is split in two halves
+of whole articles, the first of which plays validation (all choices are made on it), the second test.
 
 A run that was stopped goes on where it was when the command is given again. At its end the best weights are evaluated on
 validation and test, under both protocols, alone and mixed with a Kneser-Ney 5-gram (the weight is that which is best on
@@ -53,9 +58,26 @@ VARIANTS = {
 }
 
 
+def corpus_folder(corpus: str, runs: Path) -> Path:
+    """Where the texts of a corpus are; of WikiText-2 a folder beside the runs, with its validation text in two halves."""
+    source = data_folder() / corpus
+    if corpus != "wikitext2":
+        return source
+    halves = runs / "wikitext2_halves"
+    halves.mkdir(parents=True, exist_ok=True)
+    lines = (source / "wiki.valid.tokens").read_text(encoding="utf-8").splitlines(keepends=True)
+    starts = [k for k, line in enumerate(lines) if line.startswith(" = ") and not line.startswith(" = =")]
+    sizes = np.cumsum([len(line.split()) + 1 for line in lines])
+    middle = min(starts, key=lambda k: abs(sizes[k] - sizes[-1] / 2))
+    for name, part in (("valid", lines[:middle]), ("test", lines[middle:])):
+        (halves / f"wiki.{name}.tokens").write_text("".join(part), encoding="utf-8")
+    (halves / "wiki.train.tokens").write_bytes((source / "wiki.train.tokens").read_bytes())
+    return halves
+
+
 def train(options, run: Path) -> list[str]:
     """Trains or resumes; returns the command of a fresh start."""
-    source = str(data_folder() / options.corpus)
+    source = str(corpus_folder(options.corpus, run.parent))
     flags = ["--states", str(options.states), *VARIANTS[options.variant], *options.train]
     if options.corpus == "wikitext2":
         flags = ["--shuffle", "article", *flags]
@@ -68,7 +90,8 @@ def train(options, run: Path) -> list[str]:
         code = subprocess.run([*program, *arguments]).returncode
         if code:
             sys.exit(code)
-    return ["pplseq", "train", "vlhmm", f"$PPLSEQ_DATA/{options.corpus}", *flags, "--out", f"runs/{run.name}"]
+    name = f"$PPLSEQ_DATA/{options.corpus}" if options.corpus != "wikitext2" else "runs/wikitext2_halves"
+    return ["pplseq", "train", "vlhmm", name, *flags, "--out", f"runs/{run.name}"]
 
 
 def evaluate(options, run: Path) -> dict:
@@ -84,7 +107,7 @@ def evaluate(options, run: Path) -> dict:
         torch.set_num_threads(options.threads)
     model = VLHMM.load(run / "best", device=options.device)
     vocabulary = model.vocabulary
-    corpus = load_corpus(data_folder() / options.corpus, vocabulary=vocabulary)
+    corpus = load_corpus(corpus_folder(options.corpus, run.parent), vocabulary=vocabulary)
     figures: dict = {}
     five_gram, mixed = KneserNey(5).fit(corpus.train), {}
     for name in ("valid", "test"):
@@ -95,6 +118,7 @@ def evaluate(options, run: Path) -> dict:
             score = score_text(model, text, protocol)
             figures[f"{name}_{protocol}"] = round(score.perplexity, 3)
             mixed[name, protocol] = score.token_log_probs, five_gram.log_prob(text)
+        figures[f"{name}_5-gram"] = round(five_gram.perplexity(text), 3)
         print(name, figures, flush=True)
     for protocol in ("carried", "sentence"):
         weight = min(np.linspace(0, 1, 101), key=lambda w: mixture(*mixed["valid", protocol], w))
@@ -128,7 +152,25 @@ def history(run: Path) -> list[dict]:
     ]
 
 
-def main() -> None:
+def carry(queue: Path) -> None:
+    """Makes the runs of a queue that have no figures yet, in order; one that fails does not keep the next ones from running."""
+    failed = []
+    for line in queue.read_text(encoding="utf-8").splitlines():
+        arguments = shlex.split(line, comments=True)
+        if not arguments:
+            continue
+        if (ROOT / "results" / f"vlhmm_{name_of(parse(arguments))}.json").exists():
+            print(f"done: {line}", flush=True)
+        elif code := subprocess.run([sys.executable, __file__, *arguments]).returncode:
+            if code in (-2, -15, 130, 143):  # stopped from outside: so is the queue
+                sys.exit(f"stopped in: {line}\nThe same command goes on there.")
+            failed.append(line)
+    if failed:
+        sys.exit("failed:\n" + "\n".join(failed))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of a run; what stands behind ``--`` is for `pplseq train`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", choices=["ptb", "wikitext2"])
     parser.add_argument("--states", type=int, default=1 << 15)
@@ -139,14 +181,27 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="folder of the run (default: runs/<corpus>_<states>_<variant>)")
     parser.add_argument("--resume-with", default="", help="options given anew to a run that is resumed, in quotes")
     parser.add_argument("--evaluate-only", action="store_true", help="the run is there; only evaluate it")
-    arguments, rest = sys.argv[1:], []
+    rest: list[str] = []
     if "--" in arguments:
         cut = arguments.index("--")
         arguments, rest = arguments[:cut], arguments[cut + 1 :]
     options = parser.parse_args(arguments)
     options.train = rest
+    return options
+
+
+def name_of(options: argparse.Namespace) -> str:
+    """Of a run's folder and of its figures."""
     name = f"{options.corpus}_{options.states}_{options.variant.replace('-', '_')}"
-    name += f"_{options.label}" if options.label else ""
+    return f"{name}_{options.label}" if options.label else name
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--queue"] and len(sys.argv) == 3:
+        carry(Path(sys.argv[2]))
+        return
+    options = parse(sys.argv[1:])
+    name = name_of(options)
     run = options.run or ROOT / "runs" / name
     command = train(options, run)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -163,7 +218,7 @@ def main() -> None:
         folder=".",
         train_command=shlex.join(command).replace(f"'$PPLSEQ_DATA/{options.corpus}'", f"$PPLSEQ_DATA/{options.corpus}"),
         resumed_with=options.resume_with or None,
-        training={"last": rows[-1], "seconds_of_this_call": training_seconds, "validations": rows},
+        training={"last": rows[-1] if rows else None, "seconds_of_this_call": training_seconds, "validations": rows},
         evaluation_seconds={key: round(value, 1) for key, value in evaluation_seconds.items()},
         load_average=[round(value, 2) for value in os.getloadavg()],
         kneser_ney=five_gram,

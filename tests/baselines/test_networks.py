@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pplseq.baselines import LSTM, RNN, FeedForward, SGDSettings, neural
+from pplseq.baselines import AWDLSTM, LSTM, RNN, FeedForward, SGDSettings, neural
 from pplseq.baselines.neural import MaximumLikelihood, NeuralLanguageModel
 from pplseq.data import StreamBatches, Text, Vocabulary
 from pplseq.runs.evaluation import score_text
@@ -16,6 +16,7 @@ MODELS = {
     "rnn": lambda v: RNN(v, 5, init_scale=0.7, seed=1),
     "lstm": lambda v: LSTM(v, 4, num_layers=3, seed=1),
     "one layer": lambda v: LSTM(v, 4, num_layers=1, seed=1),
+    "awd-lstm": lambda v: AWDLSTM(v, 4, num_layers=3, width=5, seed=1),
     "ff": lambda v: FeedForward(v, 6, order=4, seed=1),
     "bigram": lambda v: FeedForward(v, 3, order=2, seed=1),
 }
@@ -55,6 +56,29 @@ def slow_lstm(model, ids):
         scores.append(logits[target] - np.log(np.exp(logits).sum()))
         word = target
     return np.array(scores)
+
+
+def test_one_layer_with_dropped_weights_is_an_lstm_until_it_is_trained(text):
+    wide = AWDLSTM(text.vocabulary, 4, num_layers=1, seed=1).double().eval()
+    plain = LSTM(text.vocabulary, 4, num_layers=1).double().eval()
+    plain.load_state_dict({key.replace("layers.0.", "layers."): value for key, value in wide.state_dict().items()})
+    np.testing.assert_allclose(wide.log_prob(text), plain.log_prob(text), rtol=1e-12)
+
+
+@pytest.mark.parametrize("share", ["dropout", "hidden_dropout", "weight_dropout", "embedding_dropout"])
+def test_what_is_left_out_of_training(share, text):
+    """Each share alone makes a training step random, leaves evaluation as it is, and lets all weights learn."""
+    none = dict.fromkeys(("dropout", "hidden_dropout", "weight_dropout", "embedding_dropout"), 0.0)
+    whole = AWDLSTM(text.vocabulary, 4, num_layers=2, width=5, **none).double()
+    thinned = AWDLSTM(text.vocabulary, 4, num_layers=2, width=5, **none | {share: 0.5}).double()
+    x = torch.as_tensor(text.tokens[:12], dtype=torch.int64).view(2, 6)
+    torch.testing.assert_close(whole.eval().loss(x), thinned.eval().loss(x))
+    torch.testing.assert_close(whole.train().loss(x), whole.eval().loss(x))
+    torch.manual_seed(0)
+    losses = [thinned.train().loss(x) for _ in range(2)]
+    assert abs(float((losses[0] - losses[1]).detach())) > 1e-6
+    sum(losses).backward()
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in thinned.parameters())
 
 
 def slow_feed_forward(model, ids):
@@ -132,7 +156,7 @@ def words(text):
     return [text.vocabulary.decode(text.tokens[a:b]) for a, b in zip(text.line_starts, ends, strict=False)]
 
 
-@pytest.mark.parametrize("name", ["lstm", "ff", "rnn"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("awd-lstm", marks=pytest.mark.slow), "ff", "rnn"])
 def test_training_learns_and_resumes_to_the_bit(name, text, tmp_path):
     """With dropout and carried states: two epochs in one go, and one epoch at a time."""
 
@@ -213,6 +237,7 @@ def test_folders(tmp_path, text):
         (lambda v: LSTM(v, 0), ValueError, "num_units must be at least 1, got 0"),
         (lambda v: LSTM(v, 4, num_layers=2.0), TypeError, "num_layers must be a whole number"),
         (lambda v: LSTM(v, 4, dropout=1.0), ValueError, "dropout must lie in"),
+        (lambda v: AWDLSTM(v, 4, weight_dropout=1.0), ValueError, "weight_dropout must lie in"),
         (lambda v: FeedForward(v, 4, order=1), ValueError, "order must be at least 2"),
     ],
 )

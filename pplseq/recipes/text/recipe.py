@@ -1,4 +1,4 @@
-"""Models of words that are trained on text: vlhmm, hmm, and the networks lstm, ff and rnn.
+"""Models of words that are trained on text: vlhmm, hmm, and the networks lstm, awd-lstm, ff and rnn.
 
 Names and settings; what works stands in `training`, `answers` and `report`, which import torch.
 """
@@ -14,6 +14,7 @@ from pplseq.recipes.recipe import Job, Question, Recipe, ReportSettings, registe
 from pplseq.recipes.text.settings import (
     QUESTIONS,
     AskSettings,
+    AWDLSTMSettings,
     EvaluationSettings,
     FeedForwardSettings,
     HMMSettings,
@@ -105,6 +106,7 @@ register(TextRecipe("hmm", "dense HMM, by EM or gradient", CORPUS, HMMSettings))
 LIMITS = "a network has no states and reads from left to right"
 for name, text, settings in (
     ("lstm", "LSTM language model", LSTMSettings),
+    ("awd-lstm", "LSTM with dropped weights", AWDLSTMSettings),
     ("ff", "feed-forward network over n-grams", FeedForwardSettings),
     ("rnn", "simple recurrent network", NetworkSettings),
 ):

@@ -203,6 +203,29 @@ class LSTMSettings(NetworkSettings):
 
 
 @dataclass(kw_only=True)
+class AWDLSTMSettings(NetworkSettings):
+    """The LSTM with dropped weights.
+
+    Args:
+        hidden: units of the word vectors and of the last layer.
+        layers: layers.
+        width: units of the layers before the last.
+        dropout: share of the units of word vectors and of the last layer left out of a training step.
+        hidden_dropout: share of the units of the other layers.
+        weight_dropout: share of the weights from a layer to itself.
+        embedding_dropout: share of the words.
+    """
+
+    hidden: int = setting(400, check=checks.count)
+    layers: int = setting(3, check=checks.count)
+    width: int = setting(1150, check=checks.count)
+    dropout: float = setting(0.4, check=SHARE)
+    hidden_dropout: float = setting(0.25, check=SHARE)
+    weight_dropout: float = setting(0.5, check=SHARE)
+    embedding_dropout: float = setting(0.1, check=SHARE)
+
+
+@dataclass(kw_only=True)
 class FeedForwardSettings(NetworkSettings):
     """The n-gram network.
 

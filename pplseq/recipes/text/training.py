@@ -121,6 +121,8 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
 
     if name in NETWORKS:
         more = {"lstm": {"layers": "num_layers", "dropout": "dropout"}, "ff": {"order": "order", "dropout": "dropout"}}
+        own = ("width", "hidden_dropout", "weight_dropout", "embedding_dropout")
+        more["awd-lstm"] = more["lstm"] | {option: option for option in own}
         options = {theirs: getattr(settings, ours) for ours, theirs in more.get(name, {}).items()}
         return NETWORKS[name](vocabulary, settings.hidden, seed=settings.seed, **options)
     if name == "hmm":
