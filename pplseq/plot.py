@@ -85,6 +85,32 @@ def series(x: Any, *, index: Any = None, ax: Any = None, labels: Sequence[str] |
     return ax
 
 
+def components(found: Any, *, index: Any = None, sequence: int = 0) -> Any:
+    """Components of a structural model, one below the other, with 95 % intervals.
+
+    Args:
+        found: ``model.components(x)``. index: as in :func:`series`. sequence: which one of a batch.
+
+    Returns:
+        A list of axes, one for each component.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError('pplseq.plot needs matplotlib: pip install "pplseq[plot]"') from None
+    axes = list(pyplot.subplots(len(found), sharex=True, squeeze=False, figsize=(6.4, 1.6 * len(found)))[1].flat)
+    for ax, (name, (means, variances)) in zip(axes, found.items(), strict=True):
+        mean, variance = _array("means", means[sequence], (1,), "(T,)"), _array("variances", variances[sequence], (1,), "(T,)")
+        half, times = 1.96 * np.sqrt(variance.clip(0)), _times(index, len(mean))
+        series(mean, index=times, ax=ax)
+        ax.fill_between(times, mean - half, mean + half, color=ACCENT, alpha=0.2, linewidth=0)
+        ax.set_ylabel(name, fontsize=8)
+    return axes
+
+
 def states(x: Any, probs: Any, *, index: Any = None, ax: Any = None, labels: Sequence[str] | None = None) -> Any:
     """A series over the colours of its hidden states; the surer a state, the stronger its colour.
 

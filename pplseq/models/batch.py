@@ -133,7 +133,7 @@ def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> t
         return [nothing if skip else row for row, skip in zip(x, empty, strict=True)], lengths, torch.tensor(empty)
     if not isinstance(x, (np.ndarray, Tensor)) or len(x.shape) != (2 if num_features is None else 3):
         return x, lengths, None  # the model says what is wrong with it
-    x = torch.as_tensor(x)
+    x = torch.as_tensor(for_torch(x))
     if x.shape[1] == 0:
         return x.new_zeros(len(x), 1, *x.shape[2:]), torch.ones(len(x)).long(), torch.ones(len(x), dtype=torch.bool)
     if lengths is None:

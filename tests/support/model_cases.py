@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, SwitchingRegression, TextLDS
+from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, StructuralModel, SwitchingRegression, TextLDS
 
 ROWS, STEPS = 4, 6
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -143,6 +143,10 @@ GAUSSIAN = {
         vectors, NUMBERS, **LINEAR,
     ),
     "lds, one state": Case(lambda: LDS(1, 2, offsets="none"), vectors, **LINEAR),
+    "structural": Case(
+        lambda: StructuralModel(trend="stochastic", seasonal=3, num_inputs=2).set_parameters(width=4.0), numbers, NUMBERS,
+        fit={"method": "lbfgs", "num_steps": 3},
+    ),
     "text_lds": Case(lambda: TextLDS(6, 2), **TEXT),
     "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), **TEXT),
 }  # fmt: skip

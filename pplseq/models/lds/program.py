@@ -31,7 +31,7 @@ from pplseq.models.lds.arguments import (
 )
 from pplseq.models.lds.fit import EMOptions, chain_of, check_enough, e_step, first_parameters, m_step
 from pplseq.models.lds.parameters import LDSTensors
-from pplseq.models.lds.queries import Forecast, next_states, observed_forecast, observed_moments
+from pplseq.models.lds.queries import Diagnostics, Forecast, diagnose, next_states, observed_forecast, observed_moments
 from pplseq.models.lds.start import STARTS
 
 
@@ -239,6 +239,20 @@ class LDS(LDSTensors):
         """Means (B, T, n) and covariances (B, T, n, n) of p(x_t | x_1..x_{t-1}); their errors are the innovations."""
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         return observed_moments(self.values, chain.predicted_states(), batch.inputs, x, self.emission_noise)
+
+    def diagnostics(self, x, lengths=None, *, inputs=None, lags: int = 10, skip: int | None = None) -> Diagnostics:
+        """Standardised errors of one-step predictions, and tests of them.
+
+        Args:
+            x, lengths, inputs: the data. lags: of the test of autocorrelation. skip: first steps of a row that are left out,
+                by default as many as there are states.
+        """
+        batch, told = self.as_batch(x, lengths, inputs=inputs), checks.count("lags", lags)
+        found = self.predictive(batch.x, batch.lengths, inputs=batch.inputs)
+        errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
+        if batch.lengths is not None:
+            errors[torch.arange(errors.shape[1]) >= batch.lengths.unsqueeze(-1)] = torch.nan
+        return diagnose(errors, self.num_states if skip is None else skip, told)
 
     @torch.no_grad()
     def reconstruct(self, x, lengths=None, *, inputs=None) -> StateMoments:

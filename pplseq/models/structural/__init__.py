@@ -1,0 +1,1 @@
+"""Structural time series: level, trend, seasons and regression as a linear dynamical system."""

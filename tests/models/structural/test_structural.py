@@ -1,0 +1,125 @@
+"""Structural models: a dense Gaussian over all numbers at once, the numbers of statsmodels, components, tests, pictures."""
+
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+from pplseq import StructuralModel, plot
+from pplseq.models import SequenceModel
+
+matplotlib.use("Agg")
+close = torch.testing.assert_close
+# annual flow of the Nile at Aswan, 10^8 cubic metres, 1871 to 1970
+NILE = np.array([
+    1120, 1160, 963, 1210, 1160, 1160, 813, 1230, 1370, 1140, 995, 935, 1110, 994, 1020, 960, 1180, 799, 958, 1140, 1100, 1210,
+    1150, 1250, 1260, 1220, 1030, 1100, 774, 840, 874, 694, 940, 833, 701, 916, 692, 1020, 1050, 969, 831, 726, 456, 824, 702,
+    1120, 1100, 832, 764, 821, 768, 845, 864, 862, 698, 845, 744, 796, 1040, 759, 781, 865, 845, 944, 984, 897, 822, 1010, 771,
+    676, 649, 846, 812, 742, 801, 1040, 860, 874, 848, 890, 744, 749, 838, 1050, 918, 986, 797, 923, 975, 815, 1020, 906, 901,
+    1170, 912, 746, 919, 718, 714, 740,
+], dtype=float)  # fmt: skip
+
+
+def seasons(steps=40, seed=0):
+    random, t = np.random.default_rng(seed), np.arange(steps)
+    return 5 + 0.1 * t + 2 * np.sin(2 * np.pi * t / 4) + 0.3 * random.normal(size=steps)
+
+
+def dense(model, x, inputs=None):
+    """log p(x) from the mean and covariance of all numbers, and the covariance of states with them."""
+    steps, h = len(x), model.num_states
+    matrix, noise, loading = model.transition, model.state_noise, model.emission[0]
+    spread = [model.initial_belief.covariance]
+    for _ in range(steps - 1):
+        spread.append(matrix @ spread[-1] @ matrix.T + noise)
+    both = torch.zeros(steps, h, steps, h).double()
+    for s in range(steps):
+        power = torch.eye(h).double()
+        for t in range(s, steps):
+            pair = power @ spread[s]
+            both[t, :, s], both[s, :, t] = pair, pair.T
+            power = matrix @ power
+    seen = ~np.isnan(x)
+    cross = torch.einsum("shti,i->sht", both, loading)[:, :, seen]
+    covariance = torch.einsum("sht,h->st", cross, loading)[seen] + model.emission_noise * torch.eye(int(seen.sum())).double()
+    mean = 0.0 if inputs is None else (inputs @ model.emission_inputs[0])[seen]
+    residual = torch.tensor(x[seen]) - mean
+    density = torch.distributions.MultivariateNormal(torch.zeros_like(residual), covariance)
+    return density.log_prob(residual), torch.einsum("sht,t->sh", cross, torch.linalg.solve(covariance, residual))
+
+
+@pytest.mark.parametrize("options", [{}, dict(trend="stochastic", seasonal=4), dict(trend="fixed", level="fixed", seasonal=2)])
+@pytest.mark.parametrize("inputs", [0, 1])
+def test_values_gradients_and_components_are_those_of_one_gaussian(options, inputs):
+    x = seasons(12)
+    x[[3, 7]] = np.nan
+    model = StructuralModel(**options, num_inputs=inputs).set_parameters(width=30.0, noise=0.4)
+    drawn = torch.randn(12, inputs).double() if inputs else None
+    known = {"inputs": [drawn]} if inputs else {}
+    if inputs:
+        model.set_parameters(inputs=[0.7])
+    wanted, states = dense(model, x, drawn)
+    assert model.score([x], **known) == pytest.approx(float(wanted), abs=1e-8)
+    batch = model.as_batch([x], **known)
+    value = model.log_joint(batch.x, **batch.known)
+    parameters = [parameter for parameter in model.parameters() if parameter.numel()]
+    for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(wanted, parameters), strict=True):
+        close(ours, theirs)
+    found = model.components([x], **known)
+    first = found["trend" if "trend" in options else "level"]
+    close(first.means[0], states[:, 0].detach())
+    total = sum(part.means[0] for name, part in found.items() if name != "slope")
+    close(total, model.reconstruct([x], **known).means[0][:, 0])
+
+
+def test_the_nile_is_that_of_the_textbook():
+    """Durbin and Koopman (2012), section 2.10: 15099 and 1469.1; statsmodels with the same first state: -641.5855784594."""
+    model = StructuralModel().set_parameters(noise=15099.0, level=1469.1, width=1e7)
+    assert model.score(NILE) == pytest.approx(-641.5855784594, abs=1e-8)
+    model.fit(NILE)
+    found = model.summary(NILE)
+    assert found.estimates.tolist() == pytest.approx([1469.1, 15099], rel=1e-3)
+    assert found.errors.tolist() == pytest.approx([1280, 3146], rel=1e-2)
+    tests = model.diagnostics(NILE, lags=10)
+    assert tests.ljung_box[0].tolist() == pytest.approx([13.19, 0.213], rel=1e-2)  # statsmodels 13.23, .2113 at its estimates
+    assert tests.heteroskedasticity[0].tolist() == pytest.approx([0.6131, 0.1651], rel=1e-2)
+    assert tests.jarque_bera[0].tolist() == pytest.approx([0.0466, 0.977], rel=1e-1)
+
+
+def test_forecasts_go_on_and_pictures_are_drawn(tmp_path):
+    x = seasons(60)
+    model = StructuralModel(trend="fixed", seasonal=4).fit(x[:52])
+    found = model.forecast(x[:52], 8)
+    low, high = found.intervals(0.99)
+    assert ((torch.tensor(x[52:]) > low[0, :, 0]) & (torch.tensor(x[52:]) < high[0, :, 0])).all()
+    narrow = found.intervals(0.5)
+    close((narrow[1] - narrow[0]) / (high - low), torch.full((1, 8, 1), 0.67449 / 2.57583).double(), rtol=1e-4, atol=1e-4)
+    axes = plot.components(model.components(x[:52]))
+    assert [ax.get_ylabel() for ax in axes] == ["trend", "slope", "seasonal"]
+    axes[0].figure.savefig(tmp_path / "components.png")
+    matplotlib.pyplot.close("all")
+    assert SequenceModel.load(model.save(tmp_path / "model")).score(x) == pytest.approx(model.score(x))
+
+
+def test_read_only_arrays_are_no_warning():
+    x = seasons(12)[None, :, None]
+    x.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        StructuralModel().set_parameters(width=9.0).forecast(x, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StructuralModel(trend="linear"), "trend must be one of stochastic, fixed"),
+        (lambda: StructuralModel(seasonal=1), "seasonal"),
+        (lambda: StructuralModel().set_parameters(slope=1.0), "no variance 'slope'"),
+        (lambda: StructuralModel().fit(NILE, fixed=["transition"]), "by the options level and trend"),
+    ],
+)
+def test_what_does_not_fit_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
