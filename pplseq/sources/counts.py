@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pplseq import checks
+from pplseq.models.props.source import PutBack
 
 LARGEST = 1e12  # a decaying cache counts in units that grow; above this they are scaled back
 
@@ -35,6 +36,10 @@ class UniformSource:
 
     def reset(self) -> None:
         """Nothing to forget."""
+
+    def mark(self) -> PutBack:
+        """Nothing to put back."""
+        return lambda: None
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing."""
@@ -73,6 +78,7 @@ class UnigramCache:
             0.0,
             1.0,
         )  # counts are in units that grow by 1 / decay
+        self._before: tuple[int, np.ndarray, float, float, float] | None = None  # the last token, as far as it is marked
 
     def predict(self) -> np.ndarray:
         """(V,) probabilities."""
@@ -86,13 +92,25 @@ class UnigramCache:
 
     def observe(self, y: int) -> None:
         """Counts a token."""
+        self._before = y, self.counts, self.counts[y], self.total, self._unit
         self._unit /= self.decay
         if self._unit > LARGEST:
-            self.counts /= self._unit
+            self.counts = self.counts / self._unit  # the old ones stay as they are, to be put back
             self.total /= self._unit
             self._unit = 1.0
         self.counts[y] += self._unit
         self.total += self._unit
+
+    def mark(self) -> PutBack:
+        """Takes back a token that is counted from here on."""
+        self._before = None
+
+        def back() -> None:
+            if self._before is not None:
+                y, self.counts, count, self.total, self._unit = self._before
+                self.counts[y] = count
+
+        return back
 
     def reset(self) -> None:
         """Nothing: a cache lasts from sequence to sequence."""
@@ -139,6 +157,7 @@ class OnlineNGram:
         self.counts: dict[tuple[int, ...], dict[int, int]] = {}  # context -> token -> how often
         self.totals: dict[tuple[int, ...], int] = {}
         self._context: deque[int] = deque(maxlen=order - 1)
+        self._counted: list[tuple[tuple[int, ...], int]] = []  # n-grams of the last token, to be taken back
 
     def _contexts(self) -> list[tuple[int, ...]]:
         """The contexts of the next token, shortest first, as far as they were seen."""
@@ -172,13 +191,30 @@ class OnlineNGram:
 
     def observe(self, y: int) -> None:
         """Counts the token behind all its contexts."""
-        context = tuple(self._context)
+        context, self._counted = tuple(self._context), []
         for length in range(len(context) + 1):
             part = context[len(context) - length :]
             followers = self.counts.setdefault(part, {})
             followers[y] = followers.get(y, 0) + 1
             self.totals[part] = self.totals.get(part, 0) + 1
+            self._counted.append((part, y))
         self._context.append(y)
+
+    def mark(self) -> PutBack:
+        """Takes back a token that is counted from here on."""
+        self._counted, context = [], tuple(self._context)
+
+        def back() -> None:
+            self._context = deque(context, maxlen=self.order - 1)
+            for part, y in self._counted:
+                self.totals[part] -= 1
+                self.counts[part][y] -= 1
+                if not self.counts[part][y]:
+                    del self.counts[part][y]
+                if not self.totals[part]:
+                    del self.totals[part], self.counts[part]
+
+        return back
 
     def reset(self) -> None:
         """The context is empty; the counts stay."""

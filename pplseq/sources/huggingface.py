@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.models.props.source import PutBack, put_back
 
 BATCH = 64  # contexts that go through the network at once
 MAX_CONTEXT = 512  # pieces, where nothing else is said
@@ -183,6 +184,10 @@ class HuggingFaceSource:
     def reset(self) -> None:
         """A new sequence: the context is empty."""
         self.context, self._known = list(self.start), None
+
+    def mark(self) -> PutBack:
+        """The context."""
+        return put_back(self, "context", "_known")
 
     def state_dict(self) -> dict[str, Any]:
         """The context, in pieces."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.models.props.source import CheckedSource, Source, source_state
+from pplseq.models.props.source import CheckedSource, PutBack, Source, mark_of, put_back, source_state
 
 
 class MixtureSource:
@@ -81,6 +81,18 @@ class MixtureSource:
         self._parts = None, None
         for source in self.sources:
             source.reset()
+
+    def mark(self) -> PutBack | None:
+        """Weights, and the marks of all sources; None where one has none."""
+        own, parts = put_back(self, "weights", "num_steps", "_parts"), [mark_of(source) for source in self.sources]
+
+        def back() -> None:
+            own()
+            for part in parts:
+                assert part is not None
+                part()
+
+        return None if None in parts else back
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and the states of all sources."""

@@ -9,6 +9,7 @@ import torch
 
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
+from pplseq.models.props.source import PutBack, put_back
 from pplseq.runs.training import model_device
 
 
@@ -57,6 +58,10 @@ class ModelSource:
         """A new sequence starts from the model's start distribution."""
         self._belief: Belief | None = None
         self._step: tuple[int, Chain] | None = None  # the token that was asked for, read
+
+    def mark(self) -> PutBack:
+        """The belief."""
+        return put_back(self, "_belief", "_step")
 
     @torch.no_grad()
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:

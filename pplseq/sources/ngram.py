@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.baselines.kneser_ney import KneserNey
+from pplseq.models.props.source import PutBack, put_back
 
 
 class NGramSource:
@@ -36,13 +37,16 @@ class NGramSource:
         if y == self.model.vocabulary.eos_id:
             self.context = []
             return
-        self.context.append(int(y))
         # one more than it looks back, so that the start of the line is known to be far
-        del self.context[: -max(self.model.order, 1)]
+        self.context = [*self.context, int(y)][-max(self.model.order, 1) :]
 
     def reset(self) -> None:
         """A line begins."""
         self.context = []
+
+    def mark(self) -> PutBack:
+        """The context."""
+        return put_back(self, "context")
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """(T,) nats of a stream from where the source stands, which stays there."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from pplseq.models.props.source import PutBack, mark_of, put_back
 from pplseq.sources.words import Line
 
 
@@ -57,6 +58,17 @@ class Overheard:
             raise AttributeError(name)
         found = getattr(self.source, name)
         return self._log_prob_of if name == "log_prob_of" else found
+
+    def mark(self) -> PutBack | None:
+        """Puts the source back where it stands."""
+        own, inner = put_back(self, "log_prob", "_probs"), mark_of(self.source)
+
+        def back() -> None:
+            own()
+            assert inner is not None
+            inner()
+
+        return None if inner is None else back
 
     def _log_prob_of(self, word: int) -> float:
         self.log_prob = float(self.source.log_prob_of(word))
@@ -154,12 +166,13 @@ def score_line(model: StreamModel, line: Line, *, learn: bool, by_line: bool = F
     Raises:
         StreamError: naming the line and the word.
     """
-    if by_line and line.ids:
-        model.new_line()
-    tokens = []
-    for word, word_id in zip(line.words, line.ids, strict=True):
-        try:
+    tokens: list[ScoredToken] = []
+    try:
+        if by_line and line.ids:
+            model.new_line()
+        for word_id in line.ids:
             tokens.append(model.step(word_id, learn=learn))
-        except (ValueError, ArithmeticError, RuntimeError) as error:
-            raise StreamError(f"line {line.answer['line']}, word {len(tokens) + 1} ({word!r}): {error}") from error
+    except Exception as error:  # a source may be anybody's
+        told = str(error) or type(error).__name__
+        raise StreamError(f"line {line.answer['line']}, word {len(tokens) + 1} ({line.words[len(tokens)]!r}): {told}") from error
     return tokens

@@ -16,7 +16,14 @@ from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter, Place
 from pplseq.sources.opening import Opened, StreamOptions, check_same_words, open_all
-from pplseq.sources.personal_model import ScoredToken, load_personal, make_personal, personal_name, score_line
+from pplseq.sources.personal_model import (
+    ScoredToken,
+    StreamError,
+    load_personal,
+    make_personal,
+    personal_name,
+    score_line,
+)
 from pplseq.sources.stream_state import START_ANEW, check_free, has_state, load_state, save_state
 from pplseq.sources.words import Encoder, Line, rounded
 
@@ -141,6 +148,7 @@ class PersonalStream:
             self.vocabulary, eos=self.options.eos, unknown=self.options.unknown, lower=self.options.lower
         )
         self._unsaved, self._held = 0, ExitStack()
+        self._failed: StreamError | None = None
 
     @classmethod
     def open(
@@ -236,7 +244,7 @@ class PersonalStream:
             line: words between spaces, or JSON {"words": [...]}. learn: False leaves the parameters as they are.
 
         Raises:
-            StreamError: a source or the model failed; the state saved before is whole.
+            StreamError: a source or the model failed; the state saved before is whole, and this stream goes no further.
         """
         if self._unsaved >= self.save_every:
             self.save()
@@ -246,8 +254,13 @@ class PersonalStream:
         return found
 
     def _read(self, number: int, raw: bytes | int, learn: bool) -> ReadLine:
+        self._check_whole()
         line = self.encoder.encode(number, raw)
-        tokens = score_line(self.model, line, learn=learn, by_line=self.options.by_line)
+        try:
+            tokens = score_line(self.model, line, learn=learn, by_line=self.options.by_line)
+        except StreamError as error:
+            self._failed = error
+            raise
         self._unsaved += 1
         return ReadLine(line, tokens)
 
@@ -260,6 +273,7 @@ class PersonalStream:
 
     def save(self) -> None:
         """Keep the model, the sources' memories and the places in the streams; without a folder nothing."""
+        self._check_whole()
         self._unsaved = 0
         if self.folder is None:
             return
@@ -275,6 +289,11 @@ class PersonalStream:
 
         save_state(self.folder, self.record, write)
 
+    def _check_whole(self) -> None:
+        """Refuse to go on behind a part of a line: its words would be learned twice, or left out of a state."""
+        if self._failed is not None:
+            raise StreamError(f"the stream ended within a line ({self._failed}); open it again: it goes on from its last state")
+
     def close(self) -> None:
         """Let other processes have the folder; what was not saved is lost."""
         self._held.close()
@@ -284,7 +303,7 @@ class PersonalStream:
 
     def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
         try:
-            if failed is None and self._unsaved:
+            if failed is None and self._unsaved and self._failed is None:
                 self.save()
         finally:
             self.close()

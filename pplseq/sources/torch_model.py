@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.baselines.neural import Carried, NeuralLanguageModel
+from pplseq.models.props.source import PutBack, put_back
 
 
 class TorchLanguageModelSource:
@@ -84,6 +85,10 @@ class TorchLanguageModelSource:
             self._begin()
         elif self._tokens != [self.first]:
             self.observe(self.first)
+
+    def mark(self) -> PutBack:
+        """The tokens and the carried state."""
+        return put_back(self, "_tokens", "_state", "_log_probs", "_next_state")
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """(T,) nats of a stream from where the source stands, which stays there; a library's model takes it at once."""

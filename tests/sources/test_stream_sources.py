@@ -1,5 +1,6 @@
 """Sources: probabilities that sum to one, the same by every way of asking, resumed exactly, guarded, aligned."""
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -140,6 +141,38 @@ def test_a_stream_at_once_leaves_the_source_where_it_was(make, text):
     np.testing.assert_array_equal(source.predict(), before)
     np.testing.assert_array_equal(source.log_probs(text.tokens[5:30]), first)
     assert len(source.log_probs(text.tokens[:0])) == 0
+
+
+@pytest.mark.parametrize("observes", [[], [3], [9], None], ids=["nothing", "a token", "no token", "reset"])
+@pytest.mark.parametrize("position", [0, 1, 20])
+def test_a_mark_puts_back_what_comes_next(make, text, position, observes):
+    source, stream = make(), text.tokens[:60]
+    for y in stream[:position].tolist():
+        source.predict()
+        source.observe(y)
+    state, asked = json.dumps(source.state_dict(), default=lambda array: array.tolist()), source.predict()
+    back = CheckedSource(source).mark()
+    if observes is None:
+        source.reset()
+    for y in observes or ():
+        with contextlib.suppress(IndexError, KeyError, ValueError):
+            source.observe(y)
+    back()
+    assert json.dumps(source.state_dict(), default=lambda array: array.tolist()) == state
+    np.testing.assert_array_equal(source.predict(), asked)
+    twin = make()
+    twin.load_state_dict(json.loads(state))
+    np.testing.assert_array_equal(stream_log_probs(source, stream[20:40]), stream_log_probs(twin, stream[20:40]))
+
+
+def test_a_mark_where_counts_are_scaled_back():
+    source = UnigramCache(5, decay=0.5)
+    source._unit = 1e12
+    source.observe(1)
+    before, back = source.predict(), source.mark()
+    source.observe(2)
+    back()
+    np.testing.assert_array_equal(source.predict(), before)
 
 
 def test_reset_begins_a_sequence(text):

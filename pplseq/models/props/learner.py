@@ -15,7 +15,7 @@ import torch
 from pplseq import checks
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
 from pplseq.models.props.settings import StepInfo
-from pplseq.models.props.source import CallableSource, check_probs, source_state
+from pplseq.models.props.source import CallableSource, all_or_none, check_probs, source_state
 from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.props.word_statistics import word_id
 from pplseq.models.storage import MODEL
@@ -33,8 +33,9 @@ class PROPSLearner(checks.NamedArguments):
         observe(y), reset() (a sequence ends; it may do nothing),
 
     and, if it can, ``log_prob_of(y)`` (faster than ``predict``; the only way for vectors, unless ``predict`` gives a
-    distribution with ``log_prob``) and ``state_dict()`` / ``load_state_dict()``. A function of the list of tokens so far is a
-    source too.
+    distribution with ``log_prob``), ``state_dict()`` / ``load_state_dict()``, and ``mark()``, by which it is put back where a
+    source beside it fails (without it, a copy of its state is kept before every token). A function of the list of tokens so far
+    is a source too.
 
     Args:
         sources: each pinned to one state, in this order; none for a streaming HMM.
@@ -172,7 +173,8 @@ class PROPSLearner(checks.NamedArguments):
 
         Raises:
             ValueError: for a token outside the vocabulary without ``unknown_id``, a source whose prediction is NaN, negative,
-                not normalised or of another size, an impossible token. Nothing has then changed.
+                not normalised or of another size, an impossible token. Nothing has then changed, as after any error of a
+                source, unless the message names sources that cannot be put back.
         """
         return self._take(y, True)
 
@@ -183,11 +185,15 @@ class PROPSLearner(checks.NamedArguments):
     def _take(self, y, learn: bool) -> StepInfo:
         y = self._encoded(y)
         missing = self.state.emissions.is_missing(y)
-        info = self.state.step(y, () if missing else self._source_log_probs(y), learn)
+        log_probs = () if missing else self._source_log_probs(y)
+
+        def observe() -> None:
+            with all_or_none(self.sources, self._called):
+                for source in self.sources:
+                    source.observe(y)
+
+        info = self.state.step(y, log_probs, learn, first=None if missing else observe)
         self._predictions = [None] * len(self.sources)
-        if not missing:
-            for source in self.sources:
-                source.observe(y)
         return info
 
     def learn_many(self, ys: Iterable) -> list[StepInfo]:
@@ -232,10 +238,11 @@ class PROPSLearner(checks.NamedArguments):
 
     def new_sequence(self) -> None:
         """A boundary: state and sources begin anew, what was learned stays."""
+        with all_or_none(self.sources, self._called):
+            for source in self.sources:
+                source.reset()
         self.state.new_sequence()
         self._predictions = [None] * len(self.sources)
-        for source in self.sources:
-            source.reset()
 
     # ---------------------------------------------------------------- prediction
     def predict_proba_one(self) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -78,7 +79,9 @@ class StreamState:
         return self.emissions.residual
 
     # ---------------------------------------------------------------- one token
-    def step(self, y, source_log_probs=(), learn: bool = True) -> StepInfo:
+    def step(
+        self, y, source_log_probs=(), learn: bool = True, *, first: Callable[[], object] | None = None
+    ) -> StepInfo:
         """Takes one token.
 
         Args:
@@ -86,6 +89,7 @@ class StreamState:
             source_log_probs: (K_s,) log f^k(y | past) of every source; not read where y is missing.
             learn: False leaves parameters and statistics alone and only moves the filter; averaged parameters are then
                 used where there is averaging.
+            first: called when all was checked and nothing has changed; where it raises, nothing does.
 
         Raises:
             ValueError: for a y or log-probabilities out of range, and a token that is impossible in every state; the
@@ -109,6 +113,8 @@ class StreamState:
                     else "leave it out, or divide all vectors by their scale"
                 )
             )
+        if first is not None:
+            first()
         phi = np.array(joint)
         phi /= total
         if learn:

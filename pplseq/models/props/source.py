@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,8 +19,9 @@ class Source(Protocol):
     """Predicts the next token of a stream, then observes it.
 
     Beside these four, a source may have ``log_prob_of(y)``, log p of one token without the other V - 1;
-    ``log_probs(tokens)``, a whole stream at once from where the source stands; and ``state_dict()`` with
-    ``load_state_dict(state)``, numbers, lists and arrays from which it goes on exactly.
+    ``log_probs(tokens)``, a whole stream at once from where the source stands; ``state_dict()`` with
+    ``load_state_dict(state)``, numbers, lists and arrays from which it goes on exactly; and ``mark()``, which returns a
+    function that puts the source back where it stands, once it has observed a token or was reset.
     """
 
     num_words: int
@@ -124,6 +127,17 @@ class CheckedSource:
         self._asked = False
         self.source.reset()
 
+    def mark(self) -> PutBack | None:
+        """Puts source and guard back where they stand."""
+        back, asked = mark_of(self.source), self._asked
+
+        def both() -> None:
+            self._asked = asked
+            assert back is not None
+            back()
+
+        return None if back is None else both
+
     def state_dict(self) -> dict[str, Any]:
         """The source's own state."""
         return source_state(self.source, self.name)
@@ -148,6 +162,49 @@ def source_state(source: Any, name: str) -> dict[str, Any]:
             f"{name}: it has no state_dict(), so it cannot be saved; add state_dict() and load_state_dict(), or start it anew"
         )
     return source.state_dict()
+
+
+PutBack = Callable[[], object]
+
+
+def put_back(thing: Any, *names: str) -> PutBack:
+    """A function that gives attributes the values they have now; of what is replaced, not changed in place."""
+    values = {name: getattr(thing, name) for name in names}
+    return lambda: vars(thing).update(values)
+
+
+def mark_of(source: Any) -> PutBack | None:
+    """A function that puts a source back where it stands, by its ``mark`` or a copy of its state; None where it has neither."""
+    if hasattr(source, "mark"):
+        return source.mark()
+    # the state of a network is its weights, which a token does not change and which are too large to be copied for each
+    if hasattr(source, "load_state_dict") and hasattr(source, "state_dict") and not hasattr(source, "named_parameters"):
+        state = copy.deepcopy(source.state_dict())
+        return lambda: source.load_state_dict(state)
+    return None
+
+
+@contextlib.contextmanager
+def all_or_none(sources: Sequence[Any], called: Callable[[int], str]) -> Iterator[None]:
+    """What sources observe inside is observed by all of them or, where one raises, by none; `called` names them by number.
+
+    Raises:
+        RuntimeError: in the place of a source's error, where sources without ``mark`` or ``state_dict`` cannot be put back.
+    """
+    marks = [mark_of(source) for source in sources]
+    try:
+        yield
+    except BaseException as error:
+        for back in marks:
+            if back is not None:
+                back()
+        lost = [called(k) for k, back in enumerate(marks) if back is None]
+        if not lost or not isinstance(error, Exception):
+            raise
+        raise RuntimeError(
+            f"{error} ({type(error).__name__}); and {', '.join(lost)} could not be put back to before this token, having "
+            "neither mark() nor state_dict(): begin anew, or from a state that was saved"
+        ) from error
 
 
 def stream_log_probs(source: Source, tokens: Iterable[int]) -> np.ndarray:
@@ -206,6 +263,17 @@ class CallableSource:
         """The prefix is empty."""
         self.prefix = []
 
+    def mark(self) -> PutBack:
+        """Cuts the prefix where it ends now."""
+        prefix, size = self.prefix, len(self.prefix)
+        kept = None if self.max_context is None else list(prefix)
+
+        def back() -> None:
+            prefix[:] = prefix[:size] if kept is None else kept
+            self.prefix = prefix
+
+        return back
+
     def state_dict(self) -> dict[str, Any]:
         """The prefix."""
         return {"prefix": list(self.prefix)}
@@ -242,6 +310,10 @@ class ArraySource:
 
     def reset(self) -> None:
         """Nothing: rows belong to places in the stream, not in a sequence."""
+
+    def mark(self) -> PutBack:
+        """The place."""
+        return put_back(self, "position")
 
     def state_dict(self) -> dict[str, Any]:
         """The place."""
