@@ -17,6 +17,7 @@ import contextlib
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from numbers import Integral, Real
@@ -225,3 +226,15 @@ def padding(valid: Tensor) -> None:
             "valid: padding must come behind each row (a mask of a prefix of its steps); for a missing observation mask the "
             "observation site only"
         )
+
+
+def limit(name: str, default: float) -> float:
+    """A limit that the environment variable `name` may raise; ValueError where it holds no positive number."""
+    told = os.environ.get(name, "")
+    try:
+        value = float(told or default)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"{name}: expected a positive number in the environment variable, got {told!r}")
+    return value

@@ -177,7 +177,7 @@ class FolderKind:
             raise FileNotFoundError(f"no {self.what} at {place}: {why}; check the path")
         try:
             header = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, {self.again}") from None
         if not isinstance(header, dict) or header.get("format") != self.format:
             raise FolderError(
@@ -226,9 +226,24 @@ def seal(path: Path, header: Mapping[str, Any]) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file != path
     }
-    content = json.loads(json.dumps({**header, "files": files}))  # as it will be read: lists for tuples, text for keys
-    text = json.dumps({**content, "sha256": _digest(content)}, ensure_ascii=False, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(sealed({**header, "files": files}), encoding="utf-8")
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """JSON with the SHA-256 of what it says, as "sha256"."""
+    content = json.loads(json.dumps(content))  # as it will be read: lists for tuples, text for keys
+    return json.dumps({**content, "sha256": _digest(content)}, ensure_ascii=False, indent=1) + "\n"
+
+
+def unsealed(path: Path, again: str) -> dict[str, Any]:
+    """What `sealed` wrote; FolderError, which says what to do, where it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, {again}") from None
+    if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
+        raise FolderError(f"{path}: damaged: its checksum is not that of its content; {again}")
+    return content
 
 
 def replace_folder(folder: str | Path, fill: Fill) -> None:

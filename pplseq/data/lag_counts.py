@@ -17,6 +17,7 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.data.word_forms import WordForms
 
 UNITS = ("line", "article")
+MOST_LAGS = 1000  # of a count that does not ask for more
 
 
 class Part(NamedTuple):
@@ -214,11 +215,16 @@ class LagCounts:
         return replace(self, vocabulary=new, counts=counts, lags=tuple(_renumber(m, ids, len(new)) for m in self.lags))
 
 
-def check_settings(max_lag: int, unit: str) -> None:
-    """Raise ValueError for a lag below 1 or an unknown unit."""
+def check_settings(max_lag: int, unit: str, most_lags: int | None = None) -> None:
+    """Raise ValueError for a lag below 1, too many lags or an unknown unit."""
     if isinstance(max_lag, bool) or not isinstance(max_lag, (int, np.integer)):
         raise TypeError(f"max_lag: expected a whole number, got {max_lag!r}")
     checks.count("max_lag", max_lag)
+    if most_lags is not None and max_lag > most_lags:
+        raise ValueError(
+            f"max_lag: got {max_lag:,}, and each lag has pairs of its own, in memory and on the disk; more than {most_lags:,} "
+            "have to be allowed (--most-lags, most_lags)"
+        )
     if unit not in UNITS:
         raise ValueError(f"unit: expected 'line' or 'article', got {unit!r}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pplseq.data.lag_counting import PairCounter, sparse
-from pplseq.data.lag_counts import LagCounts, Part, check_settings, check_shard
+from pplseq.data.lag_counts import MOST_LAGS, LagCounts, Part, check_settings, check_shard
 from pplseq.data.streams import Piece, TextStream, by_articles, decoded, of_shard
 from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary
 from pplseq.data.word_forms import WordForms
@@ -107,6 +107,7 @@ def count_lags(
     forms: WordForms | None = None,
     progress: Progress | None = None,
     folder: str | Path | None = None,
+    most_lags: int = MOST_LAGS,
 ) -> LagCounts:
     """Count words and pairs of words of a text in one pass; only the counts are held in memory.
 
@@ -122,13 +123,14 @@ def count_lags(
         forms: how words are rewritten first; default: not at all.
         progress: called with the bytes of the file read so far, its size (None of other sources) and the tokens read.
         folder: for the numbered text that is kept while a vocabulary is made (4 bytes a token); default: the system's.
+        most_lags: a larger L is refused.
 
     Raises:
         FileNotFoundError, ImportError: no such file; scipy or `datasets` absent.
         ValueError: an empty or binary text, one without pairs, or a word that the vocabulary has no number for.
         OSError: a full disk.
     """
-    check_settings(max_lag, unit)
+    check_settings(max_lag, unit, most_lags)
     number, num_shards = check_shard(shard)
     sparse()
     forms = WordForms() if forms is None else forms

@@ -7,13 +7,14 @@ import difflib
 import gzip
 import io
 import lzma
-import os
 import re
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+from pplseq import checks
 
 UNPACKED_BYTES = 1 << 26  # that any packed file may hold
 RATIO = "PPLSEQ_UNPACK_RATIO"
@@ -71,7 +72,7 @@ class _Bounded(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self.stream, self.path, self.count = stream, path, 0
-        self.ratio = float(os.environ.get(RATIO, "1000"))
+        self.ratio = checks.limit(RATIO, 1000)
         self.most = max(UNPACKED_BYTES, self.ratio * path.stat().st_size)
 
     def readable(self) -> bool:

@@ -7,8 +7,8 @@ import csv
 import difflib
 import io
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class SequenceTable:
         outputs: of each sequence (T, D) numbers, NaN where missing, or (T,) codes, -1 where missing.
         input_names, output_names: columns.
         input_levels, output_levels: the symbols, in the order of their codes; None for numbers.
+        errors: id -> why a sequence could not be read, where `read_table` was to leave such ones out.
+        all_ids: with theirs, in the file's order.
     """
 
     ids: tuple[str, ...]
@@ -40,6 +42,8 @@ class SequenceTable:
     output_names: tuple[str, ...]
     input_levels: tuple[str, ...] | None
     output_levels: tuple[str, ...] | None
+    errors: Mapping[str, str] = field(default_factory=dict)
+    all_ids: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Sizes, as JSON-able values; of symbols also which there are."""
@@ -65,6 +69,7 @@ def read_table(
     input_levels: Sequence[str] | None = None,
     output_levels: Sequence[str] | None = None,
     allow_missing_outputs: bool = True,
+    leave_out: bool = False,
 ) -> SequenceTable:
     """Read a table whose first row names its columns.
 
@@ -75,6 +80,7 @@ def read_table(
         symbols: those of them that hold names instead of numbers; then there is one input column, or one output column.
         input_levels, output_levels: the symbols of another table, to give the same codes; default: those that occur, sorted.
         allow_missing_outputs: take an empty output for a missing one, instead of an error.
+        leave_out: leave a sequence out whose cells cannot be read, and note why, where the table has several.
 
     Raises:
         FileNotFoundError: no such file. ImportError: Parquet without pyarrow.
@@ -87,16 +93,18 @@ def read_table(
         if isinstance(value, str):
             raise TypeError(f"{name} must be names of columns, such as [{value!r}]; got the string {value!r}")
     reader = _Reader(
-        path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs
-    )
+        path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
+        leave_out=leave_out,
+    )  # fmt: skip
     return reader.read(input_levels, output_levels)
 
 
 class _Reader:
-    def __init__(self, path, sequence_id, inputs, outputs, symbols, *, allow_missing) -> None:
+    def __init__(self, path, sequence_id, inputs, outputs, symbols, *, allow_missing, leave_out) -> None:
         self.name = "<stdin>" if str(path) == "-" else str(path)
         self.path, self.sequence_id, self.symbols = path, sequence_id, symbols
         self.inputs, self.outputs, self.allow_missing = inputs, outputs, allow_missing
+        self.errors: dict[str, str] | None = {} if leave_out and sequence_id is not None else None
         for what, names in (("inputs", inputs), ("outputs", outputs)):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what}: a column is named twice in {', '.join(names)}")
@@ -120,11 +128,13 @@ class _Reader:
             for number, row in enumerate(rows, 2):
                 if not row:
                     continue  # a blank line
+                place = 0 if self.sequence_id is None else places[self.sequence_id]
+                short = None
                 if len(row) != len(header):
-                    raise ValueError(
-                        f"{self.name}, row {number}: {len(row)} cells, but the first row names {len(header)} columns"
-                    )
-                name = "1" if self.sequence_id is None else self._id(row[places[self.sequence_id]], number)
+                    short = f"{self.name}, row {number}: {len(row)} cells, but the first row names {len(header)} columns"
+                    if self.errors is None or place >= len(row):
+                        raise ValueError(short)
+                name = "1" if self.sequence_id is None else self._id(row[place], number)
                 if not ids or ids[-1] != name:
                     if name in began:
                         raise ValueError(
@@ -135,6 +145,9 @@ class _Reader:
                     ids.append(name)
                     cells.append(([], []))
                     numbers.append([])
+                if short is not None and self.errors is not None:
+                    self.errors.setdefault(name, short)
+                    continue
                 cells[-1][0].append([row[places[column]] for column in self.inputs])
                 cells[-1][1].append([row[places[column]] for column in self.outputs])
                 numbers[-1].append(number)
@@ -144,16 +157,27 @@ class _Reader:
             self._levels(names, [part[k] for part in cells], given)
             for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
         ]
-        coded_inputs, coded_outputs = (
-            [
-                self._encode(names, part[k], rows, levels[k], missing=k == 1 and self.allow_missing)
-                for part, rows in zip(cells, numbers, strict=True)
-            ]
-            for k, names in enumerate((self.inputs, self.outputs))
-        )
+        kept: list[str] = []
+        coded: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+        for name, part, rows in zip(ids, cells, numbers, strict=True):
+            if self.errors is not None and name in self.errors:
+                continue
+            try:
+                both = [
+                    self._encode(names, part[k], rows, levels[k], missing=k == 1 and self.allow_missing)
+                    for k, names in enumerate((self.inputs, self.outputs))
+                ]
+            except ValueError as error:
+                if self.errors is None:
+                    raise
+                self.errors[name] = str(error)
+                continue
+            kept.append(name)
+            for side, codes in zip(coded, both, strict=True):
+                side.append(codes)
         return SequenceTable(
-            tuple(ids), [len(rows) for rows in numbers], coded_inputs, coded_outputs, self.inputs, self.outputs,
-            levels[0], levels[1],
+            tuple(kept), list(map(len, coded[1])), *coded, self.inputs, self.outputs, levels[0], levels[1],
+            self.errors or {}, tuple(ids),
         )  # fmt: skip
 
     def _id_column(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from pplseq.runs.training import model_device
 
 Words = Sequence[str | None]
 REJECTION_ROUNDS = 100
-MAX_LINE_BYTES = 1 << 20
+LINE_BYTES = "PPLSEQ_LINE_BYTES"
 
 
 def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def answer_lines(
     Args:
         lines: words separated by spaces, or (a line that begins with a brace) a JSON object with "words": a list where
             null is a gap, or "text": a string. An "id" is handed through. Blank lines are left out; of a file, a line
-            longer than a mebibyte is an error.
+            longer than `max_line_bytes` is an error.
         ask: from words to an answer.
         gap: the word that stands for a gap.
         end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
@@ -248,7 +248,7 @@ def answer_lines(
         answer: dict[str, Any] = {"line": number}
         try:
             if isinstance(line, int):
-                raise ValueError(f"the line has {line:,} bytes, more than {MAX_LINE_BYTES:,}; break it into several")
+                raise ValueError(too_long(line))
             text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
             if not text.strip():
                 continue
@@ -265,6 +265,25 @@ def answer_lines(
         yield answer
 
 
+def answer_sequences(table: Any, ask: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Answer sequence after sequence of a table; one that could not be read or answered gives {"id", "error"}.
+
+    Args:
+        table: a :class:`~pplseq.data.tables.SequenceTable`. ask: from the place of a sequence to an answer.
+    """
+    place = {name: k for k, name in enumerate(table.ids)}
+    for name in table.all_ids:
+        answer: dict[str, Any] = {"id": name}
+        if name in table.errors:
+            answer["error"] = table.errors[name]
+        else:
+            try:
+                answer |= ask(place[name])
+            except Exception as error:  # whatever it is, the next sequence may be answered
+                answer["error"] = why(error)
+        yield answer
+
+
 def why(error: Exception) -> str:
     """What to say of an error that ends the answer to a line, and nothing else."""
     if isinstance(error, ValueError | TypeError) and str(error):
@@ -274,17 +293,29 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
+def max_line_bytes() -> int:
+    """The longest line that is read: a mebibyte, or what PPLSEQ_LINE_BYTES says."""
+    return int(min(checks.limit(LINE_BYTES, 1 << 20), 1 << 40))
+
+
+def too_long(length: int) -> str:
+    """What to say of a longer one."""
+    most = max_line_bytes()
+    return f"the line has {length:,} bytes, more than {most:,}; break it into several, or raise the limit {LINE_BYTES}"
+
+
 def _bounded(lines: Iterable[str | bytes]) -> Iterator[str | bytes | int]:
     """Lines; of one in a file that is longer than memory may be used for, its length."""
     if not isinstance(lines, io.BufferedIOBase):
         yield from lines
         return
-    while line := lines.readline(MAX_LINE_BYTES + 1):
-        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+    most = max_line_bytes()
+    while line := lines.readline(most + 1):
+        if len(line) <= most or line.endswith(b"\n"):
             yield line
             continue
         length = len(line)
-        while not line.endswith(b"\n") and (line := lines.readline(MAX_LINE_BYTES)):
+        while not line.endswith(b"\n") and (line := lines.readline(most)):
             length += len(line)
         yield length
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from pplseq.data.coding import CodedLines
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import write_text
+from pplseq.folder import sealed, unsealed
 from pplseq.models.batch import holds_words
 from pplseq.runs.evaluation import PROTOCOLS, score_text
 
@@ -137,14 +137,14 @@ def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = N
         "training_text": hashlib.sha256(text.tokens.tobytes()).hexdigest(),
     }
     if resume and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = unsealed(path, "put back a copy of it, or start a new run")
         for key in ("vocabulary", "training_text"):
             if before[key] != data[key]:
                 raise ValueError(
                     f"the {key.replace('_', ' ')} of {name} is no longer the one {folder} was trained with; "
                     "restore the data, or start a new run"
                 )
-    write_text(path, json.dumps(data, indent=1) + "\n")
+    write_text(path, sealed(data))
 
 
 # ---------------------------------------------------------------- kinds of text

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pplseq.data.sources import OPENERS, existing_path
 from pplseq.files import goes_through
 from pplseq.folder import SaveError
-from pplseq.models.answers import MAX_LINE_BYTES
+from pplseq.models.answers import max_line_bytes
 from pplseq.runs.signals import StopSignals
 
 PIECE_BYTES = 1 << 16
@@ -52,7 +52,7 @@ class LineReader:
     def __init__(self, source: str, place: Place | None = None) -> None:
         self.name = "<stdin>" if source == "-" else source
         self.place = place or Place()
-        self._pending, self._ended = b"", False
+        self._pending, self._ended, self._most = b"", False, max_line_bytes()
         self._file = sys.stdin.buffer if source == "-" else self._open(source)
 
     def _open(self, source: str) -> Any:
@@ -100,7 +100,7 @@ class LineReader:
             end = self._pending.find(b"\n") + 1
             piece, self._pending = (self._pending[:end], self._pending[end:]) if end else (self._pending, b"")
             length, crc32 = length + len(piece), zlib.crc32(piece, crc32)
-            pieces = [*pieces, piece] if length <= MAX_LINE_BYTES else []
+            pieces = [*pieces, piece] if length <= self._most else []
             if end or self._ended:
                 break
             self._pending = self._more(signals)
@@ -109,7 +109,7 @@ class LineReader:
             return None
         first = self.place.num_bytes == 0
         self.place = Place(self.place.num_lines + 1, self.place.num_bytes + length, crc32)
-        if length > MAX_LINE_BYTES:
+        if length > self._most:
             return length
         line = b"".join(pieces).removesuffix(b"\n")
         return line.removeprefix(b"\xef\xbb\xbf") if first else line  # the byte order mark some editors write

@@ -173,6 +173,6 @@ def score_line(model: StreamModel, line: Line, *, learn: bool, by_line: bool = F
         for word_id in line.ids:
             tokens.append(model.step(word_id, learn=learn))
     except Exception as error:  # a source may be anybody's
-        told = str(error) or type(error).__name__
-        raise StreamError(f"line {line.answer['line']}, word {len(tokens) + 1} ({line.words[len(tokens)]!r}): {told}") from error
+        where = f"line {line.answer['line']}, word {len(tokens) + 1} ({line.words[len(tokens)]!r})"
+        raise StreamError(f"{where}: {str(error) or type(error).__name__}") from error
     return tokens

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models.answers import MAX_LINE_BYTES, answer_lines
+from pplseq.models.answers import answer_lines, too_long
 
 DIGITS = 6  # behind the point, of what is written
 
@@ -67,8 +67,7 @@ class Encoder:
             number: of the line. raw: its bytes, or the length of one that is too long.
         """
         if isinstance(raw, int):
-            error = f"the line has {raw:,} bytes, more than {MAX_LINE_BYTES:,}; break it into several"
-            return Line({"line": number, "error": error}, [], [], [])
+            return Line({"line": number, "error": too_long(raw)}, [], [], [])
         lines: list[Line] = []
 
         def take(words: list[str | None]) -> dict[str, Any]:

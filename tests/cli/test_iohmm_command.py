@@ -172,7 +172,7 @@ def test_without_inputs(folder, table):
     assert [len(answer["outputs"]) for answer in ahead] == list(range(1, 13))
     other = write(folder / "other.csv", [("nobody",)], "name")
     message = "other.csv: it has no rows of sequence 's0'"
-    assert message in pplseq("query", folder / "none", "forecast", table, "--future", other, code=2).stderr
+    assert message in pplseq("query", folder / "none", "forecast", table, "--future", other, code=1).stdout
     assert "keeps one model" in pplseq("evaluate", folder / "none", table, "--checkpoint", "last", code=2).stderr
     assert "no inputs, so produce has no answer" in pplseq("query", folder / "none", "produce", table, code=2).stderr
     for more in (["--mealy"], ["--initial", "inputs"], ["--hidden", "3"]):
@@ -367,3 +367,31 @@ def test_a_model_that_cannot_be_written(folder, table, monkeypatch):
     result = pplseq("train", "iohmm", table, *TABLE, "--out", folder / "full", code=1)
     assert "could not save" in result.stderr and "No space left on device" in result.stderr
     assert not (folder / "full" / "best" / "iohmm.json").exists()
+
+
+def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
+    rows = rows_of(1, 5, 20)
+    for name, place, cell in (("s1", 1, "x"), ("s3", 3, "inf")):
+        k = next(k for k, row in enumerate(rows) if row[0] == name)
+        rows[k] = (*rows[k][:place], cell, *rows[k][place + 1 :])
+    table = write(folder / "bad.csv", rows)
+    with table.open("a") as file:
+        file.write("s5,1,2\n")  # a row cut short
+    for question in ("decode", "score", "predict", "produce"):
+        told = lines(pplseq("query", run, question, table, code=1))
+        wrong = {"s1", "s5"} if question == "produce" else {"s1", "s3", "s5"}
+        assert [answer["id"] for answer in told] == [f"s{n}" for n in range(6)]
+        assert {answer["id"] for answer in told if "error" in answer} == wrong
+        whole = {answer["id"]: answer for answer in lines(pplseq("query", run, question, folder / "test.csv"))}
+        assert all(answer == whole[answer["id"]] for answer in told if "error" not in answer)
+    assert "expected a number, got 'x'" in told[1]["error"] and "3 cells, but the first row names 5" in told[5]["error"]
+    score = IOHMM.score
+
+    def failing(self, x, **known):
+        if len(x[0]) == 18:
+            raise RuntimeError("gone")
+        return score(self, x, **known)
+
+    monkeypatch.setattr(IOHMM, "score", failing)
+    told = lines(pplseq("query", run, "score", folder / "test.csv", code=1))
+    assert [answer.get("error") for answer in told] == [None, None, "RuntimeError: gone", None, None]

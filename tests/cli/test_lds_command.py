@@ -104,6 +104,13 @@ def test_forecasts_as_json_and_csv(run, folder):
         for place, column in enumerate(("heat", "flow"), 2):
             error = abs(answer["outputs"][0][column] - first[answer["id"]][place])
             assert error < 4 * answer["deviations"][0][column]
+    for place, bad in enumerate([("s1", 0.5), ("s2", "x"), ("s3", 0.1)]):
+        write(folder / f"bad{place}.csv", [("s0", 0.5), bad, ("s9", 0.1)], ("name", "u"))
+        given = ("--future", folder / f"bad{place}.csv", "--csv", folder / "some.csv")
+        told = [sorted(answer) for answer in answers("query", run, "forecast", folder / "test.csv", *given, code=1)]
+        right, wrong = ["deviations", "id", "outputs"], ["error", "id"]
+        assert told == [right, right if place == 0 else wrong, wrong]
+        assert len((folder / "some.csv").read_text().splitlines()) == 1 + told.count(right)
     assert "needs" not in answers("query", run, "filter", folder / "test.csv")[0]
     assert "give those that are to come" in call("query", run, "forecast", folder / "test.csv", code=2).stderr
 
@@ -155,7 +162,8 @@ def test_what_a_question_cannot_do_is_said(run, folder, tmp_path):
     future = write(tmp_path / "future.csv", rows, ("name", "u"))
     ask = ["query", run, "forecast", folder / "test.csv", "--future", future]
     assert [len(answer["outputs"]) for answer in answers(*ask, "--steps", 3)] == [3, 3, 3]
-    assert "has inputs of 4 steps of sequence 's0', got --steps 5" in call(*ask, "--steps", 5, code=2).stderr
+    told = answers(*ask, "--steps", 5, code=1)
+    assert ["has inputs of 4 steps of sequence 's0'" in answer["error"] for answer in told] == [True, False, False]
     assert "is used on the CPU" in call("evaluate", run, folder / "test.csv", "--device", "cuda", code=2).stderr
 
 

@@ -16,8 +16,9 @@ import pytest
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import json_line
 from pplseq.folder import FolderError, SaveError
+from pplseq.models.answers import max_line_bytes
 from pplseq.runs.signals import Stopped, StopSignals
-from pplseq.sources.lines import MAX_LINE_BYTES, LineReader, LineWriter, Place
+from pplseq.sources.lines import LineReader, LineWriter, Place
 from pplseq.sources.pages import Shown
 from pplseq.sources.stream_state import has_state, load_state, save_state
 from pplseq.sources.words import Encoder, rounded
@@ -92,9 +93,9 @@ def test_a_file_that_has_changed(tmp_path):
 
 def test_a_line_too_long_is_not_kept(tmp_path):
     path = tmp_path / "text"
-    path.write_bytes(b"a\n" + b"x" * (MAX_LINE_BYTES + 5) + b"\nb\n")
+    path.write_bytes(b"a\n" + b"x" * (max_line_bytes() + 5) + b"\nb\n")
     reader = LineReader(str(path))
-    assert read_all(reader) == [b"a", MAX_LINE_BYTES + 6, b"b"]
+    assert read_all(reader) == [b"a", max_line_bytes() + 6, b"b"]
     assert reader.place.num_bytes == path.stat().st_size
     reader.close()
 
@@ -267,7 +268,7 @@ def test_words_left_out_are_null_in_the_answer():
         (b"{x", {}, "JSON object"),
         (b'{"words": ["a", null]}', {}, "no gaps"),
         (b"the dog", {"unknown": "error"}, "'dog' is not among the 4"),
-        (MAX_LINE_BYTES + 1, {}, "break it into several"),
+        (max_line_bytes() + 1, {}, "break it into several"),
     ],
 )
 def test_lines_that_cannot_be_read(raw, options, message):

@@ -5,92 +5,9 @@ The number of damages is an option of the slow test: PPLSEQ_DAMAGES=5000.
 
 import json
 import os
-import random
-import shutil
 
 import pytest
-import torch
-from support.report_models import WORDS, tiny_model
-
-import pplseq
-from pplseq.data.vocabulary import Vocabulary
-from pplseq.folder import FolderError
-from pplseq.models.answers import score
-from pplseq.runs.loop import TRAINING
-
-LINES = ["the cat", "the the cat"]
-
-
-def damage(path, draw):
-    """Change a file as disks, editors and people do; what was done, in a word."""
-    raw = bytearray(path.read_bytes())
-    kind = draw.choice(["flip", "cut", "grow", "swap", "empty", "remove", "zero", "edit"])
-    place = draw.randrange(max(len(raw), 1))
-    lines = bytes(raw).split(b"\n")
-    if kind == "remove":
-        path.unlink()
-        return kind
-    if kind == "flip" and raw:
-        raw[place] ^= 1 << draw.randrange(8)
-    elif kind == "cut":
-        del raw[place:]
-    elif kind == "grow":
-        raw += draw.randbytes(draw.randint(1, 64))
-    elif kind == "swap" and len(lines) > 2:
-        a, b = draw.sample(range(len(lines) - 1), 2)
-        lines[a], lines[b] = lines[b], lines[a]
-        raw = bytearray(b"\n".join(lines))
-    elif kind == "empty":
-        raw = bytearray()
-    elif kind == "zero":
-        raw[place : place + 512] = bytes(len(raw[place : place + 512]))
-    else:
-        digits = [k for k, byte in enumerate(raw) if 48 <= byte < 58]
-        if digits:
-            raw[draw.choice(digits)] = draw.choice(b"0123456789")
-    path.write_bytes(raw)
-    return kind
-
-
-def stored(tmp_path):
-    """name -> (folder, function that answers from it) of a model and of a checkpoint."""
-    model = tiny_model()
-    model.vocabulary = Vocabulary(WORDS)
-    model.save(tmp_path / "model")
-    TRAINING.write(tmp_path / "last", {"state": {"best": 1.5, "step": 3}}, tensors={"w": torch.arange(6.0)})
-
-    def answers(folder):
-        read = pplseq.load(folder)
-        return [score(read, read.vocabulary, line.split()) for line in LINES]
-
-    def state(folder):
-        read = TRAINING.read(folder)
-        return read.header, {name: value.tolist() for name, value in read.tensors.items()}
-
-    return {"model": (tmp_path / "model", answers), "checkpoint": (tmp_path / "last", state)}
-
-
-def wrong_answers(tmp_path, number, seed=0):
-    draw, wrong = random.Random(seed), []
-    for name, (folder, ask) in stored(tmp_path).items():
-        expected = ask(folder)
-        files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        for trial in range(number // 2):
-            broken = tmp_path / "broken"
-            shutil.copytree(folder, broken)
-            path = draw.choice(files)
-            kind = damage(broken / path, draw)
-            same = (broken / path).is_file() and (broken / path).read_bytes() == (folder / path).read_bytes()
-            try:
-                if ask(broken) != expected:
-                    wrong.append(f"{name}, {path}, {kind} {trial}: another answer")
-            except (FolderError, FileNotFoundError) as error:
-                if same or not str(error):
-                    wrong.append(f"{name}, {path}, {kind} {trial}: refused though nothing changed: {error}")
-            except Exception as error:
-                wrong.append(f"{name}, {path}, {kind} {trial}: {type(error).__name__}: {error}")
-            shutil.rmtree(broken)
-    return wrong
+from support.damaged import wrong_answers
 
 
 def test_damage_is_named_or_does_no_harm(tmp_path):

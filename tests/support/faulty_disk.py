@@ -164,28 +164,49 @@ class Kills:
     Args:
         place: an empty folder. begin: from the folder of a trial to the call that begins, and that goes on when it is made
             again. seed: of the operations.
+        replaces: whether it writes files alone, each of which it replaces: they hold something else before each trial, and
+            after a trial that or the whole new content.
     """
 
-    def __init__(self, place: Path, begin: Callable[[Path], Callable[[], object]], seed: int = 0) -> None:
-        self.place, self.begin, self.random = place, begin, random.Random(seed)
-        whole = place / "trial"  # in the same place, as some files hold their paths
-        whole.mkdir(parents=True)
+    def __init__(
+        self, place: Path, begin: Callable[[Path], Callable[[], object]], seed: int = 0, replaces: bool = False
+    ) -> None:
+        self.place, self.begin, self.random, self.replaces = place, begin, random.Random(seed), replaces
+        self.expected: dict[str, object] = {}
+        whole = self._trial()
+        warm(begin(whole))
+        whole = self._trial()  # in the same place, as some files hold their paths
         code, self.num_operations = in_process(begin(whole), Disk(None, below=place), place / "log")
         assert code == 0, (place / "log").read_text()
         self.expected = content(whole)
-        shutil.rmtree(whole)
+
+    def _trial(self) -> Path:
+        trial = self.place / "trial"
+        shutil.rmtree(trial, ignore_errors=True)
+        trial.mkdir(parents=True)
+        for name in self.expected if self.replaces else ():
+            (trial / name).parent.mkdir(parents=True, exist_ok=True)
+            (trial / name).write_text(json.dumps("before"))
+        return trial
+
+    def _half_replaced(self, trial: Path) -> list[str]:
+        """Names of files that are neither what they were before nor what they ought to be, and of files left behind."""
+        if not self.replaces:
+            return []
+        found, before = content(trial), ("before", b'"before"', ["before"])
+        left = [path.name for path in trial.rglob(".*.new")]
+        return left + [n for n in self.expected if found.get(n) != self.expected[n] and found.get(n) not in before]
 
     def kill(self, at: int | None = None, times: int = 1) -> str | None:
         """None where all is well after a kill at an operation (a random one by default), else what is wrong."""
-        trial = self.place / "trial"
-        shutil.rmtree(trial, ignore_errors=True)
-        trial.mkdir()
-        points = []
+        trial, points = self._trial(), []
         for _ in range(times):
             points.append(at or self.random.randint(1, self.num_operations))
             code, _ = in_process(self.begin(trial), Disk(points[-1], below=self.place), self.place / "log")
             if code not in (0, 137):
                 return f"refused after a kill at {points}: {(self.place / 'log').read_text()}"
+            if half := [name for name in self._half_replaced(trial) if not name.endswith(".new")]:
+                return f"half replaced after a kill at {points}: {half}"
         code, _ = in_process(self.begin(trial), None, self.place / "log")
         found = content(trial)
         if code != 0 and found != self.expected:  # a run that was killed when it had finished refuses to be made again
@@ -193,16 +214,15 @@ class Kills:
         wrong = [name for name in {*found, *self.expected} if found.get(name) != self.expected.get(name)]
         return f"unequal after a kill at {points}: {sorted(wrong)}" if wrong else None
 
-    def fill(self) -> str | None:
+    def fill(self, at: int | None = None) -> str | None:
         """As :meth:`kill`, of a disk that is full from an operation on and then has space again; the error says so."""
-        trial = self.place / "trial"
-        shutil.rmtree(trial, ignore_errors=True)
-        trial.mkdir()
-        at = self.random.randint(1, self.num_operations)
+        trial, at = self._trial(), at or self.random.randint(1, self.num_operations)
         code, _ = in_process(self.begin(trial), Disk(at, full=True, below=self.place), self.place / "log")
         told = (self.place / "log").read_text()
         if code == 70 or "Traceback" in told or (code != 0 and "No space left" not in told):
             return f"a disk full at {at} ends with {code}: {told[-1000:]}"
+        if half := self._half_replaced(trial):
+            return f"half replaced where a disk was full at {at}: {half}"
         code, _ = in_process(self.begin(trial), None, self.place / "log")
         found = content(trial)
         if found == self.expected:
@@ -211,6 +231,12 @@ class Kills:
         again = (self.place / "log").read_text()
         return f"unequal after a disk was full at {at} ({code}): {wrong}; {told[-500:]} {again[-500:]}"
 
+
+def warm(function: Callable[[], object]) -> None:
+    """Makes a call here, silently, so that what is compiled or imported on the way is there in processes forked later."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        with contextlib.suppress(SystemExit):
+            function()
 
 
 def import_everything() -> None:

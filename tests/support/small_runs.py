@@ -52,18 +52,30 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
         "hmm-sgd": training("hmm", "text.txt", *text, "--states", 4, "--method", "sgd", "--batch-size", 4),
         "lstm": training("lstm", "text.txt", *text, "--hidden", 8, "--layers", 1, "--batch-size", 4),
         "ff": training("ff", "text.txt", *text, "--hidden", 8, "--order", 3, "--batch-size", 4),
+        "rnn": training("rnn", "text.txt", *text, "--hidden", 8, "--batch-size", 4),
         "lds": training("lds", "rows.csv", "--outputs", "y", "--inputs", "u", "--iterations", 4),
         "iohmm": training(
             "iohmm", "rows.csv", "--outputs", "y", "--inputs", "u", "--states", "1,2", "--restarts", 2, "--max-iterations", 5,
         ),
         "strings": training("iohmm", "strings.txt", "--states", "2-3", "--restarts", 20, "--no-picture"),
         "tagger": training("tagger", "tags.txt", "--system", "hmm"),
+        "crf": training("tagger", "tags.txt", "--system", "crf"),
+        "unsupervised": training("tagger", "tags.txt", "--system", "unsupervised", "--set", "num_states=3"),
         "latent": training("tagger", "tags.txt", "--system", "latent", "--set", "num_substates=2", "--set", "num_iterations=3"),
         "personalize": lambda place: command(
             "personalize", f"ngram:{data['text.txt']}", "--source", "cache", "--order", 2, "--stream", data["stream.txt"],
             "--state", place / "state", "--out", place / "out.jsonl", "--save-every", 5,
         ),
-        "count": lambda place: command("count", data["text.txt"], "--max-lag", 2, "--out", place / "counts", "--force"),
+        "three-sources": lambda place: command(
+            "personalize", f"unigram:{data['text.txt']}", "--source", "cache", "--source", "online-ngram", "--order", 2,
+            "--stream", data["stream.txt"], "--state", place / "state", "--out", place / "out.jsonl", "--save-every", 3,
+            "--averaging", "--by-line",
+        ),
+        "streaming-hmm": lambda place: command(
+            "personalize", f"words:{data['text.txt']}", "--stream", data["stream.txt"], "--state", place / "state",
+            "--out", place / "out.jsonl", "--save-every", 4,
+        ),
+        "count": lambda place: command("count", data["text.txt"], "--max-lag", 4, "--out", place / "counts", "--force"),
         "cluster": lambda place: command("cluster", data["text.txt"], "--num-clusters", 3, "--out", place / "paths"),
     }  # fmt: skip
     if counts is not None:
@@ -72,3 +84,37 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
             "--blocks", 2, "--restricted-iterations", 3,
         )  # fmt: skip
     return found
+
+
+def small_writers(data: dict[str, Path], runs: Path) -> dict[str, Begin]:
+    """name -> call of a command that writes files alone, from the folder of a trial; `runs` has folders of `small_runs`."""
+    ngram = f"ngram:{data['text.txt']}"
+
+    def call(*arguments: Any) -> Begin:
+        """With {} for the folder of the trial."""
+        return lambda place: command(*(str(part).replace("{}", str(place)) for part in arguments))
+
+    return {
+        "report": call("report", runs / "vlhmm" / "run", "--out", "{}/page.html", "--png", "{}/page.png"),
+        "lds report": call("report", runs / "lds" / "run", "--out", "{}/page.html"),
+        "lds query": call("query", runs / "lds" / "run", "smooth", data["rows.csv"], "--csv", "{}/states.csv"),
+        "effects": call("query", runs / "iohmm" / "run", "effects", "--png", "{}/effects.png"),
+        "automaton": call("query", runs / "strings" / "run", "automaton", "--dot", "{}/a.dot", "--png", "{}/a.png"),
+        "tag run": call("tag", "run", runs / "tagger" / "run", data["tags.txt"], "--out", "{}/tags.txt", "--html", "{}/a.html"),
+        "tag run json": call("tag", "run", runs / "tagger" / "run", data["tags.txt"], "--json", "--out", "{}/tags.jsonl"),
+        "tag eval": call(
+            "tag", "eval", runs / "tagger" / "run", data["tags.txt"], "--confusion", "{}/a.png", "--html", "{}/a.html"
+        ),
+        "tag compare": call(
+            "tag", "compare", data["tags.txt"], data["tags.txt"], "--systems", "hmm,most-frequent", "--out", "{}/a.json",
+            "--learning-curve", "0.5,1", "--plot", "{}/a.png",
+        ),
+        "personalize page": call(
+            "personalize", ngram, "--order", 2, "--stream", data["stream.txt"], "--html", "{}/a.html", "--png", "{}/a.png"
+        ),
+        "compare-streams page": call(
+            "compare-streams", ngram, f"unigram:{data['text.txt']}", "--order", 2, "--stream", data["stream.txt"],
+            "--html", "{}/a.html", "--png", "{}/a.png",
+        ),
+        "cluster": call("cluster", data["text.txt"], "--num-clusters", 3, "--out", "{}/paths"),
+    }  # fmt: skip

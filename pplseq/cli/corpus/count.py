@@ -26,6 +26,7 @@ def shard_option(context: click.Context, parameter: click.Parameter, value: str 
 @click.command()
 @click.argument("source")
 @click.option("--max-lag", required=True, type=click.IntRange(1), help="Count pairs 1 to this many places apart.")
+@click.option("--most-lags", default=1000, show_default=True, type=click.IntRange(1), help="Refuse a larger --max-lag.")
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder for the counts."
 )
@@ -53,6 +54,7 @@ def shard_option(context: click.Context, parameter: click.Parameter, value: str 
 def count(
     source: str,
     max_lag: int,
+    most_lags: int,
     out: Path,
     vocabulary: Path | None,
     max_vocabulary: int | None,
@@ -117,6 +119,7 @@ def count(
             forms=forms,
             progress=bar.show,
             folder=out.parent,
+            most_lags=most_lags,
         )
     save_counts(counts, out, settings=settings)
     seconds = time.monotonic() - began

@@ -59,20 +59,23 @@ class Automaton:
             object.__setattr__(self, name, values)
 
     @classmethod
-    def from_regex(cls, pattern: str, symbols: Iterable[str] | None = None, *, max_states: int = 10_000) -> Automaton:
+    def from_regex(
+        cls, pattern: str, symbols: Iterable[str] | None = None, *, max_states: int = 10_000, max_nested: int = 100
+    ) -> Automaton:
         """The smallest automaton that accepts what `re.fullmatch` would.
 
         Args:
             pattern: of symbols, `.`, `[ab]`, `[^ab]`, `( )`, `|`, `* + ? {m,n}`; a backslash takes the next character as it is.
             symbols: single characters; default: those of the pattern.
-            max_states: before it is made the smallest; more are refused.
+            max_states: before it is made the smallest; more are refused. max_nested: parentheses within each other.
 
         Raises:
             ValueError: a pattern that cannot be read, by the place in it.
         """
         from pplseq.models.automata.regular_expressions import compile_pattern
 
-        found, transitions, accepting = compile_pattern(pattern, None if symbols is None else tuple(symbols), max_states)
+        alphabet = None if symbols is None else tuple(symbols)
+        found, transitions, accepting = compile_pattern(pattern, alphabet, max_states, max_nested)
         return cls(found, np.array(transitions), np.array(accepting)).minimise()
 
     @property

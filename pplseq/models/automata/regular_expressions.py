@@ -26,14 +26,17 @@ class Positions:
     Source: V. M. Glushkov, The abstract theory of automata (1961); A. Aho et al., Compilers (2006), section 3.9.
     """
 
-    def __init__(self, pattern: str, symbols: tuple[str, ...] | None, most: int) -> None:
-        self.pattern, self.place, self.depth, self.most = pattern, 0, 0, most
+    def __init__(self, pattern: str, symbols: tuple[str, ...] | None, most: int, nested: int) -> None:
+        self.pattern, self.place, self.depth, self.most, self.nested = pattern, 0, 0, most, nested
         self.symbols = symbols or tuple(sorted(self._literals()))
         if not self.symbols:
             raise self._error("no symbol in it; say by symbols= which there are")
         self.matches: list[frozenset[str]] = []
         self.follow: list[set[int]] = []
-        self.whole = self._alternatives()
+        try:
+            self.whole = self._alternatives()
+        except RecursionError:
+            raise self._error("more parentheses within each other than Python's recursion limit allows") from None
         if self.place < len(pattern):
             raise self._error("a closing parenthesis that nothing opens")
 
@@ -100,8 +103,8 @@ class Positions:
         self.place += 1
         if character == "(":
             self.depth += 1
-            if self.depth > MOST_NESTED:
-                raise self._error(f"more than {MOST_NESTED} parentheses within each other")
+            if self.depth > self.nested:
+                raise self._error(f"more than {self.nested} parentheses within each other; raise max_nested")
             part = self._alternatives()
             self.depth -= 1
             if not self._take(")"):
@@ -177,17 +180,18 @@ class Positions:
 
 
 def compile_pattern(
-    pattern: str, symbols: tuple[str, ...] | None = None, max_states: int = MAX_STATES
+    pattern: str, symbols: tuple[str, ...] | None = None, max_states: int = MAX_STATES, max_nested: int = MOST_NESTED
 ) -> tuple[tuple[str, ...], list[list[int]], list[bool]]:
     """Symbols, next states and accepting states of an automaton whose state 0 is the start; not the smallest one.
 
     Args:
         max_states: of the automaton, and symbols of the expression with its repetitions written out.
+        max_nested: parentheses within each other.
 
     Raises:
         ValueError: a pattern that cannot be read, by the place in it, or that needs more states.
     """
-    positions = Positions(pattern, symbols, max_states)
+    positions = Positions(pattern, symbols, max_states, max_nested)
     whole = positions.whole
     # a state is the set of positions that the last symbol may have been at; the start is before all of them
     sets: list[frozenset[int] | None] = [None]

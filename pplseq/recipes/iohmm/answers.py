@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import torch
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import existing_path, listing
 from pplseq.files import write_text
+from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 
@@ -217,63 +219,71 @@ def _string_answers(run: Run, question: str, data: str, options: Any) -> Iterato
     if question == "classify":
         automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
         read = [string for string in strings if isinstance(string, tuple)]
-        probs = iter(run.model.classify(*_codes(run, read))[:, 1].tolist() if read else [])
+        with contextlib.suppress(ValueError, ArithmeticError, RuntimeError, MemoryError):  # each is then asked alone
+            probs = iter(run.model.classify(*_codes(run, read))[:, 1].tolist() if read else [])
     for string in strings:
         if isinstance(string, dict):
             yield string
             continue
-        text = between.join(string)
-        if automaton is not None:
-            yield {"string": text, "accepted": automaton.accepts(string), "probability": next(probs)}
-            continue
-        codes, lengths = _codes(run, [string])
-        found = run.model.production(codes, lengths)
-        rows = (found.states if question == "filter" else found.outputs)[0][: len(string)]
-        yield {"string": text, {"filter": "states", "produce": "outputs"}[question]: rows.tolist()}
+        answer: dict[str, Any] = {"string": between.join(string)}
+        try:
+            if automaton is not None:
+                prob = next(probs, None)
+                prob = float(run.model.classify(*_codes(run, [string]))[0, 1]) if prob is None else prob
+                answer |= {"accepted": automaton.accepts(string), "probability": prob}
+            else:
+                found = run.model.production(*_codes(run, [string]))
+                rows = (found.states if question == "filter" else found.outputs)[0][: len(string)]
+                answer[{"filter": "states", "produce": "outputs"}[question]] = rows.tolist()
+        except Exception as error:  # whatever it is, the next string may be answered
+            answer["error"] = why(error)
+        yield answer
 
 
 def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
     model, columns = run.model, Columns(**run.record["columns"])
     torch.manual_seed(options.seed)  # where outputs are fed back, answers are averages of draws
     # what the inputs alone say needs no outputs
-    table = (columns._replace(outputs=[]) if question in ("produce", "classify") else columns).read(data)
+    asked = columns._replace(outputs=[]) if question in ("produce", "classify") else columns
+    table = asked.read(data, leave_out=True)
     future: dict[str, Any] = {}
     if question == "forecast":
         if options.future is None:
             raise ValueError("future: forecast needs the inputs that are to come, --future TABLE")
-        ahead = columns._replace(outputs=[]).read(options.future)
+        ahead = columns._replace(outputs=[]).read(options.future, leave_out=True)
         future = dict(zip(ahead.ids, columns.data(ahead)[1] or ahead.lengths, strict=True))
     if question in ("produce", "classify") and not columns.inputs:
         raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
     x, inputs = columns.data(table)
-    for n, name in enumerate(table.ids):
+
+    def ask(n: int) -> dict[str, Any]:
         one, given = [x[n]], None if inputs is None else [inputs[n]]
-        answer: dict[str, Any] = {"id": name}
         if question in ("filter", "smooth"):
-            answer["states"] = getattr(model, question)(one, inputs=given).probs[0].tolist()
-        elif question == "decode":
-            answer["path"] = model.decode(one, inputs=given)[0].tolist()
-        elif question == "sample":
+            return {"states": getattr(model, question)(one, inputs=given).probs[0].tolist()}
+        if question == "decode":
+            return {"path": model.decode(one, inputs=given)[0].tolist()}
+        if question == "sample":
             paths = model.sample_states(one, options.num_samples, inputs=given, seed=options.seed + n)
-            answer["paths"] = [torch.as_tensor(path).reshape(-1).tolist() for path in paths]
-        elif question == "score":
-            answer["log_prob"] = float(model.score(one, inputs=given))
-        elif question == "classify":
-            answer["output"] = _outputs(columns, model.classify(given)[0])
+            return {"paths": [torch.as_tensor(path).reshape(-1).tolist() for path in paths]}
+        if question == "score":
+            return {"log_prob": float(model.score(one, inputs=given))}
+        if question == "classify":
+            return {"output": _outputs(columns, model.classify(given)[0])}
+        if question == "forecast":
+            if (name := table.ids[n]) not in future:
+                raise ValueError(f"{options.future}: it has no rows of sequence {name!r} that can be read")
+            steps, ahead = (future[name], None) if inputs is None else (None, future[name])
+            found = model.forecast(one, steps, inputs=given, future_inputs=ahead)
+            outputs = found.word_log_probs.exp() if found.means is None else found.means
         else:
-            if question == "forecast":
-                if name not in future:
-                    raise ValueError(f"{options.future}: it has no rows of sequence {name!r}")
-                steps, ahead = (future[name], None) if inputs is None else (None, future[name])
-                found = model.forecast(one, steps, inputs=given, future_inputs=ahead)
-                outputs = found.word_log_probs.exp() if found.means is None else found.means
-            else:
-                found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
-                outputs = found.outputs
-            answer["outputs"] = [_outputs(columns, row) for row in outputs[0]]
-            if found.covariances is not None:
-                answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]
-        yield answer
+            found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
+            outputs = found.outputs
+        answer = {"outputs": [_outputs(columns, row) for row in outputs[0]]}
+        if found.covariances is not None:
+            answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]
+        return answer
+
+    yield from answer_sequences(table, ask)
 
 
 def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float | None]:

@@ -82,11 +82,11 @@ class Columns(NamedTuple):
     mean: list[float] | None = None  # of real inputs, where they are standardized
     scale: list[float] | None = None
 
-    def read(self, data: str) -> SequenceTable:
-        """A table, its inputs standardized as the training table's were."""
+    def read(self, data: str, *, leave_out: bool = False) -> SequenceTable:
+        """A table, its inputs standardized as the training table's were; `leave_out`: without what cannot be read."""
         table = read_table(
             data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
-            input_levels=self.input_levels, output_levels=self.output_levels,
+            input_levels=self.input_levels, output_levels=self.output_levels, leave_out=leave_out,
         )  # fmt: skip
         return self.standardized(table)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +16,9 @@ from torch import Tensor
 
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.files import new_file, write_text
+from pplseq.folder import sealed, unsealed
 from pplseq.models import LDS
+from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import seeded, split_rows
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.runs.fits import train_em
@@ -55,23 +56,20 @@ class Columns:
 
     @classmethod
     def load(cls, folder: Path) -> Columns:
-        """Those of a run; FileNotFoundError or ValueError where there are none."""
+        """Those of a run; FileNotFoundError or FolderError where there are none."""
         path = folder / COLUMNS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} is no run of `pplseq train lds`: it has no {COLUMNS}")
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: not the columns of a run ({error}); the file is damaged, train again") from None
+        return cls(**unsealed(path, "train again"))
 
     def save(self, folder: Path) -> None:
         """Beside the checkpoints, whole or not at all."""
-        write_text(folder / COLUMNS, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
+        write_text(folder / COLUMNS, sealed(asdict(self)))
 
-    def read(self, data: str, *, inputs_only: bool = False) -> SequenceTable:
-        """A table with these columns."""
+    def read(self, data: str, *, inputs_only: bool = False, leave_out: bool = False) -> SequenceTable:
+        """A table with these columns; `leave_out`: without sequences that cannot be read."""
         outputs = [] if inputs_only else self.outputs
-        return read_table(data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=outputs)
+        return read_table(data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=outputs, leave_out=leave_out)
 
     def rows(self, table: SequenceTable) -> tuple[list[Tensor], list[Tensor] | None]:
         """(x, inputs) of each sequence in the model's units."""
@@ -222,32 +220,32 @@ def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- questions
 def answers(folder: Path, question: str, data: str, settings: Any) -> Iterator[dict[str, Any]]:
-    """An answer for each sequence; with `csv` also as a table."""
+    """An answer for each sequence; with `csv` also as a table, without those that have none."""
     columns, model = read_run(folder, settings)
-    table = columns.read(data)
+    table = columns.read(data, leave_out=True)
     x, inputs = columns.rows(table)
     future = _future(columns, settings) if question == "forecast" else {}
-    found = []
-    for k, (name, rows) in enumerate(zip(table.ids, x, strict=True)):
-        known = {} if inputs is None else {"inputs": [inputs[k]]}
-        answer: dict[str, Any] = {"id": name}
+
+    def ask(k: int) -> dict[str, Any]:
+        rows, known = x[k], {} if inputs is None else {"inputs": [inputs[k]]}
         if question == "score":
-            answer["log_prob"] = columns.log_prob(model.score([rows], **known), rows)
-        elif question in ("filter", "smooth"):
+            return {"log_prob": columns.log_prob(model.score([rows], **known), rows)}
+        if question in ("filter", "smooth"):
             states = getattr(model, question)([rows], **known)
             deviations = states.covariances[0].diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-            answer |= {"states": states.means[0].tolist(), "deviations": deviations.tolist()}
+            return {"states": states.means[0].tolist(), "deviations": deviations.tolist()}
+        if question == "forecast":
+            told = model.forecast([rows], **known, **_ahead(columns, settings, future, table.ids[k]))
         else:
-            if question == "forecast":
-                told = model.forecast([rows], **known, **_ahead(columns, settings, future, name))
-            else:
-                told = (model.predictive if question == "predict" else model.reconstruct)([rows], **known)
-            means, deviations = columns.in_units(told.means[0], told.covariances[0])
-            named = [
-                [dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)
-            ]
-            answer |= {"outputs": named[0], "deviations": named[1]}
-        found.append(answer)
+            told = (model.predictive if question == "predict" else model.reconstruct)([rows], **known)
+        means, deviations = columns.in_units(told.means[0], told.covariances[0])
+        named = [[dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)]
+        return {"outputs": named[0], "deviations": named[1]}
+
+    found = []
+    for answer in answer_sequences(table, ask):
+        if "error" not in answer:
+            found.append(answer)
         yield answer
     if getattr(settings, "csv", None) is not None and question != "score":
         write_csv(settings.csv, columns, found)
@@ -261,7 +259,7 @@ def _future(columns: Columns, settings: Any) -> dict[str, Tensor]:
         return {}
     if not columns.inputs:
         raise ValueError("future: this model has no inputs; say how many --steps, and leave --future out")
-    table = columns.read(settings.future, inputs_only=True)
+    table = columns.read(settings.future, inputs_only=True, leave_out=True)
     return dict(zip(table.ids, columns.input_rows(table) or (), strict=True))
 
 
@@ -270,7 +268,7 @@ def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str
     if not columns.inputs:
         return {"num_steps": settings.steps or STEPS}
     if name not in future:
-        raise ValueError(f"{settings.future}: it has no rows of sequence {name!r}")
+        raise ValueError(f"{settings.future}: it has no rows of sequence {name!r} that can be read")
     rows = future[name][: settings.steps]
     if settings.steps is not None and len(rows) < settings.steps:
         raise ValueError(
