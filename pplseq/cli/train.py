@@ -14,7 +14,8 @@ from pplseq.recipes import Recipe
 from pplseq.recipes.runs import read_record
 from pplseq.recipes.runs import train as train_model
 from pplseq.recipes.settings import read_toml
-from pplseq.runs.progress import TrainingBar
+from pplseq.runs.processes import is_first
+from pplseq.runs.progress import TrainingBar, Watch
 
 TEXT = """Train MODEL on DATA in a new folder, --out RUN; or go on with one, --resume RUN.
 
@@ -79,9 +80,10 @@ def _train(ctx: click.Context, recipe: Recipe) -> None:
         data = read_toml(config).get("data")
     if data is None and resume is None:
         raise click.UsageError(f"give DATA: {recipe.data}")
-    watch = TrainingBar()  # which is there before torch is
+    watch = TrainingBar() if is_first() else Watch()  # which is there before torch is
     summary = train_model(recipe.name, data, folder=folder, resume=resume is not None, watch=watch, **settings)
-    click.echo(json_line(summary))
+    if is_first():
+        click.echo(json_line(summary))
     if not summary["steps"] and summary["stop_reason"] == "max_time":
         ctx.exit(1)  # there is no model, and what comes next should not begin
 

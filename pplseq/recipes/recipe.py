@@ -160,6 +160,7 @@ class Recipe:
     asking: ClassVar[type] = UseSettings
     reporting: ClassVar[type] = ReportSettings
     cpu_only: ClassVar[bool] = False  # whether its models are evaluated and asked on the CPU alone
+    several_processes: ClassVar[bool] = False  # whether torchrun may start several that train together
     one_model: ClassVar[bool] = False  # whether a run keeps one model, instead of a best and a last one
 
     @property

@@ -18,6 +18,7 @@ from pplseq.checks import nearest
 from pplseq.files import write_text
 from pplseq.recipes.recipe import RECIPES, Job, Recipe, UseSettings, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
+from pplseq.runs import processes
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver, all_as_interrupts
 from pplseq.runs.status import LOCK, STATUS, UNFINISHED, run_status, say_status, unfinished
@@ -80,6 +81,18 @@ def train(
         recipe = recipe_named(model)
         chosen = fill(recipe.settings, settings)
         data = str(Path(data).resolve()) if str(data) != "-" and Path(data).exists() else str(data)
+    if processes.asked_for() > 1 and not recipe.several_processes:
+        raise ValueError(f"{recipe.name} is trained in one process, without torchrun; several train vlhmm, lstm, ff and rnn")
+    try:
+        with processes.started() as together:
+            if not together.writes:
+                return _train_beside(recipe, data, chosen, folder, together, started)
+            return _train_in(recipe, data, chosen, folder, resume, watch, started, together)
+    finally:
+        watch.close()
+
+
+def _train_in(recipe, data, chosen, folder, resume, watch, started, together) -> dict[str, Any]:
     resume = resume or _is_taken_over(recipe, data, chosen, folder, watch)
     _check_folder(recipe, folder, resume)
     _set_threads(chosen.threads)
@@ -91,13 +104,21 @@ def train(
             _check_folder(recipe, folder, resume)  # again: another process may have been faster
             _write_record(recipe, data, chosen, folder)
             job = Job(data, folder, chosen, resume and recipe.has_begun(folder), watch, started)
+            if together.several:
+                together.said_first(job.resume)
             with all_as_interrupts(), _deterministic(chosen.deterministic):
                 return {"run": str(folder), **_train(recipe, job)}
     except Exception:
         _clear_away(recipe, folder, existed)
         raise
-    finally:
-        watch.close()
+
+
+def _train_beside(recipe, data, chosen, folder, together, started) -> dict[str, Any]:
+    """The part of a process that writes nothing: the first one has looked at the folder, and says whether to go on with it."""
+    _set_threads(chosen.threads)
+    job = Job(data, folder, chosen, together.said_first(None), Watch(), started)
+    with all_as_interrupts(), _deterministic(chosen.deterministic):
+        return {"run": str(folder), **recipe.train(job)}
 
 
 @contextlib.contextmanager

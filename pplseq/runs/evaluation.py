@@ -20,6 +20,7 @@ import torch
 from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
+from pplseq.runs.processes import current
 from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 
@@ -109,7 +110,9 @@ def score_carried(model: Any, text: Text, *, num_streams: int | None = None, seg
     scores = np.full(text.num_tokens, np.nan)
     belief = None
     with torch.no_grad(), checks.trusted():
-        for batch in batches:
+        for batch in map(_own_rows, batches):
+            if not len(batch.x):
+                continue
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=_to(batch.lengths, device), start=None if batch.is_first else belief)
             belief = chain.filtered()
@@ -131,7 +134,9 @@ def score_sentences(model: Any, text: Text, *, batch_tokens: int | None = None) 
     places = replace(text, tokens=np.arange(text.num_tokens))
     scores = np.full(text.num_tokens, np.nan)
     with torch.no_grad(), checks.trusted():
-        for batch in SentenceBatches(places, batch_tokens or _tokens_at_once(model)):
+        for batch in map(_own_rows, SentenceBatches(places, batch_tokens or _tokens_at_once(model))):
+            if not len(batch.x):
+                continue
             x = torch.from_numpy(text.tokens[batch.x.numpy()].astype(np.int64)).to(device)
             chain = model.posterior(x, lengths=batch.lengths.to(device))
             _put(scores, batch, chain.token_log_probs())
@@ -163,7 +168,19 @@ def _put(scores: np.ndarray, batch: Any, token_log_probs: torch.Tensor) -> None:
         scores[places[real]] = values[real]
 
 
+def _own_rows(batch: Any) -> Any:
+    """The rows of a batch that this process scores: all of them, unless several train together."""
+    if not current().several:
+        return batch
+    own = current().share(len(batch.x))
+    return batch._replace(**{name: rows[own] for name, rows in batch._asdict().items() if isinstance(rows, torch.Tensor)})
+
+
 def _score(protocol: str, num_streams: int, text: Text, scores: np.ndarray) -> TextScore:
+    if current().several:  # places that are others' are NaN here; one that all have is so after the sum
+        parts = torch.stack([torch.from_numpy(scores).nan_to_num(0.0), torch.from_numpy(~np.isnan(scores)).double()])
+        total, scored = current().total(parts).numpy()
+        scores = np.where(scored == 1, total, np.nan)
     if np.isnan(scores).any():
         raise FloatingPointError(f"{int(np.isnan(scores).sum())} of {len(scores)} tokens have no log-probability (NaN)")
     known = scores if text.vocabulary.unknown_id is None else scores[text.tokens != text.vocabulary.unknown_id]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pplseq.folder import replace_folder, whole_folder
+from pplseq.runs import processes
 from pplseq.runs.checkpoint import TRAINING, only_one_run
 from pplseq.runs.metrics_log import MetricsLog
 from pplseq.runs.settings import History, NonFiniteLoss, Progress
@@ -153,7 +154,7 @@ def run_training(
     place = None if folder is None else Path(folder)
     if place is None and resume:
         raise ValueError("resume: there is no folder to resume from; give folder")
-    with nullcontext() if place is None else only_one_run(place, within=True):
+    with nullcontext() if place is None or not processes.current().writes else only_one_run(place, within=True):
         loop = _Loop(training, place, max_time, early_stop, checkpoint_interval, on_record, began)
         return loop.run(resume)
 
@@ -167,7 +168,7 @@ class _Loop:
         self.on_record = on_record or (lambda record: None)
         self.started = self.saved_at = time.monotonic()
         self.seconds_before = 0.0 if began is None else self.started - began
-        self.signals = StopSignals()
+        self.signals, self.together = StopSignals(), processes.current()
         self.validated_at: int | None = None
         self.validation_seconds = 0.0
         self.best_due = False
@@ -179,9 +180,9 @@ class _Loop:
     def run(self, resume: bool) -> History:
         if resume:
             self._restore()
-        elif self.folder is not None and whole_folder(self.folder / "last").exists():
+        elif self.together.writes and self.folder is not None and whole_folder(self.folder / "last").exists():
             raise ValueError(f"{self.folder} already holds a run; resume it, or choose another folder")
-        path = None if self.folder is None else self.folder / "metrics.jsonl"
+        path = None if self.folder is None or not self.together.writes else self.folder / "metrics.jsonl"
         self.log = MetricsLog(path, self.progress.step if resume else None, self.progress.validation_due)
         self.training.records = self.log.records
         self._say("running")
@@ -234,18 +235,20 @@ class _Loop:
         training, p = self.training, self.progress
         if p.validation_due:
             self._validate()
-        self.signals.check()
+        if not self.together.several:
+            self.signals.check()
         while True:
             while not (reason := self._reason()):
                 step = training.step()
                 self._write(step.records)
                 self.best_due = self.best_due or step.best
+                due, signal = self._asked(step)
                 if step.validate:
                     p.validation_due = True
                     self._validate()
-                elif step.save or time.monotonic() - self.saved_at > self.checkpoint_interval:
+                elif due:
                     self.save("last")
-                if self.signals.received is not None:
+                if (signal if self.together.several else self.signals.received) is not None:
                     raise Stopped
             if reason != "max_time" or self.validated_at == p.step or training.says_best:
                 return reason
@@ -253,7 +256,20 @@ class _Loop:
             # quicker than what was set aside for it: then there is time for more steps.
             self._validate(scheduled=False)
 
+    def _asked(self, step: Step) -> tuple[bool, int | None]:
+        """Whether a checkpoint is due, and which signal came."""
+        due, signal = step.save or time.monotonic() - self.saved_at > self.checkpoint_interval, self.signals.received
+        if self.together.several:  # all take part, when the one that writes says so; a signal to one is a signal to all
+            due, signal = self.together.highest(int(due and self.together.writes), signal or 0)
+            signal = signal or None
+            self.signals.received = self.signals.received if signal is None else signal
+        return bool(due), signal
+
     def _reason(self) -> str:
+        reason = self._own_reason()
+        return self.together.said_first(reason) if self.together.several else reason
+
+    def _own_reason(self) -> str:
         if reason := self.training.ended():
             return reason
         if self.early_stop is not None and self.progress.checks_since_best >= self.early_stop:
@@ -271,7 +287,9 @@ class _Loop:
         left = self._left()
         # Validation changes nothing, so a signal may cut it short; the checkpoint then says that it is still due.
         try:
-            with self.signals.immediate(None if left is None else max(left, 0.0) + GRACE):
+            # of several processes none is cut off while others wait for it
+            limit = None if left is None else max(left, 0.0) + GRACE
+            with nullcontext() if self.together.several else self.signals.immediate(limit):
                 metrics = dict(training.evaluate() or {})
         except TimeOver:
             if self.folder is not None and not whole_folder(self.folder / "best").exists():
@@ -334,11 +352,13 @@ class _Loop:
         if name == "last":
             tensors, state = self.training.state()
             header = {"state": {"progress": asdict(self.progress), **state}}
-            TRAINING.write(self.folder / name, header, tensors=tensors, more=self.training.save_model)
+            if self.together.writes:
+                TRAINING.write(self.folder / name, header, tensors=tensors, more=self.training.save_model)
             self.saved_at = time.monotonic()
             self._say("running")
         else:
-            replace_folder(self.folder / name, self.training.save_best)
+            if self.together.writes:
+                replace_folder(self.folder / name, self.training.save_best)
             self.best_due = False
 
     def _restore(self) -> None:
@@ -352,6 +372,6 @@ class _Loop:
         self.seconds_before += self.progress.seconds
 
     def _say(self, status: str, reason: str = "") -> None:
-        if self.folder is None:
+        if self.folder is None or not self.together.writes:
             return
         say_status(self.folder, status, reason, self.progress.step, self._clock())

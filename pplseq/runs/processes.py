@@ -26,19 +26,11 @@ class Processes:
     """The processes of a training: this one alone, unless :func:`started` was told otherwise.
 
     Attributes:
-        rank: the number of this one, from 0. count: how many there are.
+        rank: the number of this one, from 0. count: how many there are. several: whether there are more than this one.
+        writes: whether this is the one that writes.
     """
 
-    rank, count = 0, 1
-
-    @property
-    def several(self) -> bool:
-        return self.count > 1
-
-    @property
-    def writes(self) -> bool:
-        """Whether this is the one that writes."""
-        return self.rank == 0
+    rank, count, several, writes = 0, 1, False, True
 
     def share(self, num_rows: int) -> slice:
         """Which of so many rows are this process's: as many as another's, one more or less."""
@@ -72,7 +64,8 @@ class Several(Processes):
     def __init__(self) -> None:
         import torch.distributed as dist
 
-        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.rank, self.count, self.several = dist.get_rank(), dist.get_world_size(), True
+        self.writes = self.rank == 0
 
     def highest(self, *values: int) -> Sequence[int]:
         import torch

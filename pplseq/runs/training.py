@@ -21,7 +21,7 @@ from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.state import Belief
 from pplseq.kernels.precision import exact_products, matmul_precision
-from pplseq.runs import checkpoint
+from pplseq.runs import checkpoint, processes
 from pplseq.runs.loop import Step, Training, run_training
 from pplseq.runs.memory import release_freed_memory
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
@@ -97,6 +97,12 @@ class GradientTraining(Training):
                 batch = next(iter(batches))
                 self.elbo(batch.x.to(self.device), _to(batch.lengths, self.device), None)
         self.parameters = list(self.elbo.parameters())
+        self.together = processes.current()
+        self.loss: torch.nn.Module = _Loss(self.elbo, model, self.direct_chain)
+        if self.together.several:
+            self._check_shares()
+            devices = [self.device] if self.device.type == "cuda" else None
+            self.loss = torch.nn.parallel.DistributedDataParallel(self.loss, device_ids=devices)
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused
@@ -138,26 +144,26 @@ class GradientTraining(Training):
         p = self.progress
         if self.check_observations is not None:
             self.check_observations(batch.x)
-        x, lengths = batch.x.to(self.device, non_blocking=True), _to(batch.lengths, self.device)
         num_tokens = batch.x.numel() if batch.lengths is None else int(batch.lengths.sum())
+        own = self.together.share(len(batch.x)) if self.together.several else slice(None)  # rows of this process
+        x, lengths = batch.x[own].to(self.device, non_blocking=True), _to(batch.lengths, self.device)
         start = None if getattr(batch, "is_first", True) else self.belief
         self.optimizer.zero_grad(set_to_none=True)
         if self.settings.final_dropout is not None:
             left, end = self._left(p.step), self.settings.final_dropout
             self.model.state_dropout = end + left * (self.first_dropout - end)
-        chain = None if self.direct_chain is None else self.direct_chain(x, lengths, start)
-        if chain is None:
-            loss = self.elbo(x, lengths, start)
-            chain = self.model.chain
+        if self.together.several:
+            with processes.one_lost():
+                chain, loss = self._sum_gradients(x, lengths, start, num_tokens)
         else:
-            loss = -chain.log_prob().sum()
-        (loss / num_tokens).backward()
+            chain, loss = self.loss(x, lengths, start)
+            (loss / num_tokens).backward()
         clip = math.inf if self.settings.clip is None else self.settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
         self.unread.append((loss.detach(), norm, num_tokens))
         p.step, p.position = p.step + 1, p.position + 1
         # Reading the loss waits for the device: every step on a CPU, where it is free; at records and saves on a GPU.
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not self.together.several:
             self.flush()
         if self.settings.schedule != "plateau":
             for group in self.optimizer.param_groups:
@@ -166,6 +172,21 @@ class GradientTraining(Training):
         self.belief = chain.filtered()  # which no gradient flows into
         self.on_step(p, num_tokens)
 
+    def _sum_gradients(self, x: Tensor, lengths: Tensor | None, start: Any, num_tokens: int) -> tuple[Any, Tensor]:
+        """The chain of this process's rows, its loss, and the gradient of all processes' loss, which is that of one process."""
+        chain, loss = self.loss(x, lengths, start)
+        (loss * (self.together.count / num_tokens)).backward()  # the average over processes is made of sums over their rows
+        return chain, loss
+
+    def _check_shares(self) -> None:
+        """Several processes take equal rows of the same streams, and their gradients are those of one."""
+        if type(self.batches) is not StreamBatches:
+            raise ValueError("protocol: several processes train on streams (carried); train on sentences in one process")
+        size, count = self.batches.batch_size, self.together.count
+        if size % count:
+            near = f"{max(1, size // count) * count} or {-(-size // count) * count}"
+            raise ValueError(f"batch_size: {size} streams cannot be shared by {count} processes; choose {near}")
+
     def _left(self, steps: int) -> float:
         """The share of the learning rate that is left of its fall, behind so many steps."""
         settings = self.settings
@@ -173,7 +194,8 @@ class GradientTraining(Training):
             left = 1 - steps / (settings.epochs * len(self.batches))
         else:
             assert settings.max_time is not None
-            left = (1 - self.clock() / settings.max_time) / settings.decay
+            clock = self.together.said_first(self.clock()) if self.together.several else self.clock()
+            left = (1 - clock / settings.max_time) / settings.decay
         return min(1.0, max(left, 0.0))
 
     def flush(self) -> None:
@@ -184,7 +206,8 @@ class GradientTraining(Training):
         losses, norms, sizes = zip(*self.unread, strict=True)
         first = p.step - len(sizes) + 1
         self.unread.clear()
-        values = zip(torch.stack(losses).tolist(), torch.stack(norms).tolist(), sizes, strict=True)
+        losses = self.together.total(torch.stack(losses)) if self.together.several else torch.stack(losses)
+        values = zip(losses.tolist(), torch.stack(norms).tolist(), sizes, strict=True)
         for step, (loss, norm, num_tokens) in enumerate(values, first):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = "loss" if not math.isfinite(loss) else "gradient norm"
@@ -247,7 +270,8 @@ class GradientTraining(Training):
         tensors |= {f"weights.{name}": tensor for name, tensor in checkpoint.named_weights(self.elbo).items()}
         tensors |= checkpoint.random_states(self.device)
         if self.belief is not None:
-            tensors |= {f"belief.{name}": value for name, value in self.belief._asdict().items() if value is not None}
+            rows = {name: value for name, value in self.belief._asdict().items() if value is not None}
+            tensors |= {f"belief.{name}": self.together.rows(value) for name, value in rows.items()}
         plateau = None if self.plateau is None else self.plateau.state_dict()
         return tensors, {"optimizer_groups": groups, "plateau": plateau}
 
@@ -258,11 +282,28 @@ class GradientTraining(Training):
             group["weight_decay"] = self.settings.weight_decay
         if self.plateau is not None and state["plateau"] is not None:
             self.plateau.load_state_dict(state["plateau"])
-        belief = {name[7:]: tensor.to(self.device) for name, tensor in tensors.items() if name.startswith("belief.")}
+        belief = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("belief.")}
+        belief = {name: rows[self.together.share(len(rows))].to(self.device) for name, rows in belief.items()}
         if belief:
             kind = getattr(self.model, "carry", Belief)
             self.belief = kind(**{**dict.fromkeys(kind._fields), **belief})
         checkpoint.restore_random_states(tensors, self.device)
+
+
+class _Loss(torch.nn.Module):
+    """The loss of a batch as a module, with the chain it is of: what can be shared among processes."""
+
+    def __init__(self, elbo: torch.nn.Module, model: Any, direct_chain: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.elbo, self.chain_of = elbo, (lambda: model.chain, direct_chain)
+
+    def forward(self, x: Tensor, lengths: Tensor | None, start: Any) -> tuple[Any, Tensor]:
+        last, direct = self.chain_of
+        chain = None if direct is None else direct(x, lengths, start)
+        if chain is None:
+            loss = self.elbo(x, lengths, start)
+            return last(), loss
+        return chain, -chain.log_prob().sum()
 
 
 def _to(lengths: Tensor | None, device: torch.device) -> Tensor | None:

@@ -163,7 +163,7 @@ def test_a_model_finds_its_kernels(transition):
                       state_dropout=0.4, states_per_block=[3, 4, 1]).double().train()  # fmt: skip
         x, lengths = torch.randint(6, (2, 4)), torch.tensor([4, 2])
         with place():
-            loss = -model.posterior(x, lengths).log_prob().sum()
+            loss = -model.direct_chain(x, lengths).log_prob().sum()
             loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     close(results[1], results[0])

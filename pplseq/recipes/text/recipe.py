@@ -30,6 +30,7 @@ from pplseq.runs.progress import Watch
 class TextRecipe(Recipe):
     """A model of words with hidden states."""
 
+    several_processes = True
     evaluation = EvaluationSettings
     asking = AskSettings
     reporting = TextReportSettings

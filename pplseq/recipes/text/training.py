@@ -19,6 +19,7 @@ from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisib
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.settings import reading
+from pplseq.runs import processes
 from pplseq.runs.cost import check_fits, estimate, vlhmm_cost
 from pplseq.runs.memory import keep_freed_memory
 from pplseq.runs.settings import History, TrainSettings, perplexity
@@ -35,7 +36,11 @@ def train(name: str, job: Job) -> dict[str, Any]:
         keep_freed_memory()
     with job.preparing(f"reading {Path(job.data).name}"):
         corpus = load_corpus(job.data, **reading(settings))
-    check_same_text(folder, corpus.train, job.resume, corpus.name)
+    together = processes.current()
+    if together.several and (name == "hmm" or settings.protocol != "carried"):
+        raise ValueError("several processes train on streams (--protocol carried), by gradients; start one without torchrun")
+    if together.writes:
+        check_same_text(folder, corpus.train, job.resume, corpus.name)
     clusters = None
     small = None
     if name == "vlhmm":
@@ -47,7 +52,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
         check_blocks(settings.states, num_words, settings.blocks, *sizes)
         options = {option: getattr(settings, option) for option in ("eos_block", "exchange_passes", "seed")}
         blocks = settings.blocks if small is None else str(settings.grow_from / "clusters.paths")
-        with job.preparing(f"clustering {num_words:,} words"):
+        with job.preparing(f"clustering {num_words:,} words"), together.one_first():
             clusters = cached_clusters(folder, corpus.train, blocks, settings.num_blocks, **options)
     with job.preparing("building the model"):
         pyro.clear_param_store()
