@@ -90,7 +90,8 @@ class LinearGaussian(Conditional):
         x: the state: a symbol (under ``KalmanCollapse``), a tensor (*B, h), a :class:`GaussianBelief` about the state of the
             step before (then this is the predictive distribution), or None, which gives N(offset, noise): the first state.
         A: (n, h), or (*B, n, h) where rows differ; None with x = None.
-        noise: (n, n) covariance, (n,) variances, or a :class:`~pplseq.distributions.noise.DiagonalMinusLowRank`.
+        noise: (n, n) covariance, (n,) variances, or a :class:`~pplseq.distributions.noise.DiagonalMinusLowRank`. Of a first
+            state variances may be infinite: an exact diffuse start (:mod:`pplseq.infer.gaussian.diffuse`).
         offset: (n,) or (*B, n), added to the mean.
         inputs: (B, u): the matrix (n, U) and the inputs (*B, U) of this step.
 
@@ -206,7 +207,13 @@ class LinearGaussian(Conditional):
         if isinstance(self.x, GaussianBelief):
             mean, covariance = self.belief()
             return mean, FullNoise(covariance)
-        return self.belief().mean, self.noise
+        noise = self.noise
+        if isinstance(noise, FullNoise | DiagonalNoise) and bool(noise.covariance.isinf().any()):
+            raise ValueError(
+                "noise is infinite: a diffuse start can be integrated out by KalmanCollapse, but has no draws and no density; "
+                "give a start"
+            )
+        return self.belief().mean, noise
 
     def rsample(self, sample_shape=()):
         mean, noise = self._concrete()

@@ -17,7 +17,7 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
-from pplseq.infer.gaussian.given import Dynamics, flatten, path_input
+from pplseq.infer.gaussian.given import Dynamics, FlatChain, flatten, path_input
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
@@ -98,6 +98,13 @@ class GaussianChain:
     def forget(self) -> None:
         """Computes everything anew when asked again."""
         self._known: dict = {}
+
+    def with_numbers(self, flat: FlatChain) -> GaussianChain:
+        """A chain of other means and observed numbers with the same covariances, which are not computed again."""
+        path, other = self.path, GaussianChain.__new__(GaussianChain)
+        other.__dict__.update(self.__dict__)
+        other.flat, other._known = flat, {("path", self._differentiable and torch.is_grad_enabled()): path}
+        return other
 
     @property
     def num_steps(self) -> int:
@@ -276,26 +283,22 @@ class GaussianChain:
 
     def filtered(self) -> GaussianBelief:
         """The belief about each row's last state given all its observations; the start for rows without a step."""
-        mean, nodes, empty = self._last(self.filtered_means)
-        covariance = self._table("filtered")[nodes]
-        if empty is not None:
-            mean = torch.where(empty.unsqueeze(-1), self.flat.mean, mean)
-            covariance = torch.where(empty[:, None, None], self.flat.covariance, covariance)
+        mean, covariance = self._last_belief()
+        covariance = covariance.to(mean.dtype)
         return GaussianBelief(mean.reshape(*self.batch_shape, self.num_states), self._unflat(covariance))
 
-    def _last(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of each row's last step: means (R, h), nodes (() where rows agree, else (R,)), rows without one."""
-        index = self.path.index
+    def _last_belief(self) -> tuple[Tensor, Tensor]:
+        """Of each row's last state: means (R, h) and covariances, double precision, (h, h) where rows agree, else (R, h, h)."""
+        index, means, table = self.path.index, self.filtered_means, self.path.filtered
         if self._lengths is None:
-            return means[-1], index[-1], None
+            return means[-1], table[index[-1]]
         last, rows = (self._lengths - 1).clamp_min(0), torch.arange(means.shape[1], device=means.device)
         nodes = index[last] if index.dim() == 1 else index[last, rows]
-        empty = self._lengths == 0
-        if not bool(empty.any()):
-            empty = None
-            if len(nodes) and bool((nodes == nodes[0]).all()):
-                nodes = nodes[0]
-        return means[last, rows], nodes, empty
+        empty, mean = self._lengths == 0, means[last, rows]
+        if bool(empty.any()):
+            mean = torch.where(empty.unsqueeze(-1), self.flat.mean, mean)
+            return mean, torch.where(empty[:, None, None], self.flat.covariance.to(table.dtype), table[nodes])
+        return mean, table[nodes[0] if len(nodes) and bool((nodes == nodes[0]).all()) else nodes]
 
     def _unflat(self, covariance: Tensor) -> Tensor:
         """(h, h) or (R, h, h) -> (h, h) or (*B, h, h)."""

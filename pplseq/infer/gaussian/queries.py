@@ -62,12 +62,9 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
     matrix = by_step(given.matrix, "dynamics.matrix", num_steps, batch, h, count="num_steps")
     noise = by_step(given.noise, "dynamics.noise", num_steps, batch, h, count="num_steps").to(DOUBLE)
     offset = step_offset(given.offset, num_steps, batch, h, count="num_steps")
-    mean, nodes, empty = chain._last(chain.filtered_means)
-    covariance = chain.path.filtered[nodes]
-    if empty is not None:
-        mean = torch.where(empty.unsqueeze(-1), chain.flat.mean, mean)
-        covariance = torch.where(empty[:, None, None], chain.flat.covariance.to(DOUBLE), covariance)
-    covariance = covariance if covariance.dim() == 3 else covariance.unsqueeze(0)
+    mean, covariance = chain._last_belief()
+    agree = covariance.dim() == 2
+    covariance = covariance.unsqueeze(0) if agree else covariance
     means, covariances = [], []
     for t in range(num_steps):
         step = matrix[min(t, len(matrix) - 1)]  # (1 | R, h, h)
@@ -79,7 +76,7 @@ def forecast(chain, num_steps: int, dynamics: Dynamics | None, emission) -> Gaus
         covariances.append(covariance)
     state_means = torch.stack(means, 1).reshape(*batch, num_steps, h)
     state_covariances = torch.stack(covariances).to(mean.dtype)  # (k, 1 | R, h, h)
-    shared = state_covariances.shape[1] == 1 and (nodes.dim() == 0 or len(nodes) != 1)
+    shared = state_covariances.shape[1] == 1 and agree
     if emission is None and getattr(chain.emission, "changes", False):
         raise ValueError(
             "emission: observations change from step to step, and behind the end they are not known; give "

@@ -85,6 +85,25 @@ def joint_posterior(sequence: GaussianSequence) -> tuple[Tensor, Tensor, Tensor]
     return log_prob, mean + gain @ (value - emission @ mean), covariance - gain @ emission @ covariance
 
 
+def diffuse_posterior(sequence: GaussianSequence, unknown: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`joint_posterior` where nothing is known of some coordinates of the first state: generalised least squares of y on
+    what they add to it. The limit of log p(y | variance k) + log(k) / 2 for each of them, and the states' mean and covariance.
+    """
+    unit = torch.eye(len(sequence.mean), dtype=sequence.mean.dtype)[unknown]
+    of_unit = [sequence._replace(mean=sequence.mean + row) for row in unit]
+    log_prob, mean, covariance = joint_posterior(sequence)
+    added = torch.stack([joint_posterior(other)[1] - mean for other in of_unit], 1)  # (T h, d)
+    # log p(y | d) is quadratic in d
+    first = torch.stack([joint_posterior(other)[0] for other in of_unit])
+    opposite = torch.stack([joint_posterior(sequence._replace(mean=sequence.mean - row))[0] for row in unit])
+    both = [[joint_posterior(sequence._replace(mean=sequence.mean + a + b))[0] for a in unit] for b in unit]
+    slope = (first - opposite) / 2
+    information = first.unsqueeze(0) + first.unsqueeze(1) - log_prob - torch.stack([torch.stack(row) for row in both])
+    spread = torch.linalg.inv(information)
+    log_prob = log_prob + slope @ spread @ slope / 2 - torch.linalg.slogdet(information)[1] / 2
+    return log_prob, mean + added @ spread @ slope, covariance + added @ spread @ added.T
+
+
 def kalman_loop(sequence: GaussianSequence) -> GaussianTruth:
     """The textbook: Kalman filter with gains, then the Rauch-Tung-Striebel smoother.
 

@@ -16,6 +16,7 @@ from pplseq.distributions.noise import Noise, same_noise, same_tensor
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.distributions.timed import Timed, all_steps
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
+from pplseq.infer.gaussian.diffuse import gaussian_chain
 from pplseq.infer.programs.gaussian_sites import SiteEmission, shared
 from pplseq.infer.programs.markov import as_mask, plate_shape, says, stack_steps
 
@@ -125,7 +126,7 @@ def lower(recording: Recording, steps: list[Step], tol: float | None) -> Gaussia
     start = GaussianBelief(recording.start.mean.expand(*shape, -1), shared(recording.start.covariance, 2))
     if valid is not None:
         valid = valid.expand(-1, *shape)
-    return GaussianChain(
+    return gaussian_chain(
         start, _dynamics(recording, steps, batch), evidence, valid=valid, seen=seen, tol=tol, emission=emission
     )
 

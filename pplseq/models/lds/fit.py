@@ -10,6 +10,7 @@ from torch import Tensor
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.infer.gaussian.diffuse import gaussian_chain
 from pplseq.infer.gaussian.given import Dynamics
 from pplseq.models.lds import statistics as regressions
 from pplseq.models.lds.parameters import REGRESSIONS, Parameters, RegressionPrior, stationary_belief, stationary_mean
@@ -60,7 +61,7 @@ def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: f
         covariance = getattr(guess, noise)
         new = new.with_weights(kind, getattr(guess, kind))
         new = new._replace(**{noise: covariance.diagonal() if noise in diagonal else covariance})
-    if parameters.initial_mean is None:
+    if parameters.initial_covariance is None or bool(parameters.initial_covariance.isinf().any()):
         return new
     return new._replace(initial_mean=guess.initial_mean, initial_covariance=guess.initial_covariance)
 
@@ -81,7 +82,7 @@ def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
         start = stationary_belief(parameters.transition, parameters.transition_offset, parameters.state_noise)
     else:
         start = GaussianBelief(parameters.initial_mean, parameters.initial_covariance)
-    return GaussianChain(
+    return gaussian_chain(
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),
         evidence, valid=None if batch.lengths is None else valid_steps(batch).T, seen=seen, check=False,
@@ -140,7 +141,7 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
                 f"{noise_name} met its floor of {options.noise_floor:g} in some direction: fewer states or diagonal noise, a "
                 "prior, or a larger noise_floor may fit better"
             )
-    if parameters.initial_mean is not None:
+    if parameters.initial_covariance is not None and not bool(parameters.initial_covariance.isinf().any()):
         count = statistics["num_sequences"]
         mean = parameters.initial_mean if "initial_mean" in options.held else statistics["first_mean"] / count
         cross = torch.outer(statistics["first_mean"], mean)

@@ -18,7 +18,7 @@ from pplseq.models.hmm.program import DTYPES
 REGRESSIONS = ("transition", "emission")
 NOISE = ("full", "diagonal")
 PLACES = ("both", "transition", "emission", "none")
-INITIAL = ("learned", "stationary")
+INITIAL = ("learned", "stationary", "diffuse")
 SCALES = {"state_noise": "state_scale", "emission_noise": "emission_scale", "initial_covariance": "initial_scale"}
 
 
@@ -39,8 +39,8 @@ class Parameters(NamedTuple):
     emission_offset: Tensor | None
     emission_inputs: Tensor | None
     emission_noise: Tensor
-    initial_mean: Tensor | None
-    initial_covariance: Tensor | None
+    initial_mean: Tensor | None  # None where the start is stationary
+    initial_covariance: Tensor | None  # infinite where it is diffuse
 
     def detach(self) -> Parameters:
         """The same without gradients."""
@@ -256,7 +256,14 @@ class LDSTensors(GaussianEstimator):
         """Mean (h,) and covariance (h, h) of z_1, before x_1 is seen."""
         if self.initial == "learned":
             return GaussianBelief(self.initial_mean, covariance_of(self.initial_scale))
+        if self.initial == "diffuse":
+            return self._diffuse_belief
         return stationary_belief(self.transition, self.transition_offset, self.state_noise)
+
+    @property
+    def _diffuse_belief(self) -> GaussianBelief:
+        zero = self.reference.new_zeros(self.num_states)
+        return GaussianBelief(zero, torch.diag(zero + torch.inf))
 
     @property
     def num_free_parameters(self) -> int:
@@ -302,7 +309,7 @@ class LDSTensors(GaussianEstimator):
             if value is not None:
                 target = getattr(self, attribute, None)
                 if target is None:
-                    raise ValueError(f"{name}: this model has none, its start is stationary")
+                    raise ValueError(f"{name}: this model has none, its start is {self.initial}")
                 value, size = torch.as_tensor(value), len(target)
                 value = self._finite(name, value, (size,) if value.dim() == 1 else (size, size))
                 scales[attribute] = self._scale(name, value, target)
@@ -329,8 +336,10 @@ class LDSTensors(GaussianEstimator):
         """The parameters as they are usually written, without gradients."""
         with torch.no_grad():
             plain: dict[str, Any] = {name: getattr(self, name, None) for name in Parameters._fields[:-1]}
-            spread = covariance_of(self.initial_scale) if self.initial == "learned" else None
-            return Parameters(**(plain | {"emission_noise": self._emission_noise}), initial_covariance=spread).detach()
+            plain["emission_noise"], plain["initial_covariance"] = self._emission_noise, None
+            if self.initial != "stationary":
+                plain["initial_mean"], plain["initial_covariance"] = self.initial_belief
+            return Parameters(**plain).detach()
 
     @property
     def _diagonal(self) -> frozenset[str]:
@@ -344,4 +353,6 @@ class LDSTensors(GaussianEstimator):
         for name, value in parameters._asdict().items():
             if value is not None and name not in self.held:
                 target = self._parameter_of(name)
+                if target is None:  # a start that is not learned
+                    continue
                 target.copy_(self._scale(name, value, target) if name in SCALES else value)

@@ -51,7 +51,8 @@ class LDS(LDSTensors):
         inputs_to, offsets: where inputs enter and where offsets are: "both", "transition", "emission" or "none".
         state_noise, emission_noise: "full" or "diagonal".
         initial: "learned", or "stationary": the distribution that the states tend to without inputs, which needs a stable
-            transition: EM keeps it so; gradients may need a smaller learning rate.
+            transition: EM keeps it so; gradients may need a smaller learning rate. Or "diffuse": nothing is known of the first
+            state, exactly (see :mod:`pplseq.infer.gaussian.diffuse`); such a model generates from a given ``start`` only.
         state_prior, emission_prior: a :class:`~pplseq.models.lds.statistics.RegressionPrior` of weights and noise (or a mapping
             of its arguments), for maximum a posteriori; None: maximum likelihood.
         noise_floor: smallest variance that EM may give a noise, or the first state, in any direction.
@@ -173,7 +174,7 @@ class LDS(LDSTensors):
             fixed: names of parameters, as in :meth:`set_parameters`, that keep their values. With "transition" or
                 "emission" among them the fit is a warm start: they say in which coordinates states are.
         """
-        names = [name for name, value in self.values._asdict().items() if value is not None]
+        names = [name for name in self.values._fields if self._parameter_of(name) is not None]
         held = {fixed} if isinstance(fixed, str) else set(fixed)
         if not held <= set(names):
             unknown = ", ".join(sorted(held - set(names)))
@@ -294,6 +295,8 @@ class LDS(LDSTensors):
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
+        if empty is not None and self.initial == "diffuse":
+            raise ValueError("x: a diffuse start foretells nothing, so no row may be empty")
         last = self._posterior(x, lengths, inputs=inputs)[1].filtered()
         now, first = self.values, (empty, self.initial_belief)
         states = next_states(now.transition, now.state_noise, now.shift("transition", future), last, num_steps, first)
