@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.infer.fit.em import Batch, FitHistory, batch_iteration
+from pplseq.infer.fit.em import Batch, FitHistory, accelerated, batch_iteration
 from pplseq.infer.fit.gradients import Descent
 from pplseq.runs import checkpoint
 from pplseq.runs.loop import Step, Training, run_training
@@ -79,7 +79,7 @@ class EMTraining(FitTraining):
     """An iteration of batch EM a step, to the parameters where :func:`~pplseq.infer.fit.em.expectation_maximization` ends.
 
     Args:
-        model, batches, max_iterations, tolerance: as of that function.
+        model, batches, max_iterations, tolerance, acceleration: as of that function.
         evaluate: measures held-out data after every M-step; None: the best model is the last one.
     """
 
@@ -91,6 +91,7 @@ class EMTraining(FitTraining):
         max_iterations: int = 100,
         tolerance: float = 1e-5,
         step_size: Any = None,
+        acceleration: int = 5,
         evaluate: Callable[[], Mapping[str, Any]] | None = None,
     ):
         super().__init__(model)
@@ -102,7 +103,8 @@ class EMTraining(FitTraining):
         self.tolerance = checks.positive("tolerance", tolerance, zero=True)
         self.history = FitHistory("em", sum(batch.num_tokens for batch in batches))
         self.before: dict[str, Tensor] = {}  # the parameters that the last entry of the history is about
-        self.iterate = batch_iteration(model, batches, self.before)
+        self.acceleration = accelerated(model, acceleration)
+        self.iterate = batch_iteration(model, batches, self.before, self.acceleration)
 
     def ended(self) -> str:
         history = self.history
@@ -134,13 +136,17 @@ class EMTraining(FitTraining):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, state = super().state()
-        return tensors | {f"before.{name}": value for name, value in self.before.items()}, state
+        memory = {} if self.acceleration is None else self.acceleration.memory
+        kept = {"before": self.before, "memory": memory}
+        return tensors | {f"{of}.{name}": v for of, values in kept.items() for name, v in values.items()}, state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         super().restore(tensors, state)
         device = model_device(self.model)
-        names = [name for name in tensors if name.startswith("before.")]
-        self.before.update({name.removeprefix("before."): tensors[name].to(device) for name in names})
+        kept = {"before": self.before} | ({"memory": self.acceleration.memory} if self.acceleration else {})
+        for of, values in kept.items():
+            names = [name for name in tensors if name.startswith(f"{of}.")]
+            values.update({name.removeprefix(f"{of}."): tensors[name].to(device) for name in names})
         history = self.history
         if history.converged and history.log_posteriors[-1] - history.log_posteriors[-2] > self.tolerance * history.num_tokens:
             # a smaller tolerance goes on: the last iteration, which had no M-step, is done again

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.infer.fit.acceleration import FAILURES, Acceleration
 
 Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
 
+NOTHING = 1e-10  # expected visits below which nothing is known
+LOST = 1e-12  # of the mean square: variances below are errors of rounding
 # a fall of the objective by more than this share of it is no rounding
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 
@@ -117,6 +120,7 @@ def expectation_maximization(
     max_iterations: int = 100,
     tolerance: float = 1e-5,
     step_size: StepSize | float | None = None,
+    acceleration: int = 5,
     on_iteration: Callable[[FitHistory], None] | None = None,
 ) -> FitHistory:
     """Maximises the likelihood (with priors: the posterior density) of a model's parameters.
@@ -130,6 +134,8 @@ def expectation_maximization(
         max_iterations: passes over the data.
         tolerance: stop when a pass gains less than this, nats per token.
         step_size: None for batch EM; a :class:`StepSize`, or its exponent in (0.5, 1], for stepwise EM.
+        acceleration: how many iterations batch EM extrapolates from, of models that have ``em_coordinates()``; it then ends
+            when two passes in a row gain less than the tolerance. 0: plain EM. See :mod:`pplseq.infer.fit.acceleration`.
         on_iteration: called with the history after every pass.
 
     Returns:
@@ -151,7 +157,8 @@ def expectation_maximization(
     if step_size is not None:
         checks.share("step_size: the exponent", step_size.exponent, "(0.5, 1]")
     history = FitHistory("em", sum(batch.num_tokens for batch in batches))
-    iterate = batch_iteration(model, batches) if step_size is None else _stepwise_iteration(model, batches, step_size)
+    plain = batch_iteration(model, batches, acceleration=accelerated(model, acceleration))
+    iterate = plain if step_size is None else _stepwise_iteration(model, batches, step_size)
     for _ in range(max_iterations):
         if iterate(history, tolerance):
             break
@@ -162,6 +169,12 @@ def expectation_maximization(
     for note in history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     return history
+
+
+def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
+    """The acceleration of a model's EM, where it has one."""
+    depth = checks.count("acceleration", depth, 0)
+    return Acceleration(model, depth) if depth and hasattr(model, "em_coordinates") else None
 
 
 def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
@@ -187,23 +200,42 @@ def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
 
 
 def batch_iteration(
-    model: ExpectationModel, batches: Sequence[Batch], before: dict[str, Tensor] | None = None
+    model: Any, batches: Sequence[Batch], before: dict[str, Tensor] | None = None,
+    acceleration: Acceleration | None = None,
 ) -> Callable[[FitHistory, float], bool]:
     """A function (history, tolerance) that makes one iteration of batch EM; True where it ended without an M-step, with the
     reason in the history.
 
     Args:
         before: is kept up to date with the parameters that the last entry of the history is about; what was in it goes on.
+        acceleration: of a model that has one.
     """
     before = {} if before is None else before
 
-    def iterate(history: FitHistory, tolerance: float) -> bool:
+    def expect() -> tuple[Statistics, float]:
         total: Statistics = {}
         log_likelihood = 0.0
         for batch in batches:
             statistics, log_prob = _expectation(model, batch)
             total = statistics if not total else {name: total[name] + value for name, value in statistics.items()}
             log_likelihood += log_prob
+        return total, log_likelihood
+
+    def expect_ahead(least: float) -> tuple[Statistics, float]:
+        """Where the parameters are extrapolated, and the objective there is not what it was: from M's own."""
+        assert acceleration is not None
+        try:
+            found = expect()
+            if found[1] + float(model.log_prior().detach()) >= least:
+                return found
+        except FAILURES:
+            pass
+        acceleration.fall_back()
+        return expect()
+
+    def iterate(history: FitHistory, tolerance: float) -> bool:
+        ahead = acceleration is not None and acceleration.is_ahead
+        total, log_likelihood = expect_ahead(history.log_posteriors[-1]) if ahead else expect()
         gain = _record(history, model, log_likelihood)
         if gain is not None:
             previous = history.log_posteriors[-2]
@@ -215,10 +247,15 @@ def batch_iteration(
                 history.note([f"EM's objective fell from {previous:.9g} to {previous + gain:.9g} nats in iteration "
                               f"{history.num_iterations}: the parameters before are kept; use float64"])  # fmt: skip
                 return _stopped(history, "the objective fell", False)
-            if gain <= tolerance * history.num_tokens:
+            # one step may gain little by chance where steps are extrapolated
+            last = [gain] if acceleration is None else torch.tensor(history.log_posteriors[-3:]).diff().tolist()
+            if max(last) <= tolerance * history.num_tokens and (acceleration is None or len(last) > 1):
                 return _stopped(history, f"gain of {gain / history.num_tokens:.3g} nats per token", True)
         before.update({name: value.clone() for name, value in model.state_dict().items()})
+        here = None if acceleration is None else model.em_coordinates()[0]
         history.note(model.maximize(total))
+        if acceleration is not None:
+            acceleration.step(here)
         return False
 
     return iterate
@@ -322,6 +359,17 @@ def gaussian_mode(
     known = torch.isfinite(scatter).all(-1).all(-1)  # the eigenvalues of NaN raise
     value, floored = floor_eigenvalues(scatter.where(known[:, None, None], torch.eye(size).to(first)), 1.0)
     return mean, value * unit, floored & known
+
+
+def least_variances(count: Tensor, first: Tensor, second: Tensor, share: float) -> Tensor:
+    """(D,) a share of the variances of vectors, from their number, their sum (D,) and that of their squares (D,).
+
+    Columns of one value get what rounding makes of them, or the share itself if they are zero.
+    """
+    count = count.clamp_min(NOTHING)
+    square = second / count
+    variance = (square - (first / count).square()).maximum(LOST * square)
+    return share * torch.where(square > 0, variance, 1.0)
 
 
 def floor_eigenvalues(covariance: Tensor, floor: float) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
-from pplseq.infer.fit.em import Statistics, dirichlet_mode, gaussian_mode
+from pplseq.infer.fit.em import NOTHING, Statistics, dirichlet_mode, gaussian_mode, least_variances
 from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
 KMEANS_ROWS = 20_000  # no more are needed to place the first means
 FLOOR = 1e-3  # the smallest variance of a state, of that of the data
-ROUNDING = 1e-12  # of the mean square: variances below are errors of rounding
-EMPTY = 1e-10  # expected visits below which nothing is known of a state
 
 
 def safe_log(probs: Tensor) -> Tensor:
@@ -240,10 +238,7 @@ class GaussianTable(PyroModule):
         """(D,) smallest variances, from the number of all vectors, their sum (D,) and that of their squares (D,)."""
         if self.floor is not None:
             return torch.full_like(first, self.floor)
-        count = count.clamp_min(EMPTY)
-        square = second / count
-        variance = (square - (first / count).square()).maximum(ROUNDING * square)
-        return FLOOR * torch.where(square > 0, variance, 1.0)
+        return least_variances(count, first, second, FLOOR)
 
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
         """Expected moments of vectors obs (N, D) seen in states with weight (N, Z)."""
@@ -275,7 +270,7 @@ class GaussianTable(PyroModule):
         squares = squares if squares.dim() == 1 else squares.diagonal()
         floor = self.lowest(weight.sum(), first.sum(0), squares)
         loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor)
-        empty = weight < EMPTY if prior is None else torch.zeros_like(weight, dtype=torch.bool)
+        empty = weight < NOTHING if prior is None else torch.zeros_like(weight, dtype=torch.bool)
         remarks = []
         if bool(empty.any()):
             remarks.append(f"states {empty.nonzero().flatten().tolist()} are empty and keep their parameters")

@@ -17,7 +17,7 @@ from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.batch import split_rows
 from pplseq.models.fitting import check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
-from pplseq.models.iohmm.parameters import IOParameters
+from pplseq.models.iohmm.parameters import FLOOR, IOParameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
 from pplseq.models.iohmm.restarts.em import EMRun
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
@@ -114,7 +114,7 @@ def with_steps(batch: Batch) -> Batch:
 
 def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] | None = None) -> RestartProblem:
     """Data and networks as the learning side sees them; ``networks``: of another problem of the model."""
-    networks = restart_networks(model) if networks is None else networks
+    networks = restart_networks(model, batch) if networks is None else networks
     x, known = model.observed(batch.x)
     states = batch.states
     if model.outputs == "states":  # targets are what is known of the states
@@ -129,8 +129,8 @@ def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] 
     )
 
 
-def restart_networks(model: IOParameters) -> dict[str, Any]:
-    """Start, transitions and outputs with R sets of weights at once."""
+def restart_networks(model: IOParameters, batch: Batch) -> dict[str, Any]:
+    """Start, transitions and outputs with R sets of weights at once; variances have floors relative to those of the batch."""
     result: dict[str, Any] = {
         "initial": RestartNetwork(model.network("initial"), model.start_states),
         "transition": RestartNetwork(model.network("transition"), model.graph),
@@ -140,7 +140,7 @@ def restart_networks(model: IOParameters) -> dict[str, Any]:
     network = RestartNetwork(model.network("emission"))
     if model.outputs == "gaussian":
         covariance = model.config["covariance"]
-        return result | {"outputs": GaussianOutputs(network, covariance, model.covariance_floor)}
+        return result | {"outputs": GaussianOutputs(network, covariance, model.least_variances(batch))}
     return result | {"outputs": (CategoricalOutputs if model.outputs == "categorical" else BernoulliOutputs)(network)}
 
 
@@ -168,7 +168,7 @@ def load_restart(model: IOParameters, parameters: Parameters, restart: int) -> N
 # ---------------------------------------------------------------- restarts
 def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, plan: FitPlan) -> RestartHistory:
     """All restarts as one batch, or as few as fit into memory; the model gets the parameters of the chosen one."""
-    networks = restart_networks(model)
+    networks = restart_networks(model, batch)
     problem = restart_problem(model, batch, networks)
     if problem.num_targets == 0 and problem.seen.states is None:
         raise ValueError("x must hold at least one target, got missing ones only")
@@ -255,8 +255,10 @@ def _history(
     if chosen in result.empty:
         loud.append(f"states {', '.join(map(str, result.empty[chosen]))} of the chosen restart are empty")
     if chosen in result.floored:
+        given = model.covariance_floor
+        allowed = f"{FLOOR:g} of the outputs' own" if given is None else f"{given:g}"
         loud.append(
-            f"a variance met its floor of {model.covariance_floor:g}: fewer states may fit better, or a lower "
+            f"a variance met its floor of {allowed}: fewer states may fit better, or a lower "
             "covariance_floor where the outputs' own variance is as small"
         )
     history.note(loud)

@@ -9,11 +9,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.estimator import Estimator
 from pplseq.models.iohmm.data import PARTS, IOFormat
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
 
+FLOOR = 1e-4  # the smallest variance of Gaussian outputs, as a share of their own
 SPREAD = 0.5  # standard deviation of the first weights
 
 
@@ -27,7 +28,7 @@ class IOParameters(Estimator):
 
     outputs: str
     num_outputs: int
-    covariance_floor: float
+    covariance_floor: float | None
     graph: Tensor | None
     start_states: Tensor | None
     noise: GaussianNoise | None
@@ -142,6 +143,20 @@ class IOParameters(Estimator):
             total += network.num_free(mask)
         return total
 
+    def least_variances(self, batch: Batch) -> Tensor:
+        """(D,) the smallest variances of Gaussian outputs."""
+        values, seen = self.observed(batch.x)
+        there = seen if seen.dim() == values.dim() else seen.unsqueeze(-1).expand_as(values)
+        there = there & ~values.isnan()
+        if batch.lengths is not None:
+            steps = torch.arange(values.shape[1], device=values.device)
+            there = there & (steps < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
+        if self.covariance_floor is not None:
+            return values.new_full(values.shape[-1:], self.covariance_floor)
+        values = values.where(there, 0.0).double()
+        sums = there.sum((0, 1)).double(), values.sum((0, 1)), values.square().sum((0, 1))
+        return least_variances(*sums, FLOOR).to(self.reference)
+
     @torch.no_grad()
     def initialize(self, batch: Batch | None = None, how: str = "", *, scale: float = SPREAD) -> None:
         """Random weights; with data, means of Gaussian outputs at outputs that occur and covariances as wide as they are."""
@@ -157,12 +172,12 @@ class IOParameters(Estimator):
         if len(values) < 2:
             return
         spread = torch.cov(values.T).reshape(self.num_outputs, self.num_outputs)
-        spread = spread + self.covariance_floor * torch.eye(self.num_outputs).to(spread)
+        spread = spread + torch.diag(self.least_variances(batch)).to(spread)
         self.noise.set(spread.expand(self.num_states, -1, -1))
         picked = values[torch.randint(len(values), (self.num_states,)).to(values.device)]
         network, weights = self.network("emission"), dict(self.network("emission").named_parameters())
         if network.kind in ("constant", "table"):
             weights["logits"].copy_(picked.expand(weights["logits"].shape))
         elif network.kind == "linear":
-            weights["weight"].mul_(spread.diagonal().sqrt().clamp_max(1.0))  # slopes no steeper than outputs vary
+            weights["weight"].mul_(spread.diagonal().sqrt())  # slopes as steep as outputs vary
             weights["weight"][..., -1, :] = picked

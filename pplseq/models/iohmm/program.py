@@ -63,7 +63,8 @@ class IOHMM(IOHMMQueries):
             start distribution moves with u_1 to z_1, z_1 ~ sum_j start_j transition(j, u_1).
         hidden: sizes of the hidden layers of networks that see inputs, or a mapping from parts to such; () for none.
         covariance: of "gaussian" outputs: "diag", "full", "tied" (one full matrix for all states) or "spherical".
-        covariance_floor: smallest variance EM may give a state in any direction.
+        covariance_floor: smallest variance EM may give a state in any direction; None: a ten-thousandth of the outputs' own in
+            each dimension, so that units do not matter.
         feedback: join the output before each step to the inputs: True, "transition" or "emission"; see
             :meth:`~pplseq.models.iohmm.data.IOFormat.join`.
         transition, emission, initial_network: torch modules of your own for a part: one step's inputs (*B, U), or symbols
@@ -102,7 +103,7 @@ class IOHMM(IOHMMQueries):
         initial: str = "constant",
         hidden: Sequence[int] | Mapping[str, Sequence[int]] = (),
         covariance: str = "diag",
-        covariance_floor: float = 1e-3,
+        covariance_floor: float | None = None,
         feedback: bool | str = False,
         transition: nn.Module | None = None,
         emission: nn.Module | None = None,
@@ -123,7 +124,8 @@ class IOHMM(IOHMMQueries):
         if num_outputs is None:
             raise ValueError(f"num_outputs: say how many symbols, or dimensions, {outputs} outputs have; got None")
         self.num_outputs, self.mealy = checks.count("num_outputs", num_outputs), bool(mealy)
-        self.covariance_floor = float(checks.positive("covariance_floor", covariance_floor))
+        positive = checks.positive("covariance_floor", 1.0 if covariance_floor is None else covariance_floor)
+        self.covariance_floor = None if covariance_floor is None else float(positive)
         self.priors = WeightPriors.of(priors)
         self.sources = input_sources(initial, self.mealy, num_inputs, num_symbols)
         self.feedback = feedback_parts(outputs, self.sources, feedback)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
-from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.diffuse import gaussian_chain
 from pplseq.infer.gaussian.given import Dynamics
@@ -16,16 +16,19 @@ from pplseq.models.lds import statistics as regressions
 from pplseq.models.lds.parameters import REGRESSIONS, Parameters, RegressionPrior, stationary_belief, stationary_mean
 from pplseq.models.lds.start import guess_parameters
 
+FLOOR = 1e-6  # the smallest variance of a noise, as a share of that of the data, or of the states
+
 
 class EMOptions(NamedTuple):
-    """state_prior, emission_prior: of the two regressions. noise_floor: smallest variance in any direction.
+    """state_prior, emission_prior: of the two regressions. noise_floor: smallest variance in any direction, or None: a share of
+    the variance of the data, or of the states.
 
     diagonal: names of the covariances that are. held: names of the parameters that stay as they are.
     """
 
     state_prior: RegressionPrior
     emission_prior: RegressionPrior
-    noise_floor: float
+    noise_floor: float | None
     diagonal: frozenset[str]
     held: frozenset[str]
 
@@ -104,20 +107,33 @@ def e_step(parameters: Parameters, chain: GaussianChain, batch: Batch) -> Statis
     begun = valid[:, 0]
     only_first = torch.zeros_like(valid)
     only_first[:, 0] = begun
-    first = means[begun, 0]
+    first, states = means[begun, 0], means.where(valid.unsqueeze(-1), 0.0)
+    known, observed = x.nan_to_num(0.0).where(valid.unsqueeze(-1), 0.0), ~x.isnan() & valid.unsqueeze(-1)
     return {
         **{f"transition_{name}": value for name, value in zip(moves._fields, moves, strict=True)},
         **{f"emission_{name}": value for name, value in zip(seen._fields, seen, strict=True)},
         "num_sequences": begun.sum().to(means),
         "first_mean": first.sum(0),
         "first_second": first.T @ first + covariances.total(only_first),
-    }
+        "state_count": valid.sum().to(means), "state_sum": states.sum((0, 1)),
+        "state_square": states.square().sum((0, 1)) + covariances.total().diagonal(),
+        "data_count": observed.sum((0, 1)).to(x), "data_sum": known.sum((0, 1)), "data_square": known.square().sum((0, 1)),
+    }  # fmt: skip
+
+
+def floors(statistics: Statistics, floor: float | None) -> dict[str, float | Tensor]:
+    """The smallest variances of the covariances of these names."""
+    of = {"state_noise": "state", "initial_covariance": "state", "emission_noise": "data"}
+    if floor is not None:
+        return dict.fromkeys(of, floor)
+    parts = {kind: [statistics[f"{kind}_{part}"] for part in ("count", "sum", "square")] for kind in ("state", "data")}
+    return {name: least_variances(*parts[kind], FLOOR) for name, kind in of.items()}
 
 
 @torch.no_grad()
 def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -> tuple[Parameters, list[str]]:
     """The most probable parameters given the statistics, and which noises met the floor, in words."""
-    new, notes = parameters, []
+    new, notes, lowest = parameters, [], floors(statistics, options.noise_floor)
     for kind, noise_name, prior in (
         ("transition", "state_noise", options.state_prior), ("emission", "emission_noise", options.emission_prior),
     ):  # fmt: skip
@@ -127,7 +143,7 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
         about: dict[str, Any] = dict(
             free=torch.tensor([name not in options.held for name in names], device=noise.device),
             shrunk=torch.tensor([not name.endswith("_offset") for name in names], device=noise.device),
-            prior=prior, floor=options.noise_floor, diagonal=noise_name in options.diagonal,
+            prior=prior, floor=lowest[noise_name], diagonal=noise_name in options.diagonal,
             hold_noise=noise_name in options.held,
         )  # fmt: skip
         given = parameters.weights(kind), torch.diag(noise) if noise.dim() == 1 else noise, part
@@ -138,17 +154,35 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
         new = new.with_weights(kind, weights)._replace(**{noise_name: noise})
         if floored:
             notes.append(
-                f"{noise_name} met its floor of {options.noise_floor:g} in some direction: fewer states or diagonal noise, a "
-                "prior, or a larger noise_floor may fit better"
+                f"{noise_name} met its floor of {_in_words(noise_name, options.noise_floor)} in some direction: fewer states "
+                "or diagonal noise, a prior, or a larger noise_floor may fit better"
             )
     if parameters.initial_covariance is not None and not bool(parameters.initial_covariance.isinf().any()):
         count = statistics["num_sequences"]
         mean = parameters.initial_mean if "initial_mean" in options.held else statistics["first_mean"] / count
         cross = torch.outer(statistics["first_mean"], mean)
         scatter = statistics["first_second"] - cross - cross.T + count * torch.outer(mean, mean)
-        covariance = regressions.floored_covariance(scatter / count, options.noise_floor, False)[0]
+        before, lowest = new.initial_covariance, lowest["initial_covariance"]
+        covariance = regressions.floored_covariance(scatter / count, lowest, False, before)[0]
         new = new._replace(initial_mean=mean, initial_covariance=covariance)
     return new, notes
+
+
+def _in_words(name: str, floor: float | None) -> str:
+    whose = "states" if name == "state_noise" else "data"
+    return f"{FLOOR:g} of the {whose}' variance".replace("data'", "data's") if floor is None else f"{floor:g}"
+
+
+def above_floor(parameters: Parameters, held: Parameters, lowest: dict[str, float | Tensor]) -> Parameters:
+    """The same with covariances that are nowhere further below the floor than others, which an M-step made."""
+    for name, floor in lowest.items():
+        pair = getattr(parameters, name), getattr(held, name)
+        if pair[0] is None or bool(pair[0].isinf().any()):
+            continue
+        full, before = (torch.diag(noise) if noise.dim() == 1 else noise for noise in pair)
+        kept = regressions.floored_covariance(full, floor, pair[0].dim() == 1, before)[0]
+        parameters = parameters._replace(**{name: kept.diagonal() if pair[0].dim() == 1 else kept})
+    return parameters
 
 
 def _stationary_mode(parameters: Parameters, given: tuple[Tensor, Tensor, Any], statistics: Statistics, about: dict):

@@ -181,7 +181,7 @@ class LDSTensors(GaussianEstimator):
         initial: str = "learned",
         state_prior: RegressionPrior | Mapping | None = None,
         emission_prior: RegressionPrior | Mapping | None = None,
-        noise_floor: float = 1e-6,
+        noise_floor: float | None = None,
         dtype: str = "float64",
     ):
         super().__init__()
@@ -195,7 +195,8 @@ class LDSTensors(GaussianEstimator):
         self.num_inputs = checks.count("num_inputs", num_inputs, 0)
         if num_inputs and inputs_to == "none":
             raise ValueError(f"inputs_to: {num_inputs} inputs must enter somewhere, got 'none'")
-        self.initial, self.noise_floor = initial, float(checks.positive("noise_floor", noise_floor))
+        self.initial, self._lowest = initial, {}
+        self.noise_floor = None if noise_floor is None else float(checks.positive("noise_floor", noise_floor))
         self.state_prior = as_prior("state_prior", state_prior)
         self.emission_prior = as_prior("emission_prior", emission_prior)
         self._config = dict(

@@ -29,7 +29,17 @@ from pplseq.models.lds.arguments import (
     to_come,
     with_inputs,
 )
-from pplseq.models.lds.fit import EMOptions, chain_of, check_enough, e_step, first_parameters, m_step
+from pplseq.models.lds.coordinates import from_coordinates, to_coordinates
+from pplseq.models.lds.fit import (
+    EMOptions,
+    above_floor,
+    chain_of,
+    check_enough,
+    e_step,
+    first_parameters,
+    floors,
+    m_step,
+)
 from pplseq.models.lds.parameters import LDSTensors
 from pplseq.models.lds.queries import Diagnostics, Forecast, diagnose, next_states, observed_forecast, observed_moments
 from pplseq.models.lds.start import STARTS
@@ -55,7 +65,8 @@ class LDS(LDSTensors):
             state, exactly (see :mod:`pplseq.infer.gaussian.diffuse`); such a model generates from a given ``start`` only.
         state_prior, emission_prior: a :class:`~pplseq.models.lds.statistics.RegressionPrior` of weights and noise (or a mapping
             of its arguments), for maximum a posteriori; None: maximum likelihood.
-        noise_floor: smallest variance that EM may give a noise, or the first state, in any direction.
+        noise_floor: smallest variance that EM may give a noise, or the first state, in any direction; None: a millionth of the
+            data's own variance in each column, and of the states' for theirs, so that units do not matter.
         dtype: "float64" (what EM wants) or "float32".
 
     Raises:
@@ -212,7 +223,20 @@ class LDS(LDSTensors):
         options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self._diagonal, self.held)
         parameters, notes = m_step(self.values, statistics, options)
         self._put(parameters)
+        self._lowest = floors(statistics, self.noise_floor)
         return notes
+
+    def em_coordinates(self) -> tuple[Tensor, Tensor]:
+        """The parameters that a fit moves, as EM's acceleration wants them, and their units."""
+        return to_coordinates(self.values, self._free)
+
+    def set_em_coordinates(self, coordinates: Tensor) -> None:
+        here = self.values
+        self._put(above_floor(from_coordinates(here, self._free, coordinates), here, self._lowest))
+
+    @property
+    def _free(self) -> list[str]:
+        return [name for name in self.values._fields if self._parameter_of(name) is not None and name not in self.held]
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats, up to a constant; 0 without priors."""

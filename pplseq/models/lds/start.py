@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.infer.fit.em import LOST
 from pplseq.kernels.kalman import symmetric
 
 STARTS = ("subspace", "pca", "random")
@@ -62,7 +63,8 @@ def guess_parameters(
         centred = centred - extras @ _regress(extras, centred).T
     signal = torch.zeros_like(filled)
     signal[valid] = centred.where(seen[valid], 0.0)
-    spread = (centred.square().mean(0)).clamp_min(1e-12)
+    square = flat.square().mean(0)
+    spread = centred.square().mean(0).maximum(torch.where(square > 0, LOST * square, 1.0))
     signal = signal / spread.sqrt()  # units of measurement shall not matter
     pairs = None
     if how == "subspace":

@@ -25,6 +25,8 @@ from pplseq.models.lds.parameters import RegressionPrior
 STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics
 HALVINGS = 30
 
+Floor = float | Tensor
+
 
 class Regression(NamedTuple):
     """Sums over steps of y = W r + noise, about the W that they were gathered with: e = y - W r.
@@ -107,14 +109,14 @@ def _outer(left: Tensor, right: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ M-step
 def regression_mode(
     weights: Tensor, noise: Tensor, statistics: Regression, *, free: Tensor, shrunk: Tensor, prior: RegressionPrior,
-    floor: float, diagonal: bool = False, hold_noise: bool = False,
+    floor: Floor, diagonal: bool = False, hold_noise: bool = False,
 ) -> tuple[Tensor, Tensor, bool]:  # fmt: skip
     """The most probable weights and noise of a regression.
 
     Args:
         weights: (n, k) W that the statistics are about. noise: (n, n) current covariance.
         free: (k,) bool columns of W that may move. shrunk: (k,) bool columns that the prior pulls to zero.
-        floor: smallest variance in any direction; the result is the maximum under that constraint.
+        floor: smallest variance in any direction, see :func:`floored_covariance`; the result is the maximum under it.
         diagonal: of the noise. hold_noise: keep it.
 
     Returns:
@@ -131,7 +133,7 @@ def regression_mode(
         return weights, noise, False
     total = residual_scatter(statistics, step) + (weights * ridge) @ weights.T
     total = total + prior.count * prior.variance * torch.eye(len(total)).to(total)
-    return weights, *floored_covariance(total / (statistics.count + prior.count), floor, diagonal)
+    return weights, *floored_covariance(total / (statistics.count + prior.count), floor, diagonal, noise)
 
 
 def residual_scatter(statistics: Regression, step: Tensor) -> Tensor:
@@ -140,13 +142,23 @@ def residual_scatter(statistics: Regression, step: Tensor) -> Tensor:
     return symmetric(statistics.scatter - moved - moved.T + step @ statistics.moment @ step.T)
 
 
-def floored_covariance(covariance: Tensor, floor: float, diagonal: bool) -> tuple[Tensor, bool]:
-    """The covariance (n, n), or its diagonal, with no variance below ``floor`` in any direction; and whether one was."""
+def floored_covariance(covariance: Tensor, floor: Floor, diagonal: bool, before: Tensor) -> tuple[Tensor, bool]:
+    """The covariance (n, n), or its diagonal, with no variance below ``floor`` in any direction; and whether one was.
+
+    Args:
+        floor: a variance, or (n,) one of each coordinate.
+        before: (n, n) what it was; where that is below the floor, the floor is lowered to it: EM never leaves what it stands
+            at for something less likely.
+    """
+    variances = torch.as_tensor(floor).to(covariance).expand(len(covariance))
     if diagonal:
-        variances = covariance.diagonal()
-        return torch.diag(variances.clamp_min(floor)), bool((variances < floor).any())
-    covariance, floored = floor_eigenvalues(covariance, floor)
-    return covariance, bool(floored)
+        variances, values = variances.minimum(before.diagonal()), covariance.diagonal()
+        return torch.diag(values.maximum(variances)), bool((values < variances).any())
+    unit = variances.sqrt()
+    unit = torch.outer(unit, unit)  # in these units the floor is 1
+    share = float(torch.linalg.eigvalsh(before / unit)[0].clamp(0, 1))
+    value, floored = floor_eigenvalues(covariance / unit, share)
+    return value * unit, bool(floored)
 
 
 def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
@@ -159,7 +171,7 @@ def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
 
 def stationary_mode(
     weights: Tensor, noise: Tensor, statistics: Regression, mean: Tensor, spread: Tensor, num_sequences: Tensor,
-    first_mean: Callable[[Tensor], Tensor], *, free: Tensor, shrunk: Tensor, prior: RegressionPrior, floor: float,
+    first_mean: Callable[[Tensor], Tensor], *, free: Tensor, shrunk: Tensor, prior: RegressionPrior, floor: Floor,
     diagonal: bool = False, hold_noise: bool = False,
 ) -> tuple[Tensor, Tensor, bool]:  # fmt: skip
     """As :func:`regression_mode` for a transition on which the first state's distribution depends: P = A P A' + Q.
@@ -218,7 +230,7 @@ def stationary_mode(
             def towards(gradient, noise=noise, total=total):
                 target = noise + 2 / total * noise @ symmetric(gradient) @ noise
                 nonlocal floored
-                target, floored = floored_covariance(target, floor, diagonal)
+                target, floored = floored_covariance(target, floor, diagonal, noise)
                 return target - noise
 
             noise = ascend(noise, towards, lambda s, weights=weights: (weights, symmetric(s)))

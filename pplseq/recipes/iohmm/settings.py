@@ -68,7 +68,7 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
         initial: first state: one distribution, one that sees inputs, or a transition from a state before.
         feedback: join the past output to the inputs.
         covariance: of gaussian outputs.
-        covariance_floor: smallest variance of gaussian outputs (default: 0.001, or 0.0001 of an output's where that is less).
+        covariance_floor: smallest variance of gaussian outputs (default: 0.0001 of that of each output).
         method: EM, generalised EM, or stochastic gradients.
         max_iterations: of EM, or steps of sgd (default: 100; strings: 300).
         batch_size: sequences of a mini-batch of sgd.

@@ -26,7 +26,6 @@ SCORES = {
     "smallest_consistent": "1: every target is right",
 }
 LARGEST = 1e100  # of numbers, whose squares are added up
-FLOOR, SHARE = 1e-3, 1e-4  # smallest variance of outputs, and that as a share of their own
 
 
 def sizes_of(states: str | None, default: Sequence[int]) -> list[int]:
@@ -163,15 +162,6 @@ def _graph(option: str | None) -> Any:
     return torch.tensor(rows, dtype=torch.bool)
 
 
-def _floor(columns: Columns, table: SequenceTable) -> float:
-    """The smallest variance of Gaussian outputs: small beside that of the data, in whatever units they are."""
-    if columns.family != "gaussian":
-        return FLOOR
-    rows = np.concatenate(table.outputs)
-    variances = [column[~np.isnan(column)].var() for column in rows.T if not np.isnan(column).all()]
-    return min([FLOOR, *(SHARE * float(value) for value in variances if value > 0)])
-
-
 def _check_inputs(settings: Any) -> None:
     """Raises ValueError where something is to see inputs, and there are none."""
     sees = [
@@ -215,7 +205,7 @@ def _options(columns: Columns, table: SequenceTable, settings: Any) -> dict[str,
         num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
         mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
         feedback=settings.feedback, covariance=settings.covariance,
-        hidden=settings.hidden, covariance_floor=settings.covariance_floor or _floor(columns, table),
+        hidden=settings.hidden, covariance_floor=settings.covariance_floor,
     )  # fmt: skip
 
 

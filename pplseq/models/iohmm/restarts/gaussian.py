@@ -22,13 +22,14 @@ class GaussianOutputs(Outputs):
     """x in R^D with means from the network and covariances of each state (or one for all).
 
     Args:
-        network: of the means. covariance: "diag", "full", "tied" or "spherical". floor: smallest variance in any direction.
+        network: of the means. covariance: "diag", "full", "tied" or "spherical". floor: smallest variance, or (D,)
+            of each dimension.
         num_climbs: steps uphill in an M-step where there is no formula.
     """
 
     names = ("emission", "noise")
 
-    def __init__(self, network: RestartNetwork, covariance: str, floor: float, num_climbs: int = 10):
+    def __init__(self, network: RestartNetwork, covariance: str, floor: float | Tensor, num_climbs: int = 10):
         super().__init__(network.num_sources)
         self.network, self.covariance, self.floor, self.num_climbs = network, covariance, floor, num_climbs
         self.climber: Climber | None = None
@@ -137,9 +138,11 @@ class GaussianOutputs(Outputs):
             return inner(counts, self._density(split, seen, visits.shape[-1])) + self.log_prior(split, penalty)
 
         def inside(own):  # the floor holds on this way, too
-            lowest = math.log(self.floor) / 2
             if "noise.log_scale" in own:
-                return own | {"noise.log_scale": own["noise.log_scale"].clamp_min(lowest)}
+                value = own["noise.log_scale"]  # (Z, D or 1, R)
+                lowest = torch.as_tensor(self.floor).to(value).log().reshape(-1, 1) / 2
+                lowest = lowest.mean(0) if value.shape[1] == 1 else lowest
+                return own | {"noise.log_scale": value.maximum(lowest)}
             return own
 
         return self._split(self.climber.climb(flat, objective, self.num_climbs, inside))

@@ -193,25 +193,28 @@ def linear_regression(
 
 
 def residual_covariance(
-    residual: Tensor, weight: Tensor, covariance: str, floor: float, group: int = 1, extra: Tensor | None = None
+    residual: Tensor, weight: Tensor, covariance: str, floor: float | Tensor, group: int = 1, extra: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Maximum-likelihood covariances of weighted residuals, no variance below ``floor`` in any direction.
 
     Args:
         residual: (P, N, D). weight: (P, N).
         covariance: "diag", "full", "spherical" or "tied" (one full matrix for each ``group`` of successive problems).
-        floor: smallest variance. extra: (P, D, D) scatter beside that of the residuals (of what was not seen), or None.
+        floor: smallest variance, or (D,) those of each dimension.
+        extra: (P, D, D) scatter beside that of the residuals (of what was not seen), or None.
 
     Returns:
         (P, D, D), NaN for problems without weight, and a mask (P,) of those that met the floor.
     """
+    floor = torch.as_tensor(floor).to(residual).expand(residual.shape[-1])
     if covariance in ("diag", "spherical"):
+        floor = floor.mean() if covariance == "spherical" else floor
         scatter = (weight.unsqueeze(-1) * residual**2).sum(1)
         scatter = scatter if extra is None else scatter + extra.diagonal(dim1=-2, dim2=-1)
         variance = scatter / weight.sum(1, keepdim=True)
         if covariance == "spherical":
             variance = variance.mean(-1, keepdim=True).expand_as(variance)
-        return torch.diag_embed(variance.clamp_min(floor)), (variance < floor).any(-1)
+        return torch.diag_embed(variance.maximum(floor)), (variance < floor).any(-1)
     scatter, mass = residual.mT @ (weight.unsqueeze(-1) * residual), weight.sum(1)
     scatter = scatter if extra is None else scatter + extra
     if covariance == "tied":
@@ -219,8 +222,10 @@ def residual_covariance(
     result = scatter / mass[:, None, None]
     known = torch.isfinite(result).all(-1).all(-1)  # the eigenvalues of NaN raise
     eye = torch.eye(result.shape[-1], dtype=result.dtype, device=result.device)
-    value, floored = floor_eigenvalues(torch.where(known[:, None, None], result, eye), floor)
-    value, floored = torch.where(known[:, None, None], value, torch.nan), floored & known
+    unit = floor.sqrt()
+    unit = torch.outer(unit, unit)  # in these units the floor is 1
+    value, floored = floor_eigenvalues(torch.where(known[:, None, None], result / unit, eye), 1.0)
+    value, floored = torch.where(known[:, None, None], value * unit, torch.nan), floored & known
     if covariance == "tied":
         value, floored = value.repeat_interleave(group, 0), floored.repeat_interleave(group, 0)
     return value, floored

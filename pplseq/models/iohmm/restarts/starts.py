@@ -100,10 +100,10 @@ def _gaussian(problem, outputs, block, emission):
         emission = {"logits": picked.expand(emission["logits"].shape).clone()}
     spread = torch.cov(targets.T).reshape(size, size) if len(targets) > 1 else eye
     if kind == "linear":
-        # slopes no steeper than targets vary: of outputs in large units all states but one would begin far from any
-        emission["weight"] *= spread.diagonal().sqrt().clamp_max(1.0).unsqueeze(-1)
+        # slopes as steep as targets vary, whatever their units: others would begin all states but one far from any
+        emission["weight"] *= spread.diagonal().sqrt().unsqueeze(-1)
         emission["weight"][..., -1, :, :] = picked
-    spread = spread + outputs.floor * eye
+    spread = spread + torch.as_tensor(outputs.floor).to(eye) * eye
     if outputs.covariance in ("diag", "spherical"):
         variance = spread.diagonal() if outputs.covariance == "diag" else spread.diagonal().mean(0, keepdim=True)
         return emission, {"log_scale": (variance.log() / 2)[:, None].expand(num_states, -1, count).clone()}
