@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
+from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain, once
 from pplseq.infer.gaussian.numbers import Numbers
@@ -84,7 +85,8 @@ class DiffuseChain(GaussianChain):
         shift, spread = torch.zeros_like(start.mean[..., self.unknown]), _first_spread(evidence, len(self.unknown))
         for _ in range(ROUNDS):
             self._begin(start, shift, spread, dynamics, evidence, options)
-            known = self._known_in_the_end
+            with torch.no_grad():
+                known = self._known_in_the_end
             left = known.covariance.detach().diagonal(dim1=-2, dim2=-1).flatten(0, -2).amin(0) - spread
             left = left.clamp_min(TINY * spread)
             if bool((spread <= FAR * left).all()):
@@ -179,8 +181,53 @@ class DiffuseChain(GaussianChain):
 
     # ---------------------------------------------------------------- answers
     def log_prob(self) -> Tensor:
-        total = self.step_log_probs.sum(0) + self._known_in_the_end.log_prob
+        total = None
+        if self._differentiable and torch.is_grad_enabled() and not self._by_row:
+            total = self._smoothly()
+        if total is None:
+            total = self.step_log_probs.sum(0) + self._known_in_the_end.log_prob
         return total.reshape(self.batch_shape).to(self.dtype)
+
+    def _smoothly(self) -> Tensor | None:
+        """(R,) log p(y), its gradients from the smoother, where there are compiled loops.
+
+        log p(y | d) is quadratic in d, so that a few values, about where it is largest and as far apart as d is uncertain, say
+        all of it, and their derivatives all of its derivatives.
+        """
+        flat, size = self.flat, len(self.unknown)
+        with torch.no_grad():
+            if self.loops is None:
+                return None
+            known = self._known_in_the_end
+            root = torch.linalg.cholesky(known.covariance[0])  # one for all rows
+        unit = torch.eye(size).to(root)
+        pairs = torch.combinations(torch.arange(size), 2)
+        values = torch.cat([torch.zeros_like(unit[:1]), unit, -unit, unit[pairs[:, 0]] + unit[pairs[:, 1]]])
+        apart = values.new_zeros(len(values), flat.mean.shape[-1]).index_copy(1, self.unknown, values @ root.mT)
+        centre = flat.mean.index_add(1, self.unknown, known.mean)
+        many = len(values)
+        numbers = self._numbers._replace(residual=self._numbers.residual.repeat(1, many, 1))
+        flat = flat._replace(
+            batch_shape=torch.Size([many * len(centre)]), mean=(centre + apart.unsqueeze(1)).flatten(0, 1), evidence=numbers,
+            offset=flat.offset if flat.offset is None or flat.offset.dim() == 1 else flat.offset.repeat(1, many, 1),
+            valid=None if flat.valid is None else flat.valid.repeat(1, many),
+            used=None if flat.used is None else flat.used.repeat(1, many),
+        )  # fmt: skip
+        with torch.no_grad():
+            chain = self.with_numbers(flat)
+        found = likelihood.row_log_probs(chain)
+        if found is None:
+            return None
+        best, up, down, both = found.view(many, -1).split([1, size, size, len(pairs)])
+        slope = ((up - down) / 2).mT  # (R, d)
+        curvature = torch.diag_embed((2 * best - up - down).mT)
+        across = (up[pairs[:, 0]] + up[pairs[:, 1]] - best - both).mT
+        for k, (i, j) in enumerate(pairs.tolist()):
+            place = torch.outer(unit[i], unit[j])
+            curvature = curvature + across[:, k, None, None] * (place + place.mT)
+        about = torch.linalg.vecdot(slope, torch.linalg.solve(curvature, slope))
+        volume = torch.logdet(curvature) / 2 - root.diagonal().log().sum()
+        return best[0] + about / 2 - volume
 
     def token_log_probs(self) -> Tensor:
         return self._batch_first(self._diffuse_log_probs).to(self.dtype)
@@ -240,7 +287,7 @@ class DiffuseChain(GaussianChain):
 
     def _smoothed_table(self, lag: int) -> Tensor:
         """(T - lag, 1 | R, h, h) covariances with the step so far before."""
-        path, added = self._smoothed_path, self._added
+        path, added = self.smoothed_path, self._added
         table, index = (path.lag_one, path.index[:-1]) if lag else (path.smoothed, path.index)
         own = table[index]
         own = own if own.dim() == 4 else own.unsqueeze(1)

@@ -12,9 +12,8 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
-from pplseq.infer.fit.em import Statistics, dirichlet_mode
+from pplseq.infer.fit.em import NOTHING, Statistics, dirichlet_mode
 from pplseq.models.hmm.emissions import (
-    EMPTY,
     GaussianTable,
     dirichlet_log_density,
     inside_simplex,
@@ -188,7 +187,7 @@ class FamilyTable(PyroModule):
             own = {n.removeprefix(prefix): v for n, v in statistics.items() if n.startswith(prefix)}
             before = {n: values[f"{prefix}{n}"] for n in family.parameters}
             weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
-            empty = weight < EMPTY
+            empty = weight < NOTHING
             after = family.update(own, before)
             for name, value in after.items():
                 value = torch.where(empty, before[name].to(value), value)

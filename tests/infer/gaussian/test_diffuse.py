@@ -222,3 +222,20 @@ def test_states_before_they_are_determined():
     assert bool(states.means[:, 0].isnan().all()) and bool(states.means[:, 1:].isfinite().all())
     assert bool(states.covariances.at(0).diagonal().isinf().all())
     assert bool((chain.token_log_probs()[:, 0] == 0).all())
+
+
+def test_second_derivatives():
+    values, (y, seen, valid) = system(2, 1), data(1, False)
+    A, Q, C, R = (value.detach() for value in values)
+
+    def found(logs):
+        return chain_of((A, Q * logs[0].exp(), C * logs[2], R * logs[1].exp()), y, seen, valid, [0, 1]).log_prob().sum()
+
+    def expected(logs):
+        scaled = (A, Q * logs[0].exp(), C * logs[2], R * logs[1].exp())
+        rows = enumerate(LENGTHS.tolist())
+        return sum(diffuse_posterior(sequence(scaled, y[:, r], seen[:, r], n), [0, 1])[0] for r, n in rows)
+
+    at = torch.tensor([0.1, -0.2, 1.1], dtype=F64)
+    hessians = [torch.autograd.functional.hessian(function, at) for function in (found, expected)]
+    close(*hessians, rtol=1e-5, atol=1e-5)
