@@ -126,7 +126,9 @@ class DiffuseChain(GaussianChain):
     def _by_row(self) -> bool:
         """Whether rows differ in what d adds to their means."""
         used = self.flat.used
-        return self.path.index.dim() > 1 or (used is not None and not bool((used == used[:, :1]).all()))
+        with torch.no_grad():  # indices have none
+            by_row = self.path.index.dim() > 1
+        return by_row or (used is not None and not bool((used == used[:, :1]).all()))
 
     def _responding(self, name: str) -> Tensor:
         """(T, 1 | R, h, d)"""

@@ -10,7 +10,7 @@ from torch import Tensor
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
 from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
-from pplseq.infer.gaussian.diffuse import gaussian_chain
+from pplseq.infer.gaussian.diffuse import DiffuseChain
 from pplseq.infer.gaussian.given import Dynamics
 from pplseq.models.lds import statistics as regressions
 from pplseq.models.lds.parameters import REGRESSIONS, Parameters, RegressionPrior, stationary_belief, stationary_mean
@@ -85,7 +85,8 @@ def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
         start = stationary_belief(parameters.transition, parameters.transition_offset, parameters.state_noise)
     else:
         start = GaussianBelief(parameters.initial_mean, parameters.initial_covariance)
-    return gaussian_chain(
+    kind = DiffuseChain if bool(start.covariance.isinf().any()) else GaussianChain
+    return kind(
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),
         evidence, valid=None if batch.lengths is None else valid_steps(batch).T, seen=seen, check=False,
