@@ -61,7 +61,7 @@ def test_values_gradients_and_components_are_those_of_one_gaussian(options, inpu
     if inputs:
         model.set_parameters(inputs=[0.7])
     wanted, states = dense(model, x, drawn)
-    assert model.score([x], **known) == pytest.approx(float(wanted), abs=1e-8)
+    assert model.score([x], **known) == pytest.approx(float(wanted.detach()), abs=1e-8)
     batch = model.as_batch([x], **known)
     value = model.log_joint(batch.x, **batch.known)
     parameters = [parameter for parameter in model.parameters() if parameter.numel()]
