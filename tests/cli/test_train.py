@@ -161,6 +161,7 @@ def test_config_errors(text, tmp_path, line, message):
     "arguments,message",
     [
         (["--states", "50"], "states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
+        (["--num-blocks", "1"], "num_blocks = 1, and <eos> has a block of its own"),
         (["--num-blocks", "80", "--states", "80"], "num_blocks = 80 is more than the"),
         (["--blocks", "bronw"], "blocks must be brown, uniform, none or an existing paths file, got 'bronw'"),
         (["--hidden", "0"], "hidden must be at least 1, got 0"),

@@ -199,6 +199,7 @@ def test_a_model_without_words_says_so(tmp_path):
         (np.zeros(4, dtype=int), {}, r"x must have shape \(B, T\), got \(4,\)"),
         (SENTENCES, {"valid": [[1, 2]]}, "valid must be sentences like x"),
         (SENTENCES, {"num_blocks": 3}, "states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
+        (SENTENCES, {"num_blocks": 1}, "num_blocks = 1, and <eos> has a block of its own: choose at least 2"),
         (SENTENCES, {"num_blocks": 64}, "num_blocks = 64 is more than the 8 words"),
         (SENTENCES, {"blocks": "brwn"}, "got 'brwn'. Did you mean 'brown'"),
         (SENTENCES, {"epoch": 3}, "fit has no option 'epoch'. Did you mean 'epochs'"),
@@ -209,3 +210,11 @@ def test_a_model_without_words_says_so(tmp_path):
 def test_wrong_data_and_options(x, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         VLHMM(**SMALL).fit(x, **options)
+
+
+@pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
+def test_a_size_that_memory_cannot_hold_is_refused_before_anything_is_allocated(transition):
+    model = VLHMM(num_states=10**13, transition=transition)
+    with pytest.raises(ValueError, match="states: a training of this size takes about .* GB of memory"):
+        model.fit(SENTENCES, num_blocks=8)
+    assert model.num_words is None

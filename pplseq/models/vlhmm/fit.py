@@ -27,6 +27,7 @@ from pplseq.files import new_file
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.runs.checkpoint import only_one_run
+from pplseq.runs.cost import check_fits, vlhmm_cost
 from pplseq.runs.progress import TrainingBar
 from pplseq.runs.settings import Progress, TrainSettings
 from pplseq.runs.training import train
@@ -122,7 +123,12 @@ def fit(
     if num_blocks is None:
         num_blocks = most_blocks(model.num_states, len(vocabulary))
     if fresh:
-        check_blocks(model.num_states, len(vocabulary), blocks, num_blocks, block_sizes)
+        own_block = eos_block and vocabulary.eos_id is not None
+        check_blocks(model.num_states, len(vocabulary), blocks, num_blocks, block_sizes, own_block)
+        names = ("tied", "transition", "shared_layer", "parameterization", "hidden_size", "state_dropout", "num_states")
+        sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
+        tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
+        check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), device)
     with _run_folder(folder, resume) as place, torch.random.fork_rng(enabled=seed is not None):
         if place is not None:
             check_same_text(place, train_text, resume)
@@ -257,14 +263,24 @@ def most_blocks(num_states: int, num_words: int) -> int:
     return next(m for m in range(min(MOST_BLOCKS, num_states, num_words), 0, -1) if num_states % m == 0)
 
 
-def check_blocks(num_states: int, num_words: int, blocks: str, num_blocks: int, block_sizes: str = "even") -> None:
-    """Raise ValueError for sizes that do not fit together, before anything is clustered or allocated."""
+def check_blocks(
+    num_states: int, num_words: int, blocks: str, num_blocks: int, block_sizes: str = "even", own_block: bool = False
+) -> None:
+    """Raise ValueError for sizes that do not fit together, before anything is clustered or allocated.
+
+    Args:
+        own_block: whether ``<eos>`` gets a block of its own.
+    """
     checks.choice("block_sizes", block_sizes, BLOCK_SIZES)
     if blocks not in ("brown", "uniform"):
         return
     if checks.count("num_blocks", num_blocks) > num_words:
         raise ValueError(
             f"num_blocks = {num_blocks} is more than the {num_words} words of the vocabulary; choose at most {num_words}"
+        )
+    if num_blocks == 1 and own_block and blocks == "brown":
+        raise ValueError(
+            "num_blocks = 1, and <eos> has a block of its own: choose at least 2, no eos_block, or blocks = none for one block"
         )
     if block_sizes == "even":
         check_divisible(num_states, num_blocks)
@@ -275,9 +291,8 @@ def check_divisible(num_states: int, num_blocks: int) -> None:
     if num_states % num_blocks:
         below = num_states // num_blocks * num_blocks
         sizes = [str(size) for size in (below, below + num_blocks) if size]
-        raise ValueError(
-            f"states = {num_states} is not divisible by num_blocks = {num_blocks}: the nearest sizes are {' and '.join(sizes)}"
-        )
+        near = f"the nearest sizes are {' and '.join(sizes)}" if len(sizes) > 1 else f"use at least {sizes[0]}"
+        raise ValueError(f"states = {num_states} is not divisible by num_blocks = {num_blocks}: {near}")
 
 
 def _all(*watchers: Callable[..., None] | None) -> Callable[..., None] | None:

@@ -49,7 +49,8 @@ def train(name: str, job: Job) -> dict[str, Any]:
             small = _to_grow(settings, corpus.vocabulary)
     if name == "vlhmm" and settings.blocks != "none":
         num_words, sizes = len(corpus.vocabulary), (settings.num_blocks, settings.block_sizes)
-        check_blocks(settings.states, num_words, settings.blocks, *sizes)
+        own_block = settings.eos_block and corpus.vocabulary.eos_id is not None
+        check_blocks(settings.states, num_words, settings.blocks, *sizes, own_block)
         options = {option: getattr(settings, option) for option in ("eos_block", "exchange_passes", "seed")}
         blocks = settings.blocks if small is None else str(settings.grow_from / "clusters.paths")
         with job.preparing(f"clustering {num_words:,} words"), together.one_first():
@@ -177,10 +178,9 @@ def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
         raise ValueError(f"grow_from: blocks of {folder} are uneven; grow it in Python, by model.split(factor)")
     if settings.states % small.num_states:
         below = settings.states // small.num_states * small.num_states
-        near = [str(size) for size in (below, below + small.num_states) if size]
+        near = " and ".join(str(size) for size in (below, below + small.num_states) if size)
         raise ValueError(
-            f"grow_from: {settings.states} states are no multiple of the {small.num_states} of {folder}; the nearest sizes are "
-            f"{' and '.join(near)}"
+            f"grow_from: {settings.states} states are no multiple of the {small.num_states} of {folder}; use {near}"
         )
     return small
 
