@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import inspect
 import math
 import os
@@ -100,12 +101,35 @@ def choice(name: str, value: Any, choices: Iterable[str]) -> str:
 def nearest(word: str, words: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or the list of what there is: the end of a message about an unknown name."""
     words = list(words)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(words)}"
+    return similar(word, words) or f" There are: {', '.join(words)}"
+
+
+def similar(word: str, words: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing where no word is near."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 class NamedArguments:
-    """A base of classes whose constructors, for an argument that is misspelt, name the nearest that they take."""
+    """A base of classes whose constructors and ``set_parameters``, for a misspelt argument, name the nearest that they take."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        method = vars(cls).get("set_parameters")
+        if method is None:
+            return
+        parameters = inspect.signature(method).parameters
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+            known = list(parameters)[1:]
+
+            @functools.wraps(method)
+            def checked(self, *args: Any, **given: Any):
+                for name in given:
+                    if name not in known:
+                        raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{nearest(name, known)}")
+                return method(self, *args, **given)
+
+            setattr(cls, "set_parameters", checked)  # noqa: B010  (a type checker sees the method as it was written)
 
     def __new__(cls, *args: Any, **given: Any):
         known: list[str] = []

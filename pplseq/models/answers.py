@@ -237,8 +237,8 @@ def answer_lines(
 
     Args:
         lines: words separated by spaces, or (a line that begins with a brace) a JSON object with "words": a list where
-            null is a gap, or "text": a string. An "id" is handed through. Blank lines are left out; of a file, a line
-            longer than `max_line_bytes` is an error.
+            null is a gap, or "text": a string. An "id" is handed through. A blank line is a sentence without words;
+            of a file, a line longer than `max_line_bytes` is an error.
         ask: from words to an answer.
         gap: the word that stands for a gap.
         end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
@@ -250,8 +250,6 @@ def answer_lines(
             if isinstance(line, int):
                 raise ValueError(too_long(line))
             text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
-            if not text.strip():
-                continue
             words, handed_through = _parse(text)
             answer |= handed_through
             words = [None if word is None or word == gap else (word.lower() if lower else word) for word in words]

@@ -47,11 +47,12 @@ def check_options(
     parameters = inspect.signature(fitter or FITTERS[method]).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
+    data = inspect.signature(model.as_batch).parameters  # what is known with the sequences
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("initial", "on_iteration", *own)]
     if unknown := sorted(options.keys() - set(known)):
         raise TypeError(
             f"{type(model).__name__}.fit with method {method!r} has no option {', '.join(map(repr, unknown))}; it takes "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}.{checks.similar(unknown[0], [*known, *inspect.signature(type(model).fit).parameters, *data])}"
         )
 
 

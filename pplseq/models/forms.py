@@ -3,6 +3,7 @@
 | given | read as |
 |---|---|
 | a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
+| an array of objects | numbers, missing where it holds None; or the sequences that it holds |
 | an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
 | an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
 | a `Text` of a corpus | its lines |
@@ -40,6 +41,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
         return list(x.lines()), lengths
     if is_frame(x):
         x = numbers_of(x, num_features, name)
+    elif isinstance(x, np.ndarray) and x.dtype == object:
+        x = of_objects(x, num_features, name)
     if isinstance(x, (list, tuple)):
         if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_frame(x[0]) or x[0] is None:
             rows = [_row(row, num_features, name) for row in x]
@@ -104,6 +107,11 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
     numbers = np.stack(found, 1) if columns else found[0]
     if num_features is not None:
         return numbers
+    return _whole(numbers)
+
+
+def _whole(numbers: np.ndarray) -> np.ndarray:
+    """Words, -1 where one is missing; as they are where they are no whole numbers, which who takes them refuses."""
     whole = np.where(np.isnan(numbers), -1, numbers)
     return whole.astype(np.int64) if (whole == whole.round()).all() else numbers
 
@@ -130,6 +138,21 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[np.ndarray]:
         places.setdefault(key, []).append(place)
     numbers = numbers_of(frame[names if isinstance(names, str) else list(names)], num_features=0)
     return [numbers[rows] for rows in places.values()]
+
+
+def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:
+    """Numbers, None and NaN missing; or a list of what else the array holds, sequences of their own or texts."""
+    values = list(x.flat)
+    if x.ndim == 1 and any(isinstance(value, str) or np.ndim(value) for value in values):
+        return values
+    try:
+        numbers = np.asarray([np.nan if _missing(value) else value for value in values], dtype=float).reshape(x.shape)
+    except (TypeError, ValueError):
+        what = type(next(v for v in values if not (_missing(v) or isinstance(v, (int, float))))).__name__
+        raise TypeError(
+            f"{name} must hold numbers, None where one is missing, got {what}; encode words with a Vocabulary"
+        ) from None
+    return numbers if num_features is not None else _whole(numbers)
 
 
 def _missing(value: Any) -> bool:

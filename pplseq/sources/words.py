@@ -68,14 +68,15 @@ class Encoder:
         """
         if isinstance(raw, int):
             return Line({"line": number, "error": too_long(raw)}, [], [], [])
+        if not raw.decode("utf-8-sig", "replace").strip():
+            return Line({"line": number, "words": [], "unknown": []}, [], [], [])
         lines: list[Line] = []
 
         def take(words: list[str | None]) -> dict[str, Any]:
             lines.append(self._line(words))
             return lines[0].answer
 
-        found = next(answer_lines([raw], take, end=self.end, lower=self.lower), {"line": 1, "words": [], "unknown": []})
-        answer = {**found, "line": number}
+        answer = {**next(answer_lines([raw], take, end=self.end, lower=self.lower)), "line": number}
         return lines[0]._replace(answer=answer) if lines else Line(answer, [], [], [])
 
     def _line(self, words: Sequence[str | None]) -> Line:

@@ -254,11 +254,12 @@ def test_one_broken_line_does_not_lose_the_rest(run):
     ]
     result = pplseq("query", run, "score", input="\n".join(lines).encode() + b"\n\xff\xfe\nthe dog\n", code=1)
     answers = lines_of(result)
-    assert [answer["line"] for answer in answers] == [1, 3, 4, 5, 6, 7, 8, 9]
+    assert [answer["line"] for answer in answers] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert [answer["line"] for answer in answers if "error" in answer] == [3, 5, 6, 8]
-    assert answers[2]["id"] == "x"
-    assert answers[5]["unknown"] == [0]
-    assert "not UTF-8" in answers[6]["error"]
+    assert answers[1]["words"] == ["<eos>"]  # a blank line is a sentence without words
+    assert answers[3]["id"] == "x"
+    assert answers[6]["unknown"] == [0]
+    assert "not UTF-8" in answers[7]["error"]
 
 
 def test_no_line_ends_the_command(run):

@@ -1,6 +1,5 @@
 """Lag counts against a double loop, added up, cut, streamed, and out of damaged files."""
 
-import errno
 import gzip
 import io
 import lzma
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.stored import rewrite
+from support.lag_texts import dense, drawn_lines
 
 from pplseq.data import LagCounts, Text, Vocabulary, WordForms, read_text
 from pplseq.data import streams as reading
 from pplseq.data.lag_counting import PairCounter
-from pplseq.data.lag_files import load_counts, save_counts
 from pplseq.data.lag_streaming import count_lags
 
 ARTICLES = """
@@ -45,17 +43,6 @@ def loop(sequences, num_words, max_lag):
                 if t + lag < len(words):
                     counts[lag - 1, words[t + lag], words[t]] += 1
     return counts
-
-
-def dense(counts):
-    return np.stack([matrix.toarray() for matrix in counts.lags])
-
-
-def drawn_lines(seed=0, num_lines=50, num_words=7, longest=12):
-    rng = np.random.default_rng(seed)
-    # a skewed law, so that a cut has something to cut
-    chances = rng.dirichlet(np.full(num_words, 0.5))
-    return [[f"w{i}" for i in rng.choice(num_words, p=chances, size=rng.integers(0, longest))] for _ in range(num_lines)]
 
 
 @pytest.fixture(autouse=True)
@@ -370,112 +357,6 @@ def test_progress_reaches_the_end(path):
     positions, sizes, tokens = zip(*calls, strict=True)
     assert set(sizes) == {path.stat().st_size} and max(positions) == path.stat().st_size
     assert tokens[-1] == counts.num_tokens
-
-
-# ---- files
-
-
-@pytest.fixture
-def saved(tmp_path):
-    text = Text.from_lines(drawn_lines(1), name="mine")
-    counts = LagCounts.merge(*(LagCounts.from_text(text, 3, shard=(i, 3)) for i in (1, 3)))
-    return counts, save_counts(counts, tmp_path / "deep" / "counts")
-
-
-def test_saved_and_loaded(saved):
-    counts, folder = saved
-    loaded = load_counts(folder)
-    assert loaded == counts and loaded.parts == counts.parts and loaded.missing == counts.missing
-    assert sorted(path.name for path in folder.iterdir()) == ["counts.json", "counts.npz", "vocab.txt"]
-    assert [path.name for path in folder.parent.iterdir()] == ["counts"]
-    assert all(matrix.dtype == np.int64 for matrix in loaded.lags)
-    save_counts(loaded.cut(4), folder)
-    assert load_counts(folder).num_words == 4
-
-
-def test_large_counts_are_kept(saved, tmp_path):
-    counts, _ = saved
-    matrix = counts.lags[0] * 2**33
-    huge = LagCounts(counts.vocabulary, counts.counts * 2**33, (matrix,))
-    assert load_counts(save_counts(huge, tmp_path / "huge")) == huge
-
-
-def test_damaged_files(saved):
-    _, folder = saved
-    npz, header, words = folder / "counts.npz", folder / "counts.json", folder / "vocab.txt"
-    whole = {path: path.read_bytes() for path in (npz, header, words)}
-    for path, content, message in (
-        (npz, whole[npz][:-30], "counts.npz: cut short"),
-        (npz, b"PK" + bytes(len(whole[npz]) - 2), "counts.npz: damaged: its checksum"),
-        (header, whole[header][:50], "counts.json: not readable as JSON"),
-        (header, b"[]", "holds no lag counts; check the path"),
-        (words, whole[words][:-4], "vocab.txt: cut short"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=message) as error:
-            load_counts(folder)
-        assert str(folder) in str(error.value)
-        path.write_bytes(whole[path])
-    rewrite(folder, "counts.json", version=9)
-    with pytest.raises(ValueError, match="format version 9, but this pplseq reads version 2"):
-        load_counts(folder)
-    with pytest.raises(FileNotFoundError, match="no lag counts at"):
-        load_counts(folder.parent)
-
-
-def test_headers_of_other_counts(saved):
-    _, folder = saved
-    header = (folder / "counts.json").read_bytes()
-    for change in ({"parts": [{"x": 1}]}, {"num_words": 2}, {"max_lag": 7}, {"unit": "page"}):
-        rewrite(folder, "counts.json", **change)
-        with pytest.raises(ValueError, match="counts.json does not describe these counts .*count again"):
-            load_counts(folder)
-        (folder / "counts.json").write_bytes(header)
-    rewrite(folder, "counts.json", without=("num_words",))
-    with pytest.raises(ValueError, match="does not describe these counts .*num_words"):
-        load_counts(folder)
-
-
-def test_npz_with_objects_is_not_unpickled(saved):
-    _, folder = saved
-    with np.load(folder / "counts.npz") as file:
-        arrays = dict(file)
-    arrays["counts"] = np.array([{"run": "me"}], dtype=object)
-    np.savez(folder / "counts.npz", **arrays)
-    rewrite(folder, "counts.json")
-    with pytest.raises(ValueError, match="counts.npz: .*not the arrays of lag counts"):
-        load_counts(folder)
-
-
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_save_that_fails_changes_nothing(saved, monkeypatch, failure):
-    counts, folder = saved
-
-    def fail(file, **arrays):
-        file.write(b"half")
-        raise failure
-
-    monkeypatch.setattr(np, "savez", fail)
-    expected = "No space left on device; the previous one there is whole" if isinstance(failure, OSError) else None
-    with pytest.raises(type(failure), match=expected):
-        save_counts(counts.cut(4), folder)
-    assert load_counts(folder) == counts
-    assert [path.name for path in folder.parent.iterdir()] == ["counts"]
-
-
-def test_an_interrupted_swap_is_put_back(saved):
-    counts, folder = saved
-    folder.rename(folder.with_name(".counts.old"))
-    assert load_counts(folder) == counts
-
-
-def test_other_folders_are_not_replaced(saved, tmp_path):
-    counts, _ = saved
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="something else than lag counts"):
-        save_counts(counts, tmp_path / "mine")
-    assert (tmp_path / "mine" / "letter.txt").exists()
 
 
 def test_penn_treebank(data_folder, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import HMM, LDS, load_corpus, sequences_by
+from pplseq import HMM, IOHMM, LDS, load_corpus, sequences_by
 from pplseq.models.forms import in_form, numbers_of
 
 WORDS = HMM(3, num_words=6).set_parameters(initial=[0.2, 0.3, 0.5])
@@ -86,6 +86,23 @@ def test_texts_of_a_corpus():
     model = HMM(2, num_words=len(corpus.vocabulary)).set_parameters(initial=[0.5, 0.5])
     assert model.score(corpus.valid) == pytest.approx(model.score([line.tolist() for line in corpus.valid.lines()]))
     assert len(model.decode(corpus.valid)) == corpus.valid.num_lines
+
+
+def test_arrays_of_objects():
+    """None is missing; sequences may be held as objects; anything else is named."""
+    some = np.array([1.5, None, 0.5, np.nan], dtype=object)
+    assert np.array_equal(in_form(some, num_features=1)[0][0, :, 0], [1.5, np.nan, 0.5, np.nan], equal_nan=True)
+    assert in_form(np.array([[1, None, 0]], dtype=object), num_features=None)[0].tolist() == [[1, -1, 0]]
+    rows, _ = in_form(np.array([np.array([1, 2]), np.array([0])], dtype=object), num_features=None)
+    assert [row.tolist() for row in rows] == [[1, 2], [0]]
+    assert NUMBERS.score(some) == pytest.approx(NUMBERS.score(some.astype(float)))
+    model = IOHMM(2, num_inputs=1, num_outputs=1, outputs="gaussian")
+    y, u = np.zeros((1, 3, 1), dtype=object), np.zeros((1, 3, 1), dtype=object)
+    assert model.as_batch(y, inputs=u).x.dtype == torch.float64
+    y[0, 1, 0] = "a"
+    for call in (lambda: NUMBERS.score(np.array([1.0, object()])), lambda: model.as_batch(y, inputs=u)):
+        with pytest.raises(TypeError, match="must hold numbers, None where one is missing, got"):
+            call()
 
 
 def test_inputs_come_alike():

@@ -105,3 +105,20 @@ def test_scores_are_numbers_without_a_warning():
         model.fit([[0.0, 4.0, 3.0, 0.5]] * 2, max_iterations=1)
     finally:
         torch.set_warn_always(before)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: HMM(2, 3).fit([[0, 1]], max_iteration=3), "no option 'max_iteration'.*Did you mean 'max_iterations'"),
+        (lambda: HMM(2, 3).fit([[0, 1]], statse=[[0, 1]]), "no option 'statse'.*Did you mean 'states'"),
+        (lambda: HMM(2, 3).fit([[0, 1]], num_restart=3), "no option 'num_restart'.*Did you mean 'num_restarts'"),
+        (lambda: HMM(2, 3).set_parameters(trans=1), "HMM has no parameter 'trans'. Did you mean 'transition'"),
+        (lambda: HMM(2, num_features=1).set_parameters(trans=1), "HMM has no parameter 'trans'. Did you mean 'transition'"),
+        (lambda: LDS(2, 1).set_parameters(emision=1), "LDS has no parameter 'emision'. Did you mean 'emission'"),
+        (lambda: StreamingHMM(2, 3).set_parameters(trans=1), "StreamingHMM has no parameter 'trans'. Did you mean"),
+    ],
+)
+def test_misspelt_names_get_a_suggestion(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()

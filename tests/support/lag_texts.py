@@ -73,3 +73,14 @@ def dense_noise(parameters, unit):
 def complement(unit):
     """Orthonormal basis (V, V - 1) of what is orthogonal to u."""
     return np.linalg.svd(unit[None])[2][1:].T
+
+
+def dense(counts):
+    return np.stack([matrix.toarray() for matrix in counts.lags])
+
+
+def drawn_lines(seed=0, num_lines=50, num_words=7, longest=12):
+    rng = np.random.default_rng(seed)
+    # a skewed law, so that a cut has something to cut
+    chances = rng.dirichlet(np.full(num_words, 0.5))
+    return [[f"w{i}" for i in rng.choice(num_words, p=chances, size=rng.integers(0, longest))] for _ in range(num_lines)]

@@ -103,3 +103,15 @@ def log_gain(model, words, start=None):
             squares = whitened @ torch.linalg.solve(noise, whitened) - whitened @ whitened
             result = result - (torch.logdet(noise) + squares) / 2
     return result
+
+
+SENTENCES = [[0, 3, 4, 1, 1, 6, 2], [5], [2, 2, 6], [1, 6, 0, 0, 0, 3, 3, 3, 4, 5, 6], [4, 0]]
+LENGTHS = torch.tensor([len(words) for words in SENTENCES])
+X = torch.zeros(len(SENTENCES), int(LENGTHS.max()), dtype=torch.long)
+for _row, _words in zip(X, SENTENCES, strict=True):
+    _row[: len(_words)] = torch.tensor(_words)
+
+
+def close(one, two, rtol=1e-9, atol=1e-9):
+    one, two = (torch.as_tensor(value, dtype=torch.float64) for value in (one, two))
+    torch.testing.assert_close(one, two, rtol=rtol, atol=atol)

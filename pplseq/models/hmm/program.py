@@ -153,11 +153,11 @@ class HMM(StateTables):
         values = {k: torch.as_tensor(v).to(like(self)) for k, v in given.items() if v is not None}
         if not values:
             return self
+        if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):
+            known = ["initial", "transition", *(["emission"] if self.num_words else ["loc", "covariance", "precision"])]
+            raise TypeError(f"HMM has no parameter {next(iter(parameters))!r}.{checks.nearest(next(iter(parameters)), known)}")
         self._need(self.num_words is None, next(iter(values)), "emission")
         if isinstance(self.emissions, GaussianTable):
-            if parameters:
-                known = ["initial", "transition", "loc", "covariance", "precision"]
-                raise TypeError(f"no parameter {next(iter(parameters))!r}.{checks.nearest(next(iter(parameters)), known)}")
             values = {"loc": self.loc} | values
             if covariance is None and precision is None:
                 values["precision"] = self.emissions.values()["precision"]

@@ -14,6 +14,7 @@ from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
+from pplseq.models.forms import of_objects
 
 PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None
@@ -376,5 +377,7 @@ def _padded(value, name: str, event_dims: int, dtype, fill: float = 0) -> tuple[
         return pad_sequences(value, event_dims=event_dims, dtype=dtype, fill=fill, name=name)
     if not isinstance(value, (np.ndarray, Tensor)):
         raise TypeError(f"{name} must be a list of sequences, an array or a tensor, got {type(value).__name__}")
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = of_objects(value, event_dims or None, name)
     value = torch.as_tensor(value)
     return (value if dtype is None else value.to(dtype)), None
