@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "LDS": "models",
         "TextLDS": "models",
         "IOHMM": "models",
+        "SemiMarkovHMM": "models",
         "SwitchingRegression": "models",
         "StructuralModel": "models",
         "PROPS": "models",

@@ -8,10 +8,10 @@ import pytest
 import pplseq
 
 NAMES = """
-    VLHMM HMM LDS TextLDS IOHMM SwitchingRegression StructuralModel PROPS PROPSLearner StreamingHMM HMMTagger LatentTagger
-    DictionaryTagger CRFTagger MEMMTagger AutomatonLearner load train evaluate load_corpus sequences_by Vocabulary BlockedEnum
-    markov TraceBlockedEnum_ELBO KalmanCollapse TraceKalman_ELBO LinearGaussian infer_states check_vectorizable Belief MISSING
-    BlockHMM DenseTransition CategoricalEmission NotFittedError
+    VLHMM HMM SemiMarkovHMM LDS TextLDS IOHMM SwitchingRegression StructuralModel PROPS PROPSLearner StreamingHMM
+    HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger AutomatonLearner load train evaluate load_corpus
+    sequences_by Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO KalmanCollapse TraceKalman_ELBO LinearGaussian
+    infer_states check_vectorizable Belief MISSING BlockHMM DenseTransition CategoricalEmission NotFittedError
 """.split()
 
 

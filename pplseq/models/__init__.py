@@ -9,6 +9,7 @@ MODELS = Registry(
     {
         "vlhmm": "vlhmm.program:VLHMM",
         "hmm": "hmm.program:HMM",
+        "semi_markov_hmm": "hmm.durations:SemiMarkovHMM",
         "lds": "lds.program:LDS",
         "structural": "structural.program:StructuralModel",
         "text_lds": "text_lds.program:TextLDS",
@@ -40,6 +41,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "Priors": "@pplseq.models.hmm.priors",
         "IOHMM": "@pplseq.models.iohmm.program",
         "StructuralModel": "@pplseq.models.structural.program",
+        "SemiMarkovHMM": "@pplseq.models.hmm.durations",
         "SwitchingRegression": "@pplseq.models.switching.program",
         "WeightPriors": "@pplseq.models.iohmm.networks",
         "RestartBlock": "@pplseq.models.iohmm.restarts.history",

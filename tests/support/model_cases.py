@@ -7,7 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, StructuralModel, SwitchingRegression, TextLDS
+from pplseq.models import (
+    HMM,
+    IOHMM,
+    LDS,
+    PROPS,
+    VLHMM,
+    SemiMarkovHMM,
+    StreamingHMM,
+    StructuralModel,
+    SwitchingRegression,
+    TextLDS,
+)
 
 ROWS, STEPS = 4, 6
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -102,6 +113,7 @@ DISCRETE = {
     "hmm, columns, left to right": Case(
         lambda: HMM(4, emission=["student_t", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM
     ),
+    "semi-markov hmm": Case(lambda: SemiMarkovHMM(2, 6, max_duration=3), fit=EM),
     "hmm, mixture": Case(lambda: HMM(2, num_features=2, emission="mixture"), vectors, fit=EM),
     "iohmm": Case(
         lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM

@@ -120,13 +120,17 @@ class HMM(StateTables):
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
             if num_features is not None:
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
-        self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=real))
-        self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=real))
+        self._make_tables(num_states, real)
         self.emissions = self._make_emissions(num_states if self.rows is None else int(self.rows.max()) + 1, real)
         self._forbid()
         if not getattr(self.emissions, "has_em", True):  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
         self.drawn()
+
+    def _make_tables(self, num_states: int, dtype: torch.dtype) -> None:
+        """The parameters of starts and moves."""
+        self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=dtype))
+        self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=dtype))
 
     @property
     def config(self) -> dict[str, Any]:

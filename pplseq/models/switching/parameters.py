@@ -47,6 +47,7 @@ class SwitchingParameters(Estimator):
             )
         histories = torch.tensor(list(itertools.product(range(self.num_regimes), repeat=depth)))
         self.register_buffer("histories", histories, persistent=False)  # (N, depth): the regime of the step, and those before
+        self.register_buffer("regime_of", histories[:, 0].clone(), persistent=False)
         self.num_states = len(histories)
         self.num_features, self.num_words = 1, None
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.infer.discrete.results import StateMarginals
-from pplseq.models.batch import as_given
 from pplseq.models.lds.arguments import to_come
+from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
 
 
@@ -25,33 +24,8 @@ class SwitchingForecast(NamedTuple):
     regimes: Tensor
 
 
-class SwitchingQueries(SwitchingParameters):
-    """Queries of a switching regression; (B, T, R) probabilities are of regimes."""
-
-    def _regimes(self, probs: Tensor) -> Tensor:
-        """(..., R) of (..., N)."""
-        return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.histories[:, 0], probs)
-
-    def _of_regimes(self, states: StateMarginals, x) -> StateMarginals:
-        return states._replace(ids=None, probs=as_given(self._regimes(states.probs), x))
-
-    def filter(self, x, lengths=None, **known) -> StateMarginals:
-        """p(s_t | x_1..x_t) at each step, (B, T, R); those of the first ``order`` steps are their start."""
-        return self._of_regimes(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
-
-    def smooth(self, x, lengths=None, **known) -> StateMarginals:
-        """p(s_t | x_1..x_T) at each step, (B, T, R)."""
-        return self._of_regimes(self._posterior(x, lengths, **known)[1].marginals(), self.results_like(x, **known))
-
-    def decode(self, x, lengths=None, **known):
-        """The most probable path of regimes, (B, T), -1 at padded steps."""
-        path = self._posterior(x, lengths, **known)[1].viterbi()[0]
-        return as_given(torch.where(path < 0, path, self.histories[path, 0]), self.results_like(x, **known))
-
-    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
-        """(S, B, T) paths of regimes drawn from their exact posterior, -1 at padded steps."""
-        path = super().sample_states(x, num_samples, lengths, seed=seed, **known)
-        return torch.where(path < 0, path, self.histories[path, 0])
+class SwitchingQueries(RegimeQueries, SwitchingParameters):
+    """Queries of a switching regression; probabilities of the first ``order`` steps are those of their start."""
 
     def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> SwitchingForecast:
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
@@ -102,6 +76,6 @@ class SwitchingQueries(SwitchingParameters):
             mean = joint[..., 0, 1].sum(-1)
             means.append(mean)
             variances.append(joint[..., 1, 1].sum(-1) - mean.square())
-            regimes.append(self._regimes(states))
+            regimes.append(self.regimes(states))
             second = joint[..., : 1 + order, : 1 + order]
         return SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1))

@@ -1,0 +1,180 @@
+"""Hidden semi-Markov models: regimes that last as long as a distribution of durations says, as chains of more states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pplseq import checks
+from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
+from pplseq.models.hmm.program import HMM
+from pplseq.models.regimes import RegimeQueries
+
+DURATIONS = ("explicit", "negative_binomial")
+
+
+class SemiMarkovHMM(RegimeQueries, HMM):
+    """An HMM whose regimes last D ~ durations[regime] steps and then move to another regime.
+
+    "explicit" durations 1..M are any distribution: a state of the chain is a regime and how many steps are left. Those of
+    "negative_binomial" are M plus a negative binomial number: a regime has M phases in a row, each of geometric length. The
+    chain is exact, the last duration of a row may go on behind it, and a row begins with a new regime.
+
+    Args:
+        num_states: R, of regimes, at least 2. num_words, num_features, emission, ...: as of
+            :class:`~pplseq.models.hmm.program.HMM`, of the R regimes.
+        duration: see above. max_duration: M of "explicit" durations. num_phases: M of "negative_binomial".
+
+    Raises:
+        ValueError: for sizes or options that do not fit together.
+
+    Example::
+
+        model = SemiMarkovHMM(2, emission="poisson", max_duration=20).fit(counts)
+        model.durations  # (2, 20)
+
+    Source: S.-Z. Yu (2010), Hidden semi-Markov models, Artificial Intelligence 174(2); M. J. Johnson and A. S. Willsky (2013),
+    Bayesian nonparametric hidden semi-Markov models, JMLR 14, section 4.2. Cost: that of a dense chain of R M states.
+    """
+
+    name = "semi_markov_hmm"
+    methods = ("em", "sgd", "lbfgs")
+
+    def __init__(
+        self, num_states: int, num_words: int | None = None, *, duration: str = "explicit", max_duration: int | None = None,
+        num_phases: int | None = None, **options: Any,
+    ):  # fmt: skip
+        regimes_ = checks.count("num_states", num_states, 2)
+        checks.choice("duration", duration, DURATIONS)
+        size, other = (max_duration, num_phases) if duration == "explicit" else (num_phases, max_duration)
+        name = "max_duration" if duration == "explicit" else "num_phases"
+        if size is None or other is not None:
+            raise ValueError(f"{name}: {duration!r} durations need it, and nothing else; got {max_duration=}, {num_phases=}")
+        size = checks.count(name, size)
+        for option in ("priors", "graph", "start_states", "ties"):
+            if options.get(option) is not None:
+                raise ValueError(f"{option}: a semi-Markov model has none; use HMM, or leave it out")
+        vars(self)["_sizes"] = regimes_, size, duration  # the parameters are made by the constructors above
+        regimes = torch.arange(regimes_).repeat_interleave(size)
+        super().__init__(regimes_ * size, num_words, ties=regimes.tolist(), **options)
+        self.num_regimes = regimes_
+        self.register_buffer("regime_of", regimes, persistent=False)
+        self._config = {"num_states": regimes_} | {n: v for n, v in self._config.items() if n not in ("num_states", "ties")}
+        self._config |= {"duration": duration, name: size}
+
+    def _make_tables(self, num_states: int, dtype: torch.dtype) -> None:
+        regimes, size, duration = self._sizes
+        self.start_logits = nn.Parameter(0.1 * torch.randn(regimes, dtype=dtype))
+        self.move_logits = nn.Parameter(0.1 * torch.randn(regimes, regimes, dtype=dtype))
+        shape = (regimes, size) if duration == "explicit" else (regimes,)
+        self.duration_logits = nn.Parameter(0.1 * torch.randn(shape, dtype=dtype))
+
+    # ---------------------------------------------------------------- values
+    def _moves(self) -> Tensor:
+        """(R, R) log p(next regime | regime that ends)."""
+        itself = torch.eye(self._sizes[0], dtype=torch.bool, device=self.move_logits.device)
+        return torch.log_softmax(self.move_logits.masked_fill(itself, -torch.inf), -1)
+
+    @property
+    def initial_logits(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) log p of the first state."""
+        regimes, size, duration = self._sizes
+        start = torch.log_softmax(self.start_logits, -1)
+        if duration == "explicit":
+            return (start.unsqueeze(-1) + torch.log_softmax(self.duration_logits, -1)).flatten()
+        return torch.cat([start.unsqueeze(-1), start.new_full((regimes, size - 1), -torch.inf)], -1).flatten()
+
+    @property
+    def transition_logits(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N, N) log p of the next state, [from, to]."""
+        regimes, size, duration = self._sizes
+        moves = self._moves()
+        same = torch.eye(regimes, dtype=torch.bool, device=moves.device)
+        if duration == "explicit":
+            enter = moves[:, None, :, None] + torch.log_softmax(self.duration_logits, -1)
+            steps = torch.diag(moves.new_ones(size - 1), -1).bool()[1:]  # from d + 1 to d steps that are left
+            wait = torch.where(same[:, None, :, None] & steps[None, :, None, :], 0.0, -torch.inf).to(moves)
+            return torch.cat([enter, wait], 1).reshape(regimes * size, -1)
+        stay, leave = (nn.functional.logsigmoid(sign * self.duration_logits) for sign in (1, -1))
+        here, ahead = torch.eye(size, device=moves.device).bool(), torch.diag(torch.ones(size - 1), 1).bool().to(moves.device)
+        last = torch.zeros(size, size, dtype=torch.bool, device=moves.device)
+        last[-1, 0] = True
+        value = torch.where(here[None, :, None, :], stay[:, None, None, None], leave[:, None, None, None])
+        value = torch.where(same[:, None, :, None] & (here | ahead)[None, :, None, :], value, -torch.inf)
+        end = (leave.unsqueeze(-1) + moves)[:, None, :, None]
+        return torch.where(~same[:, None, :, None] & last[None, :, None, :], end, value).reshape(regimes * size, -1)
+
+    @property
+    def durations(self) -> Tensor:
+        """(R, M) p(D = 1..M) of explicit durations; (R,) means of negative binomial ones."""
+        if self._sizes[2] == "explicit":
+            return torch.softmax(self.duration_logits.detach(), -1)
+        return self._sizes[1] * (1 + self.duration_logits.detach().exp())
+
+    def estimates(self) -> dict[str, Tensor]:
+        found = {"initial": torch.softmax(self.start_logits, -1), "transition": self._moves().exp()}
+        explicit = self._sizes[2] == "explicit"
+        found["duration"] = torch.softmax(self.duration_logits, -1) if explicit else torch.sigmoid(self.duration_logits)
+        return found | self.emissions.values()
+
+    @torch.no_grad()
+    def set_parameters(self, *, initial=None, transition=None, duration=None, **parameters):
+        """Sets p(first regime) (R,), p(next regime) (R, R) with a diagonal of zeros, duration (R, M), or of negative
+        binomial ones the probability (R,) of staying in a phase, and emissions; returns the model."""
+        for name, value, own in (
+            ("initial", initial, self.start_logits), ("transition", transition, self.move_logits),
+            ("duration", duration, self.duration_logits),
+        ):  # fmt: skip
+            if value is None:
+                continue
+            value = torch.as_tensor(np.asarray(value), dtype=torch.float64).to(own)
+            if value.shape != own.shape or bool((value < 0).any()):
+                raise ValueError(f"{name} must hold probabilities of shape {tuple(own.shape)}, got {tuple(value.shape)}")
+            if name == "duration" and own.dim() == 1:
+                own.copy_(torch.special.logit(value))
+            elif bool(((value.sum(-1) - 1).abs() > 1e-4).any()) or (name == "transition" and bool(value.diagonal().any())):
+                raise ValueError(f"{name}: every row must sum to 1" + (", with 0 on the diagonal" * (name == "transition")))
+            else:
+                own.copy_(value.log())
+        return super().set_parameters(**parameters)
+
+    @property
+    def num_free_parameters(self) -> int:
+        regimes, size, duration = self._sizes
+        each = size - 1 if duration == "explicit" else 1
+        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free
+
+    # ---------------------------------------------------------------- fit
+    @torch.no_grad()
+    def initialize(self, batch: Batch, how: str = "") -> None:
+        """Emissions around what the data hold, nearly even moves and durations."""
+        x, seen = self.emissions.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        for logits in (self.start_logits, self.move_logits, self.duration_logits):
+            logits.copy_(0.1 * torch.randn(logits.shape, dtype=torch.float64))
+        self.emissions.initialize(x, seen)
+
+    @torch.no_grad()
+    def maximize(self, statistics: Statistics) -> list[str]:
+        regimes, size, duration = self._sizes
+        start = statistics["initial"].reshape(regimes, size)
+        counts = statistics["transition"].reshape(regimes, size, regimes, size)
+        others = 1 - torch.eye(regimes).to(counts)
+        if duration == "explicit":
+            entered = counts[:, 0] * others.unsqueeze(-1)
+            lasted = start + entered.sum(0)
+            self.duration_logits.copy_(dirichlet_mode(lasted, None, torch.log_softmax(self.duration_logits, -1)))
+            moved = entered.sum(-1)
+        else:
+            moved = counts[:, -1, :, 0] * others
+            within = torch.einsum("rdrd->r", counts)
+            left = torch.einsum("rdre->rde", counts).diagonal(1, 1, 2).sum(-1) + moved.sum(-1)
+            share = (within / (within + left)).clamp(1e-9, 1 - 1e-9)
+            self.duration_logits.copy_(torch.where(within + left > 0, torch.special.logit(share), self.duration_logits))
+        self.start_logits.copy_(dirichlet_mode(start.sum(-1), None, torch.log_softmax(self.start_logits, -1)))
+        self.move_logits.copy_(dirichlet_mode(moved, None, self._moves()))
+        return self.emissions.maximize(statistics, None)

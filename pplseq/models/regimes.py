@@ -1,0 +1,46 @@
+"""Queries of models whose chain has several states for one regime: its history, or how long it still lasts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.batch import as_given
+from pplseq.models.estimator import Estimator
+
+
+class RegimeQueries(Estimator):
+    """Answers about R regimes instead of the N states of the chain.
+
+    Attributes:
+        num_regimes: R. regime_of: (N,) the regime of each state.
+    """
+
+    num_regimes: int
+    regime_of: Tensor
+
+    def regimes(self, probs: Tensor) -> Tensor:
+        """(..., R) probabilities of (..., N) those of states."""
+        return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.regime_of, probs)
+
+    def _of_regimes(self, states: StateMarginals, x) -> StateMarginals:
+        return states._replace(ids=None, probs=as_given(self.regimes(states.probs), x))
+
+    def filter(self, x, lengths=None, **known) -> StateMarginals:
+        """p(regime_t | x_1..x_t) at each step, (B, T, R)."""
+        return self._of_regimes(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
+
+    def smooth(self, x, lengths=None, **known) -> StateMarginals:
+        """p(regime_t | x_1..x_T) at each step, (B, T, R)."""
+        return self._of_regimes(self._posterior(x, lengths, **known)[1].marginals(), self.results_like(x, **known))
+
+    def decode(self, x, lengths=None, **known):
+        """The regimes of the most probable path of states, (B, T), -1 at padded steps."""
+        path = self._posterior(x, lengths, **known)[1].viterbi()[0]
+        return as_given(torch.where(path < 0, path, self.regime_of[path]), self.results_like(x, **known))
+
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
+        """(S, B, T) paths of regimes drawn from their exact posterior, -1 at padded steps."""
+        path = super().sample_states(x, num_samples, lengths, seed=seed, **known)
+        return torch.where(path < 0, path, self.regime_of[path])

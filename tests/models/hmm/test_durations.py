@@ -1,0 +1,132 @@
+"""Semi-Markov models against sums over all segmentations, EM, what they answer, and folders."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import SemiMarkovHMM
+from pplseq.models import SequenceModel
+
+close = torch.testing.assert_close
+KINDS = {"explicit": dict(max_duration=3), "negative_binomial": dict(duration="negative_binomial", num_phases=2)}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def make(kind, regimes=3, seed=0, **options):
+    torch.manual_seed(seed)
+    options = options or {"num_words": 4}
+    model = SemiMarkovHMM(regimes, **options, **KINDS[kind])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    return model
+
+
+def duration_probs(model, steps):
+    """(R, steps) p(D = 1..steps), differentiable."""
+    if model.duration_logits.dim() == 2:
+        probs = torch.softmax(model.duration_logits, -1)
+        return torch.cat([probs, probs.new_zeros(len(probs), steps)], -1)[:, :steps]
+    stay, phases = torch.sigmoid(model.duration_logits), 2
+    return torch.stack(
+        [math.comb(d - 1, phases - 1) * (1 - stay) ** phases * stay ** (d - phases) if d >= phases else 0 * stay
+         for d in range(1, steps + 1)], -1
+    )  # fmt: skip
+
+
+def sum_over_segmentations(model, x):
+    """log p(x): every way to cut x into segments, of which the last may go on."""
+    found = model.estimates()
+    start, move, probs = found["initial"], found["transition"], duration_probs(model, len(x))
+    density = model.emissions.spec().log_likelihood(x).exp()  # (T, R)
+
+    def rest(regime, first):
+        """p(x[first:]) of a regime that begins at first."""
+        total = 0.0
+        for length in range(1, len(x) - first + 1):
+            seen = density[first : first + length, regime].prod()
+            if first + length == len(x):
+                longer = 1 - probs[regime, : length - 1].sum()
+                total = total + seen * longer
+            else:
+                after = sum(move[regime, k] * rest(k, first + length) for k in range(len(start)) if k != regime)
+                total = total + seen * probs[regime, length - 1] * after
+        return total
+
+    return sum(start[k] * rest(k, 0) for k in range(len(start))).log()
+
+
+@every_kind
+def test_values_and_gradients_are_those_of_all_segmentations(kind):
+    model, x, lengths = make(kind), torch.tensor([[0, 3, 3, 1, 2], [2, 2, 1, 0, 0]]), torch.tensor([5, 3])
+    wanted = sum_over_segmentations(model, x[0]) + sum_over_segmentations(model, x[1, :3])
+    value = model.log_joint(x, lengths)
+    close(value, wanted)
+    assert model.score(x, lengths) == pytest.approx(wanted.item(), abs=1e-9)
+    parameters = list(model.parameters())
+    for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(wanted, parameters), strict=True):
+        close(ours, theirs)
+
+
+def counts(steps=240, seed=0):
+    """Two regimes that last 6 and 4 steps, always."""
+    high = np.arange(steps) % 10 < 6
+    return np.random.default_rng(seed).poisson(np.where(high, 8, 2)).astype(float)
+
+
+@every_kind
+def test_em_rises_and_finds_how_long_regimes_last(kind):
+    options = dict(max_duration=9) if kind == "explicit" else dict(duration=kind, num_phases=3)
+    model = SemiMarkovHMM(2, emission="poisson", **options).fit(counts(), num_restarts=2, seed=0, max_iterations=40)
+    assert np.all(np.diff(model.history.log_likelihoods) > -1e-8)
+    high = int(model.emission_parameters["rate"].argmax())
+    means = model.durations @ torch.arange(1.0, 10).double() if kind == "explicit" else model.durations
+    assert means[high] == pytest.approx(6, abs=0.8) and means[1 - high] == pytest.approx(4, abs=0.8)
+    x = counts()
+    x[30:33] = np.nan
+    found = model.decode(x)[0].numpy() == high
+    assert (found == (np.arange(240) % 10 < 6)).mean() > 0.85
+    close(model.smooth(x).probs.sum(-1), torch.ones(1, 240).double())
+    assert model.forecast(x, 3).means.shape == (1, 3, 1)
+    assert model.sample(30, 2, seed=0).x.shape == (2, 30, 1)
+
+
+@every_kind
+def test_em_ends_where_the_gradient_is_zero(kind):
+    model = make(kind, 2, emission="poisson")
+    x = counts(60)
+    model.fit(x, max_iterations=400, tolerance=1e-12, seed=3)
+    batch = model.as_batch(x)
+    model.log_joint(batch.x).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() < 1e-2, f"{name}: {parameter.grad}"
+
+
+@every_kind
+def test_it_is_saved_and_set(kind, tmp_path):
+    model = make(kind)
+    again = SequenceModel.load(model.save(tmp_path / "model"))
+    assert again.score([[0, 1, 2]]) == pytest.approx(model.score([[0, 1, 2]]))
+    found = model.estimates()
+    again.set_parameters(
+        initial=found["initial"].detach(), transition=found["transition"].detach(), duration=found["duration"].detach(),
+        emission=found["emission"].detach(),
+    )  # fmt: skip
+    assert again.score([[0, 1, 2]]) == pytest.approx(model.score([[0, 1, 2]]))
+    assert again.num_free_parameters == 2 + 3 + (6 if kind == "explicit" else 3) + 9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SemiMarkovHMM(2, 4), "max_duration: 'explicit' durations need it"),
+        (lambda: SemiMarkovHMM(1, 4, max_duration=3), "num_states"),
+        (lambda: SemiMarkovHMM(2, 4, max_duration=3, priors=True), "priors: a semi-Markov model has none"),
+        (lambda: SemiMarkovHMM(2, 4, max_duration=3).set_parameters(transition=np.full((2, 2), 0.5)), "0 on the diagonal"),
+    ],
+)
+def test_what_does_not_fit_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
