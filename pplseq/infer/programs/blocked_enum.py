@@ -16,7 +16,8 @@ from pplseq.distributions.state import Belief, StateCategorical, StateEmission, 
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.enumerated import EagerChain
-from pplseq.infer.programs.factors.chains import emit_components
+from pplseq.infer.programs.factors.chains import emit_components, marked_chains
+from pplseq.infer.programs.factors.elimination import eliminate
 from pplseq.infer.programs.factors.enumeration import PLATE_DIMS, Enumeration
 from pplseq.infer.programs.factors.unrolling import Loop
 from pplseq.infer.programs.markov import (
@@ -71,7 +72,8 @@ class BlockedEnum(ChainMessenger):
 
     Sites in tensor code marked ``infer={"enumerate": "parallel"}``, as for ``TraceEnum_ELBO``, are enumerated by Pyro's own
     rules, and whatever hangs together is summed out along time in one go: chains, factorial chains, chains of a higher order,
-    trees. ``pyro.markov`` must say how far back a step looks.
+    trees. ``pyro.markov`` must say how far back a step looks. Chains among these are in ``chains`` too, by the name of each
+    variable's first site: a :class:`~pplseq.infer.programs.factors.chains.MarkedChain`.
 
     Args:
         vectorize: let ``pplseq.markov`` run the loop's body once for all steps.
@@ -214,8 +216,11 @@ class BlockedEnum(ChainMessenger):
             self.state_names[self._eager.name] = self._eager.state_names
             if self.factor:
                 emit_factor(self._eager.name, self._eager.frames, self._eager.scale, chain.log_prob())
-        if self.enumeration is not None and self.enumeration.variables and self.factor:
-            emit_components(self.enumeration)
+        if self.enumeration is not None and self.enumeration.variables:
+            found = eliminate(self.enumeration)
+            self.chains.update(marked_chains(found, self.check))
+            if self.factor:
+                emit_components(found)
 
     def _lower(self, recording: _Recording) -> Chain:
         steps = recording.steps

@@ -49,9 +49,10 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
         nodes: dict[str, Any] = dict(states.nodes)
         for site in [name for name, node in nodes.items() if node["type"] != "sample" or node["is_observed"]]:
             states.remove_node(site)
-        for name, chain in handler.chains.items():
+        for name, sites in handler.state_names.items():
+            chain = handler.chains[name]
             path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]
-            for site, value in zip(handler.state_names[name], path.movedim(-1, 0), strict=True):
+            for site, value in zip(sites, path.movedim(-1, 0), strict=True):
                 states.add_node(site, name=site, type="sample", is_observed=False, value=value, infer={})
         if handler.enumeration is not None and handler.enumeration.variables:
             with torch.no_grad():
