@@ -19,6 +19,9 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.state import StateCategorical
+from pplseq.infer.programs.factors.elimination import choose_states, eliminate
+from pplseq.infer.programs.factors.enumeration import Enumeration
 
 MODES = ("log_prob", "map", "sample")
 BACKENDS = {mode: f"pyro.ops.einsum.torch_{name}" for mode, name in zip(MODES, ("log", "map", "sample"), strict=True)}
@@ -85,8 +88,10 @@ def contract_states(model: Callable, *args, mode: str = "log_prob", **kwargs) ->
     Returns:
         :class:`Contraction`.
 
+    A loop written with ``pyro.markov`` may have any length.
+
     Raises:
-        ValueError: for another mode, no discrete site, a continuous latent site, more sites than a tensor has dimensions,
+        ValueError: for another mode, no discrete site, a continuous latent site, more than 60 sites outside of ``pyro.markov``,
             crossing plates, or an unmasked site that depends on a masked one.
 
     Cost: exponential in the program's tree width (as found by ``opt_einsum``), linear in its length for chains and trees.
@@ -97,7 +102,9 @@ def contract_states(model: Callable, *args, mode: str = "log_prob", **kwargs) ->
     """
     checks.choice("mode", mode, MODES)
     program = getattr(model, "model", model)
-    nesting = _look_ahead(program, args, kwargs)
+    nesting, long = _look_ahead(program, args, kwargs)
+    if long:
+        return _along_time(program, args, kwargs, mode, nesting)
     collector = _Collector(nesting)
     with torch.set_grad_enabled(torch.is_grad_enabled() and mode == "log_prob"), poutine.block(), collector:
         program(*args, **kwargs)
@@ -107,8 +114,9 @@ def contract_states(model: Callable, *args, mode: str = "log_prob", **kwargs) ->
 
 
 # ------------------------------------------------------------------------------------------------ the program
-def _look_ahead(program: Callable, args, kwargs) -> int:
-    """How many dimensions plates take; raises where the program cannot be contracted."""
+def _look_ahead(program: Callable, args, kwargs) -> tuple[int, bool]:
+    """How many dimensions plates take, and whether there are more sites than dimensions; raises where the program cannot be
+    contracted."""
     with torch.random.fork_rng(), torch.no_grad(), poutine.block(), poutine.trace() as trace:
         program(*args, **kwargs)
     nodes: list[Any] = list(trace.trace.nodes.values())
@@ -125,13 +133,50 @@ def _look_ahead(program: Callable, args, kwargs) -> int:
     if not latent:
         raise ValueError("model: there is no unobserved discrete site to contract; use poutine.trace(...).log_prob_sum()")
     room = MAX_DIMS - EVENT_DIMS - nesting
-    if len(latent) > room:
+    alone = [m for m in latent if m["infer"].get("_markov_scope") is None or isinstance(m["fn"], StateCategorical)]
+    if len(alone) > room:
         raise ValueError(
-            f"model: {len(latent)} unobserved discrete sites, but each takes a dimension of its own and a tensor has "
-            f"{MAX_DIMS}, so that at most {room} can be contracted here; use BlockedEnum for first-order chains (any "
-            "length), or TraceEnum_ELBO with pyro.markov, which uses dimensions again, for other long programs"
+            f"model: {len(alone)} unobserved discrete sites outside of pyro.markov, {alone[0]['name']!r} among them, but each "
+            f"takes a dimension of its own and a tensor has {MAX_DIMS}, so that at most {room} can be contracted; write loops "
+            "as `for t in pyro.markov(range(T))`, which uses dimensions again, or use BlockedEnum for chains of pplseq's words"
         )
-    return nesting
+    return nesting, len(latent) > room
+
+
+# ------------------------------------------------------------------------------------------------ long programs
+def _along_time(program: Callable, args, kwargs, mode: str, nesting: int) -> Contraction:
+    """A program with more sites than a tensor has dimensions, whose loops are ``pyro.markov``'s: eliminated along time."""
+    enumeration = Enumeration(-1 - nesting)
+    marked = poutine.infer_config(program, lambda site: {"enumerate": "parallel"})
+    with torch.set_grad_enabled(torch.is_grad_enabled() and mode == "log_prob"), poutine.block(), enumeration:
+        marked(*args, **kwargs)
+        found = eliminate(enumeration, maximise=mode == "map", draw=mode == "sample")
+        states = None if mode == "log_prob" else choose_states(enumeration, sample=mode == "sample")
+    common = frozenset.intersection(*(variable.plates for variable in enumeration.every))
+    dims = sorted(dim for dim, _ in common)
+    total = torch.zeros(())
+    for root in found.roots:
+        value = root.log_sum
+        assert value is not None, "roots have one"
+        gone = [d for d in range(-nesting, 0) if d not in dims]
+        total = total + (value.sum(gone) if gone else value) * root.scale
+    if states is not None:
+        states = _over_own_plates(enumeration, states)
+    return Contraction(total, states)
+
+
+def _over_own_plates(enumeration: Enumeration, states: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Values over the plates of their sites alone, -1 where masked."""
+    found = {}
+    for site in enumeration.sites:
+        if site.own is None:
+            continue
+        value, mask = states[site.own.name], site.mask
+        if mask is not None and mask is not True:
+            value = value.masked_fill(~torch.as_tensor(mask, device=value.device), -1)
+        dims = {frame.dim for frame in site.frames}
+        found[site.own.name] = value.squeeze([d for d in range(-value.dim(), 0) if d not in dims])
+    return found
 
 
 class _Collector(Messenger):
