@@ -1,38 +1,16 @@
-"""Dense HMMs against hmmlearn and dynamax: an EM iteration, posterior, Viterbi, likelihood, and the likelihood's gradient.
+"""Dense HMMs in pplseq, hmmlearn and dynamax, for :mod:`peers`: an EM iteration, posterior, Viterbi, likelihood, its gradient.
 
-64 sequences of 256 words (or ``--shape``), a vocabulary of 100, one thread each, whole calls as a user makes them; the gradient
-is that in the logits of all tables, for which hmmlearn has nothing. Each library works in a
-process of its own, and they take turns run by run, so that a machine that drifts slows all of them. Times are those of
-the processor, all threads together: other work on a shared machine does not count. Results are compared first. dynamax
-may live in another environment (it brings jax): name its interpreter.
-
-    python scripts/bench/hmm_peers.py [--sizes 8,64,512] [--shape 64x256] [--dynamax-python PATH]
-
-One shape after the other makes the page ``results/bench/peers.md`` and its picture, rows where a peer wins first.
+Whole calls as a user makes them, words of a vocabulary of 100; the gradient is that in the logits of all tables, for which
+hmmlearn has nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
-import os
-import sys
-
 import numpy as np
-from peers import Worker, answer_turns, ratios, take_turns
 
 V = 100
 OPERATIONS = ("em", "posterior", "viterbi", "score", "gradient")
-# name -> (library, variant); ratios compare numbers of one precision
-CONTENDERS = {
-    "pplseq float64": ("pplseq", "float64"),
-    "pplseq float32": ("pplseq", "float32"),
-    "hmmlearn log": ("hmmlearn", "log"),  # its default; float64
-    "hmmlearn scaling": ("hmmlearn", "scaling"),
-    "dynamax float64": ("dynamax", "float64"),
-    "dynamax float32": ("dynamax", "float32"),
-}
+VARIANTS = {"pplseq": [""], "hmmlearn": ["log", "scaling"], "dynamax": [""]}  # hmmlearn's default is log
 
 
 def problem(num_states: int, shape: tuple[int, int]):
@@ -50,7 +28,7 @@ def pplseq_runs(num_states: int, variant: str, shape: tuple[int, int]) -> dict:
     torch.set_num_threads(1)
     initial, matrix, words, x = problem(num_states, shape)
     x = torch.from_numpy(x)
-    model, learner = (HMM(num_states, V, dtype=variant) for _ in range(2))
+    model, learner = (HMM(num_states, V, dtype="float64") for _ in range(2))
     for each in (model, learner):
         each.set_parameters(initial=initial, transition=matrix, emission=words)
     start = {name: value.clone() for name, value in learner.state_dict().items()}
@@ -106,7 +84,7 @@ def hmmlearn_runs(num_states: int, variant: str, shape: tuple[int, int]) -> dict
 def dynamax_runs(num_states: int, variant: str, shape: tuple[int, int]) -> dict:
     import jax
 
-    jax.config.update("jax_enable_x64", variant == "float64")
+    jax.config.update("jax_enable_x64", True)
     import jax.numpy as jnp
     from dynamax.hidden_markov_model import CategoricalHMM, hmm_filter
 
@@ -164,103 +142,3 @@ def digest(operation: str, value, num_states: int, shape: tuple[int, int]) -> li
     if operation == "gradient":  # each row sums to zero
         return [float((weight * value).sum())]
     return [float(value.sum()), float((weight * value).sum())]
-
-
-def shape_of(text: str) -> tuple[int, int]:
-    """Rows and steps."""
-    rows, steps = text.split("x")
-    return int(rows), int(steps)
-
-
-def write_page() -> None:
-    """results/bench/peers.md and peers.png from all shapes that were measured."""
-    from record import ROOT
-
-    folder, lines, points = ROOT / "results" / "bench", [], {}
-    for path in sorted(folder.glob("hmm_peers*.json")):
-        entry = json.loads(path.read_text())
-        size = entry["sequences"] * entry["steps"]
-        for row in entry["results"]:
-            times = row["cpu milliseconds"].items()
-            micros = {name: 1e3 * value / size for name, value in times if "float32" not in name}
-            own, (peer, best) = micros.pop("pplseq float64"), min(micros.items(), key=lambda item: item[1])
-            shape = f"{entry['sequences']} x {entry['steps']}"
-            cells = [row["operation"], row["states"], shape, f"{own:.3f}", f"{best:.3f} ({peer})", f"{best / own:.1f}"]
-            lines.append((best / own, "| " + " | ".join(map(str, cells)) + " |"))
-            points.setdefault(row["operation"], []).append((row["states"], own, best))
-    head = (
-        "# Hidden Markov models against their peers\n\n"
-        "Processor time of a whole call in microseconds a step, float64, one thread; results were compared first.\n"
-        "A ratio below 1: the peer wins. Rows by ratio. Made by `scripts/bench/hmm_peers.py`, a shape at a time;\n"
-        "machine, commit and date stand in `hmm_peers*.json`.\n\n"
-        "| | states | rows x steps | pplseq | best peer | peer over pplseq |\n|---|---|---|---|---|---|\n"
-    )
-    page = head + "\n".join(line for _, line in sorted(lines)) + "\n\n![time against states](peers.png)\n"
-    (folder / "peers.md").write_text(page)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(points), figsize=(3 * len(points), 3), sharey=True)
-    for axis, (operation, found) in zip(axes, points.items(), strict=True):
-        states, own, best = zip(*sorted(found), strict=True)
-        axis.loglog(states, own, "o", label="pplseq")
-        axis.loglog(states, best, "x", label="best peer")
-        axis.set(title=operation, xlabel="states")
-    axes[0].set_ylabel("microseconds a step")
-    axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(folder / "peers.png", dpi=100)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="8,64,512")
-    parser.add_argument("--shape", default="64x256", metavar="ROWSxSTEPS")
-    parser.add_argument("--dynamax-python", default=os.environ.get("DYNAMAX_PYTHON"), metavar="PATH",
-                        help="interpreter of an environment with dynamax")  # fmt: skip
-    parser.add_argument("--patience", type=float, default=30.0, help="CPU seconds for one library and operation")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        library, variant, num_states, shape = options.worker
-        shape = shape_of(shape)
-        runs = LIBRARIES[library](int(num_states), variant, shape)
-        return answer_turns(runs, lambda operation, value: digest(operation, value, int(num_states), shape))
-    from record import record
-
-    python = {"pplseq": sys.executable, "hmmlearn": sys.executable, "dynamax": options.dynamax_python}
-    if python["dynamax"] is None and importlib.util.find_spec("dynamax"):
-        python["dynamax"] = sys.executable
-    absent = {library for library, path in python.items() if path is None}
-    if importlib.util.find_spec("hmmlearn") is None:
-        absent.add("hmmlearn")
-    for library in absent:
-        print(f"{library}: not installed here, left out", file=sys.stderr)
-    rows = []
-    for num_states in map(int, options.sizes.split(",")):
-        workers = {
-            name: Worker(python[library], __file__, library, variant, num_states, options.shape)
-            for name, (library, variant) in CONTENDERS.items()
-            if library not in absent
-        }
-        for operation in OPERATIONS:
-            able = {name: worker for name, worker in workers.items() if operation != "gradient" or "hmmlearn" not in name}
-            times = take_turns(able, operation, options.patience)
-            row = {"states": num_states, "operation": operation}
-            row |= {"cpu milliseconds": {name: round(1e3 * value, 3) for name, value in times.items()}}
-            row |= {"peer over pplseq": ratios(times)}
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-        for worker in workers.values():
-            worker.close()
-    sys.argv = [a if a != options.dynamax_python else "PATH" for a in sys.argv]  # no machine's paths in results
-    rows_, steps = shape_of(options.shape)
-    name = "hmm_peers" if options.shape == "64x256" else f"hmm_peers_{options.shape}"
-    record(name, rows, sequences=rows_, steps=steps, words=V, threads=1)
-    write_page()
-
-
-if __name__ == "__main__":
-    main()

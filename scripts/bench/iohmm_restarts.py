@@ -27,7 +27,7 @@ import sys
 import time
 
 import numpy as np
-from peers import Worker, answer_turns
+from turns import Worker, answer_turns
 
 STATES, RESTARTS, ITERATIONS, LENGTH = 5, 400, 50, 12
 GRAMMARS = (1, 2, 3, 4, 5, 6, 7)

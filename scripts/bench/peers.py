@@ -1,89 +1,221 @@
-"""Libraries against each other, each in a process of its own, in turn: a machine that drifts slows all of them.
+"""Small and large HMMs and linear dynamical systems against their peers, in one run.
 
-Times are those of the processor, all threads together: other work on a shared machine does not count. Results are
-compared before any time is reported.
+Each library works in a process of its own, one thread, and they take turns run by run, so that a machine that drifts slows
+all of them. Times are those of the processor: other work on a shared machine does not count. They are minima of several
+runs, of whole calls as a user makes them, after all results were compared. Some peers may live in another environment (dynamax
+brings jax): name its interpreter.
+
+    python scripts/bench/peers.py [--full] [--only hmm|lds] [--peers-python PATH]
+
+Writes ``results/bench/peers.json``, and from it the page ``peers.md``, rows where a peer wins first, and the picture.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 
+import hmm_peers
+import kalman_peers
 import numpy as np
+from turns import Worker, answer_turns
 
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-ONE_THREAD["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-
-
-def answer_turns(runs: dict[str, Callable], digest: Callable[[str, object], list[float]]) -> None:
-    """The worker's side: runs an operation for every line on standard input; answers with its seconds and a digest."""
-    for line in sys.stdin:
-        operation, repeat = line.rsplit(maxsplit=1)
-        for _ in range(int(repeat)):  # the last of several counts: the first finds caches full of the others' work
-            start = time.process_time()
-            value = runs[operation]()
-            seconds = time.process_time() - start
-        print(json.dumps({"seconds": seconds, "digest": digest(operation, value)}), flush=True)
-
-
-class Worker:
-    """A process that runs ``script --worker ARGUMENTS`` under an interpreter."""
-
-    def __init__(self, python: str, script: str, *arguments):
-        self.process = subprocess.Popen(
-            [python, script, "--worker", *map(str, arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **ONE_THREAD},
-        )  # fmt: skip
-
-    def run(self, operation: str, repeat: int = 1) -> dict:
-        print(operation, repeat, file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+SUITES = {"hmm": hmm_peers, "lds": kalman_peers}
+# sizes (K, or h and n) and shapes (rows, steps)
+CASES = {
+    "hmm": [
+        (2, (1, 100)), (4, (1, 100)), (4, (1, 10_000)), (16, (1, 10_000)), (64, (1, 2_000)), (4, (64, 100)), (16, (64, 100)),
+        (64, (64, 100)), (128, (16, 100)),
+    ],
+    "lds": [((4, 2), (1, 100)), ((4, 2), (256, 100)), ((16, 4), (64, 100)), ((50, 10), (256, 100)), ((4, 2), (1, 5_000))],
+}  # fmt: skip
+MORE = {
+    "hmm": [
+        (2, (1, 10)), (2, (1_024, 10)), (4, (1, 1_000_000)), (16, (1, 100_000)), (128, (1, 2_000)), (512, (1, 500)),
+        (512, (64, 100)),
+    ],
+    "lds": [
+        ((1, 1), (1, 10)), ((1, 1), (1_024, 100)), ((2, 1), (1, 100_000)), ((8, 4), (1, 1_000)), ((16, 4), (1, 1_000)),
+        ((100, 10), (16, 100)), ((200, 20), (16, 100)),
+    ],
+}  # fmt: skip
+SLOW = {"pykalman": 2_000, "statsmodels": 30_000, "pyro": 30_000}  # steps in all that such a library is asked for, at most
+TOLERANCE = 1e-6
+ROUNDS = 7
 
 
-def compare(digests: dict[str, list[float]], operation: str, reference: str) -> None:
-    """Ends the program if a library's result is not the reference's."""
-    expected = digests[reference]
-    for name, found in digests.items():
-        tolerance = 1e-6 if "float32" not in name else 2e-3
-        if not np.allclose(found, expected, rtol=tolerance, atol=tolerance * abs(expected[0])):
-            raise SystemExit(f"{operation}: {name} gives {found}, {reference} {expected}; no speed is reported")
+# ------------------------------------------------------------------------------------------------ the worker's side
+class Work(dict):
+    """The runs of a library, by "suite variant size shape operation", made when first asked for."""
+
+    def __init__(self, library: str):
+        super().__init__()
+        self.library = library
+
+    def parse(self, line: str):
+        suite, variant, size, shape, operation = json.loads(line)
+        size = tuple(size) if isinstance(size, list) else size
+        return SUITES[suite], variant, size, tuple(shape), operation
+
+    def __missing__(self, line: str):
+        suite, variant, size, shape, operation = self.parse(line)
+        self.clear()  # of another case, with its data
+        for name, run in suite.LIBRARIES[self.library](size, variant, shape).items():
+            self[json.dumps([*json.loads(line)[:-1], name])] = run
+        return self[line]
+
+    def digest(self, line: str, value) -> list[float]:
+        suite, _, size, shape, operation = self.parse(line)
+        return suite.digest(operation, value, size, shape)
 
 
-def take_turns(
-    workers: dict[str, Worker], operation: str, patience: float, reference: str | None = "pplseq float64"
-) -> dict[str, float]:
-    """Median CPU seconds of each; slow ones run until ``patience`` seconds are used, at least once."""
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    digests = {}
-    for name, worker in workers.items():  # warm-up, compilation included; it counts only if it leaves no patience
-        answer = worker.run(operation)
-        digests[name], times[name] = answer["digest"], [answer["seconds"]]
-    if reference is not None:
-        compare(digests, operation, reference)
-    left = {name: patience if seconds[0] < patience else 0.0 for name, seconds in times.items()}
-    for _ in range(15):
-        for name, worker in workers.items():
-            if left[name] > 0:
-                repeat = 3 if times[name][-1] < 1 else 1
-                times[name].append(worker.run(operation, repeat)["seconds"])
-                left[name] -= repeat * times[name][-1]
-    return {name: statistics.median(values[1:] or values) for name, values in times.items()}
+# what a library has nothing for
+LACKS = {
+    "hmmlearn": {"gradient"}, "statsmodels": {"gradient", "em"}, "pykalman": {"gradient", "em"},
+    "pyro": {"smooth", "gradient", "em"},
+}  # fmt: skip
 
 
-def ratios(times: dict[str, float]) -> dict[str, float]:
-    """How many times pplseq's time each peer takes, in the peer's precision."""
-    result = {}
-    for name, seconds in times.items():
-        if not name.startswith("pplseq"):
-            own = times["pplseq float32" if "float32" in name else "pplseq float64"]
-            result[name] = round(seconds / own, 2)
-    return result
+# ------------------------------------------------------------------------------------------------ one row of the table
+def measure(workers: dict[str, Worker], suite: str, size, shape, operation: str, patience: float) -> dict:
+    """Seconds of each library's fastest run; ends the program where results differ."""
+    asked = {}
+    for library, variants in SUITES[suite].VARIANTS.items():
+        too_slow = shape[0] * shape[1] > SLOW.get(library, np.inf)
+        if library in workers and operation not in LACKS.get(library, ()) and not too_slow:
+            for variant in variants:
+                name = f"{library} {variant}".strip()
+                asked[name] = workers[library], json.dumps([suite, variant, size, shape, operation])
+    times: dict[str, float] = {}
+    digests, used = {}, dict.fromkeys(asked, 0.0)
+    for turn in range(ROUNDS + 1):
+        for name, (worker, line) in asked.items():
+            if used[name] > patience:
+                continue
+            repeat = 1 if turn == 0 or times.get(name, 0) > 0.3 else 5
+            answer = worker.run(line, repeat)
+            if turn == 0:  # compilation included
+                digests[name] = answer["digest"]
+            else:
+                used[name] += answer["seconds"] * repeat
+                times[name] = min(times.get(name, np.inf), answer["seconds"])
+    for name, found in list(digests.items()):
+        if not np.isfinite(found).all() and name != "pplseq":
+            print(f"{suite} {size} {shape} {operation}: {name} gives {found}, left out", file=sys.stderr)
+            del times[name]
+            continue
+        close = np.allclose(found, digests["pplseq"], rtol=TOLERANCE, atol=TOLERANCE * abs(digests["pplseq"][0]))
+        if not close:
+            raise SystemExit(f"{suite} {size} {shape} {operation}: {name} gives {found}, pplseq {digests['pplseq']}")
+    iterations = kalman_peers.ITERATIONS if (suite, operation) == ("lds", "em") else 1
+    return {name: seconds / iterations for name, seconds in times.items()}
+
+
+# ------------------------------------------------------------------------------------------------ the page
+NAMES = {"hmm": "HMM", "lds": "LDS"}
+
+
+def write_page() -> None:
+    """results/bench/peers.md and peers.png from the last run."""
+    from record import ROOT
+
+    folder = ROOT / "results" / "bench"
+    entry = json.loads((folder / "peers.json").read_text())
+    lines, points = [], {}
+    for row in entry["results"]:
+        seconds = dict(row["processor seconds"])
+        own = seconds.pop("pplseq")
+        peer, best = min(seconds.items(), key=lambda item: item[1])
+        rows, steps = row["shape"]
+        size = f"K = {row['size']}" if row["suite"] == "hmm" else "h = {}, n = {}".format(*row["size"])
+        unit = 1e6 / (rows * steps)
+        others = ", ".join(f"{name} {value * unit:.3g}" for name, value in sorted(seconds.items(), key=lambda item: item[1]))
+        cells = [NAMES[row["suite"]], row["operation"], size, f"{rows} x {steps:,}", f"{own * unit:.3g}", others]
+        lines.append((best / own, "| " + " | ".join([*cells, f"{best / own:.2g}"]) + " |"))
+        states = row["size"] if row["suite"] == "hmm" else row["size"][0]
+        points.setdefault((row["suite"], row["operation"]), []).append((states, own * unit, best * unit))
+    machine = entry["machine"]
+    behind = sum(ratio < 1 for ratio, _ in lines)
+    page = (
+        "# Against other libraries\n\n"
+        "Processor time of a whole call in microseconds a step and row (of EM: an iteration), float64, one thread, the\n"
+        "fastest of several runs in turn; results were compared first. The last column: how many times ours the best peer\n"
+        f"takes; below 1 the peer wins. Rows by that ratio: {behind} of {len(lines)} are below 1.\n\n"
+        f"`{entry['command']}`, commit {entry['commit']}, {entry['date']}, {machine['processor']}, load {entry['load']:.1f}\n"
+        f"on {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}.\n\n"
+        "| | | size | rows x steps | pplseq | peers | peer / pplseq |\n|---|---|---|---|---|---|---|\n"
+    )
+    page += "\n".join(line for _, line in sorted(lines)) + "\n\n![time against size](peers.png)\n"
+    (folder / "peers.md").write_text(page)
+    draw(points, folder / "peers.png")
+
+
+def draw(points: dict, path) -> None:
+    """Log-log, time against size: a panel for each question."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = (len(points) + 1) // 2
+    figure, axes = pyplot.subplots(2, columns, figsize=(2.6 * columns, 5), squeeze=False)
+    for axis in axes.flat[len(points) :]:
+        axis.axis("off")
+    for axis, ((suite, operation), found) in zip(axes.flat, points.items(), strict=False):
+        states, own, best = zip(*sorted(found), strict=True)
+        axis.loglog(states, own, "o", label="pplseq", mfc="none")
+        axis.loglog(states, best, "x", label="best peer")
+        axis.set(title=f"{NAMES[suite]} {operation}", xlabel="K" if suite == "hmm" else "h")
+    for row in axes:
+        row[0].set_ylabel("microseconds a step")
+    axes[0, 0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="more sizes: an hour")
+    parser.add_argument("--only", choices=SUITES, help="one kind of model")
+    parser.add_argument("--peers-python", default=os.environ.get("PEERS_PYTHON"), metavar="PATH",
+                        help="interpreter of an environment with the peers that are not installed here")  # fmt: skip
+    parser.add_argument("--patience", type=float, default=2.0, help="processor seconds for one library and row")
+    parser.add_argument("--page", action="store_true", help="write the page of the last run again")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work = Work(options.worker)
+        return answer_turns(work, work.digest)
+    if options.page:
+        return write_page()
+    from record import record
+
+    suites = [options.only] if options.only else list(SUITES)
+    workers = {}
+    for library in dict.fromkeys(library for suite in suites for library in SUITES[suite].LIBRARIES):
+        own = library in ("pplseq", "pyro") or importlib.util.find_spec(library) is not None
+        python = sys.executable if own else options.peers_python
+        if python is None:
+            print(f"{library}: not installed here, left out", file=sys.stderr)
+        else:
+            workers[library] = Worker(python, __file__, library)
+    rows = []
+    for suite in suites:
+        for size, shape in CASES[suite] + (MORE[suite] if options.full else []):
+            for operation in SUITES[suite].OPERATIONS:
+                seconds = measure(workers, suite, size, shape, operation, options.patience)
+                rows.append({"suite": suite, "operation": operation, "size": size, "shape": shape})
+                rows[-1]["processor seconds"] = {name: float(f"{value:.4g}") for name, value in seconds.items()}
+                print(json.dumps(rows[-1]), flush=True)
+    for worker in workers.values():
+        worker.close()
+    sys.argv = [a if a != options.peers_python else "PATH" for a in sys.argv]  # no machine's paths in results
+    record("peers", rows, threads=1, load=os.getloadavg()[0])
+    write_page()
+
+
+if __name__ == "__main__":
+    main()

@@ -106,6 +106,9 @@ class GaussianChain:
         other.flat, other._known = flat, {("path", self._differentiable and torch.is_grad_enabled()): path}
         return other
 
+    def prepare(self) -> None:
+        """Reads all parameters that queries need: done when a chain is made."""
+
     @property
     def num_steps(self) -> int:
         return self.flat.num_steps

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
+from pplseq.distributions.linear_gaussian import LinearEmission
+from pplseq.distributions.noise import as_noise
 from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.diffuse import DiffuseChain
@@ -71,14 +73,16 @@ def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: f
 
 def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
     """The posterior's chain, made of the parameters at once: the one that the program gives, without running it."""
-    x, observed = batch.x.nan_to_num(0.0).transpose(0, 1), ~batch.x.isnan().transpose(0, 1)
+    x, missing = batch.x.transpose(0, 1), batch.x.isnan().transpose(0, 1)
+    some = bool(missing.any())
+    x = x.nan_to_num(0.0) if some else x
     inputs = None if batch.inputs is None else batch.inputs.transpose(0, 1)
-    shift, seen = parameters.shift("emission", inputs), observed.any(-1)
+    shift, seen = parameters.shift("emission", inputs), ~missing.all(-1) if some else None
     about = x if shift is None else x - shift, parameters.emission, parameters.emission_noise
-    if bool((seen.unsqueeze(-1) == observed).all()):  # whole vectors or none
+    if seen is None or bool((seen.unsqueeze(-1) != missing).all()):  # whole vectors or none
         evidence = LinearEvidence(*about)
     else:
-        patterns, which = torch.unique(observed.flatten(0, 1), dim=0, return_inverse=True)
+        patterns, which = torch.unique(~missing.flatten(0, 1), dim=0, return_inverse=True)
         evidence = LinearEvidence(*about, which.reshape(seen.shape), patterns)
     offset = parameters.shift("transition", None if inputs is None else inputs[1:])
     if parameters.initial_mean is None or parameters.initial_covariance is None:
@@ -90,6 +94,7 @@ def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),
         evidence, valid=None if batch.lengths is None else valid_steps(batch).T, seen=seen, check=False,
+        emission=LinearEmission(parameters.emission, as_noise(parameters.emission_noise, x.shape[-1])),
     )  # fmt: skip
 
 

@@ -336,11 +336,17 @@ class LDSTensors(GaussianEstimator):
     def values(self) -> Parameters:
         """The parameters as they are usually written, without gradients."""
         with torch.no_grad():
-            plain: dict[str, Any] = {name: getattr(self, name, None) for name in Parameters._fields[:-1]}
-            plain["emission_noise"], plain["initial_covariance"] = self._emission_noise, None
-            if self.initial != "stationary":
-                plain["initial_mean"], plain["initial_covariance"] = self.initial_belief
-            return Parameters(**plain).detach()
+            return self._written().detach()
+
+    def _written(self) -> Parameters:
+        """The parameters as they are usually written."""
+        plain: dict[str, Any] = {name: self._parameters.get(name) for name in Parameters._fields[:-1]}
+        missing = [name for name, value in plain.items() if value is None and name != "state_noise"]
+        plain |= {name: getattr(self, name, None) for name in missing}  # constrained, or drawn from a prior
+        plain |= {"state_noise": self.state_noise, "emission_noise": self._emission_noise, "initial_covariance": None}
+        if self.initial != "stationary":
+            plain["initial_mean"], plain["initial_covariance"] = self.initial_belief
+        return Parameters(**plain)
 
     @property
     def _diagonal(self) -> frozenset[str]:

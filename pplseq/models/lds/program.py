@@ -17,7 +17,7 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Given, Sizes
+from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.batch import without_empty_rows
 from pplseq.models.forms import in_form
 from pplseq.models.lds.arguments import (
@@ -86,6 +86,7 @@ class LDS(LDSTensors):
     starts = STARTS
 
     # ---------------------------------------------------------------- the program
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -120,6 +121,19 @@ class LDS(LDSTensors):
                     with given.seen(t):
                         pyro.sample(f"x_{t}", emission(z, t), obs=given.value(t))
         return x
+
+    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, **other) -> GaussianChain | None:
+        """The chain without running the program: but for segments, matrices of single steps and mini-batches."""
+        if not self.is_one_chain or start is not None or other or self.initial == "diffuse":
+            return None
+        if self._modules:  # a parameter is constrained, or has a prior
+            return None
+        parts = [part.detach().reshape(-1) for part in self._parameters.values() if part is not None]
+        if not bool(torch.cat(parts).isfinite().all()):
+            return None  # the program says which one is not
+        given = self.given(x, lengths)
+        values = self._written() if torch.is_grad_enabled() else self.values
+        return chain_of(values, Batch(x, lengths, None, check_inputs(inputs, given.shape, self.num_inputs, lengths)))
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         observed = ~x.isnan()
