@@ -15,7 +15,7 @@ from pplseq.kernels.compiled_chain import array
 MOST_STATES = 64  # dimensions of a state up to which loops over covariances are the faster way
 MOST_ALONE = 32  # and of means
 MOST_NUMBERS = 64
-FIRST_ROOM = 64  # nodes that there is room for at first
+FIRST_ROOM = 256  # nodes that there is room for at first
 
 
 def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
@@ -81,18 +81,18 @@ def covariances(
     loadings, covariance, seen = (None if part is None else array(part) for part in observed)
     assert loadings is not None and covariance is not None
     seen = np.ones(loadings.shape[:2]) if seen is None else seen
+    num_steps, n, h, begun = len(which), *loadings.shape[1:], len(start)
     system = loops.System(
         array(matrix), array(noise), loadings, covariance, seen, np.array(precision),
         -1 if nothing is None else nothing, tol, agree,
     )  # fmt: skip
-    num_steps, n, h, begun = len(which), *loadings.shape[1:], len(start)
     index, which = np.empty((num_steps, num_columns), np.int64), np.ascontiguousarray(which)
     now = np.arange(num_columns) if begun > 1 else np.zeros(num_columns, np.int64)
     counts, fixed = np.array([begun, 0, 0, -1]), np.empty(0, np.int64)
     shapes = ((h, h), (), (), (), (), (), *((),) * 6, (h, h), (h, n), (n, n), (), (h, h))
     kinds = [np.float64, np.float64, np.float64, np.int64, np.float64, *(np.int64,) * 7, *(np.float64,) * 5]
     parts = [np.empty((0, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
-    t, room = 0, begun + FIRST_ROOM
+    t, room = 0, begun + min(num_steps * num_columns + 1, FIRST_ROOM)
     while True:
         parts = _room_for(tuple(parts), room)
         fixed = _room_for((fixed,), room)[0]
@@ -142,7 +142,7 @@ def adjoints(
     shapes = ((h, h), (), (), (), (), (), (), (), ())
     kinds = (np.float64, *(np.int64,) * 5, np.float64, np.int64, np.float64)
     parts = [np.empty((0, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
-    t, room, given = num_steps - 1, FIRST_ROOM, (array(information), array(loops_of))
+    t, room, given = num_steps - 1, min(columns.size + 2, FIRST_ROOM), (array(information), array(loops_of))
     columns = np.ascontiguousarray(columns)
     while True:
         parts = _room_for(tuple(parts), room)

@@ -100,6 +100,25 @@ def update_by_numbers(
     )
 
 
+class Part(NamedTuple):
+    """Filtered nodes that were made together.
+
+    first: the number of the first one. kinds: of what each one observes. moved: (N, h, h) A Sigma.
+    """
+
+    first: int
+    updated: Any  # Updated, or UpdatedByNumbers
+    kinds: list[int]
+    moved: Tensor
+
+    def cut(self, count: int) -> Part:
+        """Its first nodes."""
+        if count == len(self.moved):
+            return self
+        updated = type(self.updated)(*(value[:count] for value in self.updated))
+        return Part(self.first, updated, self.kinds[:count], self.moved[:count])
+
+
 def predict(filtered: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
     """A Sigma A' + Q: the covariance one step later."""
     return symmetric(matrix @ filtered @ matrix.mT) + noise

@@ -16,7 +16,7 @@ from pplseq.kernels.compiled import jit
 
 LANES = 8
 
-@jit(inline="always")
+@jit(fastmath={"contract"})  # sums in another order would go along a row, and not across lanes
 def product(matrix, node, vectors, base, sign, out):
     """out = base + sign matrix[node] @ vectors, lanes (., 8); out may be base, and not vectors."""
     for i in range(matrix.shape[1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -130,18 +131,19 @@ def precisions(observed: Tensor, noise: Tensor | None) -> list[float]:
 
 
 @torch.no_grad()
-def check_density(half_log_det: Tensor, kinds: Tensor, whitener: Tensor, noise: Tensor, steps: list[int]) -> None:
+def check_density(
+    half_log_det: Tensor, kinds: Tensor, whitener: Callable[[], Tensor], noise: Tensor, steps: list[int]
+) -> None:
     """Raises where an exact observation is determined by earlier ones, so that it has no density.
 
     Args:
         half_log_det, whitener, kinds, steps: of nodes; see :class:`~pplseq.infer.gaussian.path.CovariancePath`.
         noise: (P, n, n) of each kind.
     """
-    good = half_log_det.isfinite()
-    exact = noise.diagonal(dim1=-2, dim2=-1) == 0
+    good, exact = half_log_det.isfinite(), noise.diagonal(dim1=-2, dim2=-1) == 0
     if bool(exact.any()):
         # pivots of S in the share of the largest: rounding errors of what is certain
-        scale = whitener.diagonal(dim1=-2, dim2=-1).abs()
+        scale = whitener().diagonal(dim1=-2, dim2=-1).abs()
         least = scale.where(scale > 0, torch.inf).amin(0)
         good &= ~(exact[kinds] & (scale > CERTAIN * least)).any(-1)
     if not bool(good.all()):

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,25 +31,6 @@ from pplseq.kernels.kalman import DOUBLE, Convergence, scaled_size, size_of, sym
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
 BLOCK = 16  # steps at a time, before it is asked whether anything still changes
-
-
-class Part(NamedTuple):
-    """Filtered nodes that were made together.
-
-    first: the number of the first one. kinds: of what each one observes. moved: (N, h, h) A Sigma.
-    """
-
-    first: int
-    updated: Any  # kalman.Updated, or kalman.UpdatedByNumbers
-    kinds: list[int]
-    moved: Tensor
-
-    def cut(self, count: int) -> Part:
-        """Its first nodes."""
-        if count == len(self.moved):
-            return self
-        updated = type(self.updated)(*(value[:count] for value in self.updated))
-        return Part(self.first, updated, self.kinds[:count], self.moved[:count])
 
 
 FIRST = attrgetter("first")
@@ -71,7 +52,7 @@ class CovariancePath:
         self._predicted: list[Tensor] = [*symmetric(given.start)]
         self._sizes: list[float] = size_of(given.start).tolist()  # of predicted nodes
         self._next: dict[int, int] = {}  # filtered node -> predicted node
-        self._parts: list[Part] = []
+        self._parts: list[kalman.Part] = []
         self._place: list[tuple[int, int, int]] = []  # of a filtered node: predicted node, step, row
         h = given.start.shape[-1]
         self._convergence = Convergence(given.tol, given.wait_for_rounding, given.wants_gradient, h)
@@ -105,7 +86,7 @@ class CovariancePath:
             given.nothing, given.tol if self._tries else 0.0, convergence.agree, convergence.wait_for_rounding,
         )  # fmt: skip
         updated = kalman.UpdatedByNumbers(walked.filtered, walked.gain, walked.whitener, walked.half_log_det)
-        self._parts = [Part(0, updated, walked.kind.tolist(), walked.moved)]
+        self._parts = [kalman.Part(0, updated, walked.kind.tolist(), walked.moved)]
         parents, nexts = walked.parent.tolist(), walked.later.tolist()
         self._place = list(zip(parents, walked.step.tolist(), walked.row.tolist(), strict=True))
         self._next, self._fixed = dict(enumerate(nexts)), walked.fixed
@@ -194,7 +175,7 @@ class CovariancePath:
         updated, moved, later = kalman.advance(
             self._predicted[parent], matrix, noise, self._observer([kind], careful), count
         )
-        self._parts.append(Part(self.num_nodes, updated, [kind] * count, moved))
+        self._parts.append(kalman.Part(self.num_nodes, updated, [kind] * count, moved))
         sizes = size_of(later).tolist()
         before = torch.cat([self._predicted[parent][None], later[:-1]])
         changes = self._changes_of(later, before, updated.whitener if self._by_numbers else None, kind)
@@ -239,7 +220,7 @@ class CovariancePath:
         before = torch.stack([self._predicted[p] for p in parents])
         updated = self._observer(kinds, careful)(before)
         moved = matrix @ updated.filtered
-        self._parts.append(Part(self.num_nodes, updated, kinds, moved))
+        self._parts.append(kalman.Part(self.num_nodes, updated, kinds, moved))
         first = self.num_nodes
         self._place.extend(new)
         if last:
@@ -324,15 +305,33 @@ class CovariancePath:
 
     # ---------------------------------------------------------------- the table
     def _tabulate(self) -> None:
-        given = self.given
         self.half_log_det = self._all("half_log_det")
-        parents, steps, rows = (list(part) for part in zip(*self._place, strict=True))
+        self.parent = [place[0] for place in self._place]
         if self._by_numbers:
-            check_density(self.half_log_det, self.kinds, self.whitener, given.observed[1], steps)
-        self.parent = parents
-        self.matrix, self.noise = pick(given.matrix, steps, rows), pick(given.noise, steps, rows)
-        self._into = pick(given.matrix, [max(s - 1, 0) for s in steps], rows)
-        self.steady = frozenset(n for n, later in self._next.items() if later == parents[n] and later in self._fixed)
+            steps = [place[1] for place in self._place]
+            check_density(self.half_log_det, self.kinds, lambda: self._all("whitener"), self.given.observed[1], steps)
+
+    def _out_of(self, matrix: Tensor, behind: int = 0) -> Tensor:
+        """(N | 1, h, h) those of the steps out of each node, or into it: one step behind."""
+        if len(matrix) == 1 and matrix.shape[1] == 1:
+            return matrix[0]
+        return pick(matrix, [max(step - behind, 0) for _, step, _ in self._place], [row for _, _, row in self._place])
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        return self._out_of(self.given.matrix)
+
+    @cached_property
+    def noise(self) -> Tensor:
+        return self._out_of(self.given.noise)
+
+    @cached_property
+    def _into(self) -> Tensor:
+        return self._out_of(self.given.matrix, 1)
+
+    @cached_property
+    def steady(self) -> frozenset[int]:
+        return frozenset(n for n, later in self._next.items() if later == self.parent[n] and later in self._fixed)
 
     @property
     def rounding(self) -> float:
@@ -345,7 +344,8 @@ class CovariancePath:
 
     def _all(self, name: str) -> Tensor:
         """What updates made of all nodes."""
-        return torch.cat([getattr(part.updated, name) for part in self._parts])
+        parts = [getattr(part.updated, name) for part in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _carry_of(self, node: int) -> Tensor:
         """(h, h) W of one node."""
@@ -354,7 +354,7 @@ class CovariancePath:
             return part.updated.carry[i]
         return self._identity - part.updated.gain[i] @ self.given.observed[0][part.kinds[i]]
 
-    def _find(self, node: int) -> tuple[Part, int]:
+    def _find(self, node: int) -> tuple[kalman.Part, int]:
         """The part a node is in, and where there."""
         part = self._parts[bisect.bisect_right(self._parts, node, key=FIRST) - 1]
         return part, node - part.first
@@ -447,4 +447,4 @@ class CovariancePath:
     @cached_property
     def gain(self) -> Tensor:
         """(N, h, h) Sigma A'."""
-        return torch.cat([part.moved for part in self._parts]).mT
+        return (self._parts[0].moved if len(self._parts) == 1 else torch.cat([part.moved for part in self._parts])).mT

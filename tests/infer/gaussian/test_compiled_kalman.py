@@ -110,7 +110,7 @@ def test_states_known_exactly():
 
 
 def test_more_nodes_than_there_is_room_for_at_first():
-    parts, make = chain_of(2, 1, 150, 3, **PLAIN | dict(ragged=True, gaps=True, tol=0.0))
+    parts, make = chain_of(2, 1, 300, 3, **PLAIN | dict(ragged=True, gaps=True, tol=0.0))
     found = answers(make(parts))
     with compiled.twins_only():
         expected = answers(make(parts))
