@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
 from pplseq.distributions.linear_gaussian import LinearEmission
-from pplseq.distributions.noise import as_noise
 from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.diffuse import DiffuseChain
@@ -71,8 +70,12 @@ def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: f
     return new._replace(initial_mean=guess.initial_mean, initial_covariance=guess.initial_covariance)
 
 
-def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
-    """The posterior's chain, made of the parameters at once: the one that the program gives, without running it."""
+def chain_of(parameters: Parameters, batch: Batch, emission: LinearEmission | None = None) -> GaussianChain:
+    """The posterior's chain, made of the parameters at once: the one that the program gives, without running it.
+
+    Args:
+        emission: gives observations for states, which forecasts and innovations ask for.
+    """
     x, missing = batch.x.transpose(0, 1), batch.x.isnan().transpose(0, 1)
     some = bool(missing.any())
     x = x.nan_to_num(0.0) if some else x
@@ -94,7 +97,7 @@ def chain_of(parameters: Parameters, batch: Batch) -> GaussianChain:
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),
         evidence, valid=None if batch.lengths is None else valid_steps(batch).T, seen=seen, check=False,
-        emission=LinearEmission(parameters.emission, as_noise(parameters.emission_noise, x.shape[-1])),
+        emission=emission,
     )  # fmt: skip
 
 

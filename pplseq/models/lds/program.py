@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
+from pplseq.distributions.noise import as_noise
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
@@ -133,7 +134,9 @@ class LDS(LDSTensors):
             return None  # the program says which one is not
         given = self.given(x, lengths)
         values = self._written() if torch.is_grad_enabled() else self.values
-        return chain_of(values, Batch(x, lengths, None, check_inputs(inputs, given.shape, self.num_inputs, lengths)))
+        emission = LinearEmission(values.emission, as_noise(values.emission_noise, self.num_features))
+        inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
+        return chain_of(values, Batch(x, lengths, None, inputs), emission)
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         observed = ~x.isnan()
