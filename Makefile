@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-slow gpu lint docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m "slow"
+
+# tests, times and a training on a GPU, within 25 minutes, in pieces that a second call goes on with
+gpu: $(VENV)/.test
+	$(INSTALL) triton
+	PYTHON=$(BIN)/python bash scripts/gpu.sh
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------------------------------------------ whether to look
 TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)  # whether this is inside `trusted`
+WHOLE: ContextVar[bool] = ContextVar("every observation is there", default=False)
 
 
 @contextlib.contextmanager
@@ -47,6 +48,19 @@ def trusted() -> Iterator[None]:
             yield
     finally:
         TRUSTED.reset(token)
+
+
+@contextlib.contextmanager
+def whole_text() -> Iterator[None]:
+    """A block in which whoever calls knows that every observation is there and known to the model, as in an encoded text.
+
+    What follows from that (no gaps, no unseen reset word, no impossible word id) is then not asked of the tensors.
+    """
+    token = WHOLE.set(True)
+    try:
+        yield
+    finally:
+        WHOLE.reset(token)
 
 
 class NotFittedError(RuntimeError):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pplseq import checks
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.state import MISSING, Belief, Emission, Transition
 from pplseq.kernels.log_semiring import log1mexp, log_matmul, logsumexp, streamed_log_norm
@@ -66,16 +67,26 @@ class BlockTransition(Transition):
         """(R, P, Q) normalised log p(following | ids) from global ids (R, P) that need not be kept, to local (R, Q)."""
         raise NotImplementedError
 
+    def outside_rows_of_block(self, ids: Tensor, block: Tensor) -> Tensor:
+        """(R, P, K) the same into the states of one block (R,) each."""
+        return self.outside_rows(ids, self.layout.slots[block])
+
     # ---- normalisers
     def log_norm(self, blocks: Tensor | None = None) -> Tensor:
         """(N,) row normalisers, nats; valid at least for the rows of ``blocks`` (all if None). Computed once per object."""
+        # one that was computed without gradients does not serve where they are wanted
+        with_grad = torch.is_grad_enabled()
+        if self.device.type != "cpu":  # which rows are missing is not asked of a device that computes meanwhile
+            if self._log_norm is None or (with_grad and not self._with_grad):
+                every = torch.arange(self.layout.num_kept, device=self.device)
+                self._log_norm, self._with_grad = self.row_log_norm(every), with_grad
+            return self._log_norm
         if blocks is None or len(blocks) * 5 >= self.layout.num_blocks * 4:
             wanted = torch.ones(self.layout.num_blocks, dtype=torch.bool, device=self.device)
         else:
             wanted = torch.zeros(self.layout.num_blocks, dtype=torch.bool, device=self.device)
             wanted[blocks] = True
-        # one that was computed without gradients does not serve where they are wanted
-        norm, done, with_grad = self._log_norm, self._rows_done, torch.is_grad_enabled()
+        norm, done = self._log_norm, self._rows_done
         if norm is None or done is None or (with_grad and not self._with_grad):
             norm, done = self.initial.new_zeros(self.layout.num_kept), torch.zeros_like(wanted)
         missing = wanted & ~done
@@ -104,7 +115,8 @@ class BlockTransition(Transition):
         Args:
             previous_word: (...) the word at t-1, needed where the model resets.
         """
-        if not torch.is_grad_enabled() and self.layout.width >= CACHED_WIDTH:
+        here = self.device.type == "cpu"
+        if here and not torch.is_grad_enabled() and self.layout.width >= CACHED_WIDTH:
             pair = self._cached_pairs(previous_block, block)
         else:
             pair = self._plain_pairs(previous_block, block)
@@ -113,7 +125,8 @@ class BlockTransition(Transition):
         return self._after(previous_word, pair, self.layout.slots[previous_block], self.initial_of(block))
 
     def _plain_pairs(self, previous_block: Tensor, block: Tensor) -> Tensor:
-        log_norm = self.layout.of_blocks(self.log_norm(previous_block.unique()), previous_block)
+        blocks = previous_block.unique() if self.device.type == "cpu" else None
+        log_norm = self.layout.of_blocks(self.log_norm(blocks), previous_block)
         return self.block_scores(previous_block, block).sub_(log_norm.unsqueeze(-1))
 
     def _cached_pairs(self, previous_block: Tensor, block: Tensor) -> Tensor:
@@ -139,7 +152,7 @@ class BlockTransition(Transition):
             return rows
         word, initial = word[..., None, None], initial.unsqueeze(-2)
         missing = word == MISSING
-        if bool(missing.any()):
+        if not checks.WHOLE.get() and bool(missing.any()):
             assert self.emission is not None, "a transition with a reset word has an emission: see __init__"
             reset = self.emission.log_prob_of(self.reset_id)[previous].unsqueeze(-1)
             go_on, again = rows + log1mexp(reset), reset + initial
@@ -157,7 +170,7 @@ class BlockTransition(Transition):
         if belief.ids is None:
             step = self._step_from_all(belief.log_probs, following, word)
         else:
-            rows = self.outside_rows(belief.ids, following)
+            rows = self.outside_rows_of_block(belief.ids, block)
             if self.layout.complete:
                 rows = self._after(word, rows, belief.ids, self.initial[following])
             step = logsumexp(belief.log_probs.unsqueeze(-1) + rows, -2)

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Places(NamedTuple):
+    """Which cells of an (M, width) table are states. inside: (M, width). filled: the same, None where all are. cells: (N,)."""
+
+    width: int
+    inside: Tensor
+    filled: Tensor | None
+    cells: Tensor
+
+    @classmethod
+    def of(cls, sizes: Tensor, width: int, device) -> Places:
+        """Of sizes (M,) that are on the CPU."""
+        inside = torch.arange(width) < sizes.unsqueeze(-1)
+        cells = inside.reshape(-1).nonzero().squeeze(-1).to(device)
+        there = inside.to(device)
+        return cls(width, there, None if bool(inside.all()) else there, cells)
 
 
 class BlockLayout:
@@ -21,32 +39,33 @@ class BlockLayout:
         kept_ids: (N,) global ids by local number. block_of_kept: (N,).
     """
 
-    def __init__(self, state_ids: Tensor, filled: Tensor | None, num_states: int):
-        self.state_ids, self.num_states = state_ids, num_states
-        self.filled = None if filled is None or bool(filled.all()) else filled
+    def __init__(self, state_ids: Tensor, sizes: Tensor, num_states: int, places: Places | None = None):
+        self.state_ids, self.num_states, self.sizes = state_ids, num_states, sizes
         self.num_blocks, self.width = state_ids.shape
         device = state_ids.device
+        places = Places.of(sizes, self.width, device) if places is None else places
+        self.filled, self._dropped = places.filled, {}
         if self.filled is None:
             self.kept_ids = state_ids.reshape(-1)
             self.slots = torch.arange(state_ids.numel(), device=device).view_as(state_ids)
             self.block_of_kept = torch.arange(self.num_blocks, device=device).repeat_interleave(self.width)
         else:
-            self.kept_ids = state_ids[self.filled]
+            self.kept_ids = state_ids.reshape(-1)[places.cells]
             numbers = self.filled.reshape(-1).cumsum(0).sub_(1).view_as(state_ids)
             self.slots = torch.where(self.filled, numbers, numbers[:, :1])
-            self.block_of_kept = self.filled.nonzero()[:, 0]
+            self.block_of_kept = places.cells // self.width
         self.num_kept = len(self.kept_ids)
 
     @classmethod
     def from_sizes(cls, sizes: Sequence[int] | Tensor, device=None) -> BlockLayout:
         """Blocks of the given sizes over consecutive states."""
-        sizes = torch.as_tensor(sizes, device=device)
+        sizes = torch.as_tensor(sizes).cpu()
         if sizes.dim() != 1 or len(sizes) == 0 or int(sizes.min()) < 1:
             raise ValueError(f"states_per_block must be a list of positive counts, got {sizes.tolist()}")
         width, first = int(sizes.max()), sizes.cumsum(0) - sizes
-        slot = torch.arange(width, device=device)
-        filled = slot < sizes.unsqueeze(-1)
-        return cls(torch.where(filled, first.unsqueeze(-1) + slot, first.unsqueeze(-1)), filled, int(sizes.sum()))
+        slot = torch.arange(width)
+        ids = torch.where(slot < sizes.unsqueeze(-1), first.unsqueeze(-1) + slot, first.unsqueeze(-1))
+        return cls(ids.to(device), sizes, int(sizes.sum()))
 
     @property
     def complete(self) -> bool:
@@ -68,18 +87,19 @@ class BlockLayout:
         if rate == 0:
             return self
         device = self.state_ids.device
-        filled = self.filled if self.filled is not None else torch.ones_like(self.state_ids, dtype=torch.bool)
-        sizes = filled.sum(-1)
-        keep = ((1 - rate) * sizes).round().clamp_min(1).to(sizes.dtype)
-        score = torch.rand(self.state_ids.shape, device=device).masked_fill_(~filled, 2.0)
-        width = int(keep.max())
-        order = score.argsort(-1)[:, :width]
-        slot = torch.arange(width, device=device)
-        kept = slot < keep.unsqueeze(-1)
+        if rate not in self._dropped:  # how many are kept is the same in every step, and known without the device
+            keep = ((1 - rate) * self.sizes).round().clamp_min(1).to(self.sizes.dtype)
+            self._dropped = {rate: (keep, Places.of(keep, int(keep.max()), device))}
+        keep, places = self._dropped[rate]
+        score = torch.rand(self.state_ids.shape, device=device)
+        if self.filled is not None:
+            score = score.masked_fill_(~self.filled, 2.0)
+        order = score.argsort(-1)[:, : places.width]
+        kept = places.inside
         # kept states in rising order, padding behind them
         order = torch.where(kept, order, self.width).sort(-1).values
         order = torch.where(kept, order, order[:, :1])
-        return BlockLayout(self.state_ids.gather(-1, order), kept, self.num_states)
+        return BlockLayout(self.state_ids.gather(-1, order), keep, self.num_states, places)
 
     def local_numbers(self) -> Tensor:
         """(Z,) local number by global id; -1 for a dropped state."""

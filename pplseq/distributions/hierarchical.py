@@ -68,6 +68,8 @@ class HierarchicalTransition(BlockTransition):
         """(..., D) the same for global ids (...) that need not be kept."""
         if self.layout.complete or self.out_of is None:
             return self.leaving(self.layout.local_numbers()[ids])
+        if self.device.type != "cpu":  # how many there are would have to be asked
+            return self.out_of(ids.reshape(-1)).view(*ids.shape, -1)
         distinct, which = ids.reshape(-1).unique(return_inverse=True)  # rows whose words share a block share its states
         return self.out_of(distinct).index_select(0, which).view(*ids.shape, -1)
 
@@ -153,6 +155,16 @@ class HierarchicalTransition(BlockTransition):
 
     def outside_rows(self, ids, following):
         return self._of_states(self.leaving_outside(ids), following)
+
+    def outside_rows_of_block(self, ids, block):
+        rows = self.log_probs(self.leaving_outside(ids), block.unsqueeze(-1)).squeeze(-2)
+        if self.layout.filled is None:
+            return rows
+        return rows.gather(-1, self._slots_of(block).unsqueeze(-2).expand(rows.shape))
+
+    def _slots_of(self, block: Tensor) -> Tensor:
+        """(..., K) places in a block, a padded one as the first."""
+        return self.layout.slots[block] - self.layout.first_kept[block].unsqueeze(-1)
 
     def _plain_pairs(self, previous_block, block):
         return self.block_scores(previous_block, block)

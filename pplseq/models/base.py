@@ -84,7 +84,9 @@ class Given:
         self.first: Tensor | None = None
         self._values, self._before = values, None
         self._seen, self._observed = observed, None
-        if observed is not None and observed.dim() > 2:
+        if checks.WHOLE.get():
+            self._seen = None
+        elif observed is not None and observed.dim() > 2:
             self._seen = observed.any(-1)
             self._observed = observed if bool((self._seen & ~observed.all(-1)).any()) else None
         if self._seen is not None and bool(self._seen.all()):

@@ -109,7 +109,7 @@ def score_carried(model: Any, text: Text, *, num_streams: int | None = None, seg
     batches = StreamBatches(places, num_streams, segment_length, shuffle=None, drop_remainder=False)
     scores = np.full(text.num_tokens, np.nan)
     belief = None
-    with torch.no_grad(), checks.trusted():
+    with torch.no_grad(), checks.trusted(), checks.whole_text():
         for batch in map(_own_rows, batches):
             if not len(batch.x):
                 continue
@@ -133,7 +133,7 @@ def score_sentences(model: Any, text: Text, *, batch_tokens: int | None = None) 
     device = model_device(model)
     places = replace(text, tokens=np.arange(text.num_tokens))
     scores = np.full(text.num_tokens, np.nan)
-    with torch.no_grad(), checks.trusted():
+    with torch.no_grad(), checks.trusted(), checks.whole_text():
         for batch in map(_own_rows, SentenceBatches(places, batch_tokens or _tokens_at_once(model))):
             if not len(batch.x):
                 continue

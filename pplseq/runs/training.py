@@ -88,6 +88,7 @@ class GradientTraining(Training):
             elbo = TraceBlockedEnum_ELBO()
         # the program, unvalidated, does not look at its data; batches of an encoded text need no look
         of_text = type(batches) in (StreamBatches, SentenceBatches)
+        self.of_text = of_text
         self.check_observations = None if of_text else getattr(model, "check_observations", None)
         self.device = model_device(model)
         self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))
@@ -152,12 +153,17 @@ class GradientTraining(Training):
         if self.settings.final_dropout is not None:
             left, end = self._left(p.step), self.settings.final_dropout
             self.model.state_dropout = end + left * (self.first_dropout - end)
-        if self.together.several:
-            with processes.one_lost():
-                chain, loss = self._sum_gradients(x, lengths, start, num_tokens)
-        else:
-            chain, loss = self.loss(x, lengths, start)
-            (loss / num_tokens).backward()
+        known = checks.WHOLE.set(self.of_text)  # every word is there: it is not asked of the device
+        try:
+            if self.together.several:
+                with processes.one_lost():
+                    chain, loss = self._sum_gradients(x, lengths, start, num_tokens)
+            else:
+                chain, loss = self.loss(x, lengths, start)
+                (loss / num_tokens).backward()
+            self.belief = chain.filtered()  # which no gradient flows into
+        finally:
+            checks.WHOLE.reset(known)
         clip = math.inf if self.settings.clip is None else self.settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
         self.unread.append((loss.detach(), norm, num_tokens))
@@ -169,7 +175,6 @@ class GradientTraining(Training):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
-        self.belief = chain.filtered()  # which no gradient flows into
         self.on_step(p, num_tokens)
 
     def _sum_gradients(self, x: Tensor, lengths: Tensor | None, start: Any, num_tokens: int) -> tuple[Any, Tensor]:

@@ -3,13 +3,15 @@
 import pyro
 import pytest
 import torch
-from support.elsewhere import DEVICE, Elsewhere, moved, other_device
+from support.elsewhere import DEVICE, Elsewhere, Questions, moved, other_device
 
+from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.markov import markov
+from pplseq.kernels.triton import launch
 from pplseq.models import VLHMM
 
 QUERIES = {
@@ -82,3 +84,39 @@ def test_queries(query, family):
         chain = model().posterior(there(x), lengths)
     found = QUERIES[query](chain)
     assert found.device == DEVICE
+
+
+@pytest.mark.parametrize("sizes", [None, [3, 4, 1]], ids=["even", "uneven"])
+@pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
+def test_steps_ask_the_device_nothing(transition, sizes):
+    """A training step and a batch of an evaluation: with resets, state dropout, a carried belief, by a GPU's kernels."""
+    pytest.importorskip("triton")
+    trained = VLHMM(6, 9 if sizes is None else 8, [0, 1, 1, 0, 2, 2], hidden_size=4, transition=transition, reset_id=3,
+                    state_dropout=0.4, states_per_block=sizes)  # fmt: skip
+    trained, x = moved(trained).train(), there(torch.randint(6, (2, 4)))
+
+    def step(start):
+        chain = trained.direct_chain(x, None, start)
+        chain.log_prob().sum().backward()
+        return chain.filtered()
+
+    def batch(start):
+        chain = trained.posterior(x, start=start)
+        chain.token_log_probs()
+        return chain.filtered()
+
+    with launch.interpreted(), checks.trusted(), checks.whole_text():
+        for run in (step, batch):
+            trained.train(run is step)
+            belief = run(None)  # what is made once
+            belief = run(belief)
+            with Questions() as counted:
+                run(belief)
+            assert counted.asked == []
+
+
+def test_questions_are_counted():
+    value = there(torch.arange(4))
+    with Questions() as counted:
+        bool((value > 2).any()), value[value > 1], value.unique(), value.to("cpu"), int(value[0])
+    assert len(counted.asked) == 5

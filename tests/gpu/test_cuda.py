@@ -1,5 +1,7 @@
 """The same numbers on a GPU as on the CPU: run with ``pytest -m gpu`` on a machine that has one."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -106,3 +108,49 @@ def test_input_output_hmm(options):
         assert coming.state_log_probs.device.type == device
         results.append(([answer.cpu() for answer in answers], gradients))
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
+def test_kernels_give_what_their_twins_give(transition):
+    from pplseq.kernels.triton import launch
+
+    x, results = torch.randint(60, (5, 11), device="cuda"), []
+    for place in (launch.twins_only, contextlib.nullcontext):
+        model = make("cuda", transition=transition)
+        with place():
+            loss = -model.direct_chain(x, LENGTHS.cuda()).log_prob().sum()
+            loss.backward()
+            chain = model.posterior(x, LENGTHS.cuda())
+            answers = [chain.viterbi()[0], chain.marginals().dense(48)]
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None), *answers])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_step_is_captured_in_a_graph():
+    from pplseq import checks
+
+    model = make("cuda", transition="hierarchical").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=True)
+    x = torch.randint(60, (4, 8), device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with checks.trusted(), checks.whole_text():
+            loss = -model.direct_chain(x).log_prob().sum()
+            loss.backward()
+        optimizer.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    losses = []
+    for _ in range(5):
+        graph.replay()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]

@@ -6,6 +6,7 @@ What a GPU would refuse, without one. "meta" stands for the other device.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 
 import torch
@@ -106,3 +107,38 @@ def moved(model: nn.Module) -> nn.Module:
             if value is not None:
                 module._buffers[name] = Elsewhere.of(value)
     return model
+
+
+ASKING = {
+    "_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select", "equal", "is_nonzero",
+    "bincount",
+}  # fmt: skip
+
+
+def questions(func, args, kwargs) -> bool:
+    """Whether an operation makes the host wait for numbers of the other device."""
+    name = func.overloadpacket.__name__
+    there = any(isinstance(value, Elsewhere) for value in tree_flatten((args, kwargs))[0])
+    if not there:
+        return False
+    if name in INDEXING:
+        return any(isinstance(value, Tensor) and value.dtype is torch.bool for value in tree_flatten(args[1])[0])
+    if name == "_to_copy":
+        return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
+    if name == "copy_":
+        return isinstance(args[1], Elsewhere) and not isinstance(args[0], Elsewhere)
+    return name in ASKING or (name == "repeat_interleave" and "output_size" not in kwargs)
+
+
+class Questions(TorchDispatchMode):
+    """Inside of it, :func:`other_device` being around: what the host asks of the other device, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if questions(func, args, kwargs or {}):
+            place = next((f"{f.filename}:{f.lineno}" for f in traceback.extract_stack()[::-1] if "/pplseq/" in f.filename), "")
+            self.asked.append(f"{func.overloadpacket.__name__} at {place}")
+        return _run(func, args, kwargs or {})

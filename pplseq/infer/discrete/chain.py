@@ -81,12 +81,13 @@ class Chain:
             raise ValueError(f"emission_inputs: this {type(emission).__name__} {what}, got {got}")
         self.batch_shape = self.full_batch = obs.shape[1 : obs.dim() - len(emission.event_shape)]
         # masks that say nothing cost nothing afterwards
-        self.valid = None if valid is None or bool(valid.all()) else valid
-        if self.valid is not None:
+        known = checks.WHOLE.get()
+        self.valid = None if valid is None or (not known and bool(valid.all())) else valid
+        if self.valid is not None and not known:
             checks.padding(self.valid)
         if seen is not None and self.valid is not None:
             seen = seen | ~self.valid
-        self.seen = None if seen is None or bool(seen.all()) else seen
+        self.seen = None if seen is None or known or bool(seen.all()) else seen
         if emission.num_states != transition.num_states:
             raise ValueError(
                 f"emission has {emission.num_states} states, but the transition has {transition.num_states}; they must agree"
@@ -96,6 +97,8 @@ class Chain:
 
     def _checked_words(self, num_words: int) -> Tensor:
         """The observations, with any id where none is used; a negative index would quietly mean the last words."""
+        if checks.WHOLE.get():
+            return self.obs
         bad = (self.obs < 0) | (self.obs >= num_words)
         if not bool(bad.any()):
             return self.obs
@@ -162,7 +165,7 @@ class Chain:
 
     def _possible(self) -> scan.Forward:
         forward = self._forward
-        if self.check:
+        if self.check and not (checks.WHOLE.get() and forward.log_prob.device.type != "cpu"):
             impossible = torch.isneginf(forward.log_prob)
             # where parameters come in a batch (outer enumeration), a row is impossible if it is so under all of them
             extra = impossible.dim() - len(self.batch_shape)

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.block import BlockChain
@@ -38,7 +39,9 @@ class HierarchicalChain(BlockChain):
         if isinstance(self.transition, HierarchicalTables) or self.layout.num_blocks == 1 or self.num_steps == 1:
             return False
         # a word before that was not seen may have been the reset word: a mixture a row
-        return self.transition.reset_id is None or self.inputs is None or not bool((self.inputs[1:] == MISSING).any())
+        if self.transition.reset_id is None or self.inputs is None or checks.WHOLE.get():
+            return True
+        return not bool((self.inputs[1:] == MISSING).any())
 
     def _over_pairs(self) -> scan.Forward | None:
         transition, layout, block = self.transition, self.layout, self._block
