@@ -1,4 +1,4 @@
-"""Perplexity against the number of states on Penn Treebank, after figure 3 of Chiu and Rush (2020).
+"""Perplexity against the number of states, after figure 3 of Chiu and Rush (2020), and against time, on Penn Treebank.
 
     python scripts/reproduce/vlhmm_figure.py        # results/vlhmm_states.png
 
@@ -28,13 +28,24 @@ def points() -> list[tuple[int, float, str, str]]:
     return found
 
 
+def curves() -> list[tuple[str, list[float], list[float]]]:
+    """(name, minutes, validation perplexities) of every run on Penn Treebank that kept its validations."""
+    found = []
+    for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")):
+        rows = json.loads(path.read_text(encoding="utf-8")).get("training", {}).get("validations")
+        if rows:
+            name = path.stem.removeprefix("vlhmm_ptb_")
+            found.append((name, [row["seconds"] / 60 for row in rows], [row["perplexity"] for row in rows]))
+    return found
+
+
 def main() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, (axes, over_time) = pyplot.subplots(1, 2, figsize=(11.5, 4.2), layout="constrained")
     axes.plot(list(PAPER), list(PAPER.values()), "k--^", label="paper, one softmax, GPU")
     for transition, shape in SHAPES.items():
         some = [(states, value) for states, value, kind, _ in points() if kind == transition]
@@ -44,6 +55,11 @@ def main() -> None:
     axes.set(xscale="log", xlabel="states", ylabel="validation perplexity, carried", title="Penn Treebank")
     axes.set_xscale("log", base=2)
     axes.legend()
+    for name, minutes, values in curves():
+        over_time.plot(minutes, values, label=name)
+    over_time.axhline(FIVE_GRAM, color="grey", linewidth=1)
+    over_time.set(xscale="log", xlabel="minutes of training", ylabel="validation perplexity, carried", ylim=(110, 260))
+    over_time.legend(fontsize="small")
     figure.savefig(RESULTS / "vlhmm_states.png", dpi=120)
     print(f"wrote {RESULTS.name}/vlhmm_states.png")
 
