@@ -246,6 +246,26 @@ def unsealed(path: Path, again: str) -> dict[str, Any]:
     return content
 
 
+def check_finite(tensors: Mapping[str, Tensor], folder: str | Path) -> None:
+    """Raises FolderError for weights that are no numbers: every answer would be wrong without a word.
+
+    Logits of tables may be -inf, probabilities of zero.
+    """
+    import torch
+
+    for name, value in tensors.items():
+        if not value.is_floating_point():
+            continue
+        sound = torch.isfinite(value)
+        if name.endswith("logits"):
+            sound |= value == -torch.inf
+        if not bool(sound.all()):
+            raise FolderError(
+                f"{folder}: {name} holds values that are not finite; the model was spoilt before it was saved, use an earlier "
+                "checkpoint"
+            )
+
+
 def replace_folder(folder: str | Path, fill: Fill) -> None:
     """Write a folder beside `folder`, then swap it in.
 
@@ -293,6 +313,15 @@ def whole_folder(folder: str | Path) -> Path:
 
 def _own(header: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in header.items() if name not in ("format", "version", "files")}
+
+
+def tidy(folder: str | Path) -> None:
+    """Finish what a writer of the folder that was killed left beside it; a writer at work is waited for."""
+    place = Path(folder).resolve()
+    if beside(place, "old").exists() or beside(place, "new").exists():
+        with locked(beside(place, "lock")):
+            _put_back(place)
+            shutil.rmtree(beside(place, "new"), ignore_errors=True)
 
 
 def _put_back(folder: Path) -> None:

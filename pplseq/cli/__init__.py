@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
 import click
@@ -82,6 +83,20 @@ class LazyGroup(click.Group):
         raise Failed(str(failure) or type(failure).__name__, code)
 
 
+def open_closed() -> None:
+    """Give standard streams that a shell has closed (`<&-`) the null device: reading ends at once, writing goes nowhere.
+
+    Otherwise they are None to Python, and the next file that is opened takes their place to what the system writes.
+    """
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if descriptor > number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, mode, closefd=False))
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="pplseq", prog_name="pplseq")
@@ -91,6 +106,7 @@ def main(debug: bool) -> None:
     A first run: `pplseq train vlhmm builtin:python --states 1024 --max-time 60s --out runs/first`, then
     `pplseq evaluate runs/first` and `echo "the value of the _ is" | pplseq query runs/first infill`.
     """
+    open_closed()
     # OpenMP reads this when torch is imported, which no command has done yet. Threads that spin while they wait made a
     # training step 50 times slower on two cores that other programs used too; sleeping ones cost it nothing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

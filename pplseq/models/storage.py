@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pplseq.folder import FolderError, FolderKind
+from pplseq.folder import FolderError, FolderKind, check_finite
 
 MODEL = FolderKind(
     "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again"
@@ -90,21 +90,3 @@ def read_model(folder, device: str | torch.device = "cpu"):
     model.vocabulary, model.clusters = vocabulary, clusters
     model.is_fitted = True
     return model.to(device).eval()
-
-
-def check_finite(tensors: dict[str, torch.Tensor], folder) -> None:
-    """Raises FolderError for weights that are no numbers: every answer would be wrong without a word.
-
-    Logits of tables may be -inf, probabilities of zero.
-    """
-    for name, value in tensors.items():
-        if not value.is_floating_point():
-            continue
-        sound = torch.isfinite(value)
-        if name.endswith("logits"):
-            sound |= value == -torch.inf
-        if not bool(sound.all()):
-            raise FolderError(
-                f"{folder}: {name} holds values that are not finite; the model was spoilt before it was saved, use an earlier "
-                "checkpoint"
-            )

@@ -180,6 +180,10 @@ class Recipe:
         """Whether a folder holds something that :meth:`train` goes on from, and that a new run would destroy."""
         return whole_folder(folder / "last").exists()
 
+    def has_all(self, folder: Path) -> bool:
+        """Whether a folder whose training has come to its end holds all that it leaves; it is finished otherwise."""
+        return True
+
     def summary(self, folder: Path) -> Mapping[str, Any] | None:
         """What :meth:`train` returned, where a run keeps it; None where it keeps none."""
         return None

@@ -176,7 +176,9 @@ def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
 
 def _is_taken_over(recipe: Recipe, data: str | Path | None, settings: Any, folder: Path, watch: Watch) -> bool:
     """Whether a folder holds this very run, begun and not finished: the same command goes on with it."""
-    if not (folder / RECORD).is_file() or not recipe.has_begun(folder) or run_status(folder)["status"] not in UNFINISHED:
+    if not (folder / RECORD).is_file() or not recipe.has_begun(folder):
+        return False
+    if run_status(folder)["status"] not in UNFINISHED and recipe.has_all(folder):
         return False
     if _differs(recipe, data, settings, read_record(folder)):
         return False

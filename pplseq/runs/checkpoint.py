@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pplseq.files import locked
-from pplseq.folder import FolderError, FolderKind
+from pplseq.folder import FolderError, FolderKind, check_finite
 from pplseq.runs.status import LOCK
 
 _HELD: set[tuple[Path, int]] = set()  # folders and the threads that train there
@@ -67,7 +67,7 @@ def restore_weights(module: torch.nn.Module, tensors: dict[str, Tensor], prefix:
     """Copy `prefix`-named tensors into a module's parameters and buffers, in place.
 
     Raises:
-        FolderError: when a name is absent or a shape differs.
+        FolderError: when a name is absent, a shape differs or a weight is not finite.
     """
     saved = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     weights = named_weights(module)
@@ -82,6 +82,7 @@ def restore_weights(module: torch.nn.Module, tensors: dict[str, Tensor], prefix:
                 f"the checkpoint is of another model: {name} has shape {tuple(saved[name].shape)} there and "
                 f"{tuple(tensor.shape)} here; build the model it was saved from"
             )
+    check_finite(saved, "the checkpoint")
     with torch.no_grad():
         for name, tensor in weights.items():
             tensor.copy_(saved[name])

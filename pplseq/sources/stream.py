@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import json_line
+from pplseq.folder import tidy
 from pplseq.report.personal import StreamTotals
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.signals import Stopped, StopSignals
@@ -24,7 +25,7 @@ from pplseq.sources.personal_model import (
     personal_name,
     score_line,
 )
-from pplseq.sources.stream_state import START_ANEW, check_free, has_state, load_state, save_state
+from pplseq.sources.stream_state import INNER, START_ANEW, check_free, has_state, load_state, save_state
 from pplseq.sources.words import Encoder, Line, rounded
 
 # of `PROPSLearner`, where nothing else is chosen
@@ -188,6 +189,7 @@ class PersonalStream:
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(only_one_run(folder))
+                tidy(folder / INNER)
             stream = cls(
                 opened,
                 SETTINGS | settings,

@@ -6,8 +6,9 @@
     python scripts/reproduce/faults.py lines --number 100000
 
 A call goes on where the last one stopped: its draws begin with the number of those that the file counts, and what it finds is
-added. `--new` counts from nothing. `--seconds` ends a call early. What is done, and what counts as wrong, is said by
-tests/faults/ and by the files of tests/support/ that hold it. TMPDIR on a file system in memory makes it much faster.
+added. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--seconds` ends a call
+early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of tests/support/ that hold it. TMPDIR
+on a file system in memory makes it much faster.
 """
 
 from __future__ import annotations
@@ -113,10 +114,13 @@ def main() -> None:
     parser.add_argument("--number", type=int, help="of trials in all; default: the goal")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many")
     parser.add_argument("--new", action="store_true", help="count from nothing")
+    parser.add_argument("--again", default="", help="commands that are counted from nothing, the others staying as they are")
     options = parser.parse_args()
     results = json.loads(FILE.read_text())["results"] if FILE.exists() else {}
     before = {} if options.new else results.get(options.part, {})
-    counts, wrong = Counter(before.get("of", {})), list(before.get("wrong", []))
+    again = [name for name in options.again.split(",") if name]
+    counts = Counter({name: count for name, count in before.get("of", {}).items() if name not in again})
+    wrong = [found for found in before.get("wrong", []) if found.partition(": ")[0] not in again]
     began, processor = time.monotonic(), sum(os.times()[:4])
 
     def save() -> None:

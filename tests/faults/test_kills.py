@@ -29,6 +29,14 @@ def test_a_command_that_is_killed_goes_on(name, runs, tmp_path):
     assert kills.kill() is None
 
 
+@pytest.mark.parametrize(
+    "name", ["personalize", pytest.param("unsupervised", marks=pytest.mark.slow), pytest.param("crf", marks=pytest.mark.slow)]
+)
+def test_a_command_that_is_killed_at_its_end_leaves_nothing_behind(name, runs, tmp_path):
+    kills = Kills(tmp_path / "kills", runs[name])
+    assert not [found for back in range(0, 16, 3) if (found := kills.kill(kills.num_operations - back)) is not None]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_goes_on_wherever_it_is_killed(name, runs, tmp_path):

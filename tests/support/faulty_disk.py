@@ -149,8 +149,7 @@ def timeless(value: object) -> object:
     """JSON without times and checksums of what holds times."""
     if isinstance(value, dict):
         kept = {name: part for name, part in value.items() if name not in NOT_TOLD and not name.endswith("seconds")}
-        if "files" in kept and "sha256" in kept:
-            del kept["sha256"]
+        if kept.pop("sha256", None) is not None and "files" in kept:
             kept["files"] = {n: part for n, part in kept["files"].items() if not n.endswith(".json")}
         return {name: timeless(part) for name, part in kept.items()}
     if isinstance(value, str):

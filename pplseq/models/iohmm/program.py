@@ -196,9 +196,10 @@ class IOHMM(IOHMMQueries):
 
     def load_weights(self, folder) -> IOHMM:
         """Reads the parameters of a folder that a model built the same way saved; for networks of your own."""
-        from pplseq.models.storage import MODEL
+        from pplseq.models.storage import MODEL, check_finite
 
         header, tensors, *_ = MODEL.read(folder)
+        check_finite(tensors, folder)
         if header.get("model") != self.name or header.get("config") != self.config:
             raise ValueError(
                 f"{folder}: holds a model built in another way; build this one with its options: {header.get('config')}"

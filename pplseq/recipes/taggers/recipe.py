@@ -6,7 +6,6 @@ Settings and names; what works stands in `tagging` and `pplseq.baselines.tagging
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from pplseq import checks
 from pplseq.baselines.tagging_systems import SYSTEMS, parse_settings
 from pplseq.files import write_text
+from pplseq.folder import sealed, unsealed
 from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
 from pplseq.recipes.settings import setting
 from pplseq.runs.progress import Watch
@@ -126,8 +126,11 @@ class TaggerRecipe(Recipe):
     def questions(self) -> Mapping[str, Question]:
         return QUESTIONS
 
+    def has_all(self, folder: Path) -> bool:
+        return (folder / RECORD).is_file()  # which is written behind the last checkpoint
+
     def summary(self, folder: Path) -> Mapping[str, Any] | None:
-        return json.loads((folder / RECORD).read_text(encoding="utf-8")) if (folder / RECORD).is_file() else None
+        return unsealed(folder / RECORD, "remove it, and go on with the run") if self.has_all(folder) else None
 
     def train(self, job: Job) -> dict[str, Any]:
         """The whole text at once, which takes seconds to minutes; those of the library that iterate
@@ -138,7 +141,7 @@ class TaggerRecipe(Recipe):
 
         settings, record, folder = job.settings, job.folder / RECORD, job.folder / MODEL
         if job.resume and record.is_file():
-            before = json.loads(record.read_text(encoding="utf-8"))
+            before = unsealed(record, "remove it, and the run ends anew")
             if before["stop_reason"] == "finished":
                 return before
         chosen = parse_settings(settings.set)
@@ -167,7 +170,7 @@ class TaggerRecipe(Recipe):
             p = history.progress
             reason = "max_time" if history.stop_reason == "max_time" else "finished"
             summary = {"stop_reason": reason, "steps": p.step, **summary_of(saved, sentences, dev, p.seconds)}
-        write_text(record, json.dumps(summary) + "\n")
+        write_text(record, sealed(summary))
         return summary
 
     def info(self, data: str, settings: Any) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Standard input and output that are closed, or whose reader has gone: commands end quietly."""
+
+import os
+import signal
+import sys
+
+import pytest
+from support.faulty_disk import command, import_everything, warm
+from support.small_runs import write_data
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """name -> (arguments, whether it reads standard input)."""
+    import_everything()
+    place = tmp_path_factory.mktemp("closed")
+    data = write_data(place)
+    text, source = data["text.txt"], f"unigram:{data['text.txt']}"
+    warm(command("train", "hmm", text, "--out", place / "hmm", "--states", 3, "--min-count", 1, "--epochs", 1))
+    warm(command("train", "tagger", data["tags.txt"], "--out", place / "tagger", "--system", "hmm"))
+    table = ("--outputs", "y", "--inputs", "u")
+    warm(command("train", "lds", data["rows.csv"], *table, "--iterations", 2, "--out", place / "lds"))
+    warm(command("personalize", source, "--stream", data["stream.txt"], "--state", place / "state"))
+    reading = {
+        "query": ("query", place / "hmm", "score"),
+        "evaluate": ("evaluate", place / "hmm", "-"),
+        "query lds": ("query", place / "lds", "smooth", "-"),
+        "tag run": ("tag", "run", place / "tagger", "--format", "words"),
+        "tag run json": ("tag", "run", place / "tagger", "--format", "words", "--json"),
+        "personalize": ("personalize", source),
+        "compare-streams": ("compare-streams", source, source),
+        "count": ("count", "-", "--max-lag", 1, "--out", place / "counts", "--force"),
+        "info": ("info", "lds", "-", *table),
+    }
+    writing = {
+        "query file": ("query", place / "hmm", "score", text),
+        "query text": ("query", place / "hmm", "score", text, "--text"),
+        "personalize file": ("personalize", source, "--stream", text),
+        "personalize state": ("personalize", source, "--stream", text, "--state", place / "other"),
+        "compare-streams file": ("compare-streams", source, source, "--stream", text),
+        "evaluate file": ("evaluate", place / "hmm", text),
+        "tag eval": ("tag", "eval", place / "tagger", data["tags.txt"]),
+        "info run": ("info", place / "hmm"),
+        "help": ("--help",),
+        "lds file": ("query", place / "lds", "smooth", data["rows.csv"]),
+    }
+    return {name: (found, name in reading) for name, found in {**reading, **writing}.items()}
+
+
+def ended(arguments, given, log, closed=(), pipe=False):
+    """(exit code, stderr) of a command in a process of its own.
+
+    Args:
+        given: bytes on standard input. closed: descriptors that are not open at all. pipe: standard output has no reader.
+    """
+    inner, outer = os.pipe()
+    os.write(outer, given)
+    os.close(outer)
+    process = os.fork()
+    if process == 0:
+        code = 70
+        try:
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
+            target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(inner, 0), os.dup2(target, 2)
+            read, write = os.pipe()
+            os.close(read)
+            os.dup2(write if pipe else os.open(os.devnull, os.O_WRONLY), 1)
+            names = ("stdin", "stdout", "stderr")
+            for descriptor in (0, 1, 2):
+                if descriptor in closed:
+                    os.close(descriptor)
+                mode = "r" if descriptor == 0 else "w"
+                stream = None if descriptor in closed else open(descriptor, mode, closefd=False)  # as Python begins
+                setattr(sys, names[descriptor], stream)
+            try:
+                command(*arguments)()
+                code = 0
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+        except BaseException:
+            import traceback
+
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
+    os.close(inner)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return code, log.read_text(errors="replace")
+
+
+QUICK = ["query", "personalize", "tag run", "query lds", "personalize state"]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in (
+        "evaluate", "tag run json", "compare-streams", "count", "info", "query file", "query text", "personalize file",
+        "compare-streams file", "evaluate file", "tag eval", "info run", "help", "lds file",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_a_reader_that_has_gone(name, commands, tmp_path):
+    arguments, reads = commands[name]
+    rows = b"u,y\n1,2\n2,3\n3,1\n"
+    given = rows if "lds" in str(arguments) else b"the cat sees a dog\n" * 50
+    code, told = ended(arguments, given if reads else b"", tmp_path / "log", pipe=True)
+    assert code in (0, 1) and "Traceback" not in told and "Broken pipe" not in told, told
+
+
+@pytest.mark.parametrize("closed", [(0, 1), *(pytest.param(each, marks=pytest.mark.slow) for each in [(0,), (1,)])])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_nothing_is_open(name, closed, commands, tmp_path):
+    arguments, reads = commands[name]
+    rows = b"u,y\n1,2\n2,3\n3,1\n"
+    given = rows if "lds" in str(arguments) else b"the cat sees a dog\n" * 3
+    code, told = ended(arguments, given if reads else b"", tmp_path / "log", closed=closed)
+    assert code in (0, 1, 2) and "Traceback" not in told, told
+    if not reads or 0 not in closed:
+        assert code == 0, told
