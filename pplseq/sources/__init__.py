@@ -28,7 +28,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "MixtureSource": "mixture",
         "PersonalStream": "stream",
         "StreamError": "personal_model",
-        "StreamOptions": "opening",
+        "StreamOptions": "settings",
         "StreamPair": "comparison",
     },
 )

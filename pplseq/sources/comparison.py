@@ -13,8 +13,9 @@ from pplseq.files import json_line
 from pplseq.report.personal import StreamTotals
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter
-from pplseq.sources.opening import StreamOptions, check_same_words, needs_words, open_all
+from pplseq.sources.opening import check_same_words, needs_words, open_all
 from pplseq.sources.personal_model import SourceModel, StreamModel, load_personal, personal_name, score_line
+from pplseq.sources.settings import StreamOptions
 from pplseq.sources.stream import resumed_options
 from pplseq.sources.stream_state import has_learned, has_state, load_state
 from pplseq.sources.words import Encoder, Line, rounded
@@ -35,7 +36,7 @@ class StreamPair:
         specs: two sources, or state folders of `pplseq personalize`, which bring their own sources and the options they were
             read with.
         say: told of each source before it is opened.
-        **options: fields of :class:`~pplseq.sources.opening.StreamOptions`, before those of the state folders.
+        **options: fields of :class:`~pplseq.sources.settings.StreamOptions`, before those of the state folders.
 
     Attributes:
         models, names: two of each. vocabulary, options.

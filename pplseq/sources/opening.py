@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.baselines import NETWORKS
 from pplseq.checks import nearest
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.sources.settings import StreamOptions
 
 TEXT_KINDS = ("ngram", "unigram", "words")
 STREAM_KINDS = ("cache", "online-ngram", "uniform")  # of the stream itself: they need the words of another source
@@ -35,31 +35,6 @@ class Opened(NamedTuple):
     source: Any
     vocabulary: Vocabulary
     fingerprint: str
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """How texts become sources and lines become words; a stream goes on with those it was begun with.
-
-    Attributes:
-        order: longest n-gram of ngram:TEXT. min_count, max_vocabulary: rarer words are unknown, and at most so many are
-            known, where a text gives the vocabulary. lower: all text is lower-cased.
-        checkpoint: of a run, "best" or "last". decay: of the cache's counts at every word.
-        eos: whether every line ends in the end-of-line word; None: where the vocabulary has one.
-        unknown: a word outside the vocabulary is read as the unknown word ("unk"), left out ("skip"), or its line refused
-            ("error"); None: "unk" where the vocabulary has one, else "error".
-        by_line: every line is a sequence of its own, begun from the start distribution.
-    """
-
-    order: int = 5
-    min_count: int = 2
-    max_vocabulary: int | None = None
-    lower: bool = False
-    checkpoint: str = "best"
-    decay: float = 1.0
-    eos: bool | None = None
-    unknown: str | None = None
-    by_line: bool = False
 
 
 def check_spec(spec: str, *, first: bool) -> str:

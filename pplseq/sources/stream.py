@@ -16,7 +16,7 @@ from pplseq.report.personal import StreamTotals
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter, Place
-from pplseq.sources.opening import Opened, StreamOptions, check_same_words, open_all
+from pplseq.sources.opening import Opened, check_same_words, open_all
 from pplseq.sources.personal_model import (
     ScoredToken,
     StreamError,
@@ -25,21 +25,11 @@ from pplseq.sources.personal_model import (
     personal_name,
     score_line,
 )
+from pplseq.sources.settings import StreamOptions, StreamSettings
 from pplseq.sources.stream_state import INNER, START_ANEW, check_free, has_state, load_state, save_state
 from pplseq.sources.words import Encoder, Line, rounded
 
-# of `PROPSLearner`, where nothing else is chosen
-SETTINGS: dict[str, Any] = {
-    "num_perturbations": 2,
-    "source_share": 0.9,
-    "exponent": 0.8,
-    "step_size": None,
-    "warm_up": 20,
-    "smoothing": 0.05,
-    "averaging": None,
-    "window": 256,
-    "seed": 0,
-}
+SETTINGS: dict[str, Any] = asdict(StreamSettings())  # where nothing else is chosen
 HANDED = ""  # under which the record counts the lines that `PersonalStream.read` was given
 
 
@@ -170,7 +160,7 @@ class PersonalStream:
             state: folder for the state; None keeps nothing.
             learn: False opens a state only to score with it: there has to be one, and it may be read with other options.
             say: told of each source before it is opened.
-            **chosen: fields of :class:`~pplseq.sources.opening.StreamOptions`, and settings of the model (those of
+            **chosen: fields of :class:`~pplseq.sources.settings.StreamOptions`, and settings of the model (those of
                 :data:`SETTINGS`). A state that is there already brings its own; another choice is an error.
 
         Raises:

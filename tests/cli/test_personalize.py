@@ -31,7 +31,8 @@ def lines_of(result):
 @pytest.mark.parametrize("by_line", [False, True])
 def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options, personal_lines, by_line):
     from pplseq.models import PROPSLearner
-    from pplseq.sources.opening import StreamOptions, open_source
+    from pplseq.sources.opening import open_source
+    from pplseq.sources.settings import StreamOptions
 
     settings = StreamOptions(order=3)
     first = open_source(general, settings)

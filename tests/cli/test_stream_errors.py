@@ -27,7 +27,7 @@ def lines_of(result):
         (["builtin", "--source", "cache"], "no such folder"),
         (["GENERAL", "--source", "words:builtin:python"], "leave it out"),
         (["GENERAL", "--exponent", "0.7", "--step-size", "0.1"], "give one of them"),
-        (["GENERAL", "--exponent", "0.2"], "0.2 is not in the range"),
+        (["GENERAL", "--exponent", "0.2"], "exponent must lie in (0.5, 1]"),
         (["GENERAL", "--stream", "nowhere"], "no such file"),
     ],
 )

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from pplseq.cli.streams.options import reading, shown_page, sources
+from pplseq.cli.options import GroupedCommand, given, options_for
+from pplseq.cli.streams.options import shown_page
+from pplseq.sources.settings import StreamOptions
 
 
-@click.command("compare-streams")
+@click.command("compare-streams", cls=GroupedCommand)
 @click.argument("a")
 @click.argument("b")
 @click.option("--stream", default="-", show_default=True, help="Text to score, a line at a time; - is stdin.")
@@ -18,8 +20,6 @@ from pplseq.cli.streams.options import reading, shown_page, sources
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the lines to a new file.  [default: stdout]"
 )
-@sources
-@reading
 @shown_page
 @click.pass_context
 def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
@@ -32,12 +32,12 @@ def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
     log-probabilities "a" and "b" and, where a model is personal, the "log_odds" of its perturbation states; null is infinite.
     The last line is {"num_tokens", "a", "b", "mean_log_likelihood_ratio"}. --html and --png show the words coloured.
     """
-    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, say, stream_name
+    from pplseq.cli.streams.options import finish, prepare, say, stream_name
     from pplseq.sources.comparison import StreamPair, comparison_summary
     from pplseq.sources.pages import Shown
 
     prepare(options)
-    pair = StreamPair((a, b), say=say, **chosen(ctx, options, READING_NAMES))
+    pair = StreamPair((a, b), say=say, **given(ctx, StreamOptions))
     shown = Shown(pair.names, options["max_words"] if options["html"] or options["png"] else 0)
     failed = pair.follow(
         options["stream"],
@@ -47,3 +47,6 @@ def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
         summary=lambda: comparison_summary(shown.totals, pair.names) if shown.totals.num_tokens else None,
     )
     finish(ctx, shown, options, f"{pair.names[0]} against {pair.names[1]}, on {stream_name(options['stream'])}", failed)
+
+
+compare_streams.params += options_for(StreamOptions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,44 +15,7 @@ if TYPE_CHECKING:
     from pplseq.report.personal import StreamTotals
     from pplseq.sources.pages import Shown
 
-SOURCES = (
-    click.option("--order", default=5, show_default=True, type=click.IntRange(1), help="Longest n-gram of ngram:TEXT."),
-    click.option(
-        "--min-count",
-        default=2,
-        show_default=True,
-        type=click.IntRange(1),
-        help="Rarer words of TEXT are unknown, where TEXT gives the vocabulary.",
-    ),
-    click.option("--max-vocabulary", type=click.IntRange(3), help="At most so many words, where TEXT gives them."),
-    click.option(
-        "--decay",
-        default=1.0,
-        show_default=True,
-        type=click.FloatRange(0, 1, min_open=True),
-        help="Of the cache's counts at every word.",
-    ),
-    click.option(
-        "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Of a run."
-    ),
-    click.option("--threads", type=click.IntRange(1), help="CPU threads."),
-)
-READING = (
-    click.option("--lower/--no-lower", default=False, help="Lower-case all text."),
-    click.option(
-        "--eos/--no-eos", default=None, help="End every line with <eos>.  [default: where the vocabulary has it]"
-    ),
-    click.option(
-        "--unknown",
-        type=click.Choice(["unk", "skip", "error"]),
-        help="A word outside the vocabulary: read it as <unk>, leave it out, or refuse its line.  [default: unk where the "
-        "vocabulary has it, else error]",
-    ),
-    click.option(
-        "--by-line", is_flag=True, help="Every line is a sequence of its own, begun from the start distribution."
-    ),
-)
-READING_NAMES = ("order", "min_count", "max_vocabulary", "decay", "checkpoint", "lower", "eos", "unknown", "by_line")
+THREADS = click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 PAGE = (
     click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of coloured words."),
     click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw them (extra plot)."),
@@ -72,7 +35,7 @@ def _options(options: Sequence[Callable]) -> Callable[[Callable], Callable]:
     return add
 
 
-sources, reading, shown_page = _options(SOURCES), _options(READING), _options(PAGE)
+shown_page = _options((THREADS, *PAGE))
 
 
 def prepare(options: Mapping[str, Any]) -> None:
@@ -87,12 +50,6 @@ def prepare(options: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_num_threads(options["threads"])
-
-
-def chosen(ctx: click.Context, options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The options among these that the user gave on the command line."""
-    given = click.core.ParameterSource.COMMANDLINE
-    return {name: options[name] for name in names if ctx.get_parameter_source(name) is given}
 
 
 def finish(

@@ -7,23 +7,13 @@ from typing import Any
 
 import click
 
-from pplseq.cli.streams.options import reading, shown_page, sources
-
-# option -> name of the model's setting
-SETTINGS = {
-    "perturbations": "num_perturbations",
-    "source_share": "source_share",
-    "exponent": "exponent",
-    "step_size": "step_size",
-    "warm_up": "warm_up",
-    "smoothing": "smoothing",
-    "averaging": "averaging",
-    "window": "window",
-    "seed": "seed",
-}
+from pplseq.cli.options import GroupedCommand, given, options_for
+from pplseq.cli.streams.options import shown_page
+from pplseq.recipes.settings import options_of
+from pplseq.sources.settings import StreamOptions, StreamSettings
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("source")
 @click.option("--stream", default="-", show_default=True, help="Text to learn from, a line at a time; - is stdin.")
 @click.option(
@@ -52,51 +42,11 @@ SETTINGS = {
     is_flag=True,
     help="Leave the parameters as they are; what sources remember and the place in the stream move on, and are saved.",
 )
-@click.option("--perturbations", default=2, show_default=True, type=click.IntRange(1), help="States that are learned.")
-@click.option(
-    "--source-share",
-    default=0.9,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="Probability of the sources together before anything was learned; the rest is the learned states'.",
-)
-@click.option(
-    "--exponent",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0.5, 1, min_open=True),
-    help="Word t weighs t^-EXPONENT in the running statistics.",
-)
-@click.option(
-    "--step-size",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="The same weight for every word instead, for streams that drift.",
-)
-@click.option(
-    "--warm-up", default=20, show_default=True, type=click.IntRange(1), help="Tokens before the first update."
-)
-@click.option(
-    "--smoothing",
-    default=0.05,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Pseudo-count of a state, shared by all words.",
-)
 @click.option(
     "--averaging",
     is_flag=True,
     help="Keep parameters averaged over the stream's later part too: --no-learn and compare-streams use them.",
 )
-@click.option(
-    "--window",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Words at most whose state the next ones still bear on; costs exactness only where states last for very long.",
-)
-@click.option("--seed", default=0, show_default=True, help="Of the first parameters.")
-@sources
-@reading
 @shown_page
 @click.pass_context
 def personalize(ctx: click.Context, source: str, **options: Any) -> None:
@@ -121,12 +71,12 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
     Ctrl-C and SIGTERM save the state behind the last line. Given a file, a stream that was interrupted in any way goes on to
     the same numbers, and with --out to the same file; given stdin, with the next line that comes.
     """
-    from pplseq.cli.streams.options import READING_NAMES, chosen, finish, prepare, say, stream_name
+    from pplseq.cli.streams.options import finish, prepare, say, stream_name
     from pplseq.sources.pages import Shown
     from pplseq.sources.stream import PersonalStream, ReadLine
 
-    settings = {SETTINGS[name]: value for name, value in chosen(ctx, options, SETTINGS).items()}
-    if "averaging" in settings:
+    settings = given(ctx, StreamSettings)
+    if options["averaging"]:
         settings["averaging"] = "recent"
     if {"exponent", "step_size"} <= settings.keys():
         raise click.UsageError("--exponent lets the weight of a word fall and --step-size keeps it: give one of them")
@@ -140,7 +90,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
         learn=learn,
         save_every=options["save_every"],
         say=say,
-        **chosen(ctx, options, READING_NAMES),
+        **given(ctx, StreamOptions),
         **settings,
     ) as found:
         names = found.names
@@ -157,3 +107,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
     title = f"{stream_name(options['stream'])}, read by {names[0]}"
     name = "-" if options["stream"] == "-" else str(Path(options["stream"]).resolve())
     finish(ctx, shown, options, title, failed, found.resumed, found.totals.get(name))
+
+
+LEARNED = [name for name in options_of(StreamSettings) if name != "averaging"]  # which is a mere flag here
+personalize.params += [*options_for(StreamSettings, LEARNED), *options_for(StreamOptions)]

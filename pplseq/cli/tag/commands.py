@@ -8,34 +8,12 @@ from typing import Any
 import click
 
 from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
+from pplseq.cli.options import GroupedCommand, options_for
 from pplseq.files import check_writable, json_line, printable, write_text
+from pplseq.recipes.settings import options_of
+from pplseq.recipes.taggers.recipe import TaggedReading, TolerantReading
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
-
-
-def reading(command: Any) -> Any:
-    """The options of how a file of sentences is read."""
-    options = (
-        click.option(
-            "--column",
-            metavar="NAME|N",
-            help="That holds the tags: upos, xpos, feats, ... of CoNLL-U; a number of columns, the word being 0.  "
-            "[default: upos, and 1; of a model, the one it was trained on]",
-        ),
-        click.option(
-            "--format", type=click.Choice(FORMATS), help="Of the input.  [default: by its name or first lines]"
-        ),
-        click.option("--separator", default="_", show_default=True, help="Between word and tag of word_tag."),
-        click.option(
-            "--on-error",
-            type=click.Choice(["raise", "skip"]),
-            help="Stop at a sentence that cannot be read, or go on without it and name its lines on stderr.  "
-            "[default: skip of run, else raise]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 THREADS = click.option("--threads", type=click.IntRange(1), help="CPU threads.")
@@ -53,7 +31,7 @@ def tag() -> None:
     """
 
 
-@tag.command()
+@tag.command(cls=GroupedCommand)
 @MODEL
 @click.argument("text", default="-")
 @click.option("--out", default="-", help="File to write.  [default: stdout]")
@@ -76,7 +54,6 @@ def tag() -> None:
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page of coloured sentences."
 )
 @click.option("--max-sentences", default=200, show_default=True, type=click.IntRange(1), help="Of the page.")
-@reading
 @THREADS
 @click.pass_context
 def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as_json: bool, **options: Any) -> None:
@@ -100,7 +77,8 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     names = ("probabilities", "decoder", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
     questions = TagQuestions(**{name: options[name] for name in names})
     check_answerable(saved.tagger, questions)
-    sentences = read(text, reading_of(options, "skip"), say, saved, tags="optional", to_tag=True)
+    reading = reading_of(options, TolerantReading)
+    sentences = read(text, reading, say, saved, tags="optional", to_tag=True)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
         say(note)
@@ -127,14 +105,14 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         ]
         tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, told, strict=True)]
         probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
-        write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=options["separator"])
+        write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=reading.separator)
     if options["html"] is not None:
         run_page(saved, sentences, options["html"], options["max_sentences"], options["decoder"])
     if failed:
         ctx.exit(1)
 
 
-@tag.command("eval")
+@tag.command("eval", cls=GroupedCommand)
 @MODEL
 @click.argument("text")
 @click.option("--against", type=click.Path(path_type=Path), help="Another tagger: McNemar's test between the two.")
@@ -147,7 +125,6 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
 @click.option("--confusion", type=click.Path(dir_okay=False, path_type=Path), help="Draw the confusion matrix (PNG).")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of sentences with errors.")
 @click.option("--max-sentences", default=100, show_default=True, type=click.IntRange(1), help="Of the page.")
-@reading
 @THREADS
 def evaluate(
     model: Path,
@@ -193,7 +170,7 @@ def evaluate(
         tagging.errors_page(saved, sentences, result, html, title, max_sentences, decoder)
 
 
-@tag.command()
+@tag.command(cls=GroupedCommand)
 @click.argument("text")
 @click.argument("test")
 @click.option("--dev", help="Text to tune or stop by, for the systems that do.")
@@ -207,7 +184,6 @@ def evaluate(
 @click.option("--seed", default=0, show_default=True, help="Of the sentences drawn for the learning curve.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the learning curves (PNG).")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers as JSON.")
-@reading
 @THREADS
 @click.pass_context
 def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads: int | None, **options: Any) -> None:
@@ -251,12 +227,9 @@ def say(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def reading_of(options: dict[str, Any], on_error: Any = "raise") -> Any:
+def reading_of(options: dict[str, Any], kind: type[TaggedReading] = TaggedReading) -> TaggedReading:
     """How files are read."""
-    from pplseq.recipes.taggers.recipe import TaggedReading
-
-    found = {name: options[name] for name in ("column", "format", "separator")}
-    return TaggedReading(**found, on_error=options["on_error"] or on_error)
+    return kind(**{name: options[name] for name in options_of(kind) if options[name] is not None})
 
 
 def names_between(text: str) -> list[str]:
@@ -273,3 +246,8 @@ def numbers_between(text: str | None) -> list[float]:
         return [float(part) for part in (text or "").split(",") if part]
     except ValueError:
         raise ValueError(f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {text!r}") from None
+
+
+run.params += options_for(TolerantReading)
+for command in (evaluate, compare):
+    command.params += options_for(TaggedReading)

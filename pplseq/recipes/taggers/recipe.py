@@ -48,6 +48,13 @@ class TaggedReading:
 
 
 @dataclass(kw_only=True)
+class TolerantReading(TaggedReading):
+    """The text."""
+
+    on_error: Literal["raise", "skip"] = "skip"
+
+
+@dataclass(kw_only=True)
 class TaggerSettings(TaggedReading, RunSettings):
     """The tagger.
 

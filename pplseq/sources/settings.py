@@ -1,0 +1,69 @@
+"""What a stream can be told: how texts are read, and how its model learns; also as options of the commands about streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from pplseq import checks
+
+
+def _checked(default: Any, check: Callable[[str, Any], Any] | None = None, flag: str = "") -> Any:
+    return field(default=default, metadata={"check": check, "flag": flag})
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How texts become sources and lines become words; a stream goes on with those it was begun with.
+
+    Args:
+        order: longest n-gram of ngram:TEXT.
+        min_count: rarer words of TEXT are unknown, where TEXT gives the vocabulary.
+        max_vocabulary: at most so many words, where TEXT gives them.
+        lower: lower-case all text.
+        checkpoint: of a run.
+        decay: of the cache's counts at every word.
+        eos: end every line with the end-of-line word (default: where the vocabulary has it).
+        unknown: a word outside the vocabulary: read it as the unknown word, leave it out, or refuse its line (default: unk
+            where the vocabulary has it, else error).
+        by_line: every line is a sequence of its own, begun from the start distribution.
+    """
+
+    order: int = _checked(5, checks.count)
+    min_count: int = _checked(2, checks.count)
+    max_vocabulary: int | None = _checked(None, partial(checks.count, least=3))
+    lower: bool = False
+    checkpoint: Literal["best", "last"] = "best"
+    decay: float = _checked(1.0, partial(checks.share, interval="(0, 1]"))
+    eos: bool | None = None
+    unknown: Literal["unk", "skip", "error"] | None = None
+    by_line: bool = _checked(False, flag="--by-line")
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How the model of a stream learns, a :class:`~pplseq.models.props.learner.PROPSLearner`.
+
+    Args:
+        num_perturbations: states that are learned.
+        source_share: probability of the sources together before anything was learned; the rest is the learned states'.
+        exponent: word t weighs t^-EXPONENT in the running statistics.
+        step_size: the same weight for every word instead, for streams that drift.
+        warm_up: tokens before the first update.
+        smoothing: pseudo-count of a state, shared by all words.
+        averaging: "recent": keep parameters averaged over the stream's later part too; what does not learn uses them.
+        window: words at most whose state the next ones still bear on; costs exactness only where states last for very long.
+        seed: of the first parameters.
+    """
+
+    num_perturbations: int = _checked(2, checks.count, "--perturbations")
+    source_share: float = _checked(0.9, partial(checks.share, interval="(0, 1)"))
+    exponent: float = _checked(0.8, partial(checks.share, interval="(0.5, 1]"))
+    step_size: float | None = _checked(None, partial(checks.share, interval="(0, 1)"))
+    warm_up: int = _checked(20, checks.count)
+    smoothing: float = _checked(0.05, partial(checks.positive, zero=True))
+    averaging: str | None = None
+    window: int = _checked(256, checks.count)
+    seed: int = 0
