@@ -12,7 +12,7 @@ from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.markov import markov
 from pplseq.kernels.triton import launch
-from pplseq.models import VLHMM
+from pplseq.models import IOHMM, VLHMM
 
 QUERIES = {
     "log_prob": lambda c: c.log_prob(), "marginals": lambda c: c.marginals().probs, "viterbi": lambda c: c.viterbi()[0],
@@ -77,7 +77,9 @@ def test_queries(query, family):
     if family == "dense":
         transition = DenseTransition(*(there(torch.randn(s).log_softmax(-1)) for s in ((3,), (3, 3))))
         valid = there(torch.arange(5)).unsqueeze(-1) < lengths
-        chain = build_chain(transition, CategoricalEmission(there(torch.randn(3, 8).log_softmax(-1))), there(x.T), valid=valid)
+        chain = build_chain(
+            transition, CategoricalEmission(there(torch.randn(3, 8).log_softmax(-1))), there(x.T), valid=valid
+        )
     else:
         if family == "blocks with gaps":
             x[0, 1] = x[1, 0] = -1
@@ -120,3 +122,15 @@ def test_questions_are_counted():
     with Questions() as counted:
         bool((value > 2).any()), value[value > 1], value.unique(), value.to("cpu"), int(value[0])
     assert len(counted.asked) == 5
+
+
+@pytest.mark.parametrize("outputs", ["categorical", "gaussian"])
+def test_input_output_models(outputs):
+    torch.manual_seed(0)
+    trained = moved(IOHMM(2, num_inputs=1, outputs=outputs, num_outputs=2, mealy=True))
+    x = torch.randint(2, (3, 5)) if outputs == "categorical" else torch.randn(3, 5, 2, dtype=torch.float64)
+    inputs, lengths = there(torch.randn(3, 5, 1, dtype=torch.float64)), there(torch.tensor([5, 2, 1]))
+    trained.log_joint(there(x), lengths, inputs=inputs).backward()
+    assert all(p.grad is None or p.grad.device == DEVICE for p in trained.parameters())
+    chain = trained.posterior(there(x), lengths, inputs=inputs)
+    assert chain.marginals().probs.device == DEVICE and chain.viterbi()[0].device == DEVICE
