@@ -89,7 +89,7 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
         patterns, which = torch.unique(observed[part], dim=0, return_inverse=True)
         full = torch.diag(noise) if noise.dim() == 1 else noise
         # e = gain (observed part of e) + what noise of the missing coordinates is left
-        gains = full @ masked_precisions(noise, patterns)[0]
+        gains = _gains(full, patterns)
         errors = (gains[which] @ residuals[part].unsqueeze(-1)).squeeze(-1)
         spread = means.new_zeros(len(patterns), size, size).index_add_(0, which, smoothed.dense()[part])
         counts = torch.bincount(which, minlength=len(patterns)).to(means)
@@ -100,6 +100,15 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
         scatter += errors.T @ errors + (gains @ matrix @ spread @ matrix.T @ gains.mT).sum(0)
         scatter += torch.einsum("p,pij->ij", counts, left)
     return Regression(seen.sum().to(means), moment, cross, symmetric(scatter))
+
+
+def _gains(noise: Tensor, patterns: Tensor) -> Tensor:
+    """(P, n, n) by which errors of the coordinates seen (P, n) are expected in all of them; noise (n, n) may be singular."""
+    if bool((noise.diagonal() > 0).all()):
+        return noise @ masked_precisions(noise, patterns)[0]
+    seen = patterns.to(noise)
+    inverse = torch.linalg.pinv(noise * seen.unsqueeze(-1) * seen.unsqueeze(-2), hermitian=True)
+    return torch.diag_embed(seen) + (1 - seen).unsqueeze(-1) * (noise @ inverse)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:

@@ -153,3 +153,40 @@ def test_an_lds_may_observe_exactly():
     joint.backward()
     assert model.transition.grad.isfinite().all() and model.emission_scale.grad.isfinite().all()
     assert float(joint.detach()) == pytest.approx(model.score(x), rel=1e-12)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-4, 1e-8, 0.0])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_smoothing_and_em_down_to_exact_observations(dtype, missing, noise):
+    """Smoothed moments, and the statistics of the E-step, of h = 3 states of which n = 2 numbers are observed."""
+    torch.manual_seed(3)
+    h, n = 3, 2
+    A, C = 0.6 * torch.eye(h, dtype=F64) + 0.2 * torch.randn(h, h, dtype=F64), torch.randn(n, h, dtype=F64)
+    model = LDS(h, n, dtype=dtype, offsets="none").set_parameters(
+        transition=A, state_noise=torch.eye(h), emission=C, emission_noise=[noise] * n, initial_mean=torch.zeros(h),
+        initial_covariance=torch.eye(h),
+    )  # fmt: skip
+    x = torch.randn(2, 12, n, dtype=F64)
+    if missing:
+        x[0, 3], x[0, 5, 0], x[1, 0, 1] = torch.nan, torch.nan, torch.nan
+    own = (model.transition, model.state_noise, model.emission, model.emission_noise, *model.initial_belief)
+    A, Q, C, R, mean, P = (value.detach().double() for value in own)
+    truths = []
+    for row in x.to(model.transition.dtype).double():
+        seen = [~y.isnan() for y in row]
+        truths.append(kalman_loop(GaussianSequence(
+            mean, P, [A] * 11, [Q] * 11, [mean] * 11, [C[o] for o in seen], [R[o][:, o] for o in seen],
+            [mean.new_zeros(int(o.sum())) for o in seen],
+            [y[o] if bool(o.any()) else None for y, o in zip(row, seen, strict=True)],
+        )))  # fmt: skip
+    close = {"rtol": 1e-7, "atol": 1e-7} if dtype == "float64" else {"rtol": 2e-3, "atol": 2e-4}
+    moments = model.smooth(x)
+    for k, truth in enumerate(truths):
+        torch.testing.assert_close(moments.means[k].double(), truth.smoothed[0], **close)
+        torch.testing.assert_close(moments.covariances[k].double(), truth.smoothed[1], **close)
+    batch = model.as_batch(x)
+    found = model.expected_statistics(model.chain_of(batch), batch)
+    second = sum(m.T @ m + P.sum(0) for m, P in ((t.smoothed[0][:-1], t.smoothed[1][:-1]) for t in truths))
+    torch.testing.assert_close(found["transition_moment"].double(), second, **close)
+    assert all(bool(value.isfinite().all()) for value in found.values())
