@@ -72,7 +72,7 @@ class Loop:
         del enumeration.sites[self.begin + len(self.first) :], enumeration.every[number:]
         later = {variable.number: first for first, variable in partner.items()}
         last = {first: enumeration.every[first] for first in partner}  # by the number of the first step's variable
-        values = [(_unbind(site.value), _unbind(site.mask), _timed_parts(site.fn)) for site in timed]
+        values = [(_unbind(site.value), _unbind(site.mask), _split(site.fn, len(steps))) for site in timed]
         for place, step in enumerate(steps):
             text, now = str(step), {}
             for variable in own:
@@ -80,7 +80,7 @@ class Loop:
                 name = variable.name.replace(index, text)
                 now[later[variable.number]] = Variable(number, name, variable.dim, variable.values, frames)
                 number += 1
-            for site, (value, mask, parts) in zip(timed, values, strict=True):
+            for site, (value, mask, laws) in zip(timed, values, strict=True):
                 variables = {}
                 for dim, variable in site.variables.items():
                     if variable.number in later:
@@ -88,7 +88,7 @@ class Loop:
                     elif variable.number in partner:
                         variable = last[variable.number]
                     variables[dim] = variable
-                name, fn = site.name.replace(index, text), _at_step(site.fn, place) if parts else site.fn
+                name, fn = site.name.replace(index, text), laws[place]
                 frames, own_now = _frames(site.frames, index, text), None if site.own is None else now[later[site.own.number]]
                 enumeration.sites.append(Site(name, fn, value(place), mask(place), site.scale, frames, variables, own_now))
             enumeration.every += now.values()
@@ -143,14 +143,20 @@ def _is_timed(value) -> bool:
     return isinstance(value, Timed)
 
 
-def _at_step(fn, place: int):
-    """A distribution of all steps at one of them."""
-    found = copy.copy(fn)
+def _split(fn, count: int) -> list:
+    """A distribution of all steps, step by step; unbound once, so that gradients are put together once."""
+    if not _timed_parts(fn):
+        return [fn] * count
+    found = [copy.copy(fn) for _ in range(count)]
     for name, value in vars(fn).items():
-        if _is_timed(value):
-            found.__dict__[name] = value.at_step(place) if type(value) is Lookup else value.steps[place]
+        if type(value) is Lookup and _is_timed(value):
+            parts: Any = [value.at_step(place) for place in range(count)]
+        elif isinstance(value, Timed):
+            parts = value.steps.unbind(0)
         elif isinstance(value, Distribution) and _timed_parts(value):
-            found.__dict__[name] = _at_step(value, place)
+            parts = _split(value, count)
+        else:
+            continue
+        for one, part in zip(found, parts, strict=True):
+            one.__dict__[name] = part
     return found
-
-
