@@ -48,6 +48,8 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         rows, order = len(batch.x), self.order
         future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
         ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
+        if bool((ends < order).any()):
+            raise ValueError(f"x: a forecast goes on from the last {order} numbers; the shortest row has {int(ends.min())}")
         recent = torch.stack([ends - 1 - lag for lag in range(order)], -1) if order else ends.new_zeros(rows, 0)
         values = self.observed(batch.x)[0][..., 0]
         vector = torch.cat([values.new_ones(rows, 1), values.gather(1, recent.to(values.device))], -1)  # 1 and the last p

@@ -208,6 +208,7 @@ def test_it_is_saved_and_draws(tmp_path):
         (lambda: SwitchingRegression(2, switching="means"), "Did you mean 'mean'"),
         (lambda: hamilton().score([1.0, 2.0]), "the first 4 numbers are given"),
         (lambda: hamilton().score([*GNP[:9], np.nan]), "fill it, split the row there"),
+        (lambda: hamilton().forecast([GNP[:9], GNP[:3]], 2), "the shortest row has 3"),
         (lambda: SwitchingRegression(2).set_parameters(lags=[[1.0]]), "lags: this model has none"),
         (lambda: hamilton().set_parameters(variance=[-1.0]), "variance must be positive"),
     ],
