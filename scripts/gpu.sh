@@ -9,7 +9,7 @@ DATA=${DATA:-builtin:python}   # a folder with train, valid and test text
 DEVICE=cuda MINUTES=${MINUTES:-24} STATES=${STATES:-32768} BLOCKS=${BLOCKS:-128} STREAMS=64 TRAIN_TIME=${TRAIN_TIME:-12m} MARKER=gpu
 DRY=""
 if [ "${1:-}" = "--dry-run" ]; then   # the same pieces, small, on the CPU
-    DEVICE=cpu DRY="--dry-run" STATES=64 BLOCKS=16 STREAMS=4 TRAIN_TIME=5s OUT=${OUT}-dry MARKER="not slow and not gpu"
+    DEVICE=cpu DRY="--dry-run" STATES=64 BLOCKS=16 STREAMS=4 TRAIN_TIME=25s OUT=${OUT}-dry MARKER="not slow and not gpu"
 fi
 mkdir -p "$OUT"
 END=$((SECONDS + MINUTES * 60))

@@ -88,14 +88,14 @@ def test_queries(query, family):
     assert found.device == DEVICE
 
 
-@pytest.mark.parametrize("sizes", [None, [3, 4, 1]], ids=["even", "uneven"])
+@pytest.mark.parametrize("sizes", [pytest.param(None, marks=pytest.mark.slow, id="even"), pytest.param([3, 4, 1], id="uneven")])
 @pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
 def test_steps_ask_the_device_nothing(transition, sizes):
     """A training step and a batch of an evaluation: with resets, state dropout, a carried belief, by a GPU's kernels."""
     pytest.importorskip("triton")
     trained = VLHMM(6, 9 if sizes is None else 8, [0, 1, 1, 0, 2, 2], hidden_size=4, transition=transition, reset_id=3,
                     state_dropout=0.4, states_per_block=sizes)  # fmt: skip
-    trained, x = moved(trained).train(), there(torch.randint(6, (2, 4)))
+    trained, x = moved(trained).train(), there(torch.randint(6, (2, 3)))
 
     def step(start):
         chain = trained.direct_chain(x, None, start)
