@@ -108,6 +108,11 @@ def lines(place: Path, number: int, done: Counter) -> Iterator[Found]:
             yield name, LINES, wrong
 
 
+def results() -> dict:
+    """What was counted so far, by part."""
+    return json.loads(FILE.read_text())["results"] if FILE.exists() else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["kills", "full", "damages", "lines"])
@@ -116,20 +121,20 @@ def main() -> None:
     parser.add_argument("--new", action="store_true", help="count from nothing")
     parser.add_argument("--again", default="", help="commands that are counted from nothing, the others staying as they are")
     options = parser.parse_args()
-    results = json.loads(FILE.read_text())["results"] if FILE.exists() else {}
-    before = {} if options.new else results.get(options.part, {})
+    before = {} if options.new else results().get(options.part, {})
     again = [name for name in options.again.split(",") if name]
     counts = Counter({name: count for name, count in before.get("of", {}).items() if name not in again})
     wrong = [found for found in before.get("wrong", []) if found.partition(": ")[0] not in again]
     began, processor = time.monotonic(), sum(os.times()[:4])
 
     def save() -> None:
-        results[options.part] = {
+        found = results()  # to which other parts may have been added meanwhile
+        found[options.part] = {
             "trials": counts.total(), "wrong": wrong, "of": dict(counts), "commit": git("rev-parse", "--short", "HEAD"),
             "command": " ".join(["python", "scripts/reproduce/faults.py", *sys.argv[1:]]),
             "processor_seconds": round(before.get("processor_seconds", 0) + sum(os.times()[:4]) - processor, 1),
         }  # fmt: skip
-        record("faults", results, folder="", goals=GOALS)
+        record("faults", found, folder="", goals=GOALS)
 
     number, saved = options.number or GOALS.get(options.part, 0), began
     with tempfile.TemporaryDirectory() as folder:
