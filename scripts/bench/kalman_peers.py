@@ -1,7 +1,7 @@
 """Linear dynamical systems in pplseq, dynamax, statsmodels, pykalman and pyro, for :mod:`peers`.
 
 Whole calls as a user makes them, of a model that exists: log-likelihood, smoothed means, the likelihood's gradient in the
-matrices, and ten iterations of EM. pyro's GaussianHMM has the likelihood and its gradient only; statsmodels no batches and no
+matrices, and an iteration of EM. pyro's GaussianHMM has the likelihood and its gradient only; statsmodels no batches and no
 exact EM: its rows run one after the other, as do pykalman's.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 OPERATIONS = ("score", "smooth", "gradient", "em")
-ITERATIONS = 10
+ITERATIONS = 1
 VARIANTS = {"pplseq": [""], "dynamax": [""], "statsmodels": [""], "pykalman": [""], "pyro": [""]}
 
 
