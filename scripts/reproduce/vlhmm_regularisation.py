@@ -57,12 +57,12 @@ def curve(options) -> list[list[float]]:
             optimizer.param_groups[0]["lr"] = RATE * min(1.0, (1 - step / options.steps) / DECAY)
             optimizer.zero_grad()
             with checks.trusted(), matmul_precision("auto"):
-                chain = model.chain_of_words(batch.x, None, None if batch.is_first else belief)
-                loss = -chain.log_prob().sum()
+                model(batch.x, None, None if batch.is_first else belief)
+                loss = -model.chain.log_prob().sum()
                 (loss / batch.x.numel()).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
-            belief, step = chain.filtered().detach(), step + 1
+            belief, step = model.chain.filtered().detach(), step + 1
             nats, tokens = nats + loss.item(), tokens + batch.x.numel()
             if step % options.validate_every == 0:
                 model.eval()
