@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
-from pplseq.models.estimator import Estimator
+from pplseq.models.estimator import Estimator, Sample
 
 
 class RegimeQueries(Estimator):
@@ -44,3 +44,8 @@ class RegimeQueries(Estimator):
         """(S, B, T) paths of regimes drawn from their exact posterior, -1 at padded steps."""
         path = super().sample_states(x, num_samples, lengths, seed=seed, **known)
         return torch.where(path < 0, path, self.regime_of[path])
+
+    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
+        """Sequences drawn from the model, with their regimes; see :meth:`~pplseq.models.estimator.Estimator.sample`."""
+        drawn = super().sample(num_steps, num_sequences, seed=seed, **known)
+        return drawn._replace(states=self.regime_of[drawn.states])

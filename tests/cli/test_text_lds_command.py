@@ -124,7 +124,7 @@ def test_more_iterations_continue_a_finished_fit(folder, tmp_path):
 
 def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
     summary = json.loads(
-        pplseq("train", "text-lds", folder / "train", *FIT, "--max-time", "1e-6", "--out", tmp_path / "a").stdout
+        pplseq("train", "text-lds", folder / "train", *FIT, "--max-time", "1e-6", "--out", tmp_path / "a", code=1).stdout
     )
     assert (summary["stop_reason"], summary["steps"]) == ("max_time", 0)
     # held-out text that is the training text backwards: learning forward text does it no good

@@ -137,7 +137,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
     "line,message",
     [
         ("staets = 48", "unknown setting 'staets'. Did you mean 'states'?"),
-        ("state_dropout = 0.5", "Did you mean 'dropout'?"),
+        ("drop_out = 0.5", "Did you mean 'dropout'?"),
         ("states = 48.5", "states must be a whole number, got 48.5"),
         ("states = true", "states must be a whole number, got True"),
         ('lr = "fast"', "lr must be a number, got 'fast'"),

@@ -74,7 +74,7 @@ def test_em_resumes_exactly(fitted, tmp_path, monkeypatch, stop_at):
 
 
 def test_em_stops_in_time(tmp_path):
-    summary = json.loads(pplseq(*EM, "--max-time", "1e-6", "--out", tmp_path / "run").stdout)
+    summary = json.loads(pplseq(*EM, "--max-time", "1e-6", "--out", tmp_path / "run", code=1).stdout)
     assert (summary["stop_reason"], summary["steps"]) == ("max_time", 0)
 
 

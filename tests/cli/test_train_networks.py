@@ -72,7 +72,7 @@ def test_report(lstm, tmp_path):
     ("model", "flag", "message"),
     [
         ("lstm", "--states", "vlhmm, hmm, text-lds; lstm does not read it, leave it out"),
-        ("ff", "--layers", "--layers is a setting of lstm; ff does not read it"),
+        ("ff", "--layers", "--layers is a setting of lstm, awd-lstm; ff does not read it"),
         ("hmm", "--num-blocks", "--num-blocks is a setting of vlhmm; hmm does not read it"),
         ("vlhmm", "--order", "--order is a setting of ff; vlhmm does not read it"),
     ],

@@ -174,6 +174,8 @@ def grid(x):
     if bool(((x == 0) | (x == 1)).all()):
         return torch.cartesian_prod(torch.arange(2), torch.arange(2)).to(x), 1.0
     ticks = torch.arange(-12, 12.1, 0.25).to(x)
+    if x.shape[-1] == 1:
+        return ticks.unsqueeze(-1), 0.25
     return torch.cartesian_prod(ticks, ticks), 0.25**2
 
 

@@ -49,7 +49,7 @@ def test_a_model_says_what_it_is():
     assert repr(HMM(3, 4)) == "HMM(num_states=3, num_words=4): 17 free parameters, not fitted"
     assert repr(HMM(2, num_features=2, covariance="full")).startswith("HMM(num_states=2, num_features=2, covariance='full')")
     assert repr(StreamingHMM(3, 4)).startswith("StreamingHMM(num_words=4, num_states=3)")
-    assert "priors=<dict of 8>" in repr(HMM(3, 4, priors=True))
+    assert "priors=<dict of 10>" in repr(HMM(3, 4, priors=True))
 
 
 def test_criteria_prefer_the_smaller_of_two_equal_models():

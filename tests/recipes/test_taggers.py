@@ -47,8 +47,8 @@ def test_a_run_is_asked(text, tmp_path):
     lines = ["the big dog sleeps", "", '{"words": ["a", "zebra"], "id": 7}', '{"words": ["a", null]}']
     asked = {name: list(query(tmp_path / "run", name, lines)) for name in ("tag", "alternatives", "n-best", "entropy", "score")}
     for answers in asked.values():
-        assert [answer["line"] for answer in answers] == [1, 3, 4] and answers[1]["id"] == 7
-        assert "null is no word" in answers[2]["error"]
+        assert [answer["line"] for answer in answers] == [1, 2, 3, 4] and answers[2]["id"] == 7
+        assert "null is no word" in answers[3]["error"]
     assert tuple(asked["tag"][0]["tags"]) == tagger.tag([lines[0].split()])[0] == ("D", "A", "N", "V")
     (probs,) = tagger.smooth([lines[0].split()])
     np.testing.assert_allclose(asked["tag"][0]["probabilities"], probs.max(-1))

@@ -111,9 +111,12 @@ DISCRETE = {
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "hmm, columns, left to right": Case(
-        lambda: HMM(4, emission=["student_t", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM
+        lambda: HMM(4, emission=["normal", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM
     ),
-    "semi-markov hmm": Case(lambda: SemiMarkovHMM(2, 6, max_duration=3), fit=EM),
+    "semi-markov hmm": Case(
+        lambda: SemiMarkovHMM(2, 6, max_duration=3), verbs=EVERYTHING - {"decode", "sample", "sample_states"},
+        own=frozenset({"decode", "sample", "sample_states"}), fit=EM,
+    ),
     "hmm, mixture": Case(lambda: HMM(2, num_features=2, emission="mixture"), vectors, fit=EM),
     "iohmm": Case(
         lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
@@ -156,8 +159,8 @@ GAUSSIAN = {
     ),
     "lds, one state": Case(lambda: LDS(1, 2, offsets="none"), vectors, **LINEAR),
     "structural": Case(
-        lambda: StructuralModel(trend="stochastic", seasonal=3, num_inputs=2).set_parameters(width=4.0), numbers, NUMBERS,
-        fit={"method": "lbfgs", "num_steps": 3},
+        lambda: StructuralModel(trend="stochastic", seasonal=3, num_inputs=2).set_parameters(width=1.0), numbers, NUMBERS,
+        EVERYTHING - {"fit"}, frozenset({"fit"}),
     ),
     "text_lds": Case(lambda: TextLDS(6, 2), **TEXT),
     "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), **TEXT),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
+from pplseq.models.base import Given
 from pplseq.models.hmm.program import HMM
 from pplseq.models.regimes import RegimeQueries
 
@@ -71,6 +72,11 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         self.move_logits = nn.Parameter(0.1 * torch.randn(regimes, regimes, dtype=dtype))
         shape = (regimes, size) if duration == "explicit" else (regimes,)
         self.duration_logits = nn.Parameter(0.1 * torch.randn(shape, dtype=dtype))
+
+    def given(self, x, lengths=None, start=None, *, states: Tensor | None = None, **known) -> Given:
+        if states is not None:  # a regime that is seen leaves open how long it has lasted
+            raise ValueError("states: regimes of a semi-Markov model cannot be observed; leave them out, or use HMM")
+        return super().given(x, lengths, start, **known)
 
     # ---------------------------------------------------------------- values
     def _moves(self) -> Tensor:

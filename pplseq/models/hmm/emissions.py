@@ -324,6 +324,12 @@ def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
 
 def mixture_moments(probs: Tensor, loc: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
     """Means (..., D) and covariances (..., D, D) of mixtures with weights (..., Z), means (Z, D), covariances (Z, D, D)."""
+    if not (torch.isfinite(loc).all() and torch.isfinite(covariances).all()):  # heavy tails: 0 times infinity counts nothing
+        mean = torch.where(probs.unsqueeze(-1) > 0, probs.unsqueeze(-1) * loc, 0.0).sum(-2)
+        apart = loc - mean.unsqueeze(-2)
+        each = covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2)
+        weight = probs[..., None, None]
+        return mean, torch.where(weight > 0, weight * each, 0.0).sum(-3)
     mean = probs @ loc
     apart = loc - mean.unsqueeze(-2)
     within = torch.einsum("...z,zde->...de", probs, covariances)

@@ -90,7 +90,18 @@ def test_em_rises_and_finds_how_long_regimes_last(kind):
     assert (found == (np.arange(240) % 10 < 6)).mean() > 0.85
     close(model.smooth(x).probs.sum(-1), torch.ones(1, 240).double())
     assert model.forecast(x, 3).means.shape == (1, 3, 1)
-    assert model.sample(30, 2, seed=0).x.shape == (2, 30, 1)
+    drawn = model.sample(30, 200, seed=0)
+    assert drawn.x.shape == (200, 30, 1) and set(drawn.states.flatten().tolist()) == {0, 1}
+    assert drawn.x[drawn.states == high].mean() > drawn.x[drawn.states != high].mean() + 4
+    with pytest.raises(ValueError, match="states: regimes of a semi-Markov model cannot be observed"):
+        model.log_prob(drawn.x, states=drawn.states)
+
+
+@every_kind
+def test_posterior_draws_are_regimes_as_often_as_they_are_smoothed(kind):
+    model, x = make(kind), torch.tensor([[0, 1, 3, 2, 1]])
+    drawn = torch.nn.functional.one_hot(model.sample_states(x, 4000, seed=1), 3).double().mean(0)
+    close(drawn, model.smooth(x).probs, rtol=0, atol=0.04)
 
 
 @every_kind

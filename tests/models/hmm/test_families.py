@@ -1,5 +1,7 @@
 """Emissions by name: against scipy and hmmlearn, EM at a maximum, gaps in columns, transitions with zeros, shared emissions."""
 
+import math
+
 import numpy as np
 import pyro.distributions as dist
 import pytest
@@ -9,6 +11,7 @@ from scipy import stats
 
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.models import HMM, SequenceModel
+from pplseq.models.hmm.emissions import mixture_moments
 from pplseq.models.hmm.families import FAMILIES, Family, Parameter, maximize_each
 
 close = torch.testing.assert_close
@@ -98,6 +101,13 @@ def test_columns_of_different_kinds_are_independent_and_may_be_missing():
     model.log_joint(batch.x).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     assert model.sample(5, 3, seed=0).x.shape == (3, 5, 4)
+
+
+def test_an_infinite_variance_of_a_state_that_is_not_possible_counts_nothing():
+    variances = torch.tensor([[2.0], [math.inf]]).unsqueeze(-1)
+    mean, covariance = mixture_moments(torch.tensor([1.0, 0.0]), torch.tensor([[3.0], [5.0]]), variances)
+    assert mean.tolist() == [3.0] and covariance.tolist() == [[2.0]]
+    assert torch.isinf(mixture_moments(torch.tensor([0.5, 0.5]), torch.tensor([[3.0], [5.0]]), variances)[1]).all()
 
 
 def test_what_has_no_closed_form_is_learned_by_gradients_and_saved_by_name(tmp_path):
