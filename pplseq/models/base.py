@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pplseq.data.clusters import Clusters
     from pplseq.data.vocabulary import Vocabulary
     from pplseq.infer.fit.em import Batch
+    from pplseq.infer.gaussian.chain import GaussianChain
 
 
 class Sizes(TypedDict, total=False):
@@ -302,7 +303,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             self.eval()
         try:
             with self._at_point(), torch.no_grad():
-                chain = self.direct_chain(x, lengths, start, **known)
+                chain: Any = self.direct_chain(x, lengths, start, **known)  # a Chain, but where a model says otherwise
                 if chain is not None:
                     chain.prepare()  # parameters are read here, without their gradients
                     return chain
@@ -329,7 +330,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         owner = next(kind for kind in type(self).__mro__ if vars(kind).get("model") is program)
         return type(self).forward is owner.forward and self.messenger is owner.messenger
 
-    def direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | None:
+    def direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | GaussianChain | None:
         """The chain that :attr:`chain` is after a call, gradients included, without running the program.
 
         Training, EM, evaluation and all questions take this way where there is one.

@@ -294,6 +294,7 @@ class LDS(LDSTensors):
         """
         batch, told = self.as_batch(x, lengths, inputs=inputs), checks.count("lags", lags)
         found = self.predictive(batch.x, batch.lengths, inputs=batch.inputs)
+        assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
         errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
         if batch.lengths is not None:
             errors[torch.arange(errors.shape[1]) >= batch.lengths.unsqueeze(-1)] = torch.nan

@@ -44,7 +44,7 @@ class Memo(dict):
 class Entry(NamedTuple):
     """One index of a lookup. dim: the dimension, from the right, along which it runs over all states; None for data."""
 
-    index: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     dim: int | None
 
 
@@ -115,7 +115,7 @@ class StateValue(Tensor):
         return _as_plain(result)
 
 
-def _without_states(value):
+def _without_states(value) -> Any:
     if type(value) is StateValue:
         return _plain(Tensor.as_subclass, (value, Tensor), {})
     if isinstance(value, (tuple, list)):
@@ -143,7 +143,7 @@ def _as_plain(value):
 
 
 # ------------------------------------------------------------------------------------------------ lookups
-def look_up(table: Tensor, index) -> Lookup | None:
+def look_up(table: Tensor, index: Any) -> Lookup | None:
     """table[index] where the index is states, and maybe data, for the first dimensions of the table; None for anything else."""
     index = index if isinstance(index, tuple) else (index,)
     while index and isinstance(index[-1], slice) and index[-1] == slice(None):
@@ -318,7 +318,7 @@ class Lookup(Tensor):
             return func(*_values(args, True), **_values(kwargs or {}, True))
 
 
-def _values(value, detached: bool = False):
+def _values(value, detached: bool = False) -> Any:
     if type(value) is Lookup:
         return value.value().detach() if detached else value.value()
     if type(value) is StateValue:
