@@ -145,9 +145,7 @@ class _BatchedMixture(Conditional):
         shape = torch.broadcast_shapes(emission.batch_shape, self.state.shape)
         super().__init__(shape, emission.event_shape, validate_args=False)
 
-    @property
-    def support(self):
-        return constraints.real_vector
+    support = constraints.real_vector
 
     def log_prob(self, value: Tensor) -> Tensor:
         every = self.emission.log_likelihood(value)

@@ -21,7 +21,7 @@ from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
 from pplseq.models.fitting import check_options, fit_parameters, run_fit, start_anew
 from pplseq.models.forms import in_form, is_frame
-from pplseq.models.information import Summary, summarize
+from pplseq.models.information import Summary, observed_tokens, summarize
 
 
 class Sample(NamedTuple):
@@ -243,11 +243,7 @@ class Estimator(SequenceModel):
             ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
         """
         batch, chain = self._posterior(x, lengths, **known)
-        seen = self.observed(batch.x)[1]
-        seen = seen.any(-1) if seen.dim() > 2 else seen
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-        if batch.states is None and not bool(seen.any()):
+        if batch.states is None and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
         total = float(chain.log_prob().detach().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total
@@ -262,8 +258,11 @@ class Estimator(SequenceModel):
         return -2 * self.score(x, lengths, **known) + 2 * self.num_free_parameters
 
     def bic(self, x, lengths=None, **known) -> float:
-        """The Bayesian information criterion, -2 log p(x) + parameters * log(tokens): lower is better."""
-        num_tokens = self.as_batch(x, lengths, **known).num_tokens
+        """The Bayesian information criterion, -2 log p(x) + parameters * log(tokens): lower is better.
+
+        Tokens that are missing, or given as lags, do not count.
+        """
+        num_tokens = observed_tokens(self, self.as_batch(x, lengths, **known))
         return -2 * self.score(x, lengths, **known) + self.num_free_parameters * math.log(num_tokens)
 
     def estimates(self) -> dict[str, Tensor]:

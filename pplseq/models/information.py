@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -74,10 +73,6 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     rows = [_flat(torch.autograd.grad(slope, raw, retain_graph=True, allow_unused=True), raw) for slope in gradient]
     information = -torch.stack(rows)[used][:, used].detach()
     information = (information + information.T) / 2
-    values, vectors = torch.linalg.eigh(information)
-    known = values > SMALLEST * values.abs().max()
-    wrong = values < -SMALLEST * values.abs().max()
-    inverse = torch.where(known, 1 / values.where(known, 1.0), 0.0)
     names, flat = [], []
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
@@ -87,7 +82,15 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     slopes = [
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
-    jacobian = torch.stack(slopes).nan_to_num(0.0) @ vectors
+    jacobian = torch.stack(slopes).nan_to_num(0.0)
+    # a parameter that is an estimate as it is has a unit, which must not make it seem to be known less; others have none
+    own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > 0)
+    unit = information.diagonal().rsqrt().where(own, 1.0)
+    values, vectors = torch.linalg.eigh(unit * information * unit.unsqueeze(-1))
+    known = values > SMALLEST * values.abs().max()
+    wrong = values < -SMALLEST * values.abs().max()
+    inverse = torch.where(known, 1 / values.where(known, 1.0), 0.0)
+    jacobian = (jacobian * unit) @ vectors
     covariance = (jacobian * inverse) @ jacobian.T
     scale = jacobian.square().sum(-1).clamp_min(1e-300)
     lost = (jacobian[:, wrong].square().sum(-1) > 1e-6 * scale) if bool(wrong.any()) else torch.zeros(len(scale)).bool()
@@ -105,14 +108,15 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
             stacklevel=3,
         )
     total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
-    tokens, count = _observed_tokens(model, batch), model.num_free_parameters
+    tokens, count = observed_tokens(model, batch), model.num_free_parameters
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * total, count * math.log(tokens) - 2 * total,
         tokens, repr(model),
     )  # fmt: skip
 
 
-def _observed_tokens(model: Estimator, batch: Batch) -> int:
+def observed_tokens(model: Estimator, batch: Batch) -> int:
+    """The number of steps of which something was seen and is explained: without gaps, and numbers given as lags."""
     seen = model.observed(batch.x)[1]
     seen = seen.any(-1) if seen.dim() > 2 else seen
     if batch.lengths is not None:
@@ -120,6 +124,6 @@ def _observed_tokens(model: Estimator, batch: Batch) -> int:
     return int(seen.sum())
 
 
-def _flat(gradients, like: Sequence[Tensor]) -> Tensor:
+def _flat(gradients, like: list[Tensor]) -> Tensor:
     pairs = zip(gradients, like, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])

@@ -330,7 +330,12 @@ def as_config(emission: Any) -> Any:
         ValueError: for a family that has no name.
     """
     if isinstance(emission, Sequence) and not isinstance(emission, str):
-        return [as_config(each) for each in emission]
+        return as_list(emission, [as_config(each) for each in emission])
     if isinstance(emission, type):
         return emission.__name__
     return emission
+
+
+def as_list(given: Any, value: list) -> list:
+    """The list, or what was given if that is equal to it: scikit-learn's ``clone`` wants to see its own argument again."""
+    return given if isinstance(given, list) and given == value else value

@@ -30,6 +30,7 @@ from pplseq.models.hmm.emissions import (
     safe_log,
 )
 from pplseq.models.hmm.families import Family
+from pplseq.models.hmm.family_table import as_list
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.tables import DTYPES, StateTables
@@ -110,9 +111,9 @@ class HMM(StateTables):
         self.register_buffer("start_states", allowed_starts(start_states, num_states), persistent=False)
         self.register_buffer("rows", shared_rows(ties, num_states), persistent=False)
         given = {
-            "graph": None if self.graph is None else self.graph.tolist(),
-            "start_states": None if start_states is None else [int(state) for state in start_states],
-            "ties": None if self.rows is None else self.rows.tolist(),
+            "graph": None if self.graph is None else as_list(graph, self.graph.tolist()),
+            "start_states": None if start_states is None else as_list(start_states, [int(state) for state in start_states]),
+            "ties": None if self.rows is None else as_list(ties, self.rows.tolist()),
         }
         self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
         real = DTYPES[dtype]

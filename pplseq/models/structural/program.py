@@ -162,7 +162,10 @@ class StructuralModel(LDS):
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Shocks of components of a tenth of the spread of a step; a wide first state, of the data's own size."""
-        seen = batch.x[~batch.x.isnan()]
+        known = ~batch.x.isnan()
+        if batch.lengths is not None:  # what stands behind the end of a row is no data
+            known &= (torch.arange(batch.x.shape[1], device=batch.x.device) < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
+        seen = batch.x[known]
         spread = float(seen.diff().std()) if len(seen) > 2 else float(seen.std())
         spread = spread if spread > 0 else 1.0
         self.width.fill_(WIDE * float(seen.square().mean().clamp_min(1e-300)))

@@ -17,10 +17,12 @@ FLOOR = 1e-6  # the smallest variance of a regime, of that of the data
 
 
 def moments_of(model: SwitchingParameters, counts: Any, x: Tensor, seen: Tensor, batch: Batch) -> Statistics:
-    """Expected counts of moves, and moments of numbers x (B, T) and their regressors under each history."""
+    """Expected counts of moves, and moments of numbers x (B, T) and their regressors, in the model's
+    units, under each history."""
     probs = counts.marginals.probs
+    x, inputs = model.in_units(x, batch.inputs)
     past = torch.cat([x.new_zeros(len(x), model.order), x], 1)
-    rows = model.regressors(past, batch.inputs)
+    rows = model.regressors(past, inputs)
     weight = (probs * seen.unsqueeze(-1)).flatten(0, 1).double()
     joint = torch.cat([x.unsqueeze(-1), rows], -1).flatten(0, 1).double()
     size = joint.shape[-1]
@@ -37,7 +39,7 @@ def expected_log_likelihood(model: SwitchingParameters, statistics: Statistics) 
     total = torch.where(statistics["initial"] > 0, statistics["initial"] * initial, 0.0).sum()
     possible = ~matrix.isinf()
     total = total + (statistics["transition"] * matrix.where(possible, 0.0)).sum()
-    weights, scale = model.coefficients()
+    weights, scale = model.coefficients(raw=True)
     contrast = torch.cat([torch.ones_like(scale).unsqueeze(-1), -weights], -1)
     residual = torch.einsum("ni,nij,nj->n", contrast, statistics["moments"].to(contrast), contrast)
     return total - (statistics["weight"] * scale.log() + residual / (2 * scale**2)).sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,11 @@ PERSISTENCE = 3.0  # first logits of staying: regimes that do not last are rarel
 
 
 class SwitchingParameters(Estimator):
-    """What a switching regression learns; see the class that has the program."""
+    """What a switching regression learns; see the class that has the program.
+
+    Parameters are those of (x - centre) / unit and inputs / input_units, which a fit takes from its data: so a fit, EM's sums
+    and second derivatives do not depend on the units that the data come in. ``estimates`` and the queries are in those.
+    """
 
     def __init__(
         self, num_regimes: int, order: int, num_inputs: int, lags_of: str, switching: Sequence[str] | str, initial: str,
@@ -54,16 +59,21 @@ class SwitchingParameters(Estimator):
         rows = {part: self.num_regimes if part in self.switching else 1 for part in PARTS}
         shapes = {"mean": (), "inputs": (self.num_inputs,), "lags": (self.order,), "variance": ()}
         for part, shape in shapes.items():
-            name = "log_scale" if part == "variance" else f"{part}_weights" if shape else part
+            name = "log_scale" if part == "variance" else f"{part}_weights" if shape else f"raw_{part}"
             if shape != (0,):
                 setattr(self, name, nn.Parameter(0.1 * torch.randn(rows[part], *shape, dtype=real)))
+        for name, value in {"centre": 0.0, "unit": 1.0}.items():
+            self.register_buffer(name, torch.tensor(value, dtype=real))
+        self.register_buffer("input_units", torch.ones(self.num_inputs, dtype=real))
+        # what one mean of all regimes stands for would depend on the regime, were it that of centred numbers
+        self.can_centre = lags_of == "deviations" or not self.order or rows["mean"] == self.num_regimes or rows["lags"] == 1
         stay = PERSISTENCE * torch.eye(self.num_regimes, dtype=real)
         self.transition_logits = nn.Parameter(stay + 0.1 * torch.randn(stay.shape, dtype=real))
         if initial == "learned":
             self.initial_logits = nn.Parameter(torch.zeros(self.num_regimes, dtype=real))
         self._config: dict[str, Any] = dict(
             num_regimes=self.num_regimes, order=self.order, num_inputs=self.num_inputs, lags_of=lags_of,
-            switching=list(self.switching), initial=initial,
+            switching=switching if isinstance(switching, list) else list(self.switching), initial=initial,
         )  # fmt: skip
         self.drawn()
 
@@ -77,41 +87,58 @@ class SwitchingParameters(Estimator):
         """(R, R) p(regime | regime before), [from, to]."""
         return torch.softmax(self.transition_logits.detach(), -1)
 
+    @property
+    def mean(self) -> Tensor:
+        """(R,) or (1,) means, or constants where lags are of values."""
+        raw = self.unit * self.raw_mean
+        if not self.can_centre:
+            return raw
+        if self.order and self.lags_of == "values":
+            return raw + self.centre * (1 - self.lags_weights.sum(-1))
+        return raw + self.centre
+
     def estimates(self) -> dict[str, Tensor]:
         """Parameters by name, differentiable; (R, ...) where they switch, (1, ...) where not."""
         found = {"transition": torch.softmax(self.transition_logits, -1), "mean": self.mean}
         if self.num_inputs:
-            found["inputs"] = self.inputs_weights
+            found["inputs"] = self.inputs_weights * self.unit / self.input_units
         if self.order:
             found["lags"] = self.lags_weights
-        found["variance"] = (2 * self.log_scale).exp()
+        found["variance"] = (self.unit * self.log_scale.exp()).square()
         return found if self.start == "stationary" else found | {"initial": torch.softmax(self.initial_logits, -1)}
 
     @torch.no_grad()
     def set_parameters(self, *, transition=None, initial=None, mean=None, inputs=None, lags=None, variance=None):
         """Sets parameters, of the shapes that ``estimates`` has; returns the model."""
         given = dict(transition=transition, initial=initial, mean=mean, inputs=inputs, lags=lags, variance=variance)
-        known = self.estimates()
-        own = {"mean": self.mean, "inputs": getattr(self, "inputs_weights", None), "lags": getattr(self, "lags_weights", None)}
+        values = {name: value.detach().clone() for name, value in self.estimates().items()}
         for name, value in given.items():
             if value is None:
                 continue
-            if name not in known:
-                raise ValueError(f"{name}: this model has none; it has {', '.join(known)}")
+            if name not in values:
+                raise ValueError(f"{name}: this model has none; it has {', '.join(values)}")
             value = torch.as_tensor(value, dtype=torch.float64).to(self.reference)
-            if value.shape != known[name].shape:
-                raise ValueError(f"{name} must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}")
+            if value.shape != values[name].shape:
+                raise ValueError(f"{name} must have shape {tuple(values[name].shape)}, got {tuple(value.shape)}")
             if name in ("transition", "initial"):
                 if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
                     raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
                 (self.transition_logits if name == "transition" else self.initial_logits).copy_(value.log())
-            elif name == "variance":
-                if not bool((value > 0).all()):
-                    raise ValueError(f"variance must be positive, got {value.tolist()}")
-                self.log_scale.copy_(value.log() / 2)
-            else:
-                own[name].copy_(value)
+            elif name == "variance" and not bool((value > 0).all()):
+                raise ValueError(f"variance must be positive, got {value.tolist()}")
+            values[name] = value
+        self._write(values)
         return self
+
+    def _write(self, values: dict[str, Tensor]) -> None:
+        """Sets what has a unit, given in the units of the data."""
+        if self.order:
+            self.lags_weights.copy_(values["lags"])
+        if self.num_inputs:
+            self.inputs_weights.copy_(values["inputs"] * self.input_units / self.unit)
+        self.log_scale.copy_(values["variance"].log() / 2 - self.unit.log())
+        self.raw_mean.zero_()
+        self.raw_mean.copy_((values["mean"] - self.mean) / self.unit)
 
     @property
     def num_free_parameters(self) -> int:
@@ -144,6 +171,34 @@ class SwitchingParameters(Estimator):
                 "x: a number is missing (NaN), and those after it are regressed on it; fill it, split the row there, or use LDS"
             )
 
+    @torch.no_grad()
+    def check_data(self, batch: Batch) -> None:
+        """Refuses data that do not vary, and goes over to their units: the parameters stay what they are."""
+        x, seen = self._explained(batch)
+        target = x[..., 0][seen].double()
+        spread = target.std(correction=0) if len(target) else target.new_zeros(())
+        if len(target) > 1 and not spread > 1e-12 * target.abs().max():
+            raise ValueError("x must vary to fit the model, but every number is the same")
+        values = {name: value.detach().clone() for name, value in self.estimates().items()}
+        if spread > 0:
+            self.unit.copy_(spread)
+            self.centre.copy_(target.mean() if self.can_centre else target.new_zeros(()))
+        if batch.inputs is not None:
+            size = batch.inputs[seen].square().mean(0).sqrt()
+            self.input_units.copy_(size.where(size > 0, 1.0))
+        self._write(values)
+
+    def _explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """:meth:`observed`, without the steps behind the ends of rows."""
+        x, seen = self.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        return x, seen
+
+    def in_units(self, x: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Numbers and inputs as the parameters see them."""
+        return (x - self.centre) / self.unit, None if inputs is None else inputs / self.input_units
+
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x without gaps, and which steps are explained: those that have all their lags."""
         seen = ~x[..., 0].isnan()
@@ -172,12 +227,19 @@ class SwitchingParameters(Estimator):
         return torch.cat(parts, -1)
 
     # ---------------------------------------------------------------- distributions
-    def coefficients(self) -> tuple[Tensor, Tensor]:
-        """Weights (N, K) of the regressors under each history of regimes, and the scale (N,) of what they leave."""
+    def coefficients(self, *, raw: bool = False) -> tuple[Tensor, Tensor]:
+        """Weights (N, K) of the regressors under each history of regimes, and the scale (N,) of what they leave.
+
+        Args:
+            raw: of numbers ``in_units``.
+        """
         now, regimes = self.histories[:, 0], self.num_regimes
-        mean, scale = self.mean.expand(regimes), self.log_scale.exp().expand(regimes)[now]
+        mean, scale = (self.raw_mean if raw else self.mean).expand(regimes), self.log_scale.exp().expand(regimes)[now]
+        scale = scale if raw else scale * self.unit
         lags = self.lags_weights.expand(regimes, -1)[now] if self.order else mean.new_zeros(self.num_states, 0)
-        inputs = self.inputs_weights.expand(regimes, -1) if self.num_inputs else None
+        inputs = None
+        if self.num_inputs:
+            inputs = (self.inputs_weights if raw else self.estimates()["inputs"]).expand(regimes, -1)
         constant, parts = mean[now], [lags]
         if inputs is not None:
             parts.append(inputs[now])
@@ -194,9 +256,12 @@ class SwitchingParameters(Estimator):
         matrix, past = torch.log_softmax(self.transition_logits, -1), self.histories
         first = stationary_log_probs(matrix) if self.start == "stationary" else torch.log_softmax(self.initial_logits, -1)
         depth = past.shape[1]
-        initial = first[past[:, -1]]
-        for lag in range(depth - 1):
-            initial = initial + matrix[past[:, lag + 1], past[:, lag]]
+        if self.start == "learned":  # of the first step; nothing is known of regimes before it
+            initial = first[past[:, 0]] - (depth - 1) * math.log(self.num_regimes)
+        else:
+            initial = first[past[:, -1]]
+            for lag in range(depth - 1):
+                initial = initial + matrix[past[:, lag + 1], past[:, lag]]
         follows = (past[:, None, :-1] == past[None, :, 1:]).all(-1)
         return initial, matrix[past[:, 0]][:, past[:, 0]].masked_fill(~follows, -torch.inf)
 
@@ -215,12 +280,11 @@ class SwitchingParameters(Estimator):
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:
         """A regression of all the data, its residuals split among regimes, which last."""
-        x, seen = self.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
-        past = torch.cat([x.new_zeros(len(x), self.order), x[..., 0]], 1)
-        rows = self.regressors(past, batch.inputs)[seen][:, : 1 + self.order + self.num_inputs]
-        target = x[..., 0][seen]
+        x, seen = self._explained(batch)
+        x, inputs = self.in_units(x[..., 0], batch.inputs)
+        past = torch.cat([x.new_zeros(len(x), self.order), x], 1)
+        rows = self.regressors(past, inputs)[seen][:, : 1 + self.order + self.num_inputs]
+        target = x[seen]
         if len(target) <= rows.shape[1]:
             raise ValueError(f"x: {rows.shape[1]} coefficients need more than {len(target)} numbers")
         scale = rows.square().mean(0).sqrt().clamp_min(1e-12)
@@ -231,7 +295,7 @@ class SwitchingParameters(Estimator):
         level, lags, inputs = weights[0], weights[1 : 1 + self.order], weights[1 + self.order :]
         if self.lags_of == "deviations":
             level = level / (1 - lags.sum()) if abs(float(1 - lags.sum())) > 0.05 else target.mean()
-        self.mean.copy_(level + spread * torch.randn(self.mean.shape).to(x))
+        self.raw_mean.copy_(level + spread * torch.randn(self.raw_mean.shape).to(x))
         if self.order:
             self.lags_weights.copy_(lags + 0.2 * torch.randn(self.lags_weights.shape).to(x) * (len(self.lags_weights) > 1))
         if self.num_inputs:

@@ -52,7 +52,9 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             raise ValueError(f"x: a forecast goes on from the last {order} numbers; the shortest row has {int(ends.min())}")
         recent = torch.stack([ends - 1 - lag for lag in range(order)], -1) if order else ends.new_zeros(rows, 0)
         values = self.observed(batch.x)[0][..., 0]
-        vector = torch.cat([values.new_ones(rows, 1), values.gather(1, recent.to(values.device))], -1)  # 1 and the last p
+        recent = values.gather(1, recent.to(values.device))
+        about = recent[:, 0] if order else self.level().expand(rows)  # moments about it do not cancel
+        vector = torch.cat([values.new_ones(rows, 1), recent - about.unsqueeze(-1)], -1)  # 1 and the last p
         states = chain.filtered().log_probs.exp().reshape(rows, -1)
         second = states[..., None, None] * (vector.unsqueeze(-1) * vector.unsqueeze(-2)).unsqueeze(1)
         weights, scale = self.coefficients()
@@ -70,13 +72,14 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
                 lags = order + 1 if self.lags_of == "deviations" else 1
                 parts = torch.cat([seen[:, order + step - lag] for lag in range(lags)], -1)
                 row[..., 0] += parts @ weights[:, 1 + order :].T
+            row[..., 0] += (row[..., 1:].sum(-1) - 1) * about.unsqueeze(-1)
             keep = torch.eye(1 + order).to(row)
             move = torch.cat([keep[:1].expand(*row.shape[:2], 1, -1), row.unsqueeze(-2)], -2)
             move = torch.cat([move, keep[1:order].expand(*row.shape[:2], -1, -1)], -2)  # the oldest number is dropped
             joint = move @ second @ move.mT
             joint[..., 1, 1] += states * scale.square()
             mean = joint[..., 0, 1].sum(-1)
-            means.append(mean)
+            means.append(mean + about)
             variances.append(joint[..., 1, 1].sum(-1) - mean.square())
             regimes.append(self.regimes(states))
             second = joint[..., : 1 + order, : 1 + order]

@@ -192,3 +192,16 @@ def test_newtons_method_finds_the_maximum_of_each():
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("emission", ["gaussian", "normal"])
+def test_standard_errors_do_not_depend_on_the_units_of_the_data(emission):
+    random = np.random.default_rng(0)
+    x = np.where(np.arange(60) // 10 % 2, 2.0, -2.0) + 0.5 * random.normal(size=60)
+    model = HMM(2, emission=emission, start_states=[0]).fit(x, seed=0, tolerance=1e-9, max_iterations=200)
+    other = HMM(2, emission=emission, start_states=[0]).fit(1e7 * x, seed=0, tolerance=1e-9, max_iterations=200)
+    errors, far = (dict(zip(s.names, s.errors, strict=True)) for s in (model.summary(x), other.summary(1e7 * x)))
+    names = [name for name in errors if name.startswith("loc")]
+    assert len(names) == 2
+    for name in names:
+        assert float(far[name]) == pytest.approx(1e7 * float(errors[name]), rel=1e-3) and errors[name] > 0.05

@@ -123,3 +123,14 @@ def test_read_only_arrays_are_no_warning():
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_stands_behind_the_end_of_a_row_is_not_fitted():
+    lists = [NILE[:40], NILE[40:]]
+    padded = np.full((2, 60, 1), 1e6)
+    padded[0, :40, 0], padded[1, :, 0] = lists
+    model = StructuralModel().fit(lists, num_steps=3)
+    other = StructuralModel().fit(padded, lengths=[40, 60], num_steps=3)
+    close(other.width, model.width)
+    assert other.score(lists) == pytest.approx(model.score(lists))
+    assert float(model.width) == pytest.approx(1e6 * np.mean(NILE**2))

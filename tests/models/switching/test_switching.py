@@ -216,3 +216,77 @@ def test_it_is_saved_and_draws(tmp_path):
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# ------------------------------------------------------------------------------------------------ units, starts, far numbers
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("lbfgs", dict()), ("em", dict(order=1)), ("em", dict(order=1, lags_of="deviations")),
+        ("em", dict(order=1, switching="lags")),
+    ],
+)  # fmt: skip
+def test_a_fit_does_not_depend_on_the_units_of_the_data(method, options):
+    random = np.random.default_rng(0)
+    u = random.normal(size=(90, 1))
+    x = np.where(np.arange(90) // 15 % 2, 1.5, -1.0) + 0.5 * u[:, 0] + 0.4 * random.normal(size=90)
+    fit = dict(method=method, seed=0, **{"em": dict(max_iterations=15), "lbfgs": dict(num_steps=15)}[method])
+    model = SwitchingRegression(2, num_inputs=1, **options).fit(x, inputs=u, **fit)
+    large = SwitchingRegression(2, num_inputs=1, **options)
+    shift = 1e6 if large.can_centre else 0.0
+    large.fit(1e7 * x + shift, inputs=1e-5 * u, **fit)
+    explained = 90 - large.order
+    score = large.score(1e7 * x + shift, inputs=1e-5 * u) + explained * np.log(1e7)
+    assert score == pytest.approx(model.score(x, inputs=u), abs=1e-5)
+    mine, theirs = model.estimates(), large.estimates()
+    for name, unit in {"transition": 1.0, "variance": 1e14, "inputs": 1e12}.items():
+        close(theirs[name] / unit, mine[name], rtol=1e-4, atol=1e-6)
+    errors = large.summary(1e7 * x + shift, inputs=1e-5 * u).errors if method == "lbfgs" and not options else None
+    if errors is not None:
+        close(errors[-2:] / 1e14, model.summary(x, inputs=u).errors[-2:], rtol=1e-3, atol=0.0)
+
+
+def test_other_units_leave_parameters_as_they_are():
+    for options in (dict(), dict(lags_of="deviations"), dict(switching="lags")):
+        model = random_model(order=1, **options)
+        before = {name: value.detach().clone() for name, value in model.estimates().items()}
+        x, u = 50 + 3 * torch.randn(2, 20, 1).double(), torch.randn(2, 20, 1).double()
+        score = model.score(x, inputs=u)
+        model.check_data(model.as_batch(x, inputs=u))
+        assert float(model.unit) != 1.0
+        close(model.estimates(), before)
+        assert model.score(x, inputs=u) == pytest.approx(score)
+        close(model.set_parameters(lags=before["lags"] + 0.1).estimates()["mean"], before["mean"])
+
+
+def test_numbers_that_do_not_vary_are_refused():
+    with pytest.raises(ValueError, match="x must vary"):
+        SwitchingRegression(2).fit(np.full(30, 3.0))
+
+
+def test_a_learned_start_is_that_of_the_first_step():
+    for lags_of in ("values", "deviations"):
+        model = SwitchingRegression(2, order=2, lags_of=lags_of, initial="learned", switching="mean")
+        model.set_parameters(initial=[0.9, 0.1], transition=[[0.5, 0.5], [0.2, 0.8]], mean=[1.0, 1.0], lags=[[0.1, 0.1]])
+        close(model.filter(np.ones(5)).probs[0, 0], torch.tensor([0.9, 0.1]).double())
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_variances_of_forecasts_hold_far_from_zero(order):
+    values = dict(transition=[[0.9, 0.1], [0.1, 0.9]], variance=[0.01, 0.01]) | ({"lags": [[0.5], [0.5]]} if order else {})
+    x = np.array([0.0, 0.1, 1.0, 1.1])
+    options = dict(order=order, lags_of="deviations")
+    near = SwitchingRegression(2, **options).set_parameters(mean=[0.0, 1.0], **values).forecast(x, 3)
+    far = SwitchingRegression(2, **options).set_parameters(mean=[1e7, 1e7 + 1], **values).forecast(x + 1e7, 3)
+    close(far.variances, near.variances, rtol=1e-5, atol=0.0)
+    close(far.means - 1e7, near.means, rtol=1e-5, atol=1e-7)
+
+
+def test_bic_counts_what_is_explained_and_clones_are_built_alike():
+    sklearn = pytest.importorskip("sklearn.base")
+    model = random_model(order=2, num_inputs=0, switching="mean")
+    x = np.random.default_rng(0).normal(size=20)
+    size = model.num_free_parameters
+    assert model.bic(x) == pytest.approx(-2 * model.score(x) + size * np.log(18))
+    for each in (model, HMM(2, emission=["poisson", "student_t"]), HMM(3, num_words=4, ties=[0, 1, 0], graph="left_right")):
+        assert sklearn.clone(each).get_params() == each.get_params()
