@@ -173,7 +173,7 @@ def observed(parts: list[Any], value: Tensor, mask: Tensor | None) -> Tensor | N
     if first.kind is dist.Poisson:
         base = torch.lgamma(value + 1)
         base = (base if mask is None else torch.where(mask, base, 0.0)).expand(shape)
-        found = found - base.sum(summed).reshape(-1, 1)
+        found = found - (base.sum(summed) if summed else base).reshape(-1, 1)  # summed over no dimensions: over all
     sizes = [shape[d] if d in kept else 1 for d in range(1, 1 + nesting)]
     return found.reshape(len(parts), *sizes, *states)
 

@@ -157,7 +157,19 @@ def own_rows(y):
                 pyro.sample(f"y_{t}", dist.Bernoulli(emit[x, row, c, cell]), obs=y[:, t])
 
 
-PROGRAMS = [poisson, words, shared_cells, zeros, one_state, own_rows]
+def one_count(y):
+    """No plate inside that of the rows."""
+    trans, rate = table("trans", K, K), table("rate", K, event=0)
+    with pyro.plate("rows", B, dim=-2):
+        x = 0
+        for t in steps(LENGTHS):
+            x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+            pyro.sample(f"y_{t}", dist.Poisson(3 * rate[x]), obs=2 * y[:, t, :1] + t)
+            with poutine.mask(mask=(t < torch.arange(B)).unsqueeze(-1)):
+                pyro.sample(f"w_{t}", dist.Poisson(rate[x]), obs=3 * y[:, t, :1])
+
+
+PROGRAMS = [poisson, one_count, words, shared_cells, zeros, one_state, own_rows]
 
 
 @pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
