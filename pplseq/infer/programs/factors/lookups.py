@@ -271,7 +271,7 @@ class Lookup(Tensor):
         return Lookup.of(self.table, entries, self.memo, self.lead)
 
     def with_table(self, func, args, kwargs, table: Tensor, lead=None) -> Lookup:
-        key = (func, id(table), *args, *kwargs.items())
+        key = (func, id(table), *args, *map(type, args), *kwargs.items())  # 1 and 1.0 are equal, and give other types
         made = self.memo.get(key)
         if made is None:
             made = self.memo[key] = (func(table, *args, **kwargs), table)
@@ -337,7 +337,7 @@ def _as_lookup(own: Lookup, func, name: str, args: tuple, kwargs: dict):
         dim = kwargs.get("dim", args[0] if args else None)
         if type(dim) is not int or not -own.trail <= dim < 0 or "dtype" in kwargs:
             return None
-    key = (func, args, *kwargs.items())
+    key = (func, args, *map(type, args), *kwargs.items())
     if key not in own.done:
         own.done[key] = own.with_table(func, args, kwargs, own.table)
     return own.done[key]
