@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CLEAN = r"pplseq/(distributions|infer|kernels|runs)/|pplseq/models/(.*/)?(program|vlhmm)\.py"
-CEILING = 137  # errors in all other rooms: lower it when they become fewer, never raise it
+CEILING = 119  # errors in all other rooms: lower it when they become fewer, never raise it
 
 
 def errors() -> list[dict]:

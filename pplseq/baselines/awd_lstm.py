@@ -37,6 +37,7 @@ class AWDLSTM(TiedNetwork):
     name: ClassVar[str] = "awd-lstm"
     num_layers: int
     width: int
+    shares: dict[str, float]
 
     def __init__(
         self, vocabulary: Vocabulary, num_units: int = 400, *, num_layers: int = 3, width: int = 1150, dropout: float = 0.4,

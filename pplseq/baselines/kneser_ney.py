@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -114,18 +115,18 @@ class KneserNey:
             RuntimeError: not fitted.
             ValueError: the text is encoded with another vocabulary.
         """
-        self._check_fitted()
-        if text.vocabulary is not self.vocabulary and text.vocabulary.words != self.vocabulary.words:
+        vocabulary = self._fitted_vocabulary()
+        if text.vocabulary is not vocabulary and text.vocabulary.words != vocabulary.words:
             raise ValueError(
                 f"text: {text.name!r} is encoded with another vocabulary ({len(text.vocabulary)} words, the model has "
-                f"{len(self.vocabulary)}); encode it with the model's: read_text(path, vocabulary=model.vocabulary)"
+                f"{len(vocabulary)}); encode it with the model's: read_text(path, vocabulary=model.vocabulary)"
             )
         words, places = self._with_line_starts(text)
         probs, grams = self._unigram_probs[words], words
         for length, order in enumerate(self._orders, start=2):
             ends = np.flatnonzero(places >= length - 1)
             contexts = grams[ends - 1]
-            found = order.find(contexts * (len(self.vocabulary) + 1) + words[ends])
+            found = order.find(contexts * (len(vocabulary) + 1) + words[ends])
             shorter = np.where(contexts >= 0, order.backoff[contexts], 1.0) * probs[ends]
             probs[ends] = np.where(found >= 0, order.probs[found], shorter)
             grams = _scatter(found, ends, len(words))
@@ -155,11 +156,12 @@ class KneserNey:
             TypeError: `context` is one string.
             ValueError: an id outside the vocabulary, or an unknown word where it has no `<unk>`.
         """
-        self._check_fitted()
-        num_words = len(self.vocabulary)
+        vocabulary = self._fitted_vocabulary()
+        num_words = len(vocabulary)
+        known: Any = context
         if isinstance(context, str) or any(isinstance(word, str) for word in context):
-            context = self.vocabulary.encode(context)
-        ids = np.array([num_words, *context], dtype=np.int64)
+            known = vocabulary.encode(known)
+        ids = np.array([num_words, *known], dtype=np.int64)
         if ids[1:].size and not 0 <= ids[1:].min() <= ids[1:].max() < num_words:
             raise ValueError(f"context: expected ids from 0 to {num_words - 1}, got {ids[1:].tolist()}")
         probs = self._unigram_probs[:num_words].copy()
@@ -174,8 +176,7 @@ class KneserNey:
 
     def log_prob_of(self, word: int, context: Sequence[int] = ()) -> float:
         """Log-probability of one id behind a line's ids so far, nats: as `next_word`, at a cost independent of V."""
-        self._check_fitted()
-        num_words = len(self.vocabulary)
+        num_words = len(self._fitted_vocabulary())
         if not 0 <= word < num_words:
             raise ValueError(f"word: expected an id from 0 to {num_words - 1}, got {word}")
         ids, prob = np.array([num_words, *context], dtype=np.int64), float(self._unigram_probs[word])
@@ -191,17 +192,18 @@ class KneserNey:
         """The number of an n-gram, -1 if never seen."""
         gram = ids[:1]
         for order, word in zip(self._orders, ids[1:], strict=False):
-            gram = order.find(gram * (len(self.vocabulary) + 1) + word)
+            gram = order.find(gram * (len(self._fitted_vocabulary()) + 1) + word)
         return int(gram[0])
 
-    def _check_fitted(self) -> None:
+    def _fitted_vocabulary(self) -> Vocabulary:
         if self.vocabulary is None:
             raise RuntimeError("the model has not seen a text yet; call fit(text) first")
+        return self.vocabulary
 
     def _with_line_starts(self, text: Text) -> tuple[np.ndarray, np.ndarray]:
         """Word ids with <s> (number V) before every line, and each one's place in its line, 0 for <s>."""
         starts = text.line_starts[:-1][text.lengths > 0]
-        words = np.insert(text.tokens.astype(np.int64), starts, len(self.vocabulary))
+        words = np.insert(text.tokens.astype(np.int64), starts, len(self._fitted_vocabulary()))
         bounds = np.append(starts + np.arange(len(starts)), len(words))
         return words, np.arange(len(words)) - np.repeat(bounds[:-1], np.diff(bounds))
 
@@ -214,7 +216,7 @@ class KneserNey:
             if not ends.size:
                 break  # no line is that long
             keys, first, numbers, counts = np.unique(
-                grams[ends - 1] * (len(self.vocabulary) + 1) + words[ends],
+                grams[ends - 1] * (len(self._fitted_vocabulary()) + 1) + words[ends],
                 return_index=True,
                 return_inverse=True,
                 return_counts=True,

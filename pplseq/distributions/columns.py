@@ -145,7 +145,9 @@ class _BatchedMixture(Conditional):
         shape = torch.broadcast_shapes(emission.batch_shape, self.state.shape)
         super().__init__(shape, emission.event_shape, validate_args=False)
 
-    support = constraints.real_vector
+    @property
+    def support(self):
+        return constraints.real_vector
 
     def log_prob(self, value: Tensor) -> Tensor:
         every = self.emission.log_likelihood(value)

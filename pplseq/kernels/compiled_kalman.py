@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,8 +65,8 @@ def _room_for(old: tuple[np.ndarray, ...], many: int) -> list[np.ndarray]:
 
 
 def covariances(
-    start: Tensor, matrix: Tensor, noise: Tensor, observed: tuple[Tensor, Tensor, Tensor | None], precision: list[float],
-    which: np.ndarray, num_columns: int, nothing: int | None, tol: float, agree: float, waits: bool,
+    start: Tensor, matrix: Tensor, noise: Tensor, observed: tuple[Tensor, Tensor | None, Tensor | None],
+    precision: list[float], which: np.ndarray, num_columns: int, nothing: int | None, tol: float, agree: float, waits: bool,
 ) -> Walked:  # fmt: skip
     """The nodes of all steps.
 
@@ -107,11 +107,11 @@ def covariances(
             break
         room *= 4
     made, steady = int(counts[loops.FILTERED]), int(counts[loops.STEADY])
-    of = {name: getattr(nodes, name)[:made] for name in Walked._fields[1:6]}
-    values = {name: torch.from_numpy(getattr(nodes, name)[:made]) for name in Walked._fields[7:12]}
+    of: dict[str, Any] = {name: getattr(nodes, name)[:made] for name in Walked._fields[1:6]}
+    of |= {name: torch.from_numpy(getattr(nodes, name)[:made]) for name in Walked._fields[7:12]}
     predicted = torch.from_numpy(nodes.predicted[of["parent"]])
     return Walked(
-        index, **of, predicted=predicted, **values, fixed=fixed[: counts[loops.FIXED]].tolist(),
+        index, **of, predicted=predicted, fixed=fixed[: counts[loops.FIXED]].tolist(),
         steady_step=None if steady < 0 else steady,
     )  # fmt: skip
 

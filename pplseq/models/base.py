@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pplseq.data.clusters import Clusters
     from pplseq.data.vocabulary import Vocabulary
     from pplseq.infer.fit.em import Batch
+    from pplseq.infer.gaussian.chain import GaussianChain
 
 
 class Sizes(TypedDict, total=False):
@@ -166,9 +167,10 @@ def one_chain(program):
     """Marks a ``model()`` that is the example of :class:`Given`, so that its chain can be built without running it.
 
     Each step draws z_t by one transition, which may depend on ``given.before(t)``, and x_t by one emission, which may depend on
-    ``given.input(t)``. A subclass with a program of its own loses the mark, as the mark is the function's.
+    ``given.input(t)``. A subclass with a program of its own loses the mark, as the mark is the function's; so does what
+    ``functools.wraps`` makes of it, which only copies the mark.
     """
-    program.is_one_chain = True
+    program.one_chain = program
     return program
 
 
@@ -301,7 +303,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             self.eval()
         try:
             with self._at_point(), torch.no_grad():
-                chain = self.direct_chain(x, lengths, start, **known)
+                chain: Any = self.direct_chain(x, lengths, start, **known)  # a Chain, but where a model says otherwise
                 if chain is not None:
                     chain.prepare()  # parameters are read here, without their gradients
                     return chain
@@ -316,10 +318,19 @@ class SequenceModel(checks.NamedArguments, PyroModule):
 
     @property
     def is_one_chain(self) -> bool:
-        """Whether the program that would be run is marked with :func:`one_chain`."""
-        return self.vectorize and getattr(self.model, "is_one_chain", False)
+        """Whether a call would run a program that is marked with :func:`one_chain`, and nothing beside it."""
+        program = getattr(self.model, "__func__", None)
+        if not self.vectorize or program is None or getattr(program, "one_chain", None) is not program:
+            return False
+        if getattr(self.model, "__self__", None) is not self:  # the program of another model, lent to this one
+            return False
+        if self._forward_pre_hooks or self._forward_hooks or "forward" in vars(self):
+            return False
+        # whose program it is knows its call and its messenger; those of a subclass may do anything
+        owner = next(kind for kind in type(self).__mro__ if vars(kind).get("model") is program)
+        return type(self).forward is owner.forward and self.messenger is owner.messenger
 
-    def direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | None:
+    def direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | GaussianChain | None:
         """The chain that :attr:`chain` is after a call, gradients included, without running the program.
 
         Training, EM, evaluation and all questions take this way where there is one.

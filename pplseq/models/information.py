@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -124,6 +125,6 @@ def observed_tokens(model: Estimator, batch: Batch) -> int:
     return int(seen.sum())
 
 
-def _flat(gradients, like: list[Tensor]) -> Tensor:
+def _flat(gradients, like: Sequence[Tensor]) -> Tensor:
     pairs = zip(gradients, like, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])

@@ -70,11 +70,10 @@ def confusion_table(scores: TagScores, top: int = 10) -> str:
 
 def comparison_table(results: Sequence[SystemResult]) -> str:
     """All systems, best first; p is McNemar's test against the best one. Those that failed follow, with the reason."""
-    ranked = sorted((r for r in results if r.scores is not None), key=lambda r: -r.scores.accuracy)
+    ranked = sorted(((r, r.scores) for r in results if r.scores is not None), key=lambda pair: -pair[1].accuracy)
     rows = []
-    for result in ranked:
-        scores = result.scores
-        p = "" if result is ranked[0] else p_value(mcnemar(ranked[0].scores, scores).p_value)
+    for result, scores in ranked:
+        p = "" if result is ranked[0][0] else p_value(mcnemar(ranked[0][1], scores).p_value)
         rows.append(
             [
                 result.name,

@@ -103,7 +103,8 @@ def state_usage(model: Any, text: Text, *, protocol: str | None = None) -> Usage
             best_prob[place] = top
             best_state[place] = slot if ids is None else ids.gather(-1, slot.unsqueeze(-1)).squeeze(-1)
             entropy[place] = torch.special.entr(probs).sum(-1)
-    return Usage(*totals.numpy(), ordinary | resets, best_state, best_prob, entropy, protocol)
+    visits, leaving, restarts = totals.numpy()
+    return Usage(visits, leaving, restarts, ordinary | resets, best_state, best_prob, entropy, protocol)
 
 
 def _followers(text: Text, reset_id: int | None, protocol: str) -> tuple[np.ndarray, np.ndarray]:

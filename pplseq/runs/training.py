@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -300,15 +301,32 @@ class _Loss(torch.nn.Module):
 
     def __init__(self, elbo: torch.nn.Module, model: Any, direct_chain: Callable[..., Any] | None) -> None:
         super().__init__()
-        self.elbo, self.chain_of = elbo, (lambda: model.chain, direct_chain)
+        self.elbo, self.chain_of, self.known = elbo, (lambda: model.chain, direct_chain), False
 
     def forward(self, x: Tensor, lengths: Tensor | None, start: Any) -> tuple[Any, Tensor]:
         last, direct = self.chain_of
-        chain = None if direct is None else direct(x, lengths, start)
-        if chain is None:
-            loss = self.elbo(x, lengths, start)
-            return last(), loss
-        return chain, -chain.log_prob().sum()
+        if direct is not None:
+            before = None if self.known else checkpoint.random_states(x.device)
+            with _Sites() as sites:
+                chain = direct(x, lengths, start)
+            self.known = True
+            if sites.found:  # the program is run from now on, with the random numbers that it would have had
+                self.chain_of = last, None
+                if before is not None:
+                    checkpoint.restore_random_states(before, x.device)
+            elif chain is not None:
+                return chain, -chain.log_prob().sum()
+        loss = self.elbo(x, lengths, start)
+        return last(), loss
+
+
+class _Sites(Messenger):
+    """Notes whether parameters are drawn, or a factor stands beside the chain: its likelihood is not all of the density."""
+
+    found = False
+
+    def _pyro_sample(self, msg) -> None:
+        self.found = True
 
 
 def _to(lengths: Tensor | None, device: torch.device) -> Tensor | None:

@@ -1,10 +1,14 @@
 """The shorter way from a model to its chain against its program: the same numbers, gradients and beliefs."""
 
+import functools
+
 import pytest
 import torch
 from support.model_cases import DISCRETE, LENGTHS
 
-from pplseq import HMM
+from pplseq import HMM, LDS
+from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.infer.programs.blocked_enum import BlockedEnum
 
 close = torch.testing.assert_close
 CASES = {name: case for name, case in DISCRETE.items() if case.model().is_one_chain} | {"hmm, priors": DISCRETE["hmm, vectors"]}
@@ -105,6 +109,64 @@ def test_a_program_of_ones_own_is_run():
     close(own.log_prob(x), plain.log_prob(x))
     vars(plain)["model"] = lambda *args, **known: own.model(*args, **known)  # of this one object
     assert plain.direct_chain(x) is None
+
+
+class Wrapped(HMM):
+    @functools.wraps(HMM.model)
+    def model(self, x=None, *args, **known):
+        return HMM.model(self, x.flip(1), *args, **known)
+
+
+class OwnCall(HMM):
+    def forward(self, x, *args, **known):
+        return super().forward(x.flip(1), *args, **known)
+
+
+class Messenger(BlockedEnum):
+    pass
+
+
+class OwnMessenger(HMM):
+    messenger = Messenger
+
+
+@pytest.mark.parametrize("kind", [Wrapped, OwnCall, OwnMessenger])
+def test_what_a_subclass_does_beside_the_program_is_done(kind):
+    _, plain, x = made("hmm")
+    own = kind(3, 6)
+    own.load_state_dict(plain.state_dict())
+    assert own.direct_chain(x) is None
+    close(own.log_prob(x), plain.log_prob(x if kind is OwnMessenger else x.flip(1)))
+
+
+def test_distributions_of_ones_own_are_those_of_an_lds_too():
+    class Louder(LDS):
+        def specs(self, *args):
+            transition, emission = super().specs(*args)
+            return transition, lambda z, t: LinearGaussian(z, 2 * self.emission, emission(z, t).noise)
+
+    plain, x = LDS(2, 3), torch.randn(2, 6, 3, dtype=torch.float64)
+    own = Louder(2, 3)
+    own.load_state_dict(plain.state_dict())
+    expected = LDS(2, 3)
+    expected.load_state_dict(plain.state_dict() | {"emission": 2 * plain.emission.detach()})
+    assert own.direct_chain(x) is None and plain.direct_chain(x) is not None
+    close(own.log_prob(x), expected.log_prob(x))
+
+
+def test_hooks_are_called_and_programs_of_other_objects_are_run():
+    _, plain, x = made("hmm")
+    expected = plain.log_prob(x.flip(1))
+    hook = plain.register_forward_pre_hook(lambda module, args: (args[0].flip(1), *args[1:]))
+    close(plain.log_prob(x), expected)
+    hook.remove()
+    assert plain.is_one_chain
+    other = made("hmm")[1]
+    with torch.no_grad():
+        other.transition_logits.add_(torch.randn(3, 3))
+    plain.model = other.model
+    assert not plain.is_one_chain
+    close(plain.log_prob(x), other.log_prob(x))
 
 
 def test_other_programs_have_none():

@@ -419,3 +419,26 @@ def test_a_program_of_ones_own_is_run(text):
         return float(model.start_score.weight.detach().norm()) / before
 
     assert trained(Pulled) < 0.5 < trained(VLHMM)
+
+
+def test_a_factor_beside_the_chain_counts(text):
+    """Where parameters of one's own are drawn or penalised the program is run, with the numbers it would have drawn."""
+
+    class Pulled(VLHMM):
+        def specs(self):
+            pyro.factor("pull", -100 * self.start_score.weight.square().sum())
+            return super().specs()
+
+    class Stepwise(Pulled):
+        vectorize = False
+
+    def trained(kind):
+        torch.manual_seed(0)
+        model = kind(len(text.vocabulary), 4, hidden_size=4, state_dropout=0.5)
+        before = float(model.start_score.weight.detach().norm())
+        train(model, StreamBatches(text, 2, 8), evaluate=None, settings=TrainSettings(lr=0.05, epochs=2), folder=None)
+        return model.start_score.weight.detach().norm() / before
+
+    pulled = trained(Pulled)
+    assert float(pulled) < 0.5 < float(trained(VLHMM))
+    torch.testing.assert_close(pulled, trained(Stepwise), rtol=1e-3, atol=0)

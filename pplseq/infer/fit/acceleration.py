@@ -43,7 +43,7 @@ class Acceleration:
     def step(self, iterate: Tensor) -> None:
         """Moves the model, which stands at M(iterate), ahead."""
         image, units = self.model.em_coordinates()
-        pairs = {"iterates": iterate, "images": image}
+        pairs: dict[str, Tensor] = {"iterates": iterate, "images": image}
         for name, value in pairs.items():
             known = self.memory.get(name, value.new_zeros(0, len(value)))
             self.memory[name] = torch.cat([known, value.unsqueeze(0)])[-self.depth - 1 :]

@@ -255,6 +255,7 @@ def batch_iteration(
         here = None if acceleration is None else model.em_coordinates()[0]
         history.note(model.maximize(total))
         if acceleration is not None:
+            assert here is not None
             acceleration.step(here)
         return False
 

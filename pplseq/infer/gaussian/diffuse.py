@@ -101,7 +101,8 @@ class DiffuseChain(GaussianChain):
         finite = start.covariance.where(start.covariance.isfinite(), 0.0)
         finite = finite + torch.diag(finite.new_zeros(len(finite)).index_add(0, self.unknown, spread.to(finite)))
         proper = GaussianBelief(mean.to(DOUBLE), finite.to(DOUBLE))
-        dynamics = Dynamics(*(None if part is None else part.to(DOUBLE) for part in dynamics))
+        matrix, noise, offset = dynamics
+        dynamics = Dynamics(matrix.to(DOUBLE), noise.to(DOUBLE), None if offset is None else offset.to(DOUBLE))
         super().__init__(proper, dynamics, _in_double(evidence), **options)
 
     # ---------------------------------------------------------------- what the unknown coordinates change
@@ -327,9 +328,7 @@ def _first_spread(evidence: Evidence | LinearEvidence, size: int) -> Tensor:
 
 def _in_double(evidence: Evidence | LinearEvidence) -> Evidence | LinearEvidence:
     if isinstance(evidence, LinearEvidence):
-        real = (
-            None if part is None else part.to(DOUBLE) for part in (evidence.residual, evidence.loadings, evidence.noise)
-        )
+        residual, loadings, noise = (part.to(DOUBLE) for part in (evidence.residual, evidence.loadings, evidence.noise))
         extra = None if evidence.extra is None else evidence.extra.to(DOUBLE)
-        return LinearEvidence(*real, evidence.which, evidence.observed, extra)
+        return LinearEvidence(residual, loadings, noise, evidence.which, evidence.observed, extra)
     return Evidence(*(part.to(DOUBLE) for part in evidence))

@@ -307,9 +307,9 @@ class CovariancePath:
     def _tabulate(self) -> None:
         self.half_log_det = self._all("half_log_det")
         self.parent = [place[0] for place in self._place]
-        if self._by_numbers:
+        if (noise := self.given.observed[1]) is not None:
             steps = [place[1] for place in self._place]
-            check_density(self.half_log_det, self.kinds, lambda: self._all("whitener"), self.given.observed[1], steps)
+            check_density(self.half_log_det, self.kinds, lambda: self._all("whitener"), noise, steps)
 
     def _out_of(self, matrix: Tensor, behind: int = 0) -> Tensor:
         """(N | 1, h, h) those of the steps out of each node, or into it: one step behind."""

@@ -81,7 +81,7 @@ class TimeIndex:
         function = getattr(operator, name)
         return function(other, numbers) if mirrored else function(numbers, other)
 
-    def __neg__(self) -> Timed:
+    def __neg__(self) -> Tensor:
         return -self.numbers()
 
     def _compare(self, name: str, other):

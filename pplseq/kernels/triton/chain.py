@@ -16,9 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.kernels.triton.launch import kernel, language, launch, power_of_two, serve
+from pplseq.kernels.triton.launch import kernel, launch, power_of_two, serve, tl
 
-tl = language()
 MOST_STATES = 1024  # of a chain: a row's message is held in the registers of one program
 CELLS = 4096  # of a tile of a matrix
 

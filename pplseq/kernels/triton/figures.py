@@ -104,7 +104,7 @@ def specimens(dtype: str = "float32", precision: str = "ieee", *, width: int = 2
     REAL = tl.float64 if dtype == "float64" else tl.float32
     common: dict[str, Any] = dict(PRECISION=precision, REAL=REAL)
 
-    def types(function: Any, pointers: str, narrow: tuple[str, ...] = (), **others: str) -> dict[str, str]:
+    def types(function: Any, pointers: str, narrow: tuple[str, ...] = (), /, **others: str) -> dict[str, str]:
         names = [name for name in function.arg_names if name in others or name in pointers.split()]
         known = {name: "*i64" if name in INTEGERS else given if name in narrow else real for name in names} | others
         return known | {name: "i32" for name in function.arg_names if name.startswith("num_") or name == "width"}

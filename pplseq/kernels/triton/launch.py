@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,13 +40,10 @@ def kernel(function: Callable) -> Any:
     return jit(function)
 
 
-def language() -> Any:
-    """``triton.language``, for the modules of kernels; None without Triton."""
-    if not available():
-        return None
-    import triton.language
-
-    return triton.language
+if TYPE_CHECKING or available():
+    import triton.language as tl
+else:
+    tl = None  # and nothing calls a kernel
 
 
 def launch(function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -73,7 +70,6 @@ def interpreted() -> Iterator[None]:
     """Inside, kernels run on tensors of the CPU, in Triton's interpreter."""
     if not available():
         raise ModuleNotFoundError("kernels are interpreted by Triton, which is not installed: pip install triton")
-    import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 

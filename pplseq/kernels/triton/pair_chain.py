@@ -23,7 +23,7 @@ MOST_FEATURES = 256
 class Pairs(NamedTuple):
     """Distinct pairs of blocks, in room for N of them.
 
-    left, entered: (N,) blocks, 0 behind the last. count: () how many there are.
+    left, entered: (N,) blocks, 0 behind the last. num_pairs: () how many there are.
     number: (T, B) which pair leads into each step. used: (T-1, B) where one does.
     """
 
@@ -31,7 +31,7 @@ class Pairs(NamedTuple):
     entered: Tensor
     number: Tensor
     used: Tensor
-    count: Tensor
+    num_pairs: Tensor
 
 
 def number_pairs(block: Tensor, used: Tensor, num_blocks: int) -> Pairs:
@@ -55,7 +55,7 @@ class DevicePairs(torch.autograd.Function):
     def forward(ctx, out, into, gate, init, emit, begin, found, filled, valid, restart, product_dtype):
         flags = chain.flags_of(valid, restart, emit)
         a, b = out.to(product_dtype), into.to(product_dtype)
-        log = pairs.log_matrices(a, b, found.left, found.entered, filled, found.count)
+        log = pairs.log_matrices(a, b, found.left, found.entered, filled, found.num_pairs)
         log = log.to(emit.dtype)
         messages, steps = chain.filtered(init, log, found.number, gate, emit, flags, begin)
         ctx.save_for_backward(out, into, gate, init, emit, begin, log, flags, messages, steps, filled, valid, restart)
@@ -77,7 +77,7 @@ class DevicePairs(torch.autograd.Function):
         tokens = (value.flatten(0, 1) for value in (left, right, shift, chance[:-1]))
         scale = weight.expand(shift.shape).reshape(-1)
         a, b = out.to(ctx.product_dtype), into.to(ctx.product_dtype)
-        given = (log, a, b, found.left, found.entered, order, first, *tokens, scale, found.count)
+        given = (log, a, b, found.left, found.entered, order, first, *tokens, scale, found.num_pairs)
         grad_out, grad_into = pairs.feature_sums(*given)
         real = (flags & 1).unsqueeze(-1) > 0
         single = torch.where(real, chance * weight.unsqueeze(-1), 0.0)

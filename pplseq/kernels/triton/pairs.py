@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels.triton.chain import real_of
-from pplseq.kernels.triton.launch import dot_precision, kernel, language, launch, power_of_two
+from pplseq.kernels.triton.launch import dot_precision, kernel, launch, power_of_two, tl
 
-tl = language()
 MOST_WIDTH = 256  # states of a block: a tile of rows with all its columns stays in registers
 PIECE = {2: 64, 4: 32, 8: 16}  # features at once, by bytes of a number
 
@@ -41,7 +40,8 @@ def pair_matrices(
         inside = inside & (tl.load(FILLED + pair * num_states + j, mask=inside, other=0) > 0)
     score = tl.where(inside[None, :], score, float("-inf"))
     top = tl.max(score, 1)
-    score = score - (top + tl.log(tl.sum(tl.exp(score - top[:, None]), 1)))[:, None]
+    norm = top + tl.log(tl.sum(tl.exp(score - tl.expand_dims(top, 1)), 1))
+    score = score - tl.expand_dims(norm, 1)
     place = LOG + (pair * num_states + i[:, None]) * num_states + j[None, :]
     tl.store(place, score, mask=(i[:, None] < num_states) & (j[None, :] < num_states))
 

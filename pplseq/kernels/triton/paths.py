@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels.triton.chain import real_of, tile_of
-from pplseq.kernels.triton.launch import kernel, language, launch, power_of_two
-
-tl = language()
+from pplseq.kernels.triton.launch import kernel, launch, power_of_two, tl
 
 
 @kernel

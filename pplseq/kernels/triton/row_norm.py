@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.kernels.triton.launch import dot_precision, kernel, language, launch, power_of_two, serve
+from pplseq.kernels.triton.launch import dot_precision, kernel, launch, power_of_two, serve, tl
 
-tl = language()
 MOST_FEATURES = {2: 256, 4: 256, 8: 128}  # by bytes of a number: a tile of rows with all of them stays in registers
 # (rows, columns, warps, stages) of a tile, by pass and bytes of a number; a test compiles them
 TILES = {
@@ -58,6 +57,8 @@ def weighted_sums(
     sums = tl.zeros((BR, BD), REAL)
     if OF_ROWS:
         norm, grad = tl.load(NORM + i, mask=i < num_own, other=0.0), tl.load(GRAD + i, mask=i < num_own, other=0.0)
+    else:
+        norm, grad = tl.zeros((BR,), REAL), tl.zeros((BR,), REAL)  # not used
     for start in range(0, num_other, BC):
         j = start + tl.arange(0, BC)
         inside = (j[:, None] < num_other) & (d[None, :] < width)
@@ -66,9 +67,9 @@ def weighted_sums(
         if OF_ROWS:
             weight = tl.where(j[None, :] < num_other, tl.exp(score - norm[:, None]), 0.0)
         else:
-            norm, grad = tl.load(NORM + j, mask=j < num_other, other=0.0), tl.load(GRAD + j, mask=j < num_other, other=0.0)
+            inner, slope = tl.load(NORM + j, mask=j < num_other, other=0.0), tl.load(GRAD + j, mask=j < num_other, other=0.0)
             real = (i[:, None] < num_own) & (j[None, :] < num_other)
-            weight = tl.where(real, tl.exp(score - norm[None, :]) * grad[None, :], 0.0)
+            weight = tl.where(real, tl.exp(score - inner[None, :]) * slope[None, :], 0.0)
         sums += tl.dot(weight.to(other.dtype), other, input_precision=PRECISION, out_dtype=REAL)
     if OF_ROWS:
         sums = sums * grad[:, None]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels.triton.chain import filter_rows, look_back_rows, real_of, tile_of
-from pplseq.kernels.triton.launch import kernel, language, launch
+from pplseq.kernels.triton.launch import kernel, launch, tl
 
-tl = language()
 # a smaller entry of a message may have lost digits, or be what is left of several that underflowed
 LOWEST = {torch.float64: 1e-280, torch.float32: 1e-30}
 TILE = dict(BR=16, BI=32, BJ=64, num_warps=8, num_stages=1)

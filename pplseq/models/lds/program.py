@@ -127,6 +127,9 @@ class LDS(LDSTensors):
         """The chain without running the program: but for segments, matrices of single steps and mini-batches."""
         if not self.is_one_chain or start is not None or other or self.initial == "diffuse":
             return None
+        own = type(self)
+        if own.specs is not LDS.specs or own.given is not LDS.given or own.observed is not LDS.observed:
+            return None  # which are not asked here
         if self._modules:  # a parameter is constrained, or has a prior
             return None
         parts = [part.detach().reshape(-1) for part in self._parameters.values() if part is not None]
@@ -291,6 +294,7 @@ class LDS(LDSTensors):
         """
         batch, told = self.as_batch(x, lengths, inputs=inputs), checks.count("lags", lags)
         found = self.predictive(batch.x, batch.lengths, inputs=batch.inputs)
+        assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
         errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
         if batch.lengths is not None:
             errors[torch.arange(errors.shape[1]) >= batch.lengths.unsqueeze(-1)] = torch.nan

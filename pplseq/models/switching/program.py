@@ -105,7 +105,7 @@ class SwitchingRegression(SwitchingQueries):
     def fit(self, x, lengths=None, *, method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; "lbfgs", the default, makes up to 1,000 steps."""
         if method in (None, "lbfgs"):
-            options = {"num_steps": 1000} | options
+            options.setdefault("num_steps", 1000)
         return super().fit(x, lengths, method=method, **options)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)

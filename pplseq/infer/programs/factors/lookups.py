@@ -30,6 +30,11 @@ _METADATA = {
 _PROPERTIES = {"shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "grad_fn", "is_sparse", "names"}
 _VIEWS = {"squeeze", "unsqueeze", "reshape", "view", "expand", "long"}
 _NUMBERS = (int, float, bool, type(None))
+_AUGMENTED = {f"__i{name}__" for name in "add and div floordiv lshift mod mul or pow rshift sub truediv xor".split()}
+IN_PLACE = (
+    "a table looked up at states, as `p = probs[x]`, is changed in place, but all steps that look it up share it; write the "
+    "new value, `p = p + 1` for `p += 1` and torch.where for `p[...] = 0`, or change `probs[x].clone()`"
+)
 
 
 class Memo(dict):
@@ -39,7 +44,7 @@ class Memo(dict):
 class Entry(NamedTuple):
     """One index of a lookup. dim: the dimension, from the right, along which it runs over all states; None for data."""
 
-    index: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     dim: int | None
 
 
@@ -110,7 +115,7 @@ class StateValue(Tensor):
         return _as_plain(result)
 
 
-def _without_states(value):
+def _without_states(value) -> Any:
     if type(value) is StateValue:
         return _plain(Tensor.as_subclass, (value, Tensor), {})
     if isinstance(value, (tuple, list)):
@@ -118,6 +123,15 @@ def _without_states(value):
     if isinstance(value, dict):
         return {key: _without_states(item) for key, item in value.items()}
     return value
+
+
+def _writes(name: str, args: tuple, kwargs: dict) -> bool:
+    """Whether a function of that name changes a lookup among its arguments in place."""
+    if kwargs and (type(kwargs.get("out")) is Lookup or kwargs.get("inplace")):
+        return True
+    if not args or type(args[0]) is not Lookup or name == "requires_grad_":
+        return False
+    return name in _AUGMENTED or name == "__setitem__" or name[-1:] == "_" and name[-2:] != "__"
 
 
 def _as_plain(value):
@@ -129,7 +143,7 @@ def _as_plain(value):
 
 
 # ------------------------------------------------------------------------------------------------ lookups
-def look_up(table: Tensor, index) -> Lookup | None:
+def look_up(table: Tensor, index: Any) -> Lookup | None:
     """table[index] where the index is states, and maybe data, for the first dimensions of the table; None for anything else."""
     index = index if isinstance(index, tuple) else (index,)
     while index and isinstance(index[-1], slice) and index[-1] == slice(None):
@@ -245,6 +259,8 @@ class Lookup(Tensor):
     def value(self) -> Tensor:
         """The tensor itself."""
         found = self.done.get("value")
+        if found is not None and _version(found) != self.done["version"]:
+            raise RuntimeError(IN_PLACE)  # through a view
         if found is None:
             if self.table.requires_grad and not self.connected and not torch.is_grad_enabled():
                 raise TypeError(
@@ -254,7 +270,7 @@ class Lookup(Tensor):
             found = self.table[tuple(entry.index for entry in self.entries)]
             found = found.expand(*self.lead, *self.table.shape[len(self.entries) :])
             if found.requires_grad == self.table.requires_grad:  # else it was asked for in the middle of an autograd function
-                self.done["value"] = found
+                self.done["value"], self.done["version"] = found, _version(found)
         return found
 
     def __repr__(self, *, tensor_contents=None) -> str:
@@ -281,6 +297,8 @@ class Lookup(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if _writes(name, args, kwargs):  # no TypeError, for which Python would compute p = p + 1 and leave other names of p
+            raise RuntimeError(IN_PLACE)
         if name == "__get__" and getattr(func.__self__, "__name__", "") in _PROPERTIES or name in _METADATA:
             return _plain(func, args, kwargs)
         own = args[0] if args else None
@@ -300,7 +318,7 @@ class Lookup(Tensor):
             return func(*_values(args, True), **_values(kwargs or {}, True))
 
 
-def _values(value, detached: bool = False):
+def _values(value, detached: bool = False) -> Any:
     if type(value) is Lookup:
         return value.value().detach() if detached else value.value()
     if type(value) is StateValue:

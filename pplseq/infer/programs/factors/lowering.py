@@ -17,6 +17,7 @@ from pplseq.infer.programs.factors.scan import Problem, spread_over
 MOST_VARIABLES = 4  # a step
 MOST_JOINT = 48  # joint states of several variables, up to which their full matrix is cheaper than one variable at a time
 MOST_CELLS = 1 << 22  # of matrices that differ by step or row
+Tables = list[tuple[Tensor, list[int]]]  # (G or 1, R or 1, *event), and the steps that they are of
 
 
 @dataclass
@@ -64,8 +65,8 @@ def lower(problem: Problem, stacks: list[tuple[Tensor, list[int]]], always: bool
         return None
     width, length, joint = steps.width, steps.length, steps.num_states
     rank = {move.variable: place for place, move in enumerate(problem.moves)}
-    emits: list[tuple[Tensor, list[int]]] = []
-    pairs: list[tuple[Tensor, list[int]]] = []
+    emits: Tables = []
+    pairs: Tables = []
     for values, places in stacks:
         parts: dict[tuple, tuple[list[int], list[int]]] = {}
         for k, place in enumerate(places):
@@ -102,7 +103,7 @@ def _spread(values: Tensor, slots: tuple[int, ...], sizes: tuple[int, ...], join
     return flat.reshape(*lead, joint, joint) if crosses else flat.reshape(*lead, joint)
 
 
-def _pairs(pairs, length: int, joint: int, rows: int, like: Tensor) -> tuple[Tensor, bool] | None:
+def _pairs(pairs: Tables, length: int, joint: int, rows: int, like: Tensor) -> tuple[Tensor, bool] | None:
     """(K, K) or (R, K, K) of all steps, or (T - 1, R or 1, K, K); and whether the former. None if large."""
     every = list(range(1, length))
     if length == 1:
@@ -115,11 +116,11 @@ def _pairs(pairs, length: int, joint: int, rows: int, like: Tensor) -> tuple[Ten
     return _at_steps(pairs, length, (joint, joint), like)[1:], False
 
 
-def _emissions(emits, length: int, rows: int, joint: int, like: Tensor) -> Tensor:
+def _emissions(emits: Tables, length: int, rows: int, joint: int, like: Tensor) -> Tensor:
     return _at_steps(emits, length, (joint,), like).expand(length, rows, joint)
 
 
-def _at_steps(parts, length: int, event: tuple[int, ...], like: Tensor) -> Tensor:
+def _at_steps(parts: Tables, length: int, event: tuple[int, ...], like: Tensor) -> Tensor:
     """(T, R or 1, *event) the sum of tables at steps; several tables may be of one step."""
     total: Tensor | None = None
     for values, at in parts:

@@ -29,7 +29,7 @@ CODE = {
     "where": lambda v: torch.where(v > 0, v, 0.5 * v),
     "expanded": lambda v: v.expand(5, *v.shape).cos(),
     "plates summed": lambda v: v.sum((0, -1)),
-    "in place": lambda v: v.mul(2).add_(1),
+    "in place, a copy": lambda v: v.mul(2).clone().add_(1),
     "stacked": lambda v: torch.stack([v, v.sin()]).prod(0),
 }
 
@@ -195,6 +195,48 @@ def test_invalid_parameters_are_refused_as_ever():
 
     with pytest.raises(ValueError, match="Expected parameter probs"):
         TraceBlockedEnum_ELBO(max_plate_nesting=1).loss(program, no_guide, notes())
+
+
+def _sets(p):
+    p[...] = 0.4
+
+
+def _adds(p):
+    p += 0.1
+
+
+CHANGES = {
+    "p += 1": _adds,
+    "p[...] =": _sets,
+    "add_": lambda p: p.add_(0.1),
+    "clamp_": lambda p: p.clamp_(max=0.3),
+    "out=": lambda p: torch.add(p, 0.1, out=p),
+    "relu, inplace": lambda p: torch.nn.functional.relu(p, inplace=True),
+    "through a view": lambda p: p.unsqueeze(0).mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("copied", [False, True])
+def test_tables_that_steps_share_are_not_changed_in_place(change, copied):
+    """A copy may be: as Pyro has it."""
+    probs, start = (torch.tensor(values, dtype=torch.float64) for values in ([0.2, 0.7, 0.5], [0.5, 0.3, 0.2]))
+
+    def program(y):
+        with pyro.plate("rows", B, dim=-1):
+            for t in pyro.markov(range(3)):
+                x = pyro.sample(f"x_{t}", dist.Categorical(start), infer=MARKED)
+                p = probs[x].clone() if copied else probs[x]
+                change(p)
+                pyro.sample(f"y_{t}", dist.Bernoulli(p), obs=y[:, t, 0])
+
+    if not copied:
+        with pytest.raises(RuntimeError, match="changed in place"):
+            TraceBlockedEnum_ELBO(max_plate_nesting=1).loss(program, no_guide, notes())
+        return
+    both = TraceBlockedEnum_ELBO, TraceEnum_ELBO
+    loss, expected = (elbo(max_plate_nesting=1).loss(program, no_guide, notes()) for elbo in both)
+    assert loss == pytest.approx(expected, rel=1e-6)
 
 
 assert T > 2
