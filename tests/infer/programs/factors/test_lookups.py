@@ -197,6 +197,11 @@ def test_invalid_parameters_are_refused_as_ever():
         TraceBlockedEnum_ELBO(max_plate_nesting=1).loss(program, no_guide, notes())
 
 
+def test_equal_numbers_of_other_types_give_other_types():
+    x, counts = state(), torch.tensor([1, 2, 3])
+    assert (counts[x] * 1).dtype == torch.int64 and (counts[x] * 1.0).dtype == torch.get_default_dtype()
+
+
 def _sets(p):
     p[...] = 0.4
 
