@@ -6,17 +6,27 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# HASHED=requirements-hashed.txt installs nothing whose hash is not in that list (see scripts/pin_hashes.py)
+HASHED ?=
+INSTALL_HASHED = $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $(HASHED)
 
 .PHONY: demo test test-slow gpu lint docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+ifneq ($(HASHED),)
+	$(INSTALL_HASHED)
+	$(INSTALL) --no-build-isolation --no-deps -e .
+else
 	$(INSTALL) "torch" setuptools wheel
 	$(INSTALL) --no-build-isolation -e ".[plot]"
+endif
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core
+ifeq ($(HASHED),)
 	$(INSTALL) --no-build-isolation -e ".[plot,test]"
+endif
 	touch $@
 
 demo: $(VENV)/.core
