@@ -2,11 +2,11 @@
 
     python scripts/pin_hashes.py [--add torch=wheels/torch-2.13.0+cpu-....whl] [--out FILE]
 
-Each package at the version of constraints.txt, with the SHA-256 of every file that the Python Package Index has of it, so that one
-list serves all platforms: `make demo HASHED=requirements-hashed.txt` installs by it, and nothing else gets in. `--add` admits
-files from elsewhere (a build of your own) in the place of the index's. The CUDA libraries that torch from that index brings along on
-Linux are not in the list: there, use a build for CPUs, or add their lines. Writing the list needs the network; it is run in an
-environment that has the tests' packages.
+Each package at the version of constraints.txt, with the SHA-256 of every file that the Python Package Index has of it, so
+that one list serves all platforms: `make demo HASHED=requirements-hashed.txt` installs by it, and nothing else gets in. `--add`
+admits files from elsewhere (a build of your own) in the place of the index's. The CUDA libraries that torch from that index
+brings along on Linux are not in the list: there, use a build for CPUs, or add their lines. Writing the list needs the network;
+it is run in an environment that has the tests' packages.
 """
 
 from __future__ import annotations

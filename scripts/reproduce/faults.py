@@ -74,7 +74,7 @@ def full(place: Path, number: int, done: Counter) -> Iterator[Found]:
     """The disk is full from each operation on that writes."""
     from support.faulty_disk import Kills
 
-    for name, (begin, replaces) in every_command(place).items():
+    for name, (begin, replaces) in sorted(every_command(place).items(), key=lambda item: not item[1][1]):  # short ones first
         trials = Kills(place / name, begin, replaces=replaces)
         for at in range(done[name] + 1, trials.num_operations + 1):
             yield name, 1, trials.fill(at)
