@@ -49,7 +49,9 @@ else:
 def launch(function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Starts a kernel on the arguments' device, or interprets it."""
     if not State.interpreted:
-        return function[grid](*args, **options)
+        where = next(value.device for value in args if isinstance(value, Tensor))
+        with torch.cuda.device(where):  # a kernel starts on the current device, wherever its tensors are
+            return function[grid](*args, **options)
     from triton.runtime.interpreter import InterpretedFunction
 
     options = {name: value for name, value in options.items() if name not in ("num_warps", "num_stages")}

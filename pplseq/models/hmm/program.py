@@ -105,7 +105,7 @@ class HMM(StateTables):
             emission="gaussian" if emission is None else emission, num_components=num_components,
         )  # fmt: skip
         self.priors = Priors.of(priors)
-        if graph == "left_right" and start_states is None:
+        if isinstance(graph, str) and graph == "left_right" and start_states is None:
             start_states = [0]
         self.register_buffer("graph", allowed_moves(graph, num_states), persistent=False)
         self.register_buffer("start_states", allowed_starts(start_states, num_states), persistent=False)

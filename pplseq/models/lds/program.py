@@ -204,12 +204,23 @@ class LDS(LDSTensors):
                 :func:`~pplseq.models.lds.start.guess_parameters`. num_restarts: only "random" starts differ.
             fixed: names of parameters, as in :meth:`set_parameters`, that keep their values. With "transition" or
                 "emission" among them the fit is a warm start: they say in which coordinates states are.
+
+        Raises:
+            ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than
+                features): the likelihood then depends on the scale of the states, and has no maximum.
         """
         names = [name for name in self.values._fields if self._parameter_of(name) is not None]
         held = {fixed} if isinstance(fixed, str) else set(fixed)
         if not held <= set(names):
             unknown = ", ".join(sorted(held - set(names)))
             raise ValueError(f"fixed: {unknown} are no parameters of this model; it has {', '.join(names)}")
+        needed = {"emission"} | ({"transition"} if self.num_states > self.num_features else set())
+        if self.initial == "diffuse" and not needed <= held:
+            raise ValueError(
+                "fixed: with initial='diffuse' the likelihood depends on the scale of the states and has no maximum; fix "
+                f"{' and '.join(sorted(needed))} (set_parameters, then fit(..., fixed={sorted(needed)})), or take "
+                "initial='learned'"
+            )
         if num_restarts != 1 and initialization != "random":
             raise ValueError(f"num_restarts: starts are alike unless initialization='random'; got {num_restarts}")
         if options.get("step_size") is not None:

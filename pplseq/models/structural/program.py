@@ -28,7 +28,8 @@ class StructuralModel(LDS):
         seasonal_t = -(seasonal_{t-1} + ... + seasonal_{t-s+1}) + N(0, seasonal variance)
 
     It has all verbs of :class:`~pplseq.models.lds.program.LDS`: ``forecast``, ``smooth``, ``reconstruct``; missing values are
-    NaN. The first state is nearly diffuse: its variance is a million times the mean square of the first data fitted.
+    NaN. The first state is nearly diffuse: its variance is a million times the mean square of the first data fitted. A score
+    holds its cost, which grows with the states: scores and criteria of models with different components do not compare.
 
     Args:
         level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.

@@ -182,6 +182,14 @@ def test_em_climbs_and_lbfgs_gets_higher():
     assert model.score(x) > reached and model.num_free_parameters == 4
 
 
+def test_a_fit_without_a_scale_of_the_states_is_refused():
+    x = torch.randn(1, 20, 1)
+    with pytest.raises(ValueError, match=r"has no maximum; fix emission \(set_parameters"):
+        LDS(1, 1, initial="diffuse").fit(x)
+    with pytest.raises(ValueError, match="fix emission and transition"):
+        LDS(2, 1, initial="diffuse").fit(x, fixed="emission", method="lbfgs")
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-8])
 def test_exact_observations(noise):
     """An exactly observed random walk: log p is that of its steps."""

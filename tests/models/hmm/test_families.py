@@ -146,7 +146,7 @@ def test_zeros_of_the_graph_stay():
         assert (model.transition[~graph] == 0).all() and model.initial.tolist() == [1, 0, 0]
         close(model.transition.sum(-1), torch.ones(3).double())
     assert model.num_free_parameters == 3 + 3
-    sticky = HMM(3, emission="poisson", graph=graph, priors=dict(sticky=50.0, transition=2.0)).fit(x, seed=0)
+    sticky = HMM(3, emission="poisson", graph=graph.numpy(), priors=dict(sticky=50.0, transition=2.0)).fit(x, seed=0)
     assert (sticky.transition[~graph] == 0).all() and (sticky.transition.diagonal() > 0.7).all()
     assert np.all(np.diff(sticky.history.log_posteriors) > -1e-8)
     with pytest.raises(ValueError, match="forbids"):
