@@ -91,8 +91,8 @@ def test_it_decodes(case):
     paths, log_prob = chain.viterbi()
     assert ((paths >= 0) == VALID).all() and (paths < model.num_states).all()
     assert (log_prob <= chain.log_prob() + 1e-9).all()
-    # the path's own log p(path, x), by observing its states
-    close(model.posterior(x, LENGTHS, states=paths, **case.known).log_prob(), log_prob)
+    if "decode" in case.verbs:  # the path's own log p(path, x), by observing its states; regimes have several
+        close(model.posterior(x, LENGTHS, states=paths, **case.known).log_prob(), log_prob)
     marginals = chain.marginals().dense(model.num_states)
     close(marginals.sum(-1), VALID.to(marginals))
     assert chain.sample(3).shape == (3, ROWS, STEPS) and (chain.entropy() > -1e-9).all()
