@@ -158,7 +158,11 @@ def timeless(value: object) -> object:
         return {name: timeless(part) for name, part in kept.items()}
     if isinstance(value, str):
         return re.sub(r"\(\d+\.\d s\)", "", value)
-    return [timeless(part) for part in value] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if len(value) == 2 and value[0] == "seconds":  # a pair of a packed mapping
+        return value[:1]
+    return [timeless(part) for part in value]
 
 
 class Kills:

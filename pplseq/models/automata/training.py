@@ -125,7 +125,7 @@ class AutomatonTraining(Training):
         tensors: dict[str, Tensor] = {}
         fit = None if self.fit is None else self.fit.state()
         best = None if self.best is None else (self.best[0], tuple(self.best[1]))
-        state = {"fit": fit, "best": best, "tried": [tuple(size) for size in self.tried]}
+        state = {"fit": fit, "best": best, "tried": [size._asdict() for size in self.tried]}
         kept = {name: packed(value, name, tensors) for name, value in state.items()}
         return tensors, kept | {"seconds": self.spent(), "told": self.told.digest}
 
@@ -133,7 +133,7 @@ class AutomatonTraining(Training):
         if state["told"] != self.told.digest:
             raise ValueError("the checkpoint is of other strings or settings; learn from those, or in another folder")
         found = {name: unpacked(state[name], tensors) for name in ("fit", "best", "tried")}
-        self.tried = [TriedSize(*size) for size in found["tried"]]
+        self.tried = [TriedSize(**size) for size in found["tried"]]
         if found["best"] is not None:
             self.best = found["best"][0], SymbolTables(*found["best"][1])
             self.tell()
