@@ -141,8 +141,8 @@ def main() -> None:
         for name, size, found in globals()[options.part](Path(folder), number, Counter(counts)):
             counts[name] += size
             if found is not None:
-                wrong.append(f"{name}: {found}")
-                print(wrong[-1], flush=True)
+                print(f"{name}: {found}", flush=True)
+                wrong.append(f"{name}: {found[:300]}")
             if time.monotonic() - saved > 60:
                 save()
                 saved = time.monotonic()
