@@ -149,7 +149,8 @@ def _same_numbers(deterministic: bool) -> str:
 
 
 def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
-    say_status(job.folder, "running")
+    done = run_status(job.folder).get("step", 0)  # which holds where a loop has nothing left to do
+    say_status(job.folder, "running", step=done)
     status, reason = "failed", ""
     try:
         summary = recipe.train(job)
@@ -171,7 +172,7 @@ def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
         raise
     finally:
         if run_status(job.folder)["status"] == "running":  # the loop of a training has not said how it ended
-            say_status(job.folder, status, reason, seconds=time.monotonic() - job.started)
+            say_status(job.folder, status, reason, step=done, seconds=time.monotonic() - job.started)
 
 
 def _is_taken_over(recipe: Recipe, data: str | Path | None, settings: Any, folder: Path, watch: Watch) -> bool:

@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
-from support.faulty_disk import command, import_everything, warm
+import torch
+from support.faulty_disk import command, forked, import_everything, warm
 from support.small_runs import write_data
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -58,7 +60,7 @@ def ended(arguments, given, log, closed=(), pipe=False):
     inner, outer = os.pipe()
     os.write(outer, given)
     os.close(outer)
-    process = os.fork()
+    process = forked()
     if process == 0:
         code = 70
         try:
@@ -92,6 +94,22 @@ def ended(arguments, given, log, closed=(), pipe=False):
     os.close(inner)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     return code, log.read_text(errors="replace")
+
+
+def test_a_forked_process_computes_beside_threads():
+    """Without care it waits for ever for threads that its parent alone has."""
+    table = torch.rand(1000, 1000)
+    table.softmax(-1) @ table  # the parent's threads are made
+    if (process := forked()) == 0:
+        table.softmax(-1).log() @ table
+        os._exit(0)
+    until = time.monotonic() + 60
+    while (ended := os.waitpid(process, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+        time.sleep(0.02)
+    if ended[0] == 0:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    assert ended == (process, 0)
 
 
 QUICK = ["query", "personalize", "tag run", "query lds", "personalize state"]

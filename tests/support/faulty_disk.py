@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 NOT_TOLD = {"seconds", "tokens_per_second", "pid", "host", "path", "run", "seconds_per_token"}
-LONGEST = 120  # seconds that a call may take; a process that was forked beside threads may wait for a lock of theirs for ever
+LONGEST = 120  # seconds that a call may take
 STUCK = "Timeout ("  # how faulthandler says so
 CHANGING = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "truncate", "fsync", "chmod")
 
@@ -90,17 +90,30 @@ class Disk:
         safetensors.save_file = save_file
 
 
+def forked() -> int:
+    """``os.fork`` of a process that has computed: 0 in the child, which ends after LONGEST seconds and tells where it stood.
+
+    Only the thread that forks is there in the child. It computes alone, as it would wait for ever for the others of torch's.
+    """
+    import torch
+
+    process = os.fork()
+    if process == 0:
+        torch.set_num_threads(1)
+        faulthandler.dump_traceback_later(LONGEST, exit=True, file=2)
+    return process
+
+
 def in_process(function: Callable[[], object], disk: Disk | None = None, log: Path | None = None) -> tuple[int, int]:
     """(exit code, operations counted) of a function in a process of its own, forked from this one; 137 where it was killed."""
     read, write = os.pipe()
-    process = os.fork()
+    process = forked()
     if process == 0:
         code = 70
         try:
             os.close(read)
             target = os.open(os.devnull if log is None else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(target, 1), os.dup2(target, 2)
-            faulthandler.dump_traceback_later(LONGEST, exit=True, file=2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             if disk is not None:
                 disk.install()

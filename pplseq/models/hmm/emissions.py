@@ -142,13 +142,7 @@ class GaussianTable(PyroModule):
         return states * size + spread[self.covariance]
 
     def check(self, x: Tensor) -> None:
-        expected = f"a floating-point tensor (B, T, D) with D = {self.num_features}"
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
-        if x.dim() != 3 or x.shape[-1] != self.num_features:
-            raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
-        if bool(x.isinf().any()):
-            raise ValueError("x must be finite (a row of NaN is a missing observation), got infinite values")
+        check_vectors(x, self.num_features, "a row of NaN is a missing observation")
         missing = x.isnan()
         partly = (missing.any(-1) & ~missing.all(-1)).nonzero()
         if len(partly):
@@ -320,6 +314,17 @@ def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
         total = torch.zeros_like(centres).index_add_(0, nearest, rows)
         centres = torch.where(count > 0, total / count, centres)
     return centres
+
+
+def check_vectors(x: Any, num_features: int, missing: str) -> None:
+    """Refuses what is no floating-point tensor (B, T, D) without infinities; `missing` says what NaN means in it."""
+    expected = f"a floating-point tensor (B, T, D) with D = {num_features}"
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+    if x.dim() != 3 or x.shape[-1] != num_features:
+        raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
+    if bool(x.isinf().any()):
+        raise ValueError(f"x must be finite ({missing}), got infinite values")
 
 
 def mixture_moments(probs: Tensor, loc: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:

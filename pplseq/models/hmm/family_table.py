@@ -15,6 +15,7 @@ from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmissio
 from pplseq.infer.fit.em import NOTHING, Statistics, dirichlet_mode
 from pplseq.models.hmm.emissions import (
     GaussianTable,
+    check_vectors,
     dirichlet_log_density,
     inside_simplex,
     like,
@@ -62,13 +63,7 @@ class FamilyTable(PyroModule):
         return self.num_states * sum(len(family.parameters) * len(columns) for _, family, columns in self.parts)
 
     def check(self, x: Tensor) -> None:
-        expected = f"a floating-point tensor (B, T, D) with D = {self.num_features}"
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
-        if x.dim() != 3 or x.shape[-1] != self.num_features:
-            raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
-        if bool(x.isinf().any()):
-            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
+        check_vectors(x, self.num_features, "NaN marks what is missing")
         for prefix, family, columns in self.parts:
             own = x[..., columns]
             if family.holds is not None:

@@ -27,6 +27,13 @@ class IOHMMRecipe(Recipe):
     def has_begun(self, folder: Path) -> bool:
         return RUN.is_at(folder / BEST) or super().has_begun(folder)
 
+    def has_all(self, folder: Path) -> bool:
+        """A run from strings ends with its automaton, which is written behind the last checkpoint and the model."""
+        if not RUN.is_at(folder / BEST):
+            return False
+        record = RUN.read_header(folder / BEST)
+        return record["kind"] != "strings" or ("stop_reason" in record["summary"] and (folder / "automaton.dot").is_file())
+
     def summary(self, folder: Path) -> Mapping[str, Any] | None:
         found = RUN.read_header(folder / BEST)["summary"] if RUN.is_at(folder / BEST) else {}
         return found if "stop_reason" in found else None  # until it ends it has none
