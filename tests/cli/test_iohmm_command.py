@@ -12,6 +12,7 @@ from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
 from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
+from pplseq.runs.status import run_status
 
 
 def pplseq(*arguments, code=0, text=None):
@@ -254,6 +255,18 @@ def test_an_automaton_is_learned(automaton_run, strings):
     assert (automaton_run / "automaton.dot").read_text().startswith("digraph")
     found = json.loads(pplseq("evaluate", automaton_run, strings).stdout)
     assert found["automaton"] == {"accuracy": 1.0, "balanced_accuracy": 1.0} and found["model"]["accuracy"] == 1
+
+
+def test_a_run_that_lacks_its_automaton_is_taken_over(automaton_run, strings, tmp_path):
+    """As where the disk was full when it was written: the same command writes it, and is refused once all is there."""
+    run = shutil.copytree(automaton_run, tmp_path / "run")
+    begin = ("train", "iohmm", strings, "--restarts", 100, "--out", run)
+    drawn, step = (run / "automaton.dot").read_text(), run_status(run)["step"]
+    assert "already holds a run" in pplseq(*begin, code=2).stderr
+    (run / "automaton.dot").unlink()
+    assert json.loads(pplseq(*begin).stdout)["automaton_states"] == 4
+    assert (run / "automaton.dot").read_text() == drawn and run_status(run)["step"] == step
+    assert run_status(run)["status"] == "finished"
 
 
 def test_questions_about_strings(automaton_run, folder):
