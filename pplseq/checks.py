@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def machine_memory() -> int | None:
+    """Bytes of memory that this machine has; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 # ------------------------------------------------------------------------------------------------ whether to look
 TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)  # whether this is inside `trusted`
 WHOLE: ContextVar[bool] = ContextVar("every observation is there", default=False)
@@ -254,6 +262,15 @@ def states(states: Any, x: Tensor, num_states: int) -> None:
         raise ValueError(
             f"states must have shape {tuple(x.shape[:2])} and ids below {num_states}, negative where unknown; got shape "
             f"{tuple(states.shape)} and ids up to {int(states.max())}"
+        )
+
+
+def fits(name: str, num_bytes: float, hint: str) -> None:
+    """Raises ValueError, before anything is allocated, for what this machine's memory cannot hold."""
+    there = machine_memory()
+    if there is not None and num_bytes > there:
+        raise ValueError(
+            f"{name}: this takes {num_bytes / 1e9:,.0f} GB of memory, and this machine has {there / 1e9:,.0f} GB; {hint}"
         )
 
 

@@ -81,8 +81,8 @@ def train(
         recipe = recipe_named(model)
         chosen = fill(recipe.settings, settings)
         data = str(Path(data).resolve()) if str(data) != "-" and Path(data).exists() else str(data)
-    if processes.asked_for() > 1 and not recipe.several_processes:
-        raise ValueError(f"{recipe.name} is trained in one process, without torchrun; several train vlhmm, lstm, ff and rnn")
+    if processes.asked_for() > 1:
+        _check_shared(recipe, data)
     try:
         with processes.started() as together:
             if not together.writes:
@@ -294,6 +294,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """How good the model of a run (or a saved model) is on data, as `pplseq evaluate RUN DATA` says it.
 
+    Under torchrun each process scores its share of the sentences or streams of a text, and the first one says the figures.
+
     Args:
         run: a folder. data: as the recipe reads it; None where the run's own will do.
         watch: who is told remarks. each: called with every record as soon as it is there.
@@ -303,13 +305,27 @@ def evaluate(
         the records that the command prints; for models of text one for each protocol, with nats_per_token and perplexity.
     """
     recipe, found = recipe_of(run), []
+    if processes.asked_for() > 1:
+        _check_shared(recipe, data)
+    if not processes.is_first():
+        watch = each = None
     _note_unfinished(run, watch)
     chosen = _using(recipe, recipe.evaluation, settings)
-    for record in recipe.evaluate(Path(run), None if data is None else str(data), chosen, watch or Watch()):
-        found.append(record)
-        if each is not None:
-            each(record)
+    with processes.started():
+        for record in recipe.evaluate(Path(run), None if data is None else str(data), chosen, watch or Watch()):
+            found.append(record)
+            if each is not None:
+                each(record)
     return found
+
+
+def _check_shared(recipe: Recipe, data: str | Path | None) -> None:
+    """Refuse what several processes cannot do together."""
+    if not recipe.several_processes:
+        several = ", ".join(name for name, other in RECIPES.items() if other.several_processes)
+        raise ValueError(f"{recipe.name} is used in one process, without torchrun; several work on {several}")
+    if data is not None and str(data) == "-":
+        raise ValueError("DATA: several processes cannot share standard input; give a file, or start one without torchrun")
 
 
 def query(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from pplseq import checks
 
 PROGRAM_BYTES = 350_000_000  # Python with torch and Pyro loaded
 
@@ -117,10 +118,7 @@ def memory_of(device: torch.device | str = "cpu") -> int | None:
     """Bytes of memory that the device has; None where the system does not say."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+    return checks.machine_memory()
 
 
 def check_fits(cost: Cost, device: torch.device | str = "cpu") -> None:

@@ -1,4 +1,4 @@
-"""Several processes that train one model, as torchrun starts them: who writes, what they agree on, what each one takes.
+"""Several processes that work on one model, as torchrun starts them: who writes, what they agree on, what each one takes.
 
 Each has its rows of every batch and its share of held-out text; gradients are averaged by torch's DistributedDataParallel.
 The first process alone writes. Importing this imports no torch.
@@ -128,7 +128,7 @@ def one_lost() -> Iterator[None]:
         if isinstance(error, ProcessLost) or not _of_connection(error):
             raise
         raise ProcessLost(
-            "another process of this training ended, so this one ends too; checkpoints are whole: go on with --resume, with as "
+            "another process ended, so this one ends too; checkpoints of a training are whole: go on with --resume, with as "
             "many processes as you like"
         ) from error
 

@@ -61,6 +61,21 @@ def call(verb, case, model):
     return calls.get(verb, lambda: getattr(model, verb)(x, **case.known))()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pplseq.VLHMM(100, 10**9),
+        lambda: pplseq.VLHMM(100, 10**7, parameterization="scalar"),
+        lambda: pplseq.HMM(10**7, num_words=5),
+        lambda: pplseq.LDS(10**7, 2),
+        lambda: pplseq.IOHMM(10**7, num_inputs=1, num_outputs=2),
+    ],
+)
+def test_a_size_beyond_the_memory_is_refused_before_anything_is_allocated(make):
+    with pytest.raises(ValueError, match=r"num_states: this takes .* GB of memory, and this machine has .* GB; choose fewer"):
+        make()
+
+
 def test_every_registered_model_is_a_case():
     assert {case.model().name for case in CASES.values()} == set(models.MODELS)
 

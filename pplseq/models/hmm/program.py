@@ -96,6 +96,7 @@ class HMM(StateTables):
         dtype: str = "float64",
     ):
         num_states = checks.count("num_states", num_states)
+        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states, or a VLHMM")
         if emission is not None and num_words is None and num_features is None:
             num_features = len(emission) if isinstance(emission, (list, tuple)) else 1
         if num_words is not None and emission is not None:

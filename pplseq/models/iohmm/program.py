@@ -113,6 +113,7 @@ class IOHMM(IOHMMQueries):
     ):
         super().__init__()
         self.num_states = checks.count("num_states", num_states)
+        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
         self.outputs = checks.choice("outputs", outputs, OUTPUTS)
         self.initial = checks.choice("initial", initial, INITIAL)
         self.covariance = checks.choice("covariance", covariance, COVARIANCES)

@@ -191,6 +191,7 @@ class LDSTensors(GaussianEstimator):
         ):  # fmt: skip
             checks.choice(name, value, choices)
         self.num_states = checks.count("num_states", num_states)
+        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
         self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_inputs = checks.count("num_inputs", num_inputs, 0)
         if num_inputs and inputs_to == "none":

@@ -150,12 +150,23 @@ class VLHMM(Estimator):
         if states_per_block is not None:
             states_per_block = _whole("states_per_block", states_per_block).tolist()
         sizes = block_sizes(num_words, self.num_states, blocks, states_per_block)
+        self._check_size()
         self._config |= dict(num_words=num_words, states_per_block=states_per_block, reset_id=reset_id)
         self.num_words, self.reset_id, self._sizes = num_words, reset_id, sizes
         self.register_buffer("block_of_word", blocks)
         self._indices: dict[torch.device, tuple[BlockLayout, WordGroups]] = {}
         self._cached_specs: tuple | None = None
         self.draw_parameters()
+
+    def _check_size(self) -> None:
+        """Raises ValueError where the tables of the states alone, float32, are more than the machine's memory."""
+        if self._config["parameterization"] == "scalar":
+            numbers, hint = self.num_states**2, "choose fewer states, or embeddings (parameterization='independent')"
+        else:
+            width = self.hidden_size // 2 if self._config["parameterization"] == "factored" else self.hidden_size
+            numbers = self.num_states * width * (1 if self._config["tied"] else len(ROLES))
+            hint = "choose fewer states or a smaller hidden_size"
+        checks.fits("num_states", 4.0 * numbers, hint)
 
     def draw_parameters(self) -> None:
         """Replaces all parameters by new ones, drawn as ``initialization`` says."""

@@ -19,6 +19,7 @@ from pplseq.recipes.recipe import choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
 from pplseq.recipes.text.settings import reading
 from pplseq.runs.evaluation import TextScore, score_text
+from pplseq.runs.processes import current
 from pplseq.runs.progress import Watch
 
 # question -> function of the model's module of answers; whether it is about whole sentences, ended by <eos>
@@ -64,7 +65,7 @@ def evaluate(folder: Path, data: str | None, settings: Any, watch: Watch) -> Ite
         yield {"model": str(folder), "text": text.name, **scores[-1].summary(), "seconds": seconds}
     if scores[0].num_unknown > 0.2 * scores[0].num_tokens:
         watch.say("Warning: more than a fifth of the words are unknown to the model; is this text of its kind?")
-    if settings.per_token is not None:
+    if settings.per_token is not None and current().writes:
         write_tokens(settings.per_token, text, scores)
 
 
