@@ -48,6 +48,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "Automaton": "@pplseq.models.automata.automaton",
         "AutomatonLearner": "@pplseq.models.automata.learner",
         "LearnedAutomaton": "@pplseq.models.automata.learner",
+        "merge_states": "@pplseq.models.automata.state_merging",
         "extract_automaton": "@pplseq.models.automata.of_iohmm",
         "model_of_tables": "@pplseq.models.automata.of_iohmm",
         "PROPS": "@pplseq.models.props.program",

@@ -15,8 +15,8 @@ BEST = "best"  # the folder of a run that holds its model
 RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again")
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {
-    "states", "restarts", "validation", "max_iterations", "repair", "seed", "picture", "device", "threads", "max_time",
-    "deterministic",
+    "states", "restarts", "validation", "max_iterations", "repair", "merging", "seed", "picture", "device", "threads",
+    "max_time", "deterministic",
 }  # fmt: skip
 
 
@@ -45,10 +45,12 @@ class StringSettings:
 
     Args:
         repair: mend automata by single moves.
+        merging: merge states first; EM only where that leaves something open.
         picture: draw the automaton.
     """
 
     repair: bool = True
+    merging: bool = True
     picture: bool = True
 
 

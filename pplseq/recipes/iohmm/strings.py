@@ -49,11 +49,12 @@ def train_strings(job: Job) -> dict[str, Any]:
             held_out = read_labelled_strings(settings.validation, symbols=read.symbols)
             validation = held_out.strings, held_out.labels
     learner = AutomatonLearner(
-        sizes_of(settings.states, range(2, 9)),
+        None if settings.states is None else sizes_of(settings.states, range(2, 9)),
         blocks=_blocks(settings.restarts or 1000),
         num_iterations=settings.max_iterations or 300,
         seed=settings.seed,
         repair=settings.repair,
+        merging=settings.merging,
     )
     watch.say(f"{len(read.strings):,} strings over {' '.join(read.symbols)}, {sum(read.labels):,} of them accepted")
     began = time.monotonic()

@@ -20,6 +20,11 @@ from pplseq.models.iohmm.restarts.history import RestartBlock
 FEW = (RestartBlock(20, 0.5, True), RestartBlock(20))
 
 
+def by_em(*arguments, **settings):
+    """A learner that merges no states."""
+    return AutomatonLearner(*arguments, merging=False, **settings)
+
+
 def validation(grammar, number=30, seed=0):
     strings = random_strings(number, 12, seed=seed)
     return strings, [grammar.accepts(string) for string in strings]
@@ -28,7 +33,7 @@ def validation(grammar, number=30, seed=0):
 @pytest.mark.parametrize("number", [1, 2, 4, 6])
 def test_languages_are_learnt_exactly(number):
     grammar = tomita(number)
-    found = AutomatonLearner(blocks=FEW, num_iterations=150).fit(
+    found = by_em(blocks=FEW, num_iterations=150).fit(
         grammar.strings, grammar.labels, validation=validation(grammar)
     )
     assert found.consistent
@@ -40,7 +45,7 @@ def test_languages_are_learnt_exactly(number):
 
 def test_validation_chooses_among_languages_that_fit():
     grammar = tomita(5)
-    learner = AutomatonLearner(4, blocks=(RestartBlock(100, 0.5, True), RestartBlock(200)), num_iterations=150)
+    learner = by_em(4, blocks=(RestartBlock(100, 0.5, True), RestartBlock(200)), num_iterations=150)
     found = learner.fit(grammar.strings, grammar.labels, validation=validation(grammar))
     assert len(found.candidates) > 1
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
@@ -62,7 +67,7 @@ def test_validation_chooses_among_languages_that_fit():
 
 def test_tables_are_those_of_the_automaton():
     grammar = tomita(6)
-    found = AutomatonLearner(3, blocks=FEW).fit(grammar.strings, grammar.labels)
+    found = by_em(3, blocks=FEW).fit(grammar.strings, grammar.labels)
     (again,) = hardened(type(found.tables)(*(table.unsqueeze(-1) for table in found.tables)), "01")
     assert again.equals(found.automaton)
     assert found.log_likelihoods[0] == pytest.approx(0.0, abs=0.1)
@@ -147,7 +152,7 @@ def test_repaired_tables_are_probabilities_and_label_as_counted():
 def test_repair_finds_more_languages_that_fit():
     grammar = tomita(4)
     found = {
-        repaired: AutomatonLearner(4, blocks=(RestartBlock(60),), num_iterations=80, repair=repaired).fit(
+        repaired: by_em(4, blocks=(RestartBlock(60),), num_iterations=80, repair=repaired).fit(
             grammar.strings, grammar.labels
         )
         for repaired in (False, True)
@@ -163,7 +168,7 @@ def test_moore_machine_with_names_of_labels_and_words_as_symbols():
     rng = np.random.default_rng(0)
     strings = [["up" if bit else "down" for bit in rng.integers(2, size=rng.integers(7))] for _ in range(60)]
     labels = ["zero one two".split()[(s.count("up") - s.count("down")) % 3] for s in strings]
-    found = AutomatonLearner(blocks=FEW).fit(strings, labels)
+    found = by_em(blocks=FEW).fit(strings, labels)
     assert found.automaton.labels == ("one", "two", "zero") and found.automaton.symbols == ("down", "up")
     assert found.automaton.num_states == 3
     assert found.automaton.classify(["up"] * 4) == "one" and found.automaton.classify([]) == "zero"
@@ -172,7 +177,7 @@ def test_moore_machine_with_names_of_labels_and_words_as_symbols():
 def test_the_same_seed_gives_the_same():
     grammar = tomita(2)
     runs = [
-        AutomatonLearner(3, blocks=FEW, num_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
+        by_em(3, blocks=FEW, num_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
         for seed in (3, 3, 4)
     ]
     assert torch.equal(runs[0].tables.transition, runs[1].tables.transition)
@@ -181,7 +186,7 @@ def test_the_same_seed_gives_the_same():
 
 def test_no_consistent_automaton_gives_the_best_one_and_says_so():
     grammar = tomita(3)
-    found = AutomatonLearner([1, 2], blocks=(RestartBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
+    found = by_em([1, 2], blocks=(RestartBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
     assert np.isfinite(found.log_likelihoods).all()
     assert not found.consistent
     assert "no automaton labels all training strings right" in found.report
@@ -200,12 +205,12 @@ def test_collapsed_restarts_are_dropped_and_reported(monkeypatch):
     automaton_em_draw = automaton_learning.draw_tables
     monkeypatch.setattr(automaton_learning, "draw_tables", broken)
     grammar = tomita(1)
-    found = AutomatonLearner(2, blocks=FEW, num_iterations=60).fit(grammar.strings, grammar.labels)
+    found = by_em(2, blocks=FEW, num_iterations=60).fit(grammar.strings, grammar.labels)
     assert found.consistent and found.sizes[0].num_collapsed == 5
     assert "5 collapsed and were dropped" in found.report
     monkeypatch.setattr(automaton_learning, "draw_tables", lambda *a: broken(*a).restarts(slice(0, 5)))
     with pytest.raises(FloatingPointError, match="every restart collapsed"):
-        AutomatonLearner(2, blocks=(RestartBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
+        by_em(2, blocks=(RestartBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +225,7 @@ def test_collapsed_restarts_are_dropped_and_reported(monkeypatch):
 )  # fmt: skip
 def test_strings_that_cannot_be_learnt_from(strings, labels, kind, message):
     with pytest.raises(kind, match=message):
-        AutomatonLearner().fit(strings, labels)
+        by_em().fit(strings, labels)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,7 @@ def test_strings_that_cannot_be_learnt_from(strings, labels, kind, message):
 )
 def test_validation_strings_that_cannot_be_used(told, message):
     with pytest.raises(ValueError, match=message):
-        AutomatonLearner().fit(["0", "1"], [True, False], validation=told)
+        by_em().fit(["0", "1"], [True, False], validation=told)
 
 
 def test_settings_that_are_none():
@@ -244,11 +249,11 @@ def test_settings_that_are_none():
         ({"num_iterations": 0}, "num_iterations must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            AutomatonLearner(**settings)
+            by_em(**settings)
 
 
 def test_what_is_found_before_an_interruption_is_kept():
-    learner = AutomatonLearner([1, 2], blocks=[RestartBlock(4)], num_iterations=5)
+    learner = by_em([1, 2], blocks=[RestartBlock(4)], num_iterations=5)
     assert learner.so_far() is None
 
     def interrupted(size):
@@ -265,9 +270,9 @@ def test_what_is_found_before_an_interruption_is_kept():
 def test_arguments_that_are_none():
     for sizes in (2.5, [2, "a"], True):
         with pytest.raises(ValueError, match="num_states: expected one or more numbers"):
-            AutomatonLearner(sizes)
-    assert AutomatonLearner(np.int64(2)).sizes == [2]
-    learner = AutomatonLearner(2, blocks=[RestartBlock(2)], num_iterations=2)
+            by_em(sizes)
+    assert by_em(np.int64(2)).sizes == [2]
+    learner = by_em(2, blocks=[RestartBlock(2)], num_iterations=2)
     with pytest.raises(TypeError, match="strings: expected symbols that are str, got"):
         learner.fit([[0, 1], [1, 0]], [True, False])
     with pytest.raises(TypeError, match="validation: expected"):
@@ -276,7 +281,7 @@ def test_arguments_that_are_none():
 
 def test_more_tables_than_memory_are_refused():
     with pytest.raises(ValueError, match="num_states: 9999 states, 2 symbols and 1000 restarts make tables of 1,490 GiB"):
-        AutomatonLearner(9999).fit(["0", "1"], [True, False])
+        by_em(9999).fit(["0", "1"], [True, False])
 
 
 def test_the_smallest_language_comes_first():
@@ -286,8 +291,8 @@ def test_the_smallest_language_comes_first():
     start = torch.zeros(3, 3).index_fill_(0, torch.tensor([0]), 1.0)
     transition = torch.stack([torch.eye(3)[cycle] for cycle in cycles], -1)[None]
     output = torch.stack([torch.tensor([[0.0, 1], [1, 0], [1, 0]])] * 3, -1)
-    learner = AutomatonLearner(3)
-    learner._tried = tree, LABELS, None, [], 2, SymbolTables(start.double(), transition.double(), output.double())
+    learner = by_em(3)
+    learner._tried = tree, LABELS, None, [], 2, SymbolTables(start.double(), transition.double(), output.double()), 3, ""
     found = learner.so_far()
     assert [(c.automaton.num_states, c.num_found) for c in found.candidates] == [(2, 1), (3, 2)]
     assert found.automaton.accepts("aa") and not found.automaton.accepts("aaa")
@@ -306,7 +311,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, size_o
 
     def learner(**changed):
         blocks = RestartBlock(6), RestartBlock(4, prior=1.5)
-        return AutomatonLearner([2, 3], **{"blocks": blocks, "num_iterations": 9, **changed})
+        return by_em([2, 3], **{"blocks": blocks, "num_iterations": 9, **changed})
 
     records, again = [], []
     whole = learner().fit(*told, on_record=records.append)
@@ -335,7 +340,7 @@ def test_a_size_that_the_time_cuts_short_is_judged_as_it_is(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr("pplseq.runs.loop._Loop._clock", lambda loop: float(next(ticks)))
     grammar = tomita(1)
-    found = AutomatonLearner([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=20)
+    found = by_em([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=20)
     assert [size.num_states for size in found.sizes] == [2] and found.automaton.num_states <= 2
-    found = AutomatonLearner([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=1e-9)
+    found = by_em([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=1e-9)
     assert len(found.sizes) == 1  # after one iteration
