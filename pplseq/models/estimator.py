@@ -19,7 +19,7 @@ from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateM
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
-from pplseq.models.fitting import check_options, fit_parameters, run_fit, start_anew
+from pplseq.models.fitting import PART_STEPS, check_options, fit_parameters, on_cluster, run_fit, start_anew
 from pplseq.models.forms import in_form, is_frame
 from pplseq.models.information import Summary, observed_tokens, summarize
 
@@ -120,7 +120,8 @@ class Estimator(SequenceModel):
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
             max_time: seconds, over all resumptions, of "em" and "sgd".
             **options: what is ``known`` with the sequences (observed states make the fit supervised, or partly so), and
-                options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size) or of
+                options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size;
+                ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`, whose workers do the E-steps) or of
                 the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, learning_rate, guide, num_samples, ...).
 
         Returns:
@@ -142,10 +143,13 @@ class Estimator(SequenceModel):
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
         batch = self.as_batch(x, lengths, **known)
         self.check_data(batch)
+        if options.get("cluster") is not None and batch_size is None:
+            batch_size = max(1, PART_STEPS // batch.x.shape[1])
         batches = split_rows(batch, batch_size)
-        with seeded(seed):
+        with seeded(seed), on_cluster(options) as options:
             if not (warm_start or resume):
-                start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts)
+                cluster = options.get("cluster")
+                start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts, cluster)
             if folder is None and max_time is None and not resume:
                 history = fit_parameters(self, batches, method, options)
             else:

@@ -6,8 +6,8 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, maximize_by_lbfgs, sample_parameters
+from pplseq.runs.cluster import connected
 from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
 from pplseq.runs.loop import Step, run_training
 
@@ -136,7 +137,22 @@ class WholeFit(FitTraining):
 STEPWISE = {"em": EMTraining, "sgd": DescentTraining}
 
 
-def start_anew(model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1) -> None:
+PART_STEPS = 1 << 16  # steps of a part of an E-step that is spread over a cluster, unless batch_size says otherwise
+
+
+@contextmanager
+def on_cluster(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Options of a fit in which an address of a cluster has become the cluster, which is there while this lasts."""
+    if options.get("cluster") is None:
+        yield options
+        return
+    with connected(options["cluster"]) as cluster:
+        yield options | {"cluster": cluster}
+
+
+def start_anew(
+    model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1, cluster: Any = None
+) -> None:
     """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out."""
     starts = []
     for _ in range(num_restarts):
@@ -148,7 +164,7 @@ def start_anew(model: Any, batches: Sequence[Batch], initialize: Callable[[], No
             model.load_state_dict(start)
             with warnings.catch_warnings():  # what is remarkable is said of the start that wins
                 warnings.simplefilter("ignore", RuntimeWarning)
-                history = expectation_maximization(model, batches, max_iterations=RACE_ITERATIONS)
+                history = expectation_maximization(model, batches, max_iterations=RACE_ITERATIONS, cluster=cluster)
             values.append(history.log_posteriors[-1])
             start.update(copy.deepcopy(model.state_dict()))
         order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)

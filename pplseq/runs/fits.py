@@ -79,7 +79,7 @@ class EMTraining(FitTraining):
     """An iteration of batch EM a step, to the parameters where :func:`~pplseq.infer.fit.em.expectation_maximization` ends.
 
     Args:
-        model, batches, max_iterations, tolerance, acceleration: as of that function.
+        model, batches, max_iterations, tolerance, acceleration, cluster: as of that function.
         evaluate: measures held-out data after every M-step; None: the best model is the last one.
     """
 
@@ -92,6 +92,7 @@ class EMTraining(FitTraining):
         tolerance: float = 1e-5,
         step_size: Any = None,
         acceleration: int = 5,
+        cluster: Any = None,
         evaluate: Callable[[], Mapping[str, Any]] | None = None,
     ):
         super().__init__(model)
@@ -104,7 +105,7 @@ class EMTraining(FitTraining):
         self.history = FitHistory("em", sum(batch.num_tokens for batch in batches))
         self.before: dict[str, Tensor] = {}  # the parameters that the last entry of the history is about
         self.acceleration = accelerated(model, acceleration)
-        self.iterate = batch_iteration(model, batches, self.before, self.acceleration)
+        self.iterate = batch_iteration(model, batches, self.before, self.acceleration, cluster)
 
     def ended(self) -> str:
         history = self.history

@@ -71,6 +71,14 @@ class ExpectationModel(Protocol):
         """Sets the parameters."""
 
 
+class Workers(Protocol):
+    """What spreads E-steps over other processes: :class:`pplseq.runs.cluster.Cluster`."""
+
+    def expectation_of(self, model: Any, batches: Sequence[Batch]) -> Callable[[], tuple[Statistics, float]]:
+        """An E-step over all batches, at the parameters that the model has when it is called."""
+        ...
+
+
 class StepSize(NamedTuple):
     """Stepwise EM's weight of the k-th batch (from 0): (k + offset)^-exponent.
 
@@ -121,6 +129,7 @@ def expectation_maximization(
     tolerance: float = 1e-5,
     step_size: StepSize | float | None = None,
     acceleration: int = 5,
+    cluster: Workers | None = None,
     on_iteration: Callable[[FitHistory], None] | None = None,
 ) -> FitHistory:
     """Maximises the likelihood (with priors: the posterior density) of a model's parameters.
@@ -136,6 +145,7 @@ def expectation_maximization(
         step_size: None for batch EM; a :class:`StepSize`, or its exponent in (0.5, 1], for stepwise EM.
         acceleration: how many iterations batch EM extrapolates from, of models that have ``em_coordinates()``; it then ends
             when two passes in a row gain less than the tolerance. 0: plain EM. See :mod:`pplseq.infer.fit.acceleration`.
+        cluster: whose workers do the E-steps of batch EM, a batch each; None: this process.
         on_iteration: called with the history after every pass.
 
     Returns:
@@ -157,7 +167,9 @@ def expectation_maximization(
     if step_size is not None:
         checks.share("step_size: the exponent", step_size.exponent, "(0.5, 1]")
     history = FitHistory("em", sum(batch.num_tokens for batch in batches))
-    plain = batch_iteration(model, batches, acceleration=accelerated(model, acceleration))
+    if cluster is not None and step_size is not None:
+        raise ValueError("cluster: stepwise EM goes from batch to batch in one process; leave step_size or cluster out")
+    plain = batch_iteration(model, batches, acceleration=accelerated(model, acceleration), cluster=cluster)
     iterate = plain if step_size is None else _stepwise_iteration(model, batches, step_size)
     for _ in range(max_iterations):
         if iterate(history, tolerance):
@@ -177,7 +189,12 @@ def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
     return Acceleration(model, depth) if depth and hasattr(model, "em_coordinates") else None
 
 
-def _expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
+def expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
+    """The E-step on one batch: expected statistics, and the log-likelihood in nats.
+
+    Raises:
+        ArithmeticError: for a log-likelihood that is NaN.
+    """
     chain = model.chain_of(batch)
     log_prob = float(chain.log_prob().detach().sum(dtype=torch.float64))
     if math.isnan(log_prob):
@@ -201,7 +218,7 @@ def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
 
 def batch_iteration(
     model: Any, batches: Sequence[Batch], before: dict[str, Tensor] | None = None,
-    acceleration: Acceleration | None = None,
+    acceleration: Acceleration | None = None, cluster: Workers | None = None,
 ) -> Callable[[FitHistory, float], bool]:
     """A function (history, tolerance) that makes one iteration of batch EM; True where it ended without an M-step, with the
     reason in the history.
@@ -209,17 +226,20 @@ def batch_iteration(
     Args:
         before: is kept up to date with the parameters that the last entry of the history is about; what was in it goes on.
         acceleration: of a model that has one.
+        cluster: whose workers do the E-steps.
     """
     before = {} if before is None else before
 
-    def expect() -> tuple[Statistics, float]:
+    def expect_here() -> tuple[Statistics, float]:
         total: Statistics = {}
         log_likelihood = 0.0
         for batch in batches:
-            statistics, log_prob = _expectation(model, batch)
+            statistics, log_prob = expectation(model, batch)
             total = statistics if not total else {name: total[name] + value for name, value in statistics.items()}
             log_likelihood += log_prob
         return total, log_likelihood
+
+    expect = expect_here if cluster is None else cluster.expectation_of(model, batches)
 
     def expect_ahead(least: float) -> tuple[Statistics, float]:
         """Where the parameters are extrapolated, and the objective there is not what it was: from M's own."""
@@ -272,7 +292,7 @@ def _stepwise_iteration(model, batches, step_size: StepSize):
             average = model.implied_statistics(num_sequences, history.num_tokens)
         log_likelihood = 0.0
         for index in torch.randperm(len(batches)).tolist():
-            statistics, log_prob = _expectation(model, batches[index])
+            statistics, log_prob = expectation(model, batches[index])
             log_likelihood += log_prob
             # as if the whole data were like this batch, so that priors weigh what they weigh in batch EM
             scale, eta = history.num_tokens / batches[index].num_tokens, step_size.at(state["step"])
