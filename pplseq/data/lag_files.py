@@ -8,6 +8,7 @@ import numpy as np
 
 from pplseq.data.lag_counting import csr_counts
 from pplseq.data.lag_counts import LagCounts, Part
+from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.data.word_forms import WordForms
@@ -85,7 +86,7 @@ def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], s
 
     Args:
         folder: may not exist.
-        source: as `streams.TextStream` takes it.
+        source: as `streams.TextStream` takes it, or a pattern of files with *.
         shard: (i, n). settings: what `save_counts` was given.
 
     Raises:
@@ -96,15 +97,15 @@ def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], s
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return False
     header = COUNTS.read_header(folder)
-    stream = TextStream(source)
+    streams = [TextStream(name) for name in matching(source)]
     advice = "choose another folder, or replace them with --force"
-    if stream.fingerprint is None:
+    if unknown := [stream.name for stream in streams if stream.fingerprint is None]:
         raise ValueError(
-            f"{folder} holds counts already, and only reading {stream.name} would tell whether they are of it; keep "
+            f"{folder} holds counts already, and only reading {unknown[0]} would tell whether they are of it; keep "
             "them, choose another folder, or count again with --force"
         )
-    wanted = [{"fingerprint": stream.fingerprint, "shard": shard[0], "num_shards": shard[1]}]
-    if [{name: part.get(name) for name in wanted[0]} for part in header["parts"]] != wanted:
+    wanted = sorted((stream.fingerprint, *shard) for stream in streams)
+    if sorted((part.get("fingerprint"), part.get("shard"), part.get("num_shards")) for part in header["parts"]) != wanted:
         found = ", ".join(str(part.get("source")) for part in header["parts"][:3])
         raise ValueError(f"{folder} holds counts of another text or shard ({found}); {advice}")
     before = header.get("settings") or {}

@@ -95,7 +95,7 @@ class _Spool:
 
 
 def count_lags(
-    source: str | Path,
+    source: str | Path | TextStream,
     max_lag: int,
     *,
     vocabulary: Vocabulary | None = None,
@@ -112,7 +112,8 @@ def count_lags(
     """Count words and pairs of words of a text in one pass; only the counts are held in memory.
 
     Args:
-        source: as `streams.TextStream` takes it: a file (.gz, .xz), a folder, "builtin:", "hf:" or "-".
+        source: as `streams.TextStream` takes it: a file (.gz, .xz), a URL, a folder, "builtin:", "hf:" or "-"; or such
+            a stream, which may have no words where it is a part.
         max_lag: L.
         vocabulary: the words to count; others are its unknown word. It decides whether `<eos>` is a token (at the end
             of every line, blank lines too). Default: made of the whole source, whatever the shard.
@@ -134,7 +135,9 @@ def count_lags(
     number, num_shards = check_shard(shard)
     sparse()
     forms = WordForms() if forms is None else forms
-    stream = TextStream(source)
+    stream = source if isinstance(source, TextStream) else TextStream(source)
+    if stream.is_part and (vocabulary is None or (stream.span is not None and unit != "line")):
+        raise ValueError("source: part of a text needs a vocabulary, made of the whole (see word_counts); a span, unit='line'")
     report = progress or (lambda position, num_bytes, num_tokens: None)
     with ExitStack() as stack:
         if vocabulary is None:
@@ -155,12 +158,39 @@ def count_lags(
     assert stream.fingerprint is not None  # it has been read
     part = Part(stream.name, stream.fingerprint, number, num_shards)
     result = LagCounts(vocabulary, counts, lags, unit, (part,), forms)
-    if num_shards > 1:
+    if num_shards > 1 or stream.is_part:
         return result
     num_line_ends = 0 if vocabulary.eos_id is None else int(counts[vocabulary.eos_id])
     if result.num_tokens == num_line_ends:
         raise ValueError(f"{stream.name}: the text is empty ({num_line_ends} lines, no words)")
     return result.check_learnable()
+
+
+def word_counts(stream: TextStream, forms: WordForms, *, eos: bool = True) -> tuple[dict[str, int], int]:
+    """How often each word stands in a text or a span of one, in the order of first appearance, and the number of lines.
+
+    What a vocabulary is made of (``Vocabulary.from_counts``): counts of parts, added up in their order, make the same one.
+
+    Raises:
+        ValueError: as :func:`count_lags`.
+    """
+    codes, counts, num_lines = _NewWords(forms, EOS if eos else None), np.zeros(1 << 16, dtype=np.int64), 0
+    for piece in _pieces(stream, "line", forms.lower):
+        tokens, counts = _number_new(piece, codes, counts, stream.name)[::2]
+        num_lines += int((tokens == -1).sum())
+    return dict(zip(codes.numbers, counts.tolist(), strict=False)), num_lines
+
+
+def _number_new(piece: Piece, codes: _NewWords, counts: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Provisional numbers of a piece's words, -1 for the end of a line; where units begin; and the counts with these."""
+    try:
+        tokens, starts = encode_piece(piece, codes, -1)  # every line ends in -1, for now
+    except _Foreign as error:
+        raise ValueError(_eos_message(_place(piece, error.args[0], name), EOS)) from None
+    if len(codes.numbers) > len(counts):
+        counts = np.concatenate([counts, np.zeros(len(codes.numbers), dtype=np.int64)])
+    counts += np.bincount(tokens + 1, minlength=len(counts) + 1)[1:]
+    return tokens, starts, counts
 
 
 def _pieces(stream: TextStream, unit: str, lower: bool) -> Iterator[Piece]:
@@ -190,15 +220,8 @@ def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary,
     number, num_shards = shard
     unit_number = -1
     for piece in _pieces(stream, unit, forms.lower):
-        try:
-            tokens, starts = encode_piece(piece, codes, -1)  # every line ends in -1, for now
-        except _Foreign as error:
-            raise ValueError(_eos_message(_place(piece, error.args[0], stream.name), EOS)) from None
-        if len(codes.numbers) > len(counts):
-            counts = np.concatenate([counts, np.zeros(len(codes.numbers), dtype=np.int64)])
-        found = np.bincount(tokens + 1, minlength=len(counts) + 1)
-        num_lines += int(found[0])
-        counts += found[1:]
+        tokens, starts, counts = _number_new(piece, codes, counts, stream.name)
+        num_lines += int((tokens == -1).sum())
         num_tokens += len(tokens)
         if num_shards > 1:
             units = np.zeros(len(tokens) + 1, dtype=np.int64)

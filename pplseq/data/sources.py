@@ -62,7 +62,8 @@ def opened(path: str | Path, expected: str = "a text file") -> Iterator[tuple[st
         raise ValueError(f"{path}: expected {expected}, got a folder; name one of the files in it")
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            yield str(path), cast(BinaryIO, stream) if path.suffix not in OPENERS else unpacked(stream, path)
+            plain = path.suffix not in OPENERS
+            yield str(path), cast(BinaryIO, stream) if plain else unpacked(stream, path, path.stat().st_size)
     except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path}: damaged or not a {path.suffix} file ({error}); unpack or fetch it again") from error
 
@@ -70,10 +71,10 @@ def opened(path: str | Path, expected: str = "a text file") -> Iterator[tuple[st
 class _Bounded(io.RawIOBase):
     """Bytes of a packed file, as long as they are not many times its size."""
 
-    def __init__(self, stream: BinaryIO, path: Path) -> None:
+    def __init__(self, stream: BinaryIO, path: str | Path, num_bytes: int) -> None:
         self.stream, self.path, self.count = stream, path, 0
         self.ratio = checks.limit(RATIO, 1000)
-        self.most = max(UNPACKED_BYTES, self.ratio * path.stat().st_size)
+        self.most = max(UNPACKED_BYTES, self.ratio * num_bytes)
 
     def readable(self) -> bool:
         return True
@@ -90,9 +91,9 @@ class _Bounded(io.RawIOBase):
         return len(data)
 
 
-def unpacked(stream: Any, path: Path) -> BinaryIO:
+def unpacked(stream: Any, path: str | Path, num_bytes: int) -> BinaryIO:
     """The bytes of a packed file that is open; ValueError, while it is read, where they are far too many for its size."""
-    return io.BufferedReader(_Bounded(stream, path), 1 << 16)
+    return io.BufferedReader(_Bounded(stream, path, num_bytes), 1 << 16)
 
 
 def read_text(path: str | Path, expected: str = "a text file") -> tuple[str, list[str]]:

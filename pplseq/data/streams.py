@@ -5,17 +5,17 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
-import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pplseq.data.sources import OPENERS, datasets_lines, existing_path, find_splits, unpacked
+from pplseq.data.locations import Location, located
+from pplseq.data.sources import datasets_lines
 
 PIECE_BYTES = 1 << 22
 END_BYTES = 1 << 16  # of the head and the tail of a file in its fingerprint
@@ -42,16 +42,18 @@ class TextStream:
     """The bytes of a text, once through.
 
     Args:
-        source: a UTF-8 file, plain or packed as .gz or .xz; a folder with a file named *train*; "builtin:..." and
-            "hf:..." as `load_corpus` knows them, their training text; "-", standard input. Unlike `load_corpus`, a
-            single file is taken whole.
+        source: a UTF-8 file, plain or packed as .gz or .xz, or its URL; a folder with a file named *train*; "x.jsonl#column" or
+            "x.parquet#column"; "builtin:..." and "hf:..." as `load_corpus` knows them, their training text; "-", standard
+            input. Unlike `load_corpus`, a single file is taken whole.
+        span: (i, j) of a file that is not packed: only the lines that begin at bytes i..j-1. All spans together are the text.
+        is_part: whether other parts are counted elsewhere, so that this one may have no words; a span always is.
 
     Attributes:
         name: for messages.
-        path: the file that is read, None for other sources.
-        num_bytes: its size as it lies on the disk, None for other sources.
+        file: the file that is read, None for other sources.
+        num_bytes: its size as it is stored, None for other sources.
         fingerprint: of a file, its size and a hash of its two ends, known at once; of other sources a hash of what was
-            read, known at the end and None before.
+            read, known at the end and None before. A span has its own.
 
     Raises:
         FileNotFoundError: no such file.
@@ -59,36 +61,49 @@ class TextStream:
             packed file.
     """
 
-    def __init__(self, source: str | Path):
-        self.name, self.path, self.num_bytes, self.fingerprint = str(source), None, None, None
-        self._file = None
+    def __init__(self, source: str | Path, span: tuple[int, int] | None = None, *, is_part: bool = False):
+        self.name, self.file, self.num_bytes, self.fingerprint = str(source), None, None, None
+        self._open, self.span, self.is_part = None, span, is_part or span is not None
         if self.name == "-":
             self.name = "<stdin>"
         elif not self.name.startswith(("builtin:", "hf:")):
-            path = existing_path(source)
-            self.path = find_splits(path)["train"] if path.is_dir() else path
-            self.name, self.num_bytes = self.path.name, self.path.stat().st_size
-            self.fingerprint = file_fingerprint(self.path)
+            self.file = located(source)
+            self.name, self.num_bytes = self.file.name, self.file.num_bytes
+            self.fingerprint = file_fingerprint(self.file)
+        if span is not None:
+            self._take_span(*span)
+
+    def _take_span(self, first: int, last: int) -> None:
+        if self.file is None or not self.can_be_cut:
+            raise ValueError(f"{self.name}: a span is of a text file that is not packed, got {self.span}")
+        if not 0 <= first < last:
+            raise ValueError(f"span: expected (i, j) with 0 <= i < j, got ({first}, {last})")
+        self.name = f"{self.name}, bytes {first:,} to {last:,}"
+        self.num_bytes = last - first
+        self.fingerprint = hashlib.sha256(f"{self.fingerprint} {first} {last}".encode()).hexdigest()
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether parts of it can be read as spans."""
+        return self.file is not None and not (self.file.packed or self.file.kind == ".parquet")
 
     @property
     def position(self) -> int:
-        """Bytes of the file that are read so far."""
-        return 0 if self._file is None else self._file.tell()
+        """Bytes of the file, or the span, that are read so far."""
+        return 0 if self._open is None else self._open.tell() - (self.span or (0, 0))[0]
 
     def blocks(self) -> Iterator[bytes]:
         """Bytes that end with a line, or at white space where a line is longer than a block."""
-        if self.path is not None:
+        if self.file is not None:
             try:
-                with open(self.path, "rb") as self._file:
-                    packed = OPENERS.get(self.path.suffix)
-                    stream = self._file if packed is None else unpacked(packed(self._file, "rb"), self.path)
-                    yield from whole_lines(iter(lambda: stream.read(PIECE_BYTES), b""), self.name)
+                with self.file.open() as self._open:
+                    yield from whole_lines(self._parts(self.file, self._open), self.name)
             except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
                 raise ValueError(
-                    f"{self.path}: damaged or not a {self.path.suffix} file ({error}); unpack or fetch it again"
+                    f"{self.file.address}: damaged or not a {self.file.packed} file ({error}); unpack or fetch it again"
                 ) from error
             finally:
-                self._file = None
+                self._open = None
             return
         if self.name == "<stdin>":
             parts = iter(lambda: sys.stdin.buffer.read(PIECE_BYTES), b"")
@@ -99,6 +114,33 @@ class TextStream:
             content.update(block)
             yield block
         self.fingerprint = content.hexdigest()
+
+    def _parts(self, file: Location, opened: Any) -> Iterator[bytes]:
+        if file.column:
+            lines = file.content(opened) if self.span is None else _lines_of(opened, *self.span)
+            texts = file.texts(lines)
+            while chosen := b"".join(islice(texts, 8192)):
+                yield chosen
+        elif self.span is None:
+            content = file.content(opened)
+            yield from iter(lambda: content.read(PIECE_BYTES), b"")
+        else:
+            yield from _bytes_of(opened, *self.span)
+
+
+def _bytes_of(opened: Any, first: int, last: int) -> Iterator[bytes]:
+    """The lines that begin at bytes first..last-1, in pieces."""
+    opened.seek(max(0, first - 1))
+    if first:
+        opened.readline()  # the rest of a line that began before, or the line feed just before `first`
+    while (left := last - opened.tell()) > 0 and (part := opened.read(min(PIECE_BYTES, left))):
+        yield part
+        if left <= PIECE_BYTES and not part.endswith(b"\n"):
+            yield opened.readline()
+
+
+def _lines_of(opened: Any, first: int, last: int) -> Any:
+    return b"".join(_bytes_of(opened, first, last)).splitlines(keepends=True)
 
 
 def training_lines(source: str) -> Iterator[Sequence[str]]:
@@ -114,11 +156,11 @@ def training_lines(source: str) -> Iterator[Sequence[str]]:
         yield text.vocabulary.decode(line[:-1] if eos is not None else line)
 
 
-def file_fingerprint(path: Path) -> str:
+def file_fingerprint(where: Location) -> str:
     """A hash of the size, the head and the tail of a file: as quick for a terabyte as for a line."""
-    size = os.path.getsize(path)
+    size = where.num_bytes
     content = hashlib.sha256(f"{size} ".encode())
-    with open(path, "rb") as file:
+    with where.open() as file:
         content.update(file.read(END_BYTES))
         file.seek(max(END_BYTES, size - END_BYTES))
         content.update(file.read(END_BYTES))
@@ -167,7 +209,7 @@ def decoded(stream: TextStream, lower: bool) -> Iterator[Piece]:
                 f"{stream.name}: byte {offset + error.start} (line {number}) is "
                 f"0x{block[error.start]:02x}, which is not UTF-8 text; convert the file to UTF-8 (for example with iconv)"
             ) from error
-        if offset == 0:
+        if offset == 0 and (stream.span is None or stream.span[0] == 0):
             text = text.removeprefix("\ufeff")  # the byte order mark some editors write
         offset += len(block)
         yield Piece(text.lower() if lower else text, None, continues, line)

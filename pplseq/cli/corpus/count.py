@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -50,6 +51,10 @@ def shard_option(context: click.Context, parameter: click.Parameter, value: str 
 @click.option("--lower/--no-lower", default=None, help="Lower-case the text.")
 @click.option("--digits", metavar="WORD", help="Put WORD, such as NUM, in the place of every run of digits.")
 @click.option("--shard", metavar="I/N", callback=shard_option, help="Count one part of N only; join with count-merge.")
+@click.option(
+    "--cluster", metavar="ADDRESS", help="Count on the workers of a Dask cluster: tcp://HOST:PORT, or local:N for N processes."
+)
+@click.option("--part-bytes", type=click.IntRange(1), help="Bytes of a part, on a cluster.  [default: 64 MB]")
 @click.option("--force", is_flag=True, help="Replace counts that are there already.")
 def count(
     source: str,
@@ -64,12 +69,14 @@ def count(
     lower: bool | None,
     digits: str | None,
     shard: tuple[int, int] | None,
+    cluster: str | None,
+    part_bytes: int | None,
     force: bool,
 ) -> None:
     """Count the words of SOURCE, and the pairs of words 1 to --max-lag places apart, in one pass.
 
-    SOURCE is a text (.gz, .xz), a folder with a *train* file, builtin:..., hf:... or - for standard input. Prints a JSON
-    line.
+    SOURCE is a text (.gz, .xz), its URL, a folder with a *train* file, x.jsonl#column or x.parquet#column, builtin:..., hf:...
+    or - for standard input; on a cluster also a pattern of files with *. Prints a JSON line.
     """
     from pplseq.data.lag_files import COUNTS, is_counted, read_vocabulary, save_counts
     from pplseq.data.lag_streaming import count_lags
@@ -100,28 +107,34 @@ def count(
         "min_count": min_count or 1,
         "eos": eos is not False if words is None else words.eos_id is not None,
     }
+    if cluster is not None and shard is not None:
+        raise click.UsageError("--cluster and --shard exclude each other: a cluster counts all parts, and adds them up")
+    if cluster is None and part_bytes is not None:
+        raise click.UsageError("--part-bytes is of parts on a --cluster")
     if not force and is_counted(out, source, shard or (1, 1), settings):
         click.echo(f"{out}: counted already; --force counts again", err=True)
         click.echo(json_line(summary(out, COUNTS.read_header(out), skipped=True)))
         return
     began = time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
+    how: dict[str, Any] = dict(
+        vocabulary=words, min_count=min_count or 1, max_vocabulary=max_vocabulary, eos=eos is not False, unit=unit, forms=forms,
+        most_lags=most_lags,
+    )  # fmt: skip
     with CountingBar() as bar:
-        counts = count_lags(
-            source,
-            max_lag,
-            vocabulary=words,
-            min_count=min_count or 1,
-            max_vocabulary=max_vocabulary,
-            eos=eos is not False,
-            unit=unit,
-            shard=shard,
-            forms=forms,
-            progress=bar.show,
-            folder=out.parent,
-            most_lags=most_lags,
-        )
-    save_counts(counts, out, settings=settings)
+        if cluster is None:
+            counts = count_lags(source, max_lag, shard=shard, progress=bar.show, folder=out.parent, **how)
+            save_counts(counts, out, settings=settings)
+        else:
+            from pplseq.recipes.counting import PART_BYTES, count_on, forget_parts
+            from pplseq.runs.cluster import connected
+
+            kept = out.with_name(f"{out.name}.parts")
+            with connected(cluster, say=lambda text: click.echo(text, err=True)) as there:
+                size = part_bytes or PART_BYTES
+                counts = count_on(there, source, max_lag, kept, part_bytes=size, done=bar.show_parts, **how)
+            save_counts(counts, out, settings=settings)
+            forget_parts(kept)
     seconds = time.monotonic() - began
     click.echo(json_line(summary(out, COUNTS.read_header(out), seconds=round(seconds, 3))))
 
@@ -146,6 +159,11 @@ class CountingBar:
 
     def __exit__(self, *error: object) -> None:
         self.bar.close()
+
+    def show_parts(self, number: int, count: int) -> None:
+        """After every part, on a cluster."""
+        self.bar.total, self.bar.unit = count, " parts"
+        self.bar.update(number - self.bar.n)
 
     def show(self, position: int, num_bytes: int | None, num_tokens: int) -> None:
         """After every piece of text."""

@@ -1,0 +1,178 @@
+"""Lag counts of a text that is larger than a machine: its parts are counted by the workers of a cluster, and added up."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pplseq import checks
+from pplseq.data.lag_counting import sparse
+from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_disjoint, check_settings
+from pplseq.data.lag_counts import Part as CountedPart
+from pplseq.data.lag_files import COUNTS, load_counts, save_counts
+from pplseq.data.lag_streaming import count_lags, word_counts
+from pplseq.data.locations import matching
+from pplseq.data.streams import TextStream
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+from pplseq.data.word_forms import WordForms
+from pplseq.folder import FolderError
+from pplseq.runs.cluster import Cluster
+
+PART_BYTES = 1 << 26  # of a file that is not packed; others are a part each
+
+
+class TextPart(NamedTuple):
+    """What one worker reads at once.
+
+    Args:
+        source: as `TextStream` takes it. span: bytes of it, or None for all.
+    """
+
+    source: str
+    span: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.span is None else "{}, bytes {:,} to {:,}".format(self.source, *self.span)
+
+    def stream(self) -> TextStream:
+        """Its text, to be read once."""
+        return TextStream(self.source, self.span, is_part=True)
+
+
+def files_of(source: str | Path) -> list[TextStream]:
+    """The files that a source names, each once.
+
+    Args:
+        source: a file, a URL, a folder with a *train* file, "x.jsonl#column", or a pattern of such with *.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: standard input and sources without a file; a file, or its copy, that
+            stands there twice.
+    """
+    streams = [TextStream(name) for name in matching(source)]
+    for stream in streams:
+        if stream.file is None:
+            raise ValueError(f"{stream.name}: a cluster reads files that its workers can open; put the text in one")
+    check_disjoint([CountedPart(stream.name, str(stream.fingerprint)) for stream in streams])
+    return streams
+
+
+def parts_of(files: Sequence[TextStream], unit: str = "line", part_bytes: int = PART_BYTES) -> list[TextPart]:
+    """A text in parts that are counted by themselves.
+
+    Args:
+        files: see :func:`files_of`; the workers must reach them by the same address. A packed or Parquet file is a part.
+        unit: where pairs end; of articles, every file is a part.
+        part_bytes: of a part of another file, about.
+    """
+    checks.count("part_bytes", part_bytes)
+    parts: list[TextPart] = []
+    for stream in files:
+        assert stream.file is not None
+        address = f"{stream.file.address}#{stream.file.column}" if stream.file.column else stream.file.address
+        size = stream.file.num_bytes
+        if stream.can_be_cut and unit == "line" and size > part_bytes:
+            edges = [*range(0, size, part_bytes), size]
+            parts += [TextPart(address, span) for span in zip(edges[:-1], edges[1:], strict=True)]
+        else:
+            parts.append(TextPart(address))
+    return parts
+
+
+def count_on(
+    cluster: Cluster,
+    source: str | Path,
+    max_lag: int,
+    folder: str | Path,
+    *,
+    vocabulary: Vocabulary | None = None,
+    min_count: int = 1,
+    max_vocabulary: int | None = None,
+    eos: bool = True,
+    unit: str = "line",
+    forms: WordForms | None = None,
+    part_bytes: int = PART_BYTES,
+    most_lags: int = MOST_LAGS,
+    done: Callable[[int, int], None] | None = None,
+) -> LagCounts:
+    """:func:`~pplseq.data.lag_streaming.count_lags` on a cluster: the same counts, from any number of workers.
+
+    Args:
+        cluster: see :func:`pplseq.runs.cluster.connected`.
+        source: see :func:`files_of`. part_bytes: see :func:`parts_of`.
+        folder: where finished parts are kept until all are there, and found again after a failure: one that the workers and
+            this process share.
+        vocabulary, min_count, max_vocabulary, eos, unit, forms, most_lags: as of ``count_lags``.
+        done: is told how many parts of how many are counted.
+
+    Raises:
+        ValueError, FileNotFoundError: as ``count_lags``. PartFailed: names parts that failed; the others are kept.
+
+    Cost:
+        the text is read twice, or once with a vocabulary. A worker holds the counts of a part, and in the end of a share of
+        the parts that grows with the logarithm of their number.
+    """
+    check_settings(max_lag, unit, most_lags)
+    sparse()
+    folder, forms = Path(folder), WordForms() if forms is None else forms
+    files = files_of(source)
+    parts = parts_of(files, unit, part_bytes)
+    names = list(map(str, parts))
+    if vocabulary is None:
+        seen, num_lines = cluster.total(_words_of, [(part, forms, eos) for part in parts], _add_words, names)
+        if not seen:
+            raise ValueError(f"{source}: the text is empty ({num_lines} lines, no words)")
+        try:
+            vocabulary = Vocabulary.from_counts(
+                seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN
+            )
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+    settings = {"max_lag": max_lag, "unit": unit, "forms": [forms.lower, forms.digits], "vocabulary": vocabulary.fingerprint()}
+    folder.mkdir(parents=True, exist_ok=True)
+    [words] = cluster.keep([vocabulary])
+    work = [(part, words, max_lag, unit, forms, str(folder / f"part-{n:05d}"), settings) for n, part in enumerate(parts)]
+    places = cluster.each(_count_part, work, names, done=done)
+    result = cluster.total(load_counts, places, LagCounts.merge, names)
+    result = replace(result, parts=tuple(CountedPart(file.name, str(file.fingerprint)) for file in files))
+    return result.check_learnable()
+
+
+def forget_parts(folder: str | Path) -> None:
+    """Remove the parts that :func:`count_on` kept, when their sum is written."""
+    for place in Path(folder).glob("part-*"):
+        shutil.rmtree(place, ignore_errors=True)
+    if Path(folder).is_dir() and not any(Path(folder).iterdir()):
+        Path(folder).rmdir()
+
+
+def _words_of(part: TextPart, forms: WordForms, eos: bool) -> tuple[dict[str, int], int]:
+    return word_counts(part.stream(), forms, eos=eos)
+
+
+def _add_words(first: tuple[dict[str, int], int], second: tuple[dict[str, int], int]) -> tuple[dict[str, int], int]:
+    total = dict(first[0])
+    for word, count in second[0].items():
+        total[word] = total.get(word, 0) + count
+    return total, first[1] + second[1]
+
+
+def _count_part(
+    part: TextPart, vocabulary: Vocabulary, max_lag: int, unit: str, forms: WordForms, place: str, settings: dict[str, Any]
+) -> str:
+    """Counts of a part in a folder of their own, which is its result; counted already, it is left as it is."""
+    stream = part.stream()
+    wanted = settings | {"fingerprint": stream.fingerprint}
+    try:
+        if COUNTS.read_header(place).get("settings") == wanted:
+            load_counts(place)
+            return place
+    except (FolderError, FileNotFoundError):
+        pass  # not there, or not whole
+    shutil.rmtree(place, ignore_errors=True)
+    counts = count_lags(stream, max_lag, vocabulary=vocabulary, unit=unit, forms=forms, most_lags=max_lag)
+    save_counts(counts, place, settings=wanted)
+    return place
