@@ -18,7 +18,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "count_lags": "lag_streaming",
         "load_counts": "lag_files",
         "save_counts": "lag_files",
-        "WordForms": "word_forms",
+        "WordForms": "vocabulary",
         "generated_language": "builtin",
         "python_reference_text": "builtin",
         "Clusters": "clustering",

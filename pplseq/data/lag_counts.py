@@ -13,8 +13,7 @@ import numpy as np
 from pplseq import checks
 from pplseq.data.lag_counting import PairCounter, add_matrices, csr_counts
 from pplseq.data.text import Text
-from pplseq.data.vocabulary import Vocabulary
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import Vocabulary, WordForms
 
 UNITS = ("line", "article")
 MOST_LAGS = 1000  # of a count that does not ask for more

@@ -10,8 +10,7 @@ from pplseq.data.lag_counting import csr_counts
 from pplseq.data.lag_counts import LagCounts, Part
 from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream
-from pplseq.data.vocabulary import Vocabulary
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.folder import FolderError, FolderKind, whole_folder
 
 COUNTS = FolderKind(

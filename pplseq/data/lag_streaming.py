@@ -12,8 +12,7 @@ import numpy as np
 from pplseq.data.lag_counting import PairCounter, sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, Part, check_settings, check_shard
 from pplseq.data.streams import Piece, TextStream, by_articles, decoded, of_shard
-from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary, WordForms
 
 LINE_END = "\0"  # no text holds it: it would be taken for a binary file
 REMEMBERED = 1 << 22  # spellings outside the vocabulary that are remembered; beyond, a word is looked up in two steps

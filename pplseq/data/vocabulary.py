@@ -1,8 +1,9 @@
-"""The words of a language and their numbers."""
+"""The words of a language and their numbers, and how words are rewritten before they are looked up."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pplseq import checks
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
+DIGITS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -217,3 +219,31 @@ class Vocabulary:
             return cls(tuple(words), unknown=unknown, eos=eos)
         except ValueError as error:
             raise ValueError(f"{path}: not a vocabulary, a word per line: {error}") from error
+
+
+@dataclass(frozen=True)
+class WordForms:
+    """Lower-casing, and a word in the place of digits; called with a word, it gives the form that the vocabulary has.
+
+    Args:
+        lower: lower-case words.
+        digits: what stands for every run of digits: with "NUM", `1,250` is `NUM,NUM` and `7th` is `NUMth`; None keeps
+            them. It is put in after lower-casing.
+
+    Raises:
+        ValueError: `digits` is empty or holds white space or digits.
+
+    Source:
+        Belanger & Kakade, "A Linear Dynamical System Model for Text" (2015), section 6: case is kept, digits become NUM.
+    """
+
+    lower: bool = False
+    digits: str | None = None
+
+    def __post_init__(self):
+        if self.digits is not None and (self.digits.split() != [self.digits] or DIGITS.search(self.digits)):
+            raise ValueError(f"digits: expected a word without digits, such as 'NUM', got {self.digits!r}")
+
+    def __call__(self, word: str) -> str:
+        word = word.lower() if self.lower else word
+        return word if self.digits is None else DIGITS.sub(lambda _: self.digits, word)

@@ -16,8 +16,7 @@ from pplseq.data.lag_files import COUNTS, load_counts, save_counts
 from pplseq.data.lag_streaming import count_lags, word_counts
 from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream
-from pplseq.data.vocabulary import UNKNOWN, Vocabulary
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary, WordForms
 from pplseq.folder import FolderError
 from pplseq.runs.cluster import Cluster
 

@@ -56,7 +56,7 @@ def column_source(name: str, options):
 
     from pplseq import load
     from pplseq.data import Vocabulary
-    from pplseq.data.word_forms import WordForms
+    from pplseq.data.vocabulary import WordForms
     from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns
 
     if name.startswith("lds") and options.lds:

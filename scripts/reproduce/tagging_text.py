@@ -15,7 +15,7 @@ from pplseq.data import Text, Vocabulary, read_columns, read_conllu, read_text
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.lag_files import load_counts, save_counts
 from pplseq.data.sources import read_lines
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import WordForms
 
 FORMS = WordForms(digits="NUM")
 OOV = "<unk>"

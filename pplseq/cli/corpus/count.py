@@ -80,7 +80,7 @@ def count(
     """
     from pplseq.data.lag_files import COUNTS, is_counted, read_vocabulary, save_counts
     from pplseq.data.lag_streaming import count_lags
-    from pplseq.data.word_forms import WordForms
+    from pplseq.data.vocabulary import WordForms
 
     if vocabulary is not None:
         given = {"--max-vocabulary": max_vocabulary, "--min-count": min_count, "--eos or --no-eos": eos}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import WordForms
 from pplseq.distributions.word_gaussian import precision_factor
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import (

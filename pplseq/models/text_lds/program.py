@@ -33,7 +33,7 @@ from pplseq.models.text_lds.rnn_export import rnn_weights
 from pplseq.models.texts import held_out_text
 
 if TYPE_CHECKING:
-    from pplseq.data.word_forms import WordForms
+    from pplseq.data.vocabulary import WordForms
 
 INITIAL = ("stationary", "steady")
 

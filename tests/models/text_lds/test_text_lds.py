@@ -20,8 +20,7 @@ from support.text_lds_truth import (
 
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
-from pplseq.data.vocabulary import Vocabulary
-from pplseq.data.word_forms import WordForms
+from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models.text_lds.next_word import best_weight, score_next_words, token_probs, tune_mixture_weight, word_probs
 from pplseq.models.text_lds.program import TextLDS
