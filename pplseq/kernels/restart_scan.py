@@ -32,6 +32,7 @@ from pplseq.kernels import compiled, compiled_chain
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
 SIDE_BY_SIDE = 24  # rows times parameter sets from which on one operation a step for all of them is faster
+MOST_SCALED = 32  # states up to which scaled probabilities in loops are the faster way
 MANY_STATES = 12  # from which on, with few entries, a step is a matrix product with all of them
 
 
@@ -70,6 +71,7 @@ class Lattice:
         starts = sizes.cumsum(0) - sizes
         self.slices = [slice(s, s + n) for s, n in zip(starts.tolist(), self.sizes, strict=True)]
         self.num_packed = self.slices[-1].stop
+        self.starts = torch.cat([starts, starts.new_tensor([self.num_packed])])  # (T + 1,)
         step, self.row = self.mask.nonzero(as_tuple=True)  # of each packed position
         self.before = (starts[step - 1] + self.row)[self.sizes[0] :]  # the position one step earlier, from step 2 on
 
@@ -358,6 +360,28 @@ def _forward_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
 
 
 def _expectation_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
+    return _expectation_by_loops(init, pair, emit, lattice) or _expectation_in_pieces(init, pair, emit, lattice)
+
+
+def _expectation_by_loops(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
+    """Over scaled probabilities; None where they become too small for that."""
+    from pplseq.kernels import path_loops
+
+    if len(init) > MOST_SCALED:
+        return None
+    everything = torch.arange(lattice.num_packed)
+    tables = init.T.contiguous(), pair.permute(2, 0, 1).exp().contiguous(), emit.T.contiguous()
+    indices = (lattice.init_index, *(everything if i is None else i for i in (lattice.pair_index, lattice.emit_index)))
+    log_prob = emit.new_zeros(lattice.sizes[0])
+    counts = [torch.zeros_like(table) for table in tables]
+    given = (array.detach().numpy() for array in (*tables, *indices, lattice.starts, log_prob, *counts))
+    if not path_loops.scaled_expectation(*given):
+        return None
+    start, pairs, visits = counts
+    return log_prob, start.T, pairs.permute(1, 2, 0), visits.T
+
+
+def _expectation_in_pieces(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
     log_prob, kept = _forward_of_one(init, pair, emit, lattice)
     states, pairs = compiled_chain.smooth(kept, torch.ones_like(log_prob))
     assert pairs is not None, "asked for"

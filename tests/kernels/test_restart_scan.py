@@ -165,3 +165,17 @@ def test_production_is_the_product_of_matrices():
 def test_empty_rows_are_refused():
     with pytest.raises(ValueError, match="lengths: every row must have at least one step"):
         Lattice(torch.tensor([2, 0]))
+
+
+def test_a_state_that_comes_back_from_nothing():
+    """Its share of the past falls below any number, a little each step, and then it explains everything."""
+    where = Lattice(torch.tensor([8]), None, None, torch.arange(8)[None])
+    init = torch.tensor([0.5, 0.5], dtype=torch.float64).log()[:, None, None]
+    pair = torch.eye(2, dtype=torch.float64).log()[:, :, None, None]
+    emit = torch.tensor([[0.0] * 4 + [-300.0] * 4, [-250.0] * 4 + [0.0] * 4], dtype=torch.float64)[:, :, None]
+    where.pair_index = torch.zeros(8, dtype=torch.long)
+    for value, expected in zip(
+        expectation(init, pair, emit, where), expectation_in_log_space(init, pair, emit, where), strict=True
+    ):
+        assert_close(value, expected)
+    assert float(expectation(init, pair, emit, where).start[1]) == pytest.approx(1.0)

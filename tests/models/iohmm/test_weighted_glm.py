@@ -5,6 +5,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
+from pplseq.kernels import compiled
 from pplseq.models.iohmm.restarts.regressions import (
     bernoulli_regression,
     linear_regression,
@@ -136,3 +137,26 @@ def test_covariances(covariance):
     expected = {"full": own[0], "diag": torch.diag(own[0].diagonal())}
     expected["spherical"] = own[0].diagonal().mean() * torch.eye(2, dtype=torch.float64)
     assert_close(found[0], expected[covariance])
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+@pytest.mark.parametrize(("rows", "classes"), [(1000, 2), (1537, 3), (1024, 1)])
+def test_loops_are_as_tensors(ridge, rows, classes):
+    """Long data, with a class that is forbidden, a problem without counts, and starts from far away."""
+    torch.manual_seed(1)
+    features = torch.cat([torch.randn(rows, 2, dtype=torch.float64), torch.ones(rows, 1, dtype=torch.float64)], -1)
+    counts, start = torch.rand(4, rows, classes, dtype=torch.float64), torch.randn(4, 3, classes, dtype=torch.float64)
+    counts[..., 0] *= features[:, 0].exp()
+    counts[2], start[3] = 0.0, 40 * start[3]
+    forbidden = torch.zeros(4, classes, dtype=torch.bool)
+    forbidden[1, -1] = classes > 1
+    counts = counts.masked_fill(forbidden.unsqueeze(1), 0.0)
+    found = softmax_regression(features, counts, start, forbidden=forbidden, ridge=ridge, tolerance=1e-12)
+    with compiled.twins_only():
+        slow = softmax_regression(features, counts, start, forbidden=forbidden, ridge=ridge, tolerance=1e-12)
+    keep = ~forbidden.unsqueeze(1).expand_as(start)
+    assert_close(found.weights[keep], slow.weights[keep], rtol=1e-6, atol=1e-6)
+    assert_close(found.objective, slow.objective)
+    assert_close(found.objective, softmax_objective(features, counts, found.weights, forbidden, ridge))
+    assert bool((found.objective >= softmax_objective(features, counts, start, forbidden, ridge)).all())
+    assert bool(found.converged.all()) and bool(slow.converged.all())
