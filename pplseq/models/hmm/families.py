@@ -273,6 +273,18 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
+def name_of(family: Family) -> str:
+    """What a family is called."""
+    return next((name for name, known in FAMILIES.items() if known is family), "its family")
+
+
+def no_maximum(family: Family, value: float) -> bool:
+    """Whether data that are one value everywhere have their largest likelihood at the end of a parameter's range only."""
+    if {"scale", "concentration"} & set(family.parameters):
+        return True  # narrower without end
+    return family.holds is not None and (value == 0 or "probs" in family.parameters)
+
+
 def family_of(name: Any) -> Family:
     """A family by its name, or the family itself, or made of a distribution class by its constraints.
 

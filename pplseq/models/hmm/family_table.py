@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from pplseq.models.hmm.emissions import (
     mixture_moments,
     safe_log,
 )
-from pplseq.models.hmm.families import Family, family_of, histogram
+from pplseq.models.hmm.families import Family, family_of, histogram, name_of, no_maximum
 from pplseq.models.hmm.priors import Priors
 
 SPREAD = 0.5  # of the first parameters of families that do not say where to start
@@ -204,6 +205,12 @@ class FamilyTable(PyroModule):
                 own = own[~own.isnan()]
                 if not len(own):
                     raise ValueError(f"x: column {column} is missing everywhere; leave it out")
+                if len(own) > 1 and bool((own == own[0]).all()) and no_maximum(family, float(own[0])):
+                    warnings.warn(
+                        f"x: column {column} holds {float(own[0]):g} everywhere: nothing there tells states apart, and "
+                        f"parameters of {name_of(family)} end at a bound, with a density that means nothing; leave it out",
+                        RuntimeWarning, stacklevel=2,
+                    )  # fmt: skip
                 if family.start is None:
                     for name in family.parameters:
                         getattr(self, f"raw_{prefix}{name}")[:, place].normal_(0.0, SPREAD)

@@ -1,6 +1,7 @@
 """Emissions by name: against scipy and hmmlearn, EM at a maximum, gaps in columns, transitions with zeros, shared emissions."""
 
 import math
+import warnings
 
 import numpy as np
 import pyro.distributions as dist
@@ -205,3 +206,27 @@ def test_standard_errors_do_not_depend_on_the_units_of_the_data(emission):
     assert len(names) == 2
     for name in names:
         assert float(far[name]) == pytest.approx(1e7 * float(errors[name]), rel=1e-3) and errors[name] > 0.05
+
+
+@pytest.mark.parametrize(
+    "emission, value, warned",
+    [
+        ("normal", 3.0, True), ("student_t", 0.5, True), ("von_mises", 1.0, True), ("poisson", 0.0, True),
+        ("exponential", 0.0, True), ("bernoulli", 1.0, True), ("poisson", 3.0, False), ("exponential", 3.0, False),
+        ("negative_binomial", 3.0, False),
+    ],
+)  # fmt: skip
+def test_a_column_of_one_value_is_named(emission, value, warned):
+    """Behind one that varies, with a missing number, and padding that is another value."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 12, 2, dtype=torch.float64)
+    x[..., 1] = value
+    x[0, 3, 1] = math.nan
+    x[1, 9:, 1] = 0.0 if value else 1.0
+    model = HMM(2, num_features=2, emission=["normal", emission] if emission != "normal" else "normal")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, lengths=torch.tensor([12, 9]), max_iterations=2)
+    said = [str(warning.message) for warning in caught if "everywhere" in str(warning.message)]
+    assert bool(said) == warned
+    assert not warned or f"x: column 1 holds {value:g} everywhere" in said[0] and f"parameters of {emission}" in said[0]
