@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from pplseq.models.automata.automaton import LABELS, Automaton, String
+from pplseq.models.automata.asking import of_peer
+from pplseq.models.automata.automaton import Automaton, String
 
 
 def rpni(strings: Sequence[String], labels: Sequence[bool], *, symbols: Sequence[str] | None = None) -> Automaton:
@@ -34,11 +33,4 @@ def rpni(strings: Sequence[String], labels: Sequence[bool], *, symbols: Sequence
         raise ValueError(
             "labels: expected one label for each string, got several for one of them; remove the wrong ones"
         )
-    number = {state.state_id: place for place, state in enumerate(learnt.states)}
-    dead = len(number)
-    transitions = np.full((dead + 1, len(symbols)), dead)
-    for state in learnt.states:
-        for symbol, following in state.transitions.items():
-            transitions[number[state.state_id], symbols.index(symbol)] = number[following.state_id]
-    outputs = np.array([*(bool(state.is_accepting) for state in learnt.states), False]).astype(int)
-    return Automaton(symbols, transitions, outputs, number[learnt.initial_state.state_id], LABELS).minimise()
+    return of_peer(learnt, symbols)

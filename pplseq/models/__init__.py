@@ -49,6 +49,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "AutomatonLearner": "@pplseq.models.automata.learner",
         "LearnedAutomaton": "@pplseq.models.automata.learner",
         "merge_states": "@pplseq.models.automata.state_merging",
+        "learn_by_asking": "@pplseq.models.automata.asking",
         "extract_automaton": "@pplseq.models.automata.of_iohmm",
         "model_of_tables": "@pplseq.models.automata.of_iohmm",
         "PROPS": "@pplseq.models.props.program",

@@ -1,0 +1,116 @@
+"""Automata of what answers questions: active learning of a callable, through AALpy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pplseq import checks
+from pplseq.models.automata.automaton import LABELS, Automaton, String
+
+METHODS = ("lstar", "kearns_vazirani")
+
+
+def learn_by_asking(
+    answer: Callable[[String], bool | str],
+    symbols: Sequence[str],
+    *,
+    method: str = "kearns_vazirani",
+    walks_per_state: int = 100,
+    walk_length: int = 12,
+    max_rounds: int | None = None,
+    seed: int = 0,
+) -> Automaton:
+    """The smallest automaton of a language that can be asked about.
+
+    What was learned is compared with the answers on random walks from every state, behind the shortest string to it; it is
+    right on all that was asked, and exactly right unless every difference was missed.
+
+    Args:
+        answer: takes a string (a str where every symbol is one character, else a tuple) and says whether it is in the language,
+            or names its class, always the same. Each string is asked once.
+        symbols: that strings are made of, one or more.
+        method: "kearns_vazirani" (a tree of what tells states apart; few questions) or "lstar" (Angluin's table); both look
+            for the place in a counterexample by binary search.
+        walks_per_state, walk_length: of the comparison. max_rounds: hypotheses at most; None: as many as it takes.
+        seed: of the walks.
+
+    Raises:
+        ImportError: AALpy is not installed. TypeError: answers that are neither bools nor names. ValueError: no symbols.
+
+    Source: M. J. Kearns and U. V. Vazirani, An introduction to computational learning theory (1994), chapter 8; D. Angluin,
+        Learning regular sets from queries and counterexamples (1987).
+    """
+    try:
+        from aalpy.base import SUL
+        from aalpy.learning_algs import run_KV, run_Lstar
+        from aalpy.oracles import RandomWMethodEqOracle
+    except ImportError as error:
+        raise ImportError('learn_by_asking needs the package AALpy: pip install "pplseq[automata]"') from error
+    checks.choice("method", method, METHODS)
+    for name, value in (("walks_per_state", walks_per_state), ("walk_length", walk_length)):
+        checks.count(name, value)
+    if max_rounds is not None:
+        checks.count("max_rounds", max_rounds)
+    symbols = tuple(symbols)
+    if not symbols or len(set(symbols)) != len(symbols) or not all(isinstance(s, str) and s for s in symbols):
+        raise ValueError(f"symbols: expected one or more different ones, each a str, got {symbols}")
+    one_character = all(len(symbol) == 1 for symbol in symbols)
+    known: dict[tuple[str, ...], bool | str] = {}
+
+    def ask(word: tuple[str, ...]) -> bool | str:
+        if word not in known:
+            said = answer("".join(word) if one_character else word)
+            said = bool(said) if isinstance(said, (bool, np.bool_)) else said
+            before = next(iter(known.values()), said)
+            if not isinstance(said, (bool, str)) or isinstance(said, bool) != isinstance(before, bool):
+                raise TypeError(f"answer: expected True or False, or a name for every string, got {said!r} for {word}")
+            known[word] = said
+        return known[word]
+
+    class Asked(SUL):
+        def pre(self) -> None:
+            self.word: tuple[str, ...] = ()
+
+        def post(self) -> None:
+            pass
+
+        def step(self, letter: str | None) -> bool | str:
+            self.word = self.word if letter is None else (*self.word, letter)
+            return ask(self.word)
+
+    kind = "dfa" if isinstance(ask(()), bool) else "moore"
+    state = random.getstate()
+    random.seed(seed)  # AALpy draws from the generator that all share
+    try:
+        asked = Asked()
+        oracle = RandomWMethodEqOracle(list(symbols), asked, walks_per_state, walk_length)
+        run = run_Lstar if method == "lstar" else run_KV
+        # answers are remembered above
+        learnt = run(
+            list(symbols), asked, oracle, kind, cex_processing="rs", max_learning_rounds=max_rounds,
+            cache_and_non_det_check=False, print_level=0,
+        )  # fmt: skip
+    finally:
+        random.setstate(state)
+    return of_peer(learnt, symbols)
+
+
+def of_peer(learnt: Any, symbols: tuple[str, ...]) -> Automaton:
+    """The smallest form of an automaton of AALpy; a symbol that has no move at a state leads to one that rejects for ever."""
+    number = {state.state_id: place for place, state in enumerate(learnt.states)}
+    dead = len(number)
+    transitions = np.full((dead + 1, len(symbols)), dead)
+    for state in learnt.states:
+        for symbol, following in state.transitions.items():
+            transitions[number[state.state_id], symbols.index(symbol)] = number[following.state_id]
+    start = number[learnt.initial_state.state_id]
+    if hasattr(learnt.initial_state, "is_accepting"):
+        outputs = np.array([*(bool(state.is_accepting) for state in learnt.states), False]).astype(int)
+        return Automaton(symbols, transitions, outputs, start, LABELS).minimise()
+    labels = tuple(sorted({state.output for state in learnt.states}))
+    outputs = np.array([*(labels.index(state.output) for state in learnt.states), 0])
+    return Automaton(symbols, transitions, outputs, start, labels).minimise()
