@@ -2,16 +2,22 @@
 
     python scripts/reproduce/languages.py                      # the development set
     python scripts/reproduce/languages.py --part held_out      # never used for choices: run once what was decided on
+    python scripts/reproduce/languages.py --part random        # random automata of up to 50 states
 
 Both sets were written before anything was tuned. A language is a regular expression, or counters and factors joined (`and`,
 `or`, `xor`). Its strings: 200 different ones, lengths uniform from 0 to 12 (to 20 where there are too few), half of each class
 where the class has that many, from a seed of its own. A method is right if its automaton has the language, exactly. Nothing
 else is told to any method; `--num-strings 30` asks the same of few strings.
+
+Part `random`: as in the Abbadingo competition, automata with transitions and labels drawn uniformly, of 5/4 as many states as
+are wanted, of which those within a twelfth are kept, and different strings of uniform length up to 2 log2 Z + 5. Beside
+"right", the share of 2,000 further strings that are labelled right.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -150,6 +156,37 @@ def draw_strings(automaton, number: int, seed: int) -> tuple[list[str], list[boo
     return list(found), list(found.values())
 
 
+RANDOM = ((15, 600), (30, 2000), (50, 2500), (50, 4000), (50, 6000), (50, 10_000))  # states, strings
+
+
+def random_automata(draws: int):
+    """Name, automaton, strings and labels of each."""
+    from pplseq.models.automata.automaton import Automaton
+
+    for (states, number), draw in itertools.product(RANDOM, range(draws)):
+        generator = np.random.default_rng([states, number, draw])
+        size = states * 5 // 4
+        while True:
+            moves, outputs = generator.integers(size, size=(size, 2)), generator.integers(2, size=size)
+            language = Automaton(("0", "1"), moves, outputs).minimise()
+            if abs(language.num_states - states) <= max(1, states // 12):
+                break
+        longest, found = int(2 * np.log2(states) + 5), {}
+        while len(found) < number:
+            found.setdefault("".join(map(str, generator.integers(2, size=generator.integers(longest + 1)))))
+        strings = list(found)
+        yield f"{states} states, {number} strings", language, strings, [language.accepts(string) for string in strings]
+
+
+def fixed_languages(part: str, number: int, draws: int, only):
+    """The same of a set."""
+    for place, (name, (symbols, definition)) in enumerate(SETS[part].items()):
+        language = automaton_of(symbols, definition).minimise()
+        for draw in range(draws):
+            if not only or name in only:
+                yield name, language, *draw_strings(language, number, seed=1000 * draw + place)
+
+
 def methods(names):
     """What learns an automaton from strings and labels, by name."""
     from pplseq.baselines.rpni import rpni
@@ -170,7 +207,7 @@ def methods(names):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=list(SETS), default="development")
+    parser.add_argument("--part", choices=[*SETS, "random"], default="development")
     parser.add_argument("--methods", nargs="+", default=["EM", "RPNI", "EDSM", "learner"])
     parser.add_argument("--num-strings", type=int, default=200)
     parser.add_argument("--draws", type=int, default=1)
@@ -188,21 +225,25 @@ def main() -> None:
     for learn in learners.values():
         learn(warm, [True, False, False, True], "ab")
     rows = {}
-    for place, (name, (symbols, definition)) in enumerate(SETS[options.part].items()):
-        if options.only and name not in options.only:
-            continue
-        language = automaton_of(symbols, definition).minimise()
-        rows[name] = {"states": language.num_states} | {method: [] for method in learners}
-        for draw in range(options.draws):
-            strings, labels = draw_strings(language, options.num_strings, seed=1000 * draw + place)
-            for method, learn in learners.items():
-                started = time.process_time()
-                learnt = learn(strings, labels, language.symbols)
-                seconds = time.process_time() - started
-                right = learnt.equals(language)
-                entry = {"right": right, "states": learnt.num_states, "processor_s": round(seconds, 4)}
-                rows[name][method].append(entry)
-        cells = [f"{m}: {[('+' if e['right'] else '-') + str(e['states']) for e in rows[name][m]]}" for m in learners]
+    if options.part == "random":
+        languages = random_automata(options.draws)
+    else:
+        languages = fixed_languages(options.part, options.num_strings, options.draws, options.only)
+    for name, language, strings, labels in languages:
+        row = rows.setdefault(name, {"states": []} | {method: [] for method in learners})
+        row["states"].append(language.num_states)
+        for method, learn in learners.items():
+            started = time.process_time()
+            learnt = learn(strings, labels, language.symbols)
+            seconds = time.process_time() - started
+            entry = {"right": learnt.equals(language), "states": learnt.num_states, "processor_s": round(seconds, 4)}
+            if options.part == "random":
+                generator = np.random.default_rng(len(row[method]))
+                longest = max(map(len, strings))
+                tests = ["".join(map(str, generator.integers(2, size=generator.integers(longest + 1)))) for _ in range(2000)]
+                entry["accuracy"] = float(np.mean([learnt.accepts(test) == language.accepts(test) for test in tests]))
+            row[method].append(entry)
+        cells = [f"{m}: {'+' if row[m][-1]['right'] else '-'}{row[m][-1]['states']}" for m in learners]
         print(f"{name} ({language.num_states}, {len(strings)} strings)", *cells, flush=True)
     summary = {
         method: {
@@ -215,7 +256,7 @@ def main() -> None:
     }
     print(json.dumps(summary, indent=1))
     if not options.only:
-        key = f"{options.part}, {options.num_strings} strings"
+        key = "random" if options.part == "random" else f"{options.part}, {options.num_strings} strings"
         load = os.getloadavg()[0]
         results[key] = {"summary": summary, "languages": rows, "draws": options.draws, "load": load}
         record(options.name, results, folder=".", protocol="see the script's text")
