@@ -258,7 +258,18 @@ def main() -> None:
     if not options.only:
         key = "random" if options.part == "random" else f"{options.part}, {options.num_strings} strings"
         load = os.getloadavg()[0]
-        results[key] = {"summary": summary, "languages": rows, "draws": options.draws, "load": load}
+        # a sign and the number of states of each run
+        def signs(entries):
+            return [f"{'+' if entry['right'] else '-'}{entry['states']}" for entry in entries]
+
+        short = {
+            name: {"states": row["states"]} | {method: signs(row[method]) for method in learners}
+            for name, row in rows.items()
+        }
+        if options.part == "random":
+            for method in learners:
+                summary[method]["accuracy"] = [e["accuracy"] for row in rows.values() for e in row[method]]
+        results[key] = {"summary": summary, "languages": short, "draws": options.draws, "load": load}
         record(options.name, results, folder=".", protocol="see the script's text")
 
 
