@@ -27,7 +27,8 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=1024)
     parser.add_argument("--blocks", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--minutes", type=float, default=1.0, help="at most")
+    parser.add_argument("--epochs", type=int, default=50, help="passes over the text, at most")
     options = parser.parse_args()
 
     # A text, its vocabulary, and blocks of words with similar neighbours; <eos> has a block of its own.
@@ -45,7 +46,7 @@ def main() -> None:
         model,
         make_batches(corpus.train, "carried", batch_size=16, segment_length=32),
         evaluate=validation(model, corpus.valid, "carried"),
-        settings=TrainSettings(max_time=60 * options.minutes),
+        settings=TrainSettings(max_time=60 * options.minutes, epochs=options.epochs),
         folder=options.folder,
         on_record=lambda record: print(f"step {record['step']:5d}  {record['kind']:<10}  {record['perplexity']:9.2f}"),
     )

@@ -7,6 +7,7 @@ float32 products. Everything but products stays float32.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -14,14 +15,17 @@ import torch
 MATMUL_PRECISIONS = ("auto", "float32", "bfloat16")
 
 
+@functools.cache
 def has_bfloat16_products() -> bool:
-    """Whether this processor multiplies bfloat16 matrices in hardware, and torch makes use of it."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _in_hardware()
+    """Whether torch multiplies float32 matrices in bfloat16 on this processor, where it may.
 
-
-def _in_hardware() -> bool:
-    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(check is not None and check() for check in checks)
+    It is tried, as neither the processor nor oneDNN tells: with AVX512_BF16 alone, torch 2.13 keeps to float32.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    ones = torch.full((256, 256), 1 + 2.0**-12, device="cpu")  # 1 in bfloat16
+    with _oned_nn("bf16"):
+        return bool((ones @ ones == 256).all())
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def run(*command, **environment):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "example"
-    options = "--data builtin:generated --states 64 --blocks 16 --hidden 16 --minutes 0.05"
+    options = "--data builtin:generated --states 64 --blocks 16 --hidden 16 --minutes 10 --epochs 3"
     return folder, run(sys.executable, ROOT / "scripts" / "train_vlhmm.py", folder, *options.split())
 
 
