@@ -44,9 +44,15 @@ class Bigrams:
     first_totals, second_totals:   (V,) how often a word stands first, second in a pair
     """
 
-    def __init__(self, first: np.ndarray, second: np.ndarray, num_words: int):
-        keys, counts = np.unique(first * num_words + second, return_counts=True)
-        self.num_words, self.total = num_words, float(len(first))
+    def __init__(self, first: np.ndarray, second: np.ndarray, num_words: int, counts: np.ndarray | None = None):
+        """Pairs as they stand in a text, or, with `counts`, different ones in any order and how often each stands."""
+        keys = first * num_words + second
+        if counts is None:
+            keys, counts = np.unique(keys, return_counts=True)
+        else:
+            order = np.argsort(keys)
+            keys, counts = keys[order], counts[order]
+        self.num_words, self.total = num_words, float(counts.sum())
         self.first, self.second = np.divmod(keys, num_words)
         self.counts = counts.astype(np.float64)
         self.first_totals = np.bincount(self.first, self.counts, num_words)

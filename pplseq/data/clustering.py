@@ -13,8 +13,12 @@ from pplseq import checks
 from pplseq.data.brown import Bigrams, merge_blocks, merge_words
 from pplseq.data.clusters import Clusters, join_paths, read_paths, write_paths
 from pplseq.data.exchange import exchange_words
+from pplseq.data.lag_counts import LagCounts
 
-__all__ = ["Clusters", "average_mutual_information", "brown_clusters", "read_paths", "uniform_clusters", "write_paths"]
+__all__ = [
+    "Clusters", "average_mutual_information", "brown_clusters", "clusters_from_counts", "read_paths", "uniform_clusters",
+    "write_paths",
+]  # fmt: skip
 
 
 def brown_clusters(
@@ -65,36 +69,82 @@ def brown_clusters(
     Source: Brown et al. (1992), "Class-Based n-gram Models of Natural Language", section 3; Liang (2005); the exchange
         is that of Martin, Liermann and Ney (1998).
     """
-    num_words, num_clusters = _whole_number("num_words", num_words), _whole_number("num_clusters", num_clusters)
+    num_words = _whole_number("num_words", num_words)
     tokens = _token_array(tokens, num_words)
+    own = [*own_block, *([] if eos_id is None else [eos_id])]
+    for name, ids in (("own_block", own_block), ("eos_id", [] if eos_id is None else [eos_id])):
+        _check_words(name, ids, num_words)
+    _check_numbers(num_words, num_clusters, own, window, exchange_passes)
+    first, second = _neighbours(tokens, line_starts, eos_id)
+    return _clustered(
+        Bigrams(first, second, num_words), np.bincount(tokens, minlength=num_words), num_clusters, own_block=own, window=window,
+        exchange_passes=exchange_passes, progress=progress,
+    )  # fmt: skip
+
+
+def clusters_from_counts(
+    counts: LagCounts,
+    num_clusters: int,
+    *,
+    own_block: Sequence[int] = (),
+    window: int | None = None,
+    exchange_passes: int = 0,
+    progress: bool = False,
+) -> Clusters:
+    """:func:`brown_clusters` of a text of which only counts are at hand, made in parts or on a cluster (`pplseq count`).
+
+    Args:
+        counts: words and pairs one place apart; further pairs do not matter. Pairs are within lines, or within articles, so
+            of lines the clusters are those of ``brown_clusters(..., line_starts=...)``.
+        num_clusters, own_block, window, exchange_passes, progress: as there, also for what is raised.
+    """
+    num_words = counts.num_words
+    _check_words("own_block", own_block, num_words)
+    _check_numbers(num_words, num_clusters, own_block, window, exchange_passes)
+    pairs = counts.lags[0].tocoo()  # a row is the later word
+    later, earlier = (np.asarray(index, dtype=np.int64) for index in (pairs.row, pairs.col))
+    return _clustered(
+        Bigrams(earlier, later, num_words, pairs.data), counts.counts, num_clusters, own_block=own_block, window=window,
+        exchange_passes=exchange_passes, progress=progress,
+    )  # fmt: skip
+
+
+def _check_words(name: str, ids: Sequence[int], num_words: int) -> None:
+    for word in ids:
+        if not 0 <= _whole_number(name, word) < num_words:
+            raise ValueError(f"{name}: expected a word id in 0..{num_words - 1}, got {word}")
+
+
+def _check_numbers(
+    num_words: int, num_clusters: int, own_block: Sequence[int], window: int | None, exchange_passes: int
+) -> None:
+    num_clusters = _whole_number("num_clusters", num_clusters)
     checks.count("num_clusters", num_clusters)
     if num_clusters > num_words:
         raise ValueError(
             f"num_clusters: expected at most one block a word, got {num_clusters} blocks for {num_words} words; ask "
             "for fewer blocks"
         )
-    window = num_clusters if window is None else _whole_number("window", window)
-    if window < num_clusters:
+    if window is not None and _whole_number("window", window) < num_clusters:
         raise ValueError(f"window: expected at least num_clusters = {num_clusters}, got {window}")
     if _whole_number("exchange_passes", exchange_passes) < 0:
         raise ValueError(f"exchange_passes: expected 0 or more, got {exchange_passes}")
-    own = np.zeros(num_words, dtype=bool)
-    for name, ids in (("own_block", own_block), ("eos_id", [] if eos_id is None else [eos_id])):
-        for word in ids:
-            if not 0 <= _whole_number(name, word) < num_words:
-                raise ValueError(f"{name}: expected a word id in 0..{num_words - 1}, got {word}")
-            own[word] = True
-    num_own = int(own.sum())
+    num_own = len(set(own_block))
     if num_clusters < num_own + (num_own < num_words):
         raise ValueError(
             f"num_clusters: {num_own} words have a block of their own and the others need one, got {num_clusters}; ask "
             f"for at least {num_own + (num_own < num_words)}"
         )
 
-    counts = np.bincount(tokens, minlength=num_words)
-    first, second = _neighbours(tokens, line_starts, eos_id)
-    bigrams = Bigrams(first, second, num_words)
-    window = min(window, num_words)
+
+def _clustered(
+    bigrams: Bigrams, counts: np.ndarray, num_clusters: int, *, own_block: Sequence[int], window: int | None,
+    exchange_passes: int, progress: bool,
+) -> Clusters:  # fmt: skip
+    num_words = bigrams.num_words
+    own = np.zeros(num_words, dtype=bool)
+    own[list(own_block)] = True
+    window = min(num_clusters if window is None else window, num_words)
     order = np.lexsort((np.arange(num_words), -counts, ~own))
     unseen = order[window:][counts[order[window:]] == 0]
     order = order[: num_words - len(unseen)]
@@ -113,8 +163,11 @@ def brown_clusters(
     names = join_paths(merge_blocks(between, bigrams.tolerance), len(own_blocks))
     path = dict(zip([*open_blocks.tolist(), *own_blocks.tolist()], names, strict=True))
     clusters = Clusters(tuple(path[number] for number in block.tolist()), counts)
-    first, second = clusters.block_of_word[first], clusters.block_of_word[second]
-    return replace(clusters, mutual_information=Bigrams(first, second, num_clusters).mutual_information())
+    number = clusters.block_of_word
+    table = bigrams.between_blocks(number, num_clusters)
+    first, second = np.nonzero(table)
+    information = Bigrams(first, second, num_clusters, table[first, second]).mutual_information()
+    return replace(clusters, mutual_information=information)
 
 
 def average_mutual_information(

@@ -330,6 +330,17 @@ def test_cluster(text, tmp_path):
     assert uniform["mutual_information_bits"] < answer["mutual_information_bits"]
 
 
+def test_clusters_of_counts(text, tmp_path):
+    pplseq("count", text, "--max-lag", 1, "--out", tmp_path / "counts")
+    answer = lines_of(pplseq("cluster", tmp_path / "counts", "--num-clusters", 5, "--out", tmp_path / "c.paths"))[0]
+    rows = [line.split("\t") for line in (tmp_path / "c.paths").read_text().splitlines()]
+    assert answer["num_clusters"] == 5 and answer["num_words"] == len(rows) and answer["mutual_information_bits"] > 0
+    eos = next(bits for bits, word, _ in rows if word == "<eos>")
+    assert [word for bits, word, _ in rows if bits == eos] == ["<eos>"]
+    refused = pplseq("cluster", tmp_path / "counts", "--min-count", 2, "--out", tmp_path / "d.paths", code=2)
+    assert "--min-count" in refused.stderr and "count again with it" in refused.stderr
+
+
 def test_more_clusters_than_words(text, tmp_path):
     result = pplseq("cluster", text, "--num-clusters", 500, "--out", tmp_path / "c.paths", code=2)
     assert "500 blocks for" in result.stderr and not (tmp_path / "c.paths").exists()

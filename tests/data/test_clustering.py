@@ -12,9 +12,12 @@ from pplseq.data.clustering import (
     Clusters,
     average_mutual_information,
     brown_clusters,
+    clusters_from_counts,
     read_paths,
     uniform_clusters,
 )
+from pplseq.data.lag_counts import LagCounts
+from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 
 
@@ -268,6 +271,22 @@ def test_bigrams_stay_within_lines_if_asked_to():
     assert average_mutual_information(tokens, blocks) == pytest.approx(1)
     empty_lines = np.array([0, 0, 2, 2, 4, 5, 5])
     assert average_mutual_information(tokens, blocks, line_starts=empty_lines) == 0
+
+
+@pytest.mark.parametrize("own, passes, window", [((), 0, None), ((3, 29), 2, None), ((0,), 0, 12)])
+def test_counts_give_the_clusters_of_the_text_they_are_of(own, passes, window):
+    pytest.importorskip("scipy")
+    words = tuple(f"w{number}" for number in range(30))
+    tokens, ends = random_text(), np.array([0, 7, 7, 90, 91, 250, 400])
+    text = Text(tokens, ends, np.array([0, 6]), Vocabulary(words))
+    counts, options = LagCounts.from_text(text, 2), dict(own_block=own, exchange_passes=passes, window=window)
+    found = clusters_from_counts(counts, 6, **options)
+    expected = brown_clusters(tokens, 30, 6, line_starts=ends, **options)
+    assert found.paths == expected.paths and found.mutual_information == pytest.approx(expected.mutual_information)
+    with pytest.raises(ValueError, match="num_clusters: expected at most one block a word, got 31"):
+        clusters_from_counts(counts, 31)
+    with pytest.raises(ValueError, match="own_block: expected a word id in 0..29, got 30"):
+        clusters_from_counts(counts, 6, own_block=[30])
 
 
 def test_words_that_never_occur_join_the_rarest():

@@ -45,31 +45,39 @@ def cluster(
 ) -> None:
     """Cluster the words of DATA's training text by their neighbours; use the result with `train --blocks FILE`.
 
+    DATA may also be a folder of counts (`pplseq count`): the pairs of a text that is larger than a machine, counted on a cluster.
     Prints a JSON line with the average mutual information of adjacent clusters, in bits.
     """
-    from pplseq.data.clustering import average_mutual_information, write_paths
+    from pplseq.data.clustering import average_mutual_information, clusters_from_counts, write_paths
+    from pplseq.data.lag_files import COUNTS, load_counts
     from pplseq.data.text import load_corpus
     from pplseq.models.vlhmm.fit import make_clusters
 
-    corpus = load_corpus(data, seed=seed, **reading)
-    clusters = make_clusters(
-        corpus.train,
-        "uniform" if uniform else "brown",
-        num_clusters,
-        eos_block=eos_block,
-        exchange_passes=exchange_passes,
-        seed=seed,
-        progress=sys.stderr.isatty(),
-    )
+    show = sys.stderr.isatty()
+    if COUNTS.is_at(data):
+        if refused := [name for name, value in {"--uniform": uniform, "--min-count": reading["min_count"],
+                       "--max-vocabulary": reading["max_vocabulary"], "--lower": reading["lower"]}.items() if value]:  # fmt: skip
+            raise click.UsageError(f"{refused[0]}: {data} holds counts, whose words are settled; count again with it")
+        counts = load_counts(data)
+        vocabulary = counts.vocabulary
+        own = [vocabulary.eos_id] if eos_block and vocabulary.eos_id is not None else []
+        clusters = clusters_from_counts(counts, num_clusters, own_block=own, exchange_passes=exchange_passes, progress=show)
+        information = clusters.mutual_information
+    else:
+        corpus = load_corpus(data, seed=seed, **reading)
+        vocabulary, blocks = corpus.vocabulary, "uniform" if uniform else "brown"
+        clusters = make_clusters(
+            corpus.train, blocks, num_clusters, eos_block=eos_block, exchange_passes=exchange_passes, seed=seed, progress=show
+        )
+        information = average_mutual_information(corpus.train.tokens, clusters.block_of_word)
     with new_file(out) as new:
-        write_paths(new, clusters, corpus.vocabulary)
-    information = average_mutual_information(corpus.train.tokens, clusters.block_of_word)
+        write_paths(new, clusters, vocabulary)
     click.echo(
         json_line(
             {
                 "paths": str(out),
                 "num_clusters": clusters.num_blocks,
-                "num_words": len(corpus.vocabulary),
+                "num_words": len(vocabulary),
                 "mutual_information_bits": information,
             }
         )
