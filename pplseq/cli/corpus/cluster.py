@@ -45,7 +45,7 @@ def cluster(
 ) -> None:
     """Cluster the words of DATA's training text by their neighbours; use the result with `train --blocks FILE`.
 
-    DATA may also be a folder of counts (`pplseq count`): the pairs of a text that is larger than a machine, counted on a cluster.
+    DATA may also be a folder of counts (`pplseq count`), of a text that is larger than a machine.
     Prints a JSON line with the average mutual information of adjacent clusters, in bits.
     """
     from pplseq.data.clustering import average_mutual_information, clusters_from_counts, write_paths
@@ -55,8 +55,8 @@ def cluster(
 
     show = sys.stderr.isatty()
     if COUNTS.is_at(data):
-        if refused := [name for name, value in {"--uniform": uniform, "--min-count": reading["min_count"],
-                       "--max-vocabulary": reading["max_vocabulary"], "--lower": reading["lower"]}.items() if value]:  # fmt: skip
+        others = {f"--{name.replace('_', '-')}": value for name, value in (reading | {"uniform": uniform}).items()}
+        if refused := [name for name, value in others.items() if value]:
             raise click.UsageError(f"{refused[0]}: {data} holds counts, whose words are settled; count again with it")
         counts = load_counts(data)
         vocabulary = counts.vocabulary
