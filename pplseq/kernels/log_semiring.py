@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +68,56 @@ def log_matmul(a: Tensor, b: Tensor) -> Tensor:
         for *lead, p, q in zip(*(index.split(step) for index in where), strict=True)
     ]
     return result.index_put(where, torch.cat(exact))
+
+
+class ScaledMatrix:
+    """A matrix of logarithms (N, Q) whose exponentials are kept: products from both sides, again and again; no gradients.
+
+    :func:`log_matmul` is the slow twin; here, too, entries too small to be trusted are redone in log space.
+
+    Args:
+        make: gives the matrix; it is called again where entries have to be redone, so that only the exponentials are kept.
+    """
+
+    def __init__(self, make: Callable[[], Tensor]):
+        self.make, log = make, make()
+        self.top = log.amax(-1).clamp_min(torch.finfo(log.dtype).min)
+        self.scaled = (log - self.top.unsqueeze(-1)).exp_()
+        self.reach = math.exp(-500.0 if log.dtype == torch.float64 else -60.0)
+
+    def forward(self, message: Tensor) -> Tensor:
+        """log sum_n exp(message_rn + log_nq): (R, N) -> (R, Q)."""
+        return self._product(message, message + self.top, 0.0, _Side(self.scaled, lambda: self.make()))
+
+    def backward(self, message: Tensor) -> Tensor:
+        """log sum_q exp(log_nq + message_rq): (R, Q) -> (R, N)."""
+        return self._product(message, message, self.top, _Side(self.scaled.T, lambda: self.make().T))
+
+    def _product(self, message: Tensor, score: Tensor, add: Tensor | float, side: _Side) -> Tensor:
+        live = (message > -math.inf).any(0)
+        factor, few = side.scaled, 4 * int(live.sum()) < len(live)
+        if few:  # what is impossible throughout adds nothing
+            score, factor = score[:, live], factor[live]
+        if not score.shape[-1]:
+            return message.new_full((len(message), factor.shape[-1]), -math.inf)
+        high = score.amax(-1, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
+        product = (score - high).exp_() @ factor
+        small = product < self.reach
+        result = product.log_().add_(high).add_(add)
+        if not bool(small.any()):
+            return result
+        log, possible_in = side.log(), message > -math.inf
+        small &= possible_in.to(log.dtype) @ (log > -math.inf).to(log.dtype) > 0
+        where = small.nonzero()
+        for some in where.split(max(1, REPAIR_CELLS // message.shape[-1])):
+            row, column = some.unbind(-1)
+            result[row, column] = torch.logsumexp(message[row] + log.T[column], -1)
+        return result
+
+
+class _Side(NamedTuple):
+    scaled: Tensor
+    log: Callable[[], Tensor]
 
 
 def max_matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from pyro.distributions import Categorical
@@ -21,6 +22,10 @@ from pplseq.infer.discrete.results import (
     StateMarginals,
 )
 from pplseq.kernels import path_scan, scan, twice
+
+if TYPE_CHECKING:
+    from pplseq.infer.discrete.constrained.chain import ConstrainedChain
+    from pplseq.infer.discrete.constrained.moves import WordMoves
 
 
 def query(method):
@@ -368,6 +373,22 @@ class Chain:
 
     def _predict(self, belief: Belief, inputs: Tensor | None) -> Tensor:
         raise NotImplementedError
+
+    @torch.no_grad()
+    def constrained(self, moves: WordMoves, longest: int, shortest: int | None = None, **options) -> ConstrainedChain:
+        """The words to come behind each row, which an automaton over words accepts; no gradients flow.
+
+        Args:
+            moves: the automaton; it has read nothing yet. longest, shortest: words to come, at most and at least.
+            **options: ``start``: (B,) the automaton's states, as ``moves.run(x)`` tells them, where it is to read what was
+                observed, too; ``end``, ``log_lengths``, ``kept_bytes``: see
+                :func:`~pplseq.infer.discrete.constrained.build.constrain`, which is for specs without observations.
+        """
+        from pplseq.infer.discrete.constrained.build import constrain
+
+        return constrain(
+            self.transition, self.emission, moves, longest, shortest, first=self.next().state_log_probs.detach(), **options
+        )
 
     # ---------------------------------------------------------------- missing words
     def _missing_places(self) -> Tensor:
