@@ -54,6 +54,9 @@ SYSTEMS = {
     "crfsuite": System("crfsuite", None, {}, "crfsuite's conditional random field"),
     "maxent": System("maxent", None, {}, "scikit-learn's maximum entropy classifier"),
     "semi-supervised": System(
+        "self-trained-tagger", None, {}, "latent, which guesses tags that the text lacks and learns from them", True
+    ),
+    "partly-tagged": System(
         "dictionary-tagger", "semi_supervised", {}, "HMM, EM on text that is partly tagged", True
     ),
     "dictionary": System(

@@ -34,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "HMMTagger": "@pplseq.models.taggers.hmm",
         "HMMTaggerSettings": "@pplseq.models.taggers.hmm",
         "LatentTagger": "@pplseq.models.taggers.latent",
+        "SelfTrainedTagger": "@pplseq.models.taggers.substates.self_training",
         "DictionaryTagger": "@pplseq.models.taggers.dictionary",
         "CRFTagger": "@pplseq.models.taggers.conditional",
         "MEMMTagger": "@pplseq.models.taggers.conditional",

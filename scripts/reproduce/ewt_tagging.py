@@ -9,7 +9,7 @@ speed of tagging.
 A system is a name of `pplseq tag`, and behind it options as `--set` takes them. Tokens are the gold ones. Rows are kept in
 results/ewt_tagging.json one by one, and those that are there are not made again. Times are those of the processor, on one core,
 so that other work on the machine does not count. `unsupervised` is scored many-to-one, each state called by its most frequent
-tag in the scored text; `semi-supervised` learns from the tags of every tenth sentence and the words of all.
+tag in the scored text; `semi-supervised` and `partly-tagged` learn from the tags of every tenth sentence and the words of all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def training_text(system: str, train):
     """What a system may see of the training text."""
     from pplseq.data.columns import TaggedSentence
 
-    if system.split()[0] != "semi-supervised":
+    if system.split()[0] not in ("semi-supervised", "partly-tagged"):
         return train
     return [s if i % LABELLED == 0 else TaggedSentence(s.words, (None,) * len(s.words)) for i, s in enumerate(train)]
 

@@ -9,6 +9,7 @@ TAGGERS = Registry(
     {
         "hmm-tagger": "hmm:HMMTagger",
         "latent-tagger": "latent:LatentTagger",
+        "self-trained-tagger": "substates.self_training:SelfTrainedTagger",
         "crf-tagger": "conditional:CRFTagger",
         "memm-tagger": "conditional:MEMMTagger",
         "dictionary-tagger": "dictionary:DictionaryTagger",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.block import BlockEmission, BlockTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import DenseTransition
-from pplseq.models.taggers import split_merge
+from pplseq.infer.discrete.build import build_chain
+from pplseq.infer.discrete.chain import Chain
 from pplseq.models.taggers.rare_words import FormModel
-from pplseq.models.taggers.sentences import SentenceTagger
-from pplseq.models.taggers.split_merge import SubstateCounts, SubstateModel, TaggedTokens
-from pplseq.models.taggers.substate_words import SubstateWords
+from pplseq.models.taggers.sentences import SentenceTagger, WordTable
+from pplseq.models.taggers.substates import split_merge
+from pplseq.models.taggers.substates.split_merge import SubstateCounts, SubstateModel, TaggedTokens
+from pplseq.models.taggers.substates.substate_words import SubstateWords
 from pplseq.models.taggers.tagger import check_sentences, tag_names
 from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
 
@@ -32,7 +34,7 @@ class LatentTaggerSettings(checks.NamedArguments):
     Attributes:
         num_substates: of each tag, a power of two; rounds of splitting are its logarithm.
         num_iterations: of EM in each round. noise: by which new substates differ; see
-            :func:`~pplseq.models.taggers.split_merge.split`.
+            :func:`~pplseq.models.taggers.substates.split_merge.split`.
         merge: share of each round's splits that is undone where it helps least, except in the first round; num_substates then
             bounds the number.
         transition_count: pseudo-count of p(substate | tag before), to which transitions back off.
@@ -74,7 +76,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
 
     Training counts tags and words, then repeatedly splits every state in two and runs EM on the tagged text, in which
     each word opens the states of its tag only. Words that are new or rare are judged by their form as well, inside
-    p(word | z); see :class:`~pplseq.models.taggers.substate_words.SubstateWords`.
+    p(word | z); see :class:`~pplseq.models.taggers.substates.substate_words.SubstateWords`.
 
     Attributes:
         log_probs: of the last fit, log p(words, tags) before each iteration of EM, nats.
@@ -90,13 +92,14 @@ class LatentTagger(IterativeTagger, SentenceTagger):
 
     name = "latent-tagger"
     decoder = "posterior"
+    settings_class: ClassVar[type[LatentTaggerSettings]] = LatentTaggerSettings
 
     def __init__(self, settings: LatentTaggerSettings | None = None, **options):
-        self.settings = settings or LatentTaggerSettings(**options)
+        self.settings = settings or self.settings_class(**options)
         self.log_probs: list[float] = []
 
     # ---------------------------------------------------------------- learning
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> LatentTraining:
+    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> TaggerTraining:
         return LatentTraining(self, x)
 
     def set_counts(
@@ -151,6 +154,42 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         transition = TableTransition(layout, self.transition.initial, self.transition.matrix)
         return symbols.view_as(x), lengths, BlockEmission(layout, pairs[:, 1], table), transition
 
+    def chain_given(self, sentences: Sequence[TaggedSentence]) -> Chain:
+        """The chain of a batch of sentences, none empty, given their words and those of their tags that are not None."""
+        number: dict[str | None, int] = {tag: k for k, tag in enumerate(self.tags)} | {None: -1}
+        types, x, lengths = self.encode([sentence.words for sentence in sentences])
+        tags = torch.full_like(x, -1)
+        for i, sentence in enumerate(sentences):
+            tags[i, : len(sentence.tags)] = torch.tensor([number[tag] for tag in sentence.tags], dtype=torch.long)
+        pairs, symbols = torch.stack([x, tags], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
+        other = (pairs[:, 1:] >= 0) & (self.tag_of_state() != pairs[:, 1:])
+        table = self.emission(types).table[pairs[:, 0]].masked_fill(other, -torch.inf)
+        valid = torch.arange(x.shape[1])[:, None] < lengths
+        return build_chain(self.transition, WordTable(table), symbols.view_as(x).T, valid=valid)
+
+    def fill_tags(self, x: Sequence[TaggedSentence]) -> list[TaggedSentence]:
+        """The sentences with all tags: where one is None, the most probable tag of that word given all words and the tags that
+        are there.
+
+        Raises:
+            ValueError: a tag that this tagger does not have.
+        """
+        self.check_fitted()
+        found, known = list(x), {None, *self.tags}
+        for i, sentence in enumerate(x):
+            if not known.issuperset(sentence.tags):
+                strange = next(tag for tag in sentence.tags if tag not in known)
+                raise ValueError(f"x: number {i} has the tag {strange!r}; expected None or one of: {', '.join(self.tags)}")
+        lacking = [i for i, sentence in enumerate(x) if None in sentence.tags]
+        with torch.no_grad():
+            for batch in self.batches([x[i].words for i in lacking]):
+                rows = [x[lacking[i]] for i in batch]
+                best = self._of_tags(self.chain_given(rows).marginals()).argmax(-1).tolist()
+                for i, (words, tags), guess in zip(batch, rows, best, strict=True):
+                    full = tuple(tag or self.tags[k] for tag, k in zip(tags, guess[: len(words)], strict=True))
+                    found[lacking[i]] = TaggedSentence(words, full)
+        return found
+
     def has_substates(self) -> bool:
         return bool((self._sizes > 1).any())
 
@@ -180,7 +219,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
 
     @classmethod
     def from_state(cls, config, tensors):
-        tagger = cls(LatentTaggerSettings(**config["settings"]))
+        tagger = cls(cls.settings_class(**config["settings"]))
         tagger.log_probs = config["log_probs"]
         own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
         forms = FormModel.from_state(config["forms"], own)

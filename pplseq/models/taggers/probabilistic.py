@@ -16,8 +16,8 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.taggers.substates.taggings import PosteriorChain, best_taggings, entropy_bounds
 from pplseq.models.taggers.tagger import Tagger, Words, check_words
-from pplseq.models.taggers.taggings import PosteriorChain, best_taggings, entropy_bounds
 
 BATCH_CELLS = 1 << 21  # steps x rows x states of one batch
 DECODERS = ("viterbi", "posterior")
@@ -150,7 +150,7 @@ class ProbabilisticTagger(Tagger):
 
     def entropy_bounds(self, x: Sequence[Words]) -> np.ndarray:
         """(N, 2) a lower and an upper bound of the entropy of the taggings given the words, nats; equal where each tag is one
-        state. See :func:`~pplseq.models.taggers.taggings.entropy_bounds`, also for the cost."""
+        state. See :func:`~pplseq.models.taggers.substates.taggings.entropy_bounds`, also for the cost."""
 
         def exact(chain: Chain, _: list[int]) -> list[tuple[float, float]]:
             return [(value, value) for value in chain.entropy().tolist()]
@@ -167,7 +167,7 @@ class ProbabilisticTagger(Tagger):
         """The n most probable taggings, and log p(tagging | words), nats, best first; fewer where there are not as many.
 
         Exact, also where tags have several states, over whose paths it sums: see
-        :func:`~pplseq.models.taggers.taggings.best_taggings`.
+        :func:`~pplseq.models.taggers.substates.taggings.best_taggings`.
         """
         checks.count("n", n)
 

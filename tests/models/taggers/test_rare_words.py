@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pplseq.models.taggers.rare_words import FormModel
-from pplseq.models.taggers.substate_words import SubstateWords
+from pplseq.models.taggers.substates.substate_words import SubstateWords
 
 WORDS = ["walked", "talked", "jumped", "nation", "station", "1990", "of"]
 COUNTS = torch.tensor([[0, 2.0, 0], [0, 1, 0], [1, 3, 0], [1, 0, 0], [2, 0, 0], [0, 0, 1], [0, 0, 40]]).double()

@@ -6,8 +6,8 @@ import torch
 
 from pplseq.distributions.block import BlockEmission, TableTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.models.taggers import split_merge
-from pplseq.models.taggers.split_merge import SubstateModel, TaggedTokens
+from pplseq.models.taggers.substates import split_merge
+from pplseq.models.taggers.substates.split_merge import SubstateModel, TaggedTokens
 
 TAG_OF_SYMBOL = [0, 0, 1, 1, 1, 2, 3]  # the last is the boundary
 ROWS = [[0, 2, 5, 3, 1], [4], [], [1, 1, 0, 2, 3, 4, 5, 5], [2, 0], [5, 3, 4, 0], [3, 3, 3]]

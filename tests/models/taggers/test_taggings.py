@@ -7,7 +7,7 @@ import pytest
 
 from pplseq import LatentTagger
 from pplseq.data import TaggedSentence
-from pplseq.models.taggers.taggings import PosteriorChain, best_taggings, entropy_bounds
+from pplseq.models.taggers.substates.taggings import PosteriorChain, best_taggings, entropy_bounds
 
 
 def random_chain(seed, num_steps, sizes, sparse=False):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.models.taggers.rare_words import FormModel
-from pplseq.models.taggers.split_merge import filled_slots
+from pplseq.models.taggers.substates.split_merge import filled_slots
 
 TINY = 1e-300
 

@@ -1,0 +1,1 @@
+"""Taggers whose tags have several states: splitting them, their words, taggings as sums of paths, text that lacks tags."""
