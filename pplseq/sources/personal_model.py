@@ -122,6 +122,7 @@ def make_personal(sources: Sequence[Any], num_words: int, settings: Mapping[str,
     """A model that has read nothing yet; the settings are those of `PROPSLearner`."""
     from pplseq.models import PROPSLearner
 
+    settings = {name: value for name, value in settings.items() if name != "initial" or value}
     return PersonalModel(PROPSLearner([Overheard(source) for source in sources], num_words=num_words, **settings))
 
 

@@ -49,6 +49,7 @@ class StreamSettings:
     Args:
         num_perturbations: states that are learned.
         source_share: probability of the sources together before anything was learned; the rest is the learned states'.
+        initial: all of these probabilities: of every source in its order, then of the learned states.
         exponent: word t weighs t^-EXPONENT in the running statistics.
         step_size: the same weight for every word instead, for streams that drift.
         warm_up: tokens before the first update.
@@ -60,6 +61,7 @@ class StreamSettings:
 
     num_perturbations: int = _checked(2, checks.count, "--perturbations")
     source_share: float = _checked(0.9, partial(checks.share, interval="(0, 1)"))
+    initial: tuple[float, ...] = ()
     exponent: float = _checked(0.8, partial(checks.share, interval="(0.5, 1]"))
     step_size: float | None = _checked(None, partial(checks.share, interval="(0, 1)"))
     warm_up: int = _checked(20, checks.count)

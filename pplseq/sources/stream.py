@@ -174,6 +174,7 @@ class PersonalStream:
                 raise TypeError(f"{name}: no option or setting of a stream; there are: {', '.join([*names, *SETTINGS])}")
         options = {name: value for name, value in chosen.items() if name in names}
         settings = {name: value for name, value in chosen.items() if name in SETTINGS}
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
         reading = resumed_options(folder, options, learning=learn)
         opened = open_all([sources] if isinstance(sources, str) else sources, reading, say=say)
         with ExitStack() as held:

@@ -52,7 +52,11 @@ def compare(num_words: int, options: OnlineEM) -> tuple[float, float]:
     """The largest difference to the dense recursion over 400 tokens, and its microseconds a token."""
     random = np.random.default_rng(1)
     start, (words, logs) = tables(num_words, random), stream(num_words, 400, random)
-    dense = DenseStream(**start, step_sizes=options.gain, warm_up=options.warm_up, smoothing=options.smoothing_at)
+    dense = DenseStream(
+        **start, step_sizes=options.gain, warm_up=options.warm_up, smoothing=options.smoothing_at,
+        transition_prior=lambda t: options.transition_prior / t,
+        initial_prior=lambda t: options.initial_prior / t,
+    )  # fmt: skip
     fast, worst = start_stream(**start, options=options), 0.0
     dense.history = _Nothing()
     begin = time.process_time()

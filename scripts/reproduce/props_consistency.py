@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
     options = {"exponent": arguments.exponent, "smoothing": arguments.smoothing}
+    options |= {"initial_prior": None, "transition_prior": 0.0}  # as in the paper
     results = {}
     print(f"divergence D per token, T = {LENGTHS}: {' -> '.join(ESTIMATES)}")
     for size in arguments.sizes:

@@ -91,12 +91,27 @@ def test_the_same_source_twice(pplseq, general):
     assert list(line["sources"]) == ["5-gram, general.txt", "cache", "cache #2", "cache #3"]
 
 
+def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
+    """Probabilities of every source and learned state, kept with the state."""
+    state = ["--state", tmp_path / "state"]
+    chosen = [general, "--source", "cache", "--perturbations", 1, "--initial", "0.5,0.3,0.2"]
+    (line,) = lines_of(pplseq("personalize", *chosen, *state, input="the cat\n"))
+    said = [line["sources"][name][0] for name in line["sources"]]
+    own = math.exp(line["token_log_probs"][0]) - sum(w * math.exp(p) for w, p in zip((0.5, 0.3), said, strict=True))
+    assert 0 < own < 0.2
+    assert "initial" in pplseq("personalize", *chosen[:-1], "0.4,0.4,0.2", *state, input="the\n", code=2).stderr
+    assert pplseq("personalize", *chosen, *state, input="the\n").stderr
+    wrong = pplseq("personalize", *chosen[:-1], "0.5,0.5", input="the\n", code=2).stderr
+    assert "initial" in wrong and "3" in wrong
+
+
 def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
     words = general.replace("ngram:", "words:")
     lines = lines_of(pplseq("personalize", words, "--perturbations", 3, "--stream", personal))
     assert all(line["sources"] == {} for line in lines)
     assert all(value is None for line in lines for value in line["log_odds"])  # infinite
-    assert lines[-1]["log_prob"] > lines[0]["log_prob"]
+    per_word = [line["log_prob"] / len(line["token_log_probs"]) for line in lines]
+    assert max(per_word[-5:]) > per_word[0] + 0.2
 
 
 def test_words_outside_the_vocabulary(pplseq, general):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pplseq.models.props.online_em import StreamState, start_stream
+from pplseq.models.props.seen_words import SeenWords
 from pplseq.models.props.settings import OnlineEM, StepInfo
 from pplseq.models.props.word_statistics import NEGLIGIBLE, REBASE, SPREAD
 
@@ -28,7 +29,8 @@ class BatchStream:
         num_users: B. options: see :class:`~pplseq.models.props.settings.OnlineEM`.
         window: words kept hot; each costs every step, so it is not more than is needed: see ``StepInfo.residual``.
 
-    Memory: of a user V K_p numbers (3 V K_p with averaging), and window K_p K.
+    Memory: of a user about 2 N (K_p + 1) numbers, where N is the number of different words that the user with the most has
+    seen (2 N (3 K_p + 1) with averaging), and window K_p K; whatever V is.
     """
 
     def __init__(
@@ -36,17 +38,18 @@ class BatchStream:
     ):
         if isinstance(num_users, bool) or not isinstance(num_users, int) or num_users < 1:
             raise ValueError(f"num_users must be a positive integer, got {num_users!r}")
-        self.initial, self.first_transition, self.table, self.options = initial, transition, emission, options
+        self.first_initial, self.first_transition, self.table, self.options = initial, transition, emission, options
         self.num_users, self.num_states = num_users, len(initial)
         self.num_own, self.num_words = emission.shape
         self.num_sources = self.num_states - self.num_own
         self.window = min(options.window, window)
         num_states, own = self.num_states, self.num_own
-        self.num_fixed, self.num_settled = num_states**2, num_states**2 + own
+        self.num_moves, self.num_fixed = num_states**2, num_states**2 + num_states
+        self.num_settled = self.num_fixed + own
         size = self.num_settled + self.window * own
         full = initial.new_zeros
-        self.transition = transition.repeat(num_users, 1, 1)
-        self.filter = initial.repeat(num_users, 1)
+        self.initial, self.transition = initial.repeat(num_users, 1), transition.repeat(num_users, 1, 1)
+        self.filter = self.initial
         self.rho, self.rows = full(num_users, size, num_states), full(num_users, size)
         self.words = torch.full((num_users, self.window), -1, device=initial.device)  # of the slots, -1 where free
         self.num_steps, self.num_entered = (
@@ -55,10 +58,11 @@ class BatchStream:
         self.fresh = torch.ones(num_users, dtype=torch.bool, device=initial.device)
         self.detached = torch.zeros_like(self.fresh)
         self.residual, self.scale = full(num_users), full(num_users) + 1
-        self.cold = full(num_users, self.num_words, own)
+        columns = {"values": own}
         if options.averaging is not None:
             self.sums, self.total_weight, self.weighted = full(num_users, size), full(num_users), full(num_users)
-            self.cold_sums, self.corrections = torch.zeros_like(self.cold), torch.zeros_like(self.cold)
+            columns |= {"sums": own, "corrections": own}
+        self.cold = SeenWords(num_users, columns, initial)
         self._users = torch.arange(num_users, device=initial.device)
         self._since_rebase = 0
 
@@ -91,8 +95,8 @@ class BatchStream:
         y, logs, active = self._checked(y, source_log_probs, active)
         seen, word = y >= 0, y.clamp_min(0)
         average = not learn and self.options.averaging is not None
-        transition = self._mean_transition() if average else self.transition
-        prior = torch.where(self.fresh[:, None], self.initial, (self.filter[:, None] @ transition)[:, 0])
+        initial, transition = self._mean_moves() if average else (self.initial, self.transition)
+        prior = torch.where(self.fresh[:, None], initial, (self.filter[:, None] @ transition)[:, 0])
         likelihood = torch.cat([logs.exp(), self._own_probs(word, average)], -1)
         joint = torch.where(seen[:, None], prior * likelihood, prior)
         by_source, by_own = joint[:, : self.num_sources].sum(-1), joint[:, self.num_sources :].sum(-1)
@@ -106,7 +110,7 @@ class BatchStream:
             )
         phi = joint / total[:, None]
         if learn:
-            self._learn(word, seen & active, active, prior, phi)
+            self._learn(word, seen & active, active, torch.where(self.fresh[:, None], initial, self.filter), prior, phi)
         else:
             self.detached |= active
         self.filter = torch.where(active[:, None], phi, self.filter)
@@ -164,12 +168,12 @@ class BatchStream:
     def _own_probs(self, word: Tensor, average: bool) -> Tensor:
         """(B, K_p) lambda_k of a word of every user."""
         rows = self._mean_rows() if average else self.rows
-        cold = self.cold[self._users, word]
         if average:
-            cold = cold * self.weighted[:, None] + (self.cold_sums - self.corrections)[self._users, word]
+            values, sums, corrections = self.cold.get(word, ["values", "sums", "corrections"])
+            cold = values * self.weighted[:, None] + sums - corrections
             cold = cold / self.total_weight.clamp_min(1e-300)[:, None]
         else:
-            cold = cold * self.scale[:, None]
+            cold = self.cold.get(word, ["values"])[0] * self.scale[:, None]
         same = (self.words == word[:, None]).to(rows)
         counts = cold + (same[:, None] @ self._hot(rows))[:, 0]
         return torch.where(self.maximized[:, None], self._smoothed(counts, rows), self.table.T[word])
@@ -185,7 +189,7 @@ class BatchStream:
         probs = (counts + smoothing / self.num_words) / total
         return torch.where(total > 0, probs, 1 / self.num_words)
 
-    def _learn(self, word, entered, active, prior, phi) -> None:
+    def _learn(self, word, entered, active, before, prior, phi) -> None:
         options, users, own = self.options, self._users, self.num_own
         slot = self.num_entered % self.window
         places = self.num_settled + slot[:, None] * own + torch.arange(own, device=slot.device)  # (B, K_p) rows
@@ -198,15 +202,16 @@ class BatchStream:
         gain = torch.where(active, gain, 0.0)
         keep = 1 - gain
         # the past of a state that cannot be reached does not matter
-        back = self.filter[:, :, None] * self.transition / torch.where(prior > 0, prior, 1.0)[:, None]
-        back = torch.where((prior > 0)[:, None], back, self.filter[:, :, None])
+        back = before[:, :, None] * self.transition / torch.where(prior > 0, prior, 1.0)[:, None]
+        back = torch.where((prior > 0)[:, None], back, before[:, :, None])
         cut = self.fresh | self.detached
         rho = torch.where(cut[:, None, None], self.rows[:, :, None], self.rho @ back) * keep[:, None, None]
         gained = torch.where(self.fresh, 0.0, gain)[:, None, None] * back
         diagonal = torch.arange(self.num_states, device=slot.device)
-        rho[:, : self.num_fixed].view(-1, self.num_states, self.num_states, self.num_states)[
+        rho[:, : self.num_moves].view(-1, self.num_states, self.num_states, self.num_states)[
             :, :, diagonal, diagonal
         ] += gained
+        rho[:, self.num_moves : self.num_fixed].diagonal(0, 1, 2).add_(torch.where(self.fresh, gain, 0.0)[:, None])
         entering = torch.where(entered, gain, 0.0)[:, None]
         columns = self.num_sources + torch.arange(own, device=slot.device)
         rho[:, self.num_fixed : self.num_settled].diagonal(self.num_sources, 1, 2).add_(entering)
@@ -227,8 +232,7 @@ class BatchStream:
         self._since_rebase += 1
         if self._since_rebase >= REBASE_EVERY and float(self.scale.min()) < REBASE:
             self._rebase()
-        maximal = self._maximal_transition(rows, self.transition)
-        self.transition = torch.where((active & self.maximized)[:, None, None], maximal, self.transition)
+        self.initial, self.transition = self._maximal_moves(rows, active)
 
     def _evict(self, slot: Tensor, places: Tensor, entered: Tensor) -> None:
         """Moves what is in the slots of users with a new word to the cold ones."""
@@ -242,45 +246,54 @@ class BatchStream:
         spread = torch.where(full[:, 0] & (spread > SPREAD), spread, 0.0)
         self.residual = torch.maximum(self.residual, spread)
         relative = torch.where(full, self.rows[columns, places] / self.scale[:, None], 0.0)
-        self.cold[users, old] += relative
+        entering = {"values": relative}
         tables = [self.rows]
         if self.options.averaging is not None:
-            self.cold_sums[users, old] += torch.where(full, self.sums[columns, places], 0.0)
-            self.corrections[users, old] += relative * self.weighted[:, None]
+            entering |= {"sums": self.sums[columns, places], "corrections": relative * self.weighted[:, None]}
             tables.append(self.sums)
+        self.cold.add(old, entering, full[:, 0])
         for table in tables:
             table[columns, places] = torch.where(full, 0.0, table[columns, places])
         self.rho[columns, places] = torch.where(full[..., None], 0.0, block)
 
     def _rebase(self) -> None:
         """Writes the running products into the cold numbers."""
+        cold = self.cold.columns
         if self.options.averaging is not None:
-            self.cold_sums += self.cold * self.weighted[:, None, None] - self.corrections
-            self.corrections.zero_()
+            cold["sums"] += cold["values"] * self.weighted[:, None, None] - cold["corrections"]
+            cold["corrections"].zero_()
             self.weighted = torch.zeros_like(self.weighted)
-        self.cold *= self.scale[:, None, None]
+        cold["values"] *= self.scale[:, None, None]
         self.scale = torch.ones_like(self.scale)
         self._since_rebase = 0
 
     # ---------------------------------------------------------------- parameters
-    def _maximal_transition(self, rows: Tensor, otherwise: Tensor) -> Tensor:
-        counts = rows[:, : self.num_fixed].reshape(-1, self.num_states, self.num_states)
-        counts = counts + self.options.transition_smoothing / self.num_states
-        visits = counts.sum(-1, keepdim=True)
-        return torch.where(visits > 0, counts / torch.where(visits > 0, visits, 1.0), otherwise)
+    def _maximal_moves(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K) first states and (B, K, K) moves from rows, of the users in a mask whose moves are learned."""
+        options, share = self.options, 1 / self.num_steps.clamp_min(1).to(rows)
+        least = 1 if options.transition_prior else options.warm_up
+        wanted, initial = wanted & (self.num_steps >= least), self.initial
+        if options.initial_prior is not None:
+            counts = rows[:, self.num_moves : self.num_fixed]
+            counts = counts + options.initial_prior * share[:, None] * self.first_initial
+            initial = _shares(counts, wanted[:, None], initial)
+        counts = rows[:, : self.num_moves].reshape(-1, self.num_states, self.num_states)
+        first = self.first_initial[:, None] * self.first_transition
+        counts = counts + options.transition_prior * share[:, None, None] * first
+        counts = counts + options.transition_smoothing / self.num_states
+        return initial, _shares(counts, wanted[:, None, None], self.transition)
 
     def _mean_rows(self) -> Tensor:
         return self.sums / self.total_weight.clamp_min(1e-300)[:, None]
 
-    def _mean_transition(self) -> Tensor:
-        mean = self._maximal_transition(self._mean_rows(), self.transition)
-        return torch.where((self.maximized & (self.total_weight > 0))[:, None, None], mean, self.transition)
+    def _mean_moves(self) -> tuple[Tensor, Tensor]:
+        return self._maximal_moves(self._mean_rows(), self.total_weight > 0)
 
     def user(self, index: int) -> StreamState:
         """One user's stream by itself: to save, merge, question or go on with."""
-        arrays = {name: getattr(self, name).double().cpu().numpy() for name in ("initial", "first_transition", "table")}
+        arrays = {name: getattr(self, name).double().cpu().numpy() for name in ("first_initial", "first_transition", "table")}
         state = start_stream(
-            initial=arrays["initial"],
+            initial=arrays["first_initial"],
             transition=arrays["first_transition"],
             emission=arrays["table"],
             options=self.options,
@@ -291,7 +304,8 @@ class BatchStream:
 
         state.num_steps = int(self.num_steps[index])
         state.fresh, state.detached = bool(self.fresh[index]), bool(self.detached[index])
-        state.filter, state.transition, own = numbers("filter"), numbers("transition"), self.num_own
+        state.initial, state.transition = numbers("initial"), numbers("transition")
+        state.filter, own = numbers("filter"), self.num_own
         averaging, emissions = self.options.averaging is not None, state.emissions
         state.total_weight = float(self.total_weight[index]) if averaging else 0.0
         order = torch.arange(int(self.num_entered[index]) - self.window, int(self.num_entered[index]))
@@ -310,14 +324,12 @@ class BatchStream:
             emissions.slots.setdefault(word, []).append(place)
         emissions.smoothing = self.options.smoothing_at(state.num_steps)
         emissions.residual, cold = float(self.residual[index]), emissions.cold
-        values = numbers("cold")
-        parts = [numbers(name) for name in ("cold_sums", "corrections")] if averaging else []
         cold.scale, cold.weighted = float(self.scale[index]), float(self.weighted[index]) if averaging else 0.0
-        for word in np.flatnonzero(np.any([part.any(-1) for part in (values, *parts)], axis=0)).tolist():
+        seen = {name: part.cpu().numpy() for name, part in self.cold.user(index).items()}
+        for row, word in enumerate(seen.pop("words").tolist()):
             place = cold.place(word)  # which may replace the arrays by longer ones
-            cold.values[place] = values[word]
-            if averaging:
-                cold.sums[place], cold.corrections[place] = parts[0][word], parts[1][word]
+            for name, part in seen.items():
+                getattr(cold, name)[place] = part[row]
         fixed = state.num_fixed  # the next word needs a slot, which a batch empties only when it comes
         emissions.cool(state.rho[fixed:], state.rows[fixed:], state.sums[fixed:] if averaging else None)
         return state
@@ -336,7 +348,15 @@ class BatchStream:
 
     def emission(self) -> Tensor:
         """(B, K_p, V) word probabilities of the perturbation states now."""
-        counts = self.cold * self.scale[:, None, None]
+        cold = self.cold.columns["values"] * self.scale[:, None, None]
+        counts = cold.new_zeros(self.num_users, self.num_words, self.num_own)
+        counts = counts.scatter_add(1, self.cold.keys.clamp_min(0)[:, :, None].expand_as(cold), cold)
         index = self.words.clamp_min(0)[:, :, None].expand(-1, -1, self.num_own)
         counts = counts.scatter_add(1, index, self._hot(self.rows) * (self.words >= 0)[:, :, None])
         return torch.where(self.maximized[:, None, None], self._smoothed(counts.mT, self.rows), self.table)
+
+
+def _shares(counts: Tensor, wanted: Tensor, otherwise: Tensor) -> Tensor:
+    """Counts over their sums, along the last axis; those given where nothing is wanted or counted."""
+    total = counts.sum(-1, keepdim=True)
+    return torch.where(wanted & (total > 0), counts / torch.where(total > 0, total, 1.0), otherwise)

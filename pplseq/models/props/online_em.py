@@ -1,7 +1,7 @@
 """Online EM of hidden Markov models some of whose states are pinned to sources: one token in, parameters out.
 
-The recursion is that of :mod:`pplseq.models.props.oracle`; here all rows of rho (transitions, normalisers or moments, words
-seen last) are one matrix (R, K), so a step is two small products: rho R and, with the new filter, S = rho phi.
+The recursion is that of :mod:`pplseq.models.props.oracle`; here all rows of rho (transitions, first states, normalisers or moments,
+words seen last) are one matrix (R, K), so a step is two small products: rho R and, with the new filter, S = rho phi.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class StreamState:
     """One user's stream: filter, statistics, parameters. ``step`` changes it in place; ``copy`` keeps one.
 
     Args:
-        initial: (K,) p(z) of a sequence's first token; stays fixed. transition: (K, K) [from, to], sources first.
+        initial: (K,) p(z) of a sequence's first token. transition: (K, K) [from, to], sources first. Both are where the
+            stream begins, and the priors of the options.
         emission: the statistics of the perturbation states, empty.
         options: see :class:`OnlineEM`.
 
@@ -32,8 +33,8 @@ class StreamState:
     """
 
     def __init__(self, initial, transition, emission: WordStatistics | GaussianStatistics, options: OnlineEM):
-        self.initial, self.first_transition = np.array(initial, float), np.array(transition, float)
-        self.transition, self.options = self.first_transition, options
+        self.first_initial, self.first_transition = np.array(initial, float), np.array(transition, float)
+        self.initial, self.transition, self.options = self.first_initial, self.first_transition, options
         self.emissions: Any = emission  # both kinds answer the same questions
         self.num_states, self.num_own = len(self.initial), emission.num_own
         self.num_sources = self.num_states - self.num_own
@@ -43,13 +44,14 @@ class StreamState:
         self.filter = self.initial
         self.total_weight = 0.0
         self.sums: Any = None  # (R,) where means are kept
-        self._averaged: np.ndarray | None = None
+        self._averaged: tuple[np.ndarray, np.ndarray] | None = None
         self._allocate()
 
     def _allocate(self) -> None:
         """Room for the rows that there are now, with what is there kept; new rows come last."""
         num_states = self.num_states
-        self.num_fixed = num_states * num_states
+        self.num_moves = num_states * num_states
+        self.num_fixed = self.num_moves + num_states
         size = self.num_fixed + self.emissions.num_rows
         old = getattr(self, "rho", np.zeros((0, num_states)))
         self.rho, self.other = np.zeros((size, num_states)), np.zeros((size, num_states))
@@ -143,8 +145,8 @@ class StreamState:
 
     def _joint(self, y, missing: bool, source_log_probs, averaged: bool) -> tuple:
         """The filter before, the states' prior (K,), also as a list, and p(z, y | past) / exp(shift) as a list, with shift."""
-        before = self.initial if self.fresh else self.filter
-        transition = self._mean_transition() if averaged else self.transition
+        initial, transition = self._mean_moves() if averaged else (self.initial, self.transition)
+        before = initial if self.fresh else self.filter
         prior = before if self.fresh else before @ transition
         priors = prior.tolist()
         if missing:
@@ -196,8 +198,11 @@ class StreamState:
             self.rho, self.other = np.dot(self.rho, keep * back, out=self.other), self.rho
         rho = self.rho
         emissions.shrink(keep)
+        moves = self.num_moves
         if back is not None:
-            rho[:fixed].reshape(num_states, fixed)[:, :: num_states + 1] += gain * back
+            rho[:moves].reshape(num_states, moves)[:, :: num_states + 1] += gain * back
+        else:
+            rho[moves:fixed].reshape(-1)[:: num_states + 1] += gain
         if not missing:
             emissions.add(rho[fixed:], gain, y)
         rows = np.dot(rho, phi, out=self.rows)
@@ -211,12 +216,29 @@ class StreamState:
         else:
             emissions.cool(rho[fixed:], rows[fixed:], None)
         emissions.smoothing = options.smoothing_at(t)
-        if t >= options.warm_up:
-            self.transition = self._maximal_transition(rows, self.transition)
+        if self.moves_learned:
+            self.initial, self.transition = self.maximal_moves(rows, self.initial, self.transition)
 
-    def _maximal_transition(self, rows: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+    @property
+    def moves_learned(self) -> bool:
+        """Whether moves come from statistics: with a prior from the first token on."""
+        return self.num_steps >= (1 if self.options.transition_prior else self.options.warm_up)
+
+    def maximal_moves(self, rows: np.ndarray, initial: np.ndarray, transition: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(K,) and (K, K) from the rows of first states and moves; those given where nothing was counted."""
+        options, counts = self.options, rows[self.num_moves : self.num_fixed]
+        share = 1 / max(self.num_steps, 1)  # of one token beside the statistics
+        if options.initial_prior is not None:
+            counts = counts + share * options.initial_prior * self.first_initial
+            if (total := counts.sum()) > 0:
+                initial = counts / total
+        return initial, self._maximal_transition(rows, transition, share)
+
+    def _maximal_transition(self, rows: np.ndarray, otherwise: np.ndarray, share: float) -> np.ndarray:
         """The rows of transitions, each over its sum; a state never left keeps its old row."""
-        counts = rows[: self.num_fixed].reshape(self.num_states, -1)
+        counts = rows[: self.num_moves].reshape(self.num_states, -1)
+        if self.options.transition_prior:
+            counts = counts + share * self.options.transition_prior * self.first_initial[:, None] * self.first_transition
         if self.options.transition_smoothing:
             counts = counts + self.options.transition_smoothing / self.num_states
         visits = counts.sum(1)
@@ -229,11 +251,11 @@ class StreamState:
         """(R,) the statistics' mean over tokens."""
         return self.sums / self.total_weight
 
-    def _mean_transition(self) -> np.ndarray:
+    def _mean_moves(self) -> tuple[np.ndarray, np.ndarray]:
         if self._averaged is None:
-            self._averaged = self.transition
-            if self.maximized:
-                self._averaged = self._maximal_transition(self._mean_rows(), self.transition)
+            self._averaged = self.initial, self.transition
+            if self.moves_learned:
+                self._averaged = self.maximal_moves(self._mean_rows(), self.initial, self.transition)
         return self._averaged
 
     def parameters(self, averaged: bool | None = None) -> Parameters:
@@ -246,12 +268,12 @@ class StreamState:
         if average and not self.total_weight > 0:
             raise ValueError('averaged: this stream keeps no means; give averaging="recent" when it starts')
         rows = (self._mean_rows() if average else self.rows)[self.num_fixed :]
-        transition = self._mean_transition() if average else self.transition
+        initial, transition = self._mean_moves() if average else (self.initial, self.transition)
         if isinstance(self.emissions, WordStatistics):
             weight = self.total_weight if average else None
-            return Parameters(self.initial, transition, self.emissions.emission(rows, self.maximized, weight))
+            return Parameters(initial, transition, self.emissions.emission(rows, self.maximized, weight))
         loc, covariances = self.emissions.parameters(rows, self.maximized)
-        return Parameters(self.initial, transition, None, loc, covariances)
+        return Parameters(initial, transition, None, loc, covariances)
 
     def emission(self) -> np.ndarray:
         """(K_p, V) word probabilities of the perturbation states."""
@@ -270,9 +292,8 @@ class StreamState:
     def predicted_states(self, averaged: bool | None = None) -> np.ndarray:
         """(K,) p(z of the next token | past)."""
         average = self.total_weight > 0 if averaged is None else averaged
-        if self.fresh:
-            return self.initial.copy()
-        return self.filter @ (self._mean_transition() if average else self.transition)
+        initial, transition = self._mean_moves() if average else (self.initial, self.transition)
+        return initial.copy() if self.fresh else self.filter @ transition
 
     def word_probs(self, source_probs=(), averaged: bool | None = None) -> np.ndarray:
         """(V,) p(next word | past), from every source's (V,) probabilities; costs O(V K)."""

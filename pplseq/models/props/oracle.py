@@ -17,13 +17,17 @@ class DenseStream:
         S = sum_k rho(..., k) phi(k)
 
     A new sequence starts from ``initial``: its state is independent of the last one, so R(i, k) = phi(i), and no
-    transition is counted.
+    transition is counted, but a first state:
+
+        rho_pi(j, k)     <- g 1[j = k] at the first token + (1 - g) sum_l rho_pi(j, l) R(l, k)
 
     Args:
         initial: (K,). transition: (K, K) [from, to]. emission: (K_p, W) of the perturbations, states K_s..K-1.
         step_sizes: g of steps 1, 2, ..., a function.
         warm_up: steps before the first maximisation; None keeps the parameters.
         smoothing: pseudo-count of a state's words together after step t, beside statistics that sum to one, a function.
+        transition_prior, initial_prior: the weights of the first parameters after step t, functions; moves are then learned
+            from the first step on. None: without, after the warm-up; or, of ``initial``, not at all.
 
     Source: O. Cappé (2011), Online EM algorithm for hidden Markov models, Algorithm 1; M. Wojnowicz and X. Zhao (2018),
     PROPS, eqs. 8-16 and Algorithm 1.
@@ -35,6 +39,8 @@ class DenseStream:
     step_sizes: object
     warm_up: int | None = 20
     smoothing: object = lambda t: 0.0  # noqa: E731
+    transition_prior: object = None
+    initial_prior: object = None
     num_steps: int = 0
     fresh: bool = True  # the next step begins a sequence
     history: list = field(default_factory=list)  # statistics after every step
@@ -43,7 +49,9 @@ class DenseStream:
         num_states, (num_own, num_words) = len(self.initial), self.emission.shape
         self.num_sources = num_states - num_own
         self.filter = np.array(self.initial)
+        self.first = np.array(self.initial), np.array(self.transition)
         self.rho_transition = np.zeros((num_states, num_states, num_states))
+        self.rho_initial = np.zeros((num_states, num_states))
         self.rho_emission = np.zeros((num_states, num_words, num_states))
 
     def step(self, y: int, source_probs=()) -> float:
@@ -63,14 +71,20 @@ class DenseStream:
         self.rho_transition = (1 - g) * np.einsum("ijl,lk->ijk", self.rho_transition, back)
         if not self.fresh:
             self.rho_transition += g * np.einsum("jk,ij->ijk", identity, back)
+        self.rho_initial = (1 - g) * self.rho_initial @ back
+        if self.fresh:
+            self.rho_initial += g * identity
         self.rho_emission = (1 - g) * np.einsum("iwl,lk->iwk", self.rho_emission, back)
         if y >= 0:
             self.rho_emission[:, y] += g * identity
         self.filter = prior * likelihood / predictive
         self.fresh = False
         self.history.append((self.transition_statistics, self.emission_statistics))
-        if self.warm_up is not None and self.num_steps >= self.warm_up:
-            self._maximize()
+        if self.warm_up is not None:
+            if self.transition_prior is not None or self.num_steps >= self.warm_up:
+                self._maximize_moves()
+            if self.num_steps >= self.warm_up:
+                self._maximize_emission()
         return predictive
 
     @property
@@ -83,10 +97,18 @@ class DenseStream:
         """(K, W) S of words."""
         return self.rho_emission @ self.filter
 
-    def _maximize(self) -> None:
+    def _maximize_moves(self) -> None:
         counts = self.transition_statistics
+        first_initial, first_transition = self.first
+        if self.transition_prior is not None:
+            counts = counts + self.transition_prior(self.num_steps) * first_initial[:, None] * first_transition
         visits = counts.sum(1, keepdims=True)
         self.transition = np.where(visits > 0, counts / np.where(visits > 0, visits, 1), self.transition)
+        if self.initial_prior is not None:
+            starts = self.rho_initial @ self.filter + self.initial_prior(self.num_steps) * first_initial
+            self.initial = starts / starts.sum() if starts.sum() > 0 else self.initial
+
+    def _maximize_emission(self) -> None:
         counts = self.emission_statistics[self.num_sources :]
         num_words = counts.shape[1]
         smoothing = self.smoothing(self.num_steps)

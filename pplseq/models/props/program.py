@@ -24,13 +24,19 @@ SOURCE_SHARE = 0.9  # chosen on held-out WikiText-2 and Gutenberg streams: `sour
 
 
 def first_states(num_sources: int, num_perturbations: int, source_share: float) -> list[float]:
-    """(K,) probabilities of states before anything was learned: the sources' share, and the perturbations' rest."""
+    """(K,) probabilities of states before anything was learned: the sources' share, and the perturbations' rest.
+
+    Sources behind the first have together what perturbations have, at most half of the sources' share: the first is the one
+    that knows something, others (a cache, counts of the stream) have yet to see it.
+    """
     checks.share("source_share", source_share, "(0, 1)")
     size = num_sources + num_perturbations
     if not num_sources:
         return [1 / size] * size
     own = (1 - source_share) / num_perturbations
-    return [source_share / num_sources] * num_sources + [own] * num_perturbations
+    others = min(1 - source_share, source_share / 2) / max(num_sources - 1, 1)
+    first = source_share - others * (num_sources - 1)
+    return [first] + [others] * (num_sources - 1) + [own] * num_perturbations
 
 
 class PROPS(StateTables):
@@ -44,11 +50,13 @@ class PROPS(StateTables):
     Args:
         num_words: V, for words 0..V-1. num_features: D, for vectors. Give exactly one of the two.
         num_sources: K_s. num_perturbations: K_p.
-        initial: (K,) probabilities of a sequence's first state, sources first; None for `source_share`. Fixed on a stream.
+        initial: (K,) probabilities of a sequence's first state, sources first; None for `source_share`. A stream learns on from
+            them, see ``initial_prior`` of :class:`~pplseq.models.props.settings.OnlineEM`.
         transition: (K, K) probabilities [from, to]; None for `source_share`.
-        source_share: the probability of the sources together, and evenly, in the first state and at every move, where these
-            are not given: at first a stream is what its sources say. 1 - share is what perturbations begin with; with little
-            they cost little and learn later. Without sources all is even.
+        source_share: the probability of the sources together in the first state and at every move, where these are not given:
+            at first a stream is what its sources, and most of all the first of them, say. 1 - share is what perturbations
+            begin with, and again the sources behind the first; with little they cost little and learn later. Without sources
+            all is even.
         covariance: of vectors: "diag" or "full".
         covariance_floor: added to variances by online EM.
         dtype: "float64" or "float32".

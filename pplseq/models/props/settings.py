@@ -21,13 +21,18 @@ class OnlineEM(checks.NamedArguments):
         exponent: the step size of token t is t^-exponent; in (0.5, 1] for convergence. Text likes 0.8.
         step_size: a constant step in (0, 1) instead, for streams that drift: tokens older than a few times 1 / step_size
             are forgotten.
-        warm_up: tokens before the first maximisation.
+        warm_up: tokens before the first maximisation of what perturbations emit, and of moves without `transition_prior`.
         smoothing: pseudo-count of all words of a state together (each gets 1 / V of it), beside statistics that sum to one
             over states and words.
         prior_tokens: the same in tokens, prior_tokens / t beside the statistics of t tokens: a Dirichlet prior, whose weight
             falls as tokens come. V of them are Laplace's one a word; words of a text are rarer than that.
         transition_smoothing: pseudo-count of the transitions out of a state. A little (1e-3) keeps states alive that the
             first tokens starve: one that is never entered is never entered again.
+        transition_prior: the moves that a stream begins with, in tokens: a Dirichlet prior whose weight, transition_prior / t
+            beside the statistics of t tokens, falls as tokens come. With it moves are learned from the first token on, which
+            is what a stream of many sources needs to be as good as its best one early; 0 waits for `warm_up`.
+        initial_prior: the same for the probabilities of a sequence's first state, in sequences; None keeps them fixed, as
+            Wojnowicz and Zhao do, which costs short sequences (tweets, sentences) much of what was learned.
         averaging: None, "recent" (the mean of the statistics with weights t^2, most of it from the last half), or the token
             from which on all count equally: smoother parameters for use after learning.
         window: most words whose posterior still depends on the future; a cap that costs exactness only on chains which
@@ -42,6 +47,8 @@ class OnlineEM(checks.NamedArguments):
     smoothing: float = 0.05
     prior_tokens: float = 0.0
     transition_smoothing: float = 0.0
+    transition_prior: float = 10.0
+    initial_prior: float | None = 3.0
     averaging: str | int | None = None
     window: int = 256
 
@@ -54,7 +61,9 @@ class OnlineEM(checks.NamedArguments):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name in ("smoothing", "prior_tokens", "transition_smoothing"):
+        for name in ("smoothing", "prior_tokens", "transition_smoothing", "transition_prior", "initial_prior"):
+            if getattr(self, name) is None and name == "initial_prior":
+                continue
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         given = self.averaging

@@ -66,7 +66,8 @@ def unpack_checked(header: dict, arrays: dict[str, np.ndarray], folder) -> Strea
 def pack_stream(state: StreamState) -> tuple[dict, dict[str, np.ndarray]]:
     """A JSON-able header and arrays."""
     arrays = {
-        name: getattr(state, name) for name in ("initial", "first_transition", "transition", "filter", "rho", "rows")
+        name: getattr(state, name)
+        for name in ("first_initial", "initial", "first_transition", "transition", "filter", "rho", "rows")
     }
     if state.sums is not None:
         arrays["sums"] = state.sums
@@ -106,12 +107,13 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
         for word, slot in own.hot:
             own.slots.setdefault(word, []).append(slot)
         own.cold = _cold(header, arrays, averaging)
-    state = StreamState(arrays["initial"], arrays["first_transition"], own, options)
+    state = StreamState(arrays["first_initial"], arrays["first_transition"], own, options)
     for name in ("rho", "rows", *(("sums",) if averaging else ())):
         if arrays[name].shape != getattr(state, name).shape:
             raise ValueError(f"{name} has shape {arrays[name].shape}, expected {getattr(state, name).shape}")
         setattr(state, name, np.array(arrays[name]))
-    state.transition, state.filter = np.array(arrays["transition"]), np.array(arrays["filter"])
+    for name in ("initial", "transition", "filter"):
+        setattr(state, name, np.array(arrays[name]))
     for name in FLAGS:
         setattr(state, name, header[name])
     _check_numbers(state, header, arrays)
@@ -121,7 +123,7 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
 
 def _check_numbers(state: StreamState, header: dict, arrays: dict[str, np.ndarray]) -> None:
     """Raises ValueError for what a stream never holds: its file was changed."""
-    for name in ("initial", "first_transition", "transition", "filter"):
+    for name in ("first_initial", "initial", "first_transition", "transition", "filter"):
         value, shape = arrays[name], (state.num_states,) * (2 if "transition" in name else 1)
         if value.shape != shape or not (value >= 0).all() or not (abs(value.sum(-1) - 1) < 1e-4).all():
             raise ValueError(f"{name} does not hold probabilities of {state.num_states} states")
@@ -169,7 +171,7 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
     words = isinstance(first.emissions, WordStatistics)
     for k, state in enumerate(states[1:], 1):
         same = state.options == first.options and state.num_states == first.num_states
-        same = same and np.array_equal(state.initial, first.initial)
+        same = same and np.array_equal(state.first_initial, first.first_initial)
         same = same and np.array_equal(state.first_transition, first.first_transition)
         own: Any = state.emissions
         theirs: Any = first.emissions
@@ -195,8 +197,8 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
         if words:
             _merge_words(result, state, share)
             result.emissions.residual = max(result.emissions.residual, state.residual)
-    if result.maximized:
-        result.transition = result._maximal_transition(result.rows, first.transition)
+    if result.moves_learned:
+        result.initial, result.transition = result.maximal_moves(result.rows, first.initial, first.transition)
     return result
 
 
@@ -214,7 +216,7 @@ def _empty_like(state: StreamState) -> StreamState:
     else:
         averaging = state.options.averaging is not None
         own = WordStatistics(own.table, own.num_sources, own.smoothing, own.window, averaging)
-    return StreamState(state.initial, state.first_transition, own, state.options)
+    return StreamState(state.first_initial, state.first_transition, own, state.options)
 
 
 def _merge_words(result: StreamState, state: StreamState, share: float) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from pplseq.models.props.online_batch import BatchStream
 from pplseq.models.props.online_em import start_stream
+from pplseq.models.props.seen_words import SeenWords
 from pplseq.models.props.settings import OnlineEM
 
 USERS = 4
@@ -105,7 +106,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing():
     batch = batch_of(tables, OnlineEM(smoothing=0.0, warm_up=2))
     for t in range(3):
         batch.step(words[t], logs[t])
-    before = {name: getattr(batch, name).clone() for name in ("filter", "rho", "rows", "cold", "num_steps")}
+    before = {name: getattr(batch, name).clone() for name in ("filter", "initial", "rho", "rows", "num_steps")}
     unseen = next(w for w in range(9) if w not in words[:3, 2])
     good = np.full((USERS, 1), -1.0)
     bad, hopeless = good.copy(), good.copy()
@@ -137,3 +138,42 @@ def test_on_a_gpu():
         first, second = here.step(words[t], logs[t]), there.step(words[t], logs[t])
         torch.testing.assert_close(second.log_prob.cpu(), first.log_prob, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(there.emission().cpu(), here.emission(), rtol=0, atol=1e-12)
+
+
+def test_what_a_user_keeps_grows_with_the_words_seen_and_not_with_all_words():
+    num_words, users = 100_000, 8
+    tables, _, logs, *_ = problem(1, 2, 5, 200)
+    table = torch.full((2, num_words), 1 / num_words, dtype=torch.float64)
+    tensors = {name: torch.as_tensor(tables[name]) for name in ("initial", "transition")}
+    batch = BatchStream(**tensors, emission=table, num_users=users, options=OnlineEM())
+    random = np.random.default_rng(0)
+    for t in range(200):
+        batch.step(random.integers(num_words, size=users), np.tile(logs[t, :1], (users, 1)))
+    sizes = [batch.cold.keys, *batch.cold.columns.values(), batch.rho, batch.rows]
+    assert sum(part.numel() for part in sizes) / users < 5000 < num_words
+    taken = batch.user(3)
+    assert len(taken.emissions.cold.places) > 100
+
+
+@pytest.mark.parametrize("num_words", [1, 40, 3000])
+def test_a_table_of_seen_words_is_a_dictionary_a_user(num_words):
+    random, users = np.random.default_rng(0), 5
+    seen = SeenWords(users, {"a": 2, "b": 1}, torch.zeros(1, dtype=torch.float64))
+    truth = [dict() for _ in range(users)]
+    for _ in range(400):
+        words, wanted = random.integers(num_words, size=users) * 1024, random.random(users) < 0.7
+        a, b = random.normal(size=(users, 2)), random.normal(size=(users, 1))
+        given = {"a": torch.as_tensor(a), "b": torch.as_tensor(b)}
+        seen.add(torch.as_tensor(words), given, torch.as_tensor(wanted))
+        for user in np.flatnonzero(wanted):
+            old = truth[user].get(words[user], np.zeros(3))
+            truth[user][words[user]] = old + np.r_[a[user], b[user]]
+        asked = random.integers(num_words, size=users) * 1024
+        found = torch.cat(seen.get(torch.as_tensor(asked), ["a", "b"]), 1).numpy()
+        expected = [truth[user].get(asked[user], np.zeros(3)) for user in range(users)]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    for user in range(users):
+        kept = seen.user(user)
+        assert kept["words"].tolist() == sorted(truth[user])
+        np.testing.assert_allclose(kept["a"].numpy(), [truth[user][w][:2] for w in sorted(truth[user])], atol=1e-12)
+    assert seen.keys.shape[1] < 8 * max(map(len, truth)) + 32

@@ -32,9 +32,19 @@ def problem(num_sources, num_own, num_words, num_steps=150, seed=0):
     return tables, words, np.take_along_axis(given, words[:, None, None], 2)[..., 0]
 
 
+def dense_stream(tables, options):
+    def prior(tokens):
+        return (lambda t: tokens / t) if tokens is not None else None
+
+    return DenseStream(
+        **tables, step_sizes=options.gain, warm_up=options.warm_up, smoothing=options.smoothing_at,
+        transition_prior=prior(options.transition_prior or None), initial_prior=prior(options.initial_prior),
+    )  # fmt: skip
+
+
 def run_both(tables, words, given, options, boundaries=()):
     """The dense and the fast stream after all words, compared after each."""
-    dense = DenseStream(**tables, step_sizes=options.gain, warm_up=options.warm_up, smoothing=options.smoothing_at)
+    dense = dense_stream(tables, options)
     fast = start_stream(**tables, options=options)
     for t, (word, probs) in enumerate(zip(words.tolist(), given, strict=True)):
         if t in boundaries:
@@ -45,6 +55,7 @@ def run_both(tables, words, given, options, boundaries=()):
         np.testing.assert_allclose(np.exp(info.log_prob), predictive if word >= 0 else 1.0, rtol=1e-12, atol=1e-15)
         np.testing.assert_allclose(info.filter, dense.filter, rtol=0, atol=1e-12)
         np.testing.assert_allclose(fast.transition, dense.transition, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(fast.initial, dense.initial, rtol=0, atol=1e-12)
     return dense, fast
 
 
@@ -86,12 +97,14 @@ def test_with_steps_1_over_t_the_recursion_is_forward_backward(sizes):
         OnlineEM(step_size=0.1, warm_up=1),
         OnlineEM(exponent=1.0, smoothing=2.0),
         OnlineEM(smoothing=0.0, prior_tokens=5.0),
+        OnlineEM(transition_prior=0.0, initial_prior=None),
+        OnlineEM(transition_prior=0.0, initial_prior=0.0, step_size=0.1, warm_up=5),
     ],
     ids=str,
 )
 def test_the_fast_stream_is_the_dense_one(sizes, options):
     tables, words, given = problem(*sizes)
-    dense, fast = run_both(tables, words, given, options)
+    dense, fast = run_both(tables, words, given, options, boundaries=(40, 41, 90))
     np.testing.assert_allclose(fast.emission(), dense.emission, rtol=0, atol=1e-12)
     np.testing.assert_allclose(fast.emission().sum(1), 1.0, rtol=1e-12)
     assert fast.residual == 0.0 and fast.num_steps == len(words)
@@ -110,9 +123,11 @@ def test_missing_words_boundaries_and_means_of_statistics(averaging, step_size):
     tables, words, given = problem(1, 2, 9, num_steps=200)
     words[[0, 7, 8, 60, 61, 150]] = MISSING
     options = OnlineEM(averaging=averaging, step_size=step_size, warm_up=10, prior_tokens=3.0)
+    first = tables["initial"][:, None] * tables["transition"]
     dense, fast = run_both(tables, words, given, options, boundaries=(5, 60, 61, 100))
     moves, counts = averaged(dense.history, [options.weight(t + 1) for t in range(200)])
     mean = fast.parameters()
+    moves = moves + options.transition_prior / 200 * first
     np.testing.assert_allclose(mean.transition, moves / moves.sum(1, keepdims=True), rtol=0, atol=1e-12)
     counts = counts[1:] + options.smoothing_at(200) / 9
     np.testing.assert_allclose(mean.emission, counts / counts.sum(1, keepdims=True), rtol=0, atol=1e-12)
@@ -147,15 +162,15 @@ def test_following_changes_no_parameters_and_learning_goes_on():
 def test_a_capped_window_says_what_it_costs():
     tables, words, given = problem(0, 3, 9, num_steps=300)
     tables["transition"] = 0.99 * np.eye(3) + 0.01 / 3
-    dense, exact = run_both(tables, words, given, OnlineEM(warm_up=400))
+    dense, exact = run_both(tables, words, given, OnlineEM(warm_up=400, transition_prior=0.0, initial_prior=None))
     errors, residuals = [], []
     for window in (2, 8, 64):
-        stream = start_stream(**tables, options=OnlineEM(warm_up=400, window=window))
+        stream = start_stream(**tables, options=OnlineEM(warm_up=400, transition_prior=0.0, initial_prior=None, window=window))
         for word in words:
             stream.step(int(word))
         assert len(stream.emissions.hot) < window + 1
-        counts = stream.emissions.counts(stream.rows[9:], None)[1]
-        errors.append(abs(counts - exact.emissions.counts(exact.rows[9:], None)[1]).max())
+        counts = stream.emissions.counts(stream.rows[stream.num_fixed :], None)[1]
+        errors.append(abs(counts - exact.emissions.counts(exact.rows[exact.num_fixed :], None)[1]).max())
         residuals.append(stream.residual)
     assert errors[0] > errors[1] > errors[2] and residuals[0] > residuals[1] > residuals[2] > 0.0
     assert exact.residual < residuals[2]
@@ -178,7 +193,7 @@ def test_starved_states_vanish_in_peace_or_are_kept_alive():
     tables, *_ = problem(1, 2, 40)
     weights = []
     for transition_smoothing in (0.0, 1e-3):
-        options = OnlineEM(step_size=0.2, averaging="recent", transition_smoothing=transition_smoothing)
+        options = OnlineEM(step_size=0.2, averaging="recent", transition_smoothing=transition_smoothing, transition_prior=0.0)
         stream = start_stream(**tables, options=options)
         for word in random.integers(40, size=4000).tolist():
             info = stream.step(word, [-0.5])  # better than anything that can be learned
@@ -198,7 +213,7 @@ def test_vectors(full):
     )  # far from 0: digits must not be lost
     tables["loc"] = tables["loc"] + 100
     densities = np.exp(-0.1 * random.random((120, 1)))
-    options = OnlineEM(warm_up=30)
+    options = OnlineEM(warm_up=30, transition_prior=0.0, initial_prior=None)
     stream = start_stream(**tables, full=full, floor=0.0, options=options)
     if full:
         dense = DenseGaussianStream(**tables, step_sizes=options.gain, warm_up=30)

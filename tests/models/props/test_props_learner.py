@@ -335,7 +335,7 @@ def test_numbers_that_no_stream_holds_are_refused(tmp_path, name, change, messag
 def test_merged_statistics_are_sums_weighted_by_tokens(averaging):
     streams = []
     for seed, length in ((0, 60), (1, 150), (2, 0)):
-        learner = PROPSLearner([Bigram()], 7, seed=0, averaging=averaging)
+        learner = PROPSLearner([Bigram()], 7, seed=0, averaging=averaging, transition_prior=0.0)
         learner.learn_many(words(length, seed))
         streams.append(learner.state)
     merged = merge_streams(streams)
@@ -344,7 +344,7 @@ def test_merged_statistics_are_sums_weighted_by_tokens(averaging):
         total = 0.0
         for state in streams[:2]:
             rows, weight = (state._mean_rows(), state.total_weight) if averaged else (state.rows, None)
-            counts, seen = np.zeros((7, 2)), state.emissions.counts(rows[9:], weight)
+            counts, seen = np.zeros((7, 2)), state.emissions.counts(rows[state.num_fixed :], weight)
             counts[seen[0]] = seen[1]
             total = total + state.num_steps / 210 * counts
         expected = (total + 0.05 / 7) / (total.sum(0) + 0.05)
