@@ -1,4 +1,4 @@
-"""Numbers of the words that each of many users has seen: a hash table a user, in tensors, so that memory does not grow with V."""
+"""Numbers of the words that each of many users has seen: a hash table a user, so that memory does not grow with V."""
 
 from __future__ import annotations
 
