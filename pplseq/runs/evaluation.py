@@ -37,7 +37,7 @@ class TextScore:
         num_streams: B of the carried protocol; the number of lines per sentence.
         num_tokens, num_unknown: N, and how many of them are the unknown word.
         log_prob: nats, of all tokens together.
-        token_log_probs: (N,) nats, in the order of the text.
+        token_log_probs: (N,) nats, in the order of the text; empty where a cluster summed them up.
         known_log_prob: nats, of the tokens that are not the unknown word, which is easier than the words it stands for.
     """
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,8 @@ from pplseq.recipes.text.settings import reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
 from pplseq.runs.progress import Watch
+
+MANY_UNKNOWN = "Warning: more than a fifth of the words are unknown to the model; is this text of its kind?"
 
 # question -> function of the model's module of answers; whether it is about whole sentences, ended by <eos>
 FUNCTIONS = {
@@ -45,6 +48,11 @@ def load(folder: Path, settings: Any) -> Any:
 # ---------------------------------------------------------------- evaluation
 def evaluate(folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
     """Perplexities of a text, every token counted once; a record for each protocol."""
+    if settings.cluster is not None:
+        yield _evaluate_on_cluster(folder, data, settings, watch)
+        return
+    if settings.part_bytes is not None:
+        raise ValueError("part_bytes: is of parts on a cluster; give cluster too")
     model = load(folder, settings)
     if settings.vocabulary is not None:
         check_same_vocabulary(model.vocabulary, settings.vocabulary)
@@ -64,9 +72,41 @@ def evaluate(folder: Path, data: str | None, settings: Any, watch: Watch) -> Ite
         seconds = round(time.monotonic() - began, 3)
         yield {"model": str(folder), "text": text.name, **scores[-1].summary(), "seconds": seconds}
     if scores[0].num_unknown > 0.2 * scores[0].num_tokens:
-        watch.say("Warning: more than a fifth of the words are unknown to the model; is this text of its kind?")
+        watch.say(MANY_UNKNOWN)
     if settings.per_token is not None and current().writes:
         write_tokens(settings.per_token, text, scores)
+
+
+def _evaluate_on_cluster(folder: Path, data: str | None, settings: Any, watch: Watch) -> dict[str, Any]:
+    """The record of the sentence protocol, of files that the workers read."""
+    from pplseq.recipes.text.parts import PART_BYTES, score_on
+    from pplseq.runs.cluster import connected
+
+    refused = {
+        "protocol": settings.protocol == "carried", "streams": settings.streams, "per_token": settings.per_token,
+        "split": settings.split, "device": settings.device not in ("auto", "cpu"),
+    }  # fmt: skip
+    for name, value in refused.items():
+        if value:
+            raise ValueError(
+                f"{name}: on a cluster every line of DATA's files is scored from the start, on CPUs, and summed up; leave {name} "
+                "out, or leave out cluster"
+            )
+    if data is None or Path(data).is_dir():
+        raise ValueError(f"DATA: the workers read files; expected a file, a pattern of files with * or a URL, got {data!r}")
+    model = load(folder, replace(settings, device="cpu"))
+    if settings.vocabulary is not None:
+        check_same_vocabulary(model.vocabulary, settings.vocabulary)
+    lower = reading_of(record_of(folder), settings.lower)["lower"]
+    began = time.monotonic()
+    with connected(settings.cluster, say=watch.say) as cluster:
+        score = score_on(
+            cluster, model, data, lower=lower, batch_tokens=settings.batch_tokens,
+            part_bytes=settings.part_bytes or PART_BYTES,
+        )  # fmt: skip
+    if score.num_unknown > 0.2 * score.num_tokens:
+        watch.say(MANY_UNKNOWN)
+    return {"model": str(folder), "text": data, **score.summary(), "seconds": round(time.monotonic() - began, 3)}
 
 
 def check_same_vocabulary(vocabulary: Vocabulary, path: Path) -> None:

@@ -252,6 +252,9 @@ class EvaluationSettings(UseSettings):
         per_token: write word<TAB>log-probability (nats) of every token to this file, a column a protocol.
         vocabulary: the vocabulary DATA was made with: an error if it is not the model's.
         lower: lower-case DATA (default: as the run was trained).
+        cluster: score the lines of DATA on the workers of a Dask cluster, tcp://HOST:PORT, or local:N for N processes; DATA may
+            then be a URL, x.parquet#column or a pattern of files with *. Per sentence only.
+        part_bytes: of a part, on a cluster (default: 4 MB).
     """
 
     split: Literal["train", "valid", "test"] | None = None
@@ -262,6 +265,8 @@ class EvaluationSettings(UseSettings):
     per_token: Path | None = None
     vocabulary: Path | None = None
     lower: bool | None = None
+    cluster: str | None = None
+    part_bytes: int | None = setting(None, check=checks.count)
 
 
 @dataclass(kw_only=True)
