@@ -89,8 +89,8 @@ def _evaluate_on_cluster(folder: Path, data: str | None, settings: Any, watch: W
     for name, value in refused.items():
         if value:
             raise ValueError(
-                f"{name}: on a cluster every line of DATA's files is scored from the start, on CPUs, and summed up; leave {name} "
-                "out, or leave out cluster"
+                f"{name}: on a cluster every line of DATA's files is scored from the start, on CPUs, and summed up; leave "
+                f"{name} out, or leave out cluster"
             )
     if data is None or Path(data).is_dir():
         raise ValueError(f"DATA: the workers read files; expected a file, a pattern of files with * or a URL, got {data!r}")
