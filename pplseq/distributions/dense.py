@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pyro.distributions as dist
@@ -166,7 +167,8 @@ class CategoricalEmission(Emission):
 
 
 class GaussianEmission(Emission):
-    """p(x | z) = Normal(loc[z], covariance[z]) over (D,) vectors.
+    """p(x | z) = Normal(loc[z], covariance[z]) over (D,) vectors. A coordinate that is NaN is missing: the likelihood is that
+    of the others, and a vector of NaN alone says nothing.
 
     Args:
         loc: (*b, Z, D).
@@ -193,6 +195,8 @@ class GaussianEmission(Emission):
     def log_likelihood(self, obs):
         if obs.shape[-1:] != self.event_shape:
             raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")
+        if twice.holds(obs.detach().isnan().any()):
+            return self._partly_seen(obs)
         density = self._all()
         rows = max(1, DENSITY_CELLS // (self.num_states * obs.shape[-1]))
         if self.batch_shape or obs.numel() <= rows * obs.shape[-1]:
@@ -200,6 +204,33 @@ class GaussianEmission(Emission):
         # in pieces that stay in the cache: differences of every observation from every mean are many numbers
         pieces = obs.reshape(-1, obs.shape[-1]).unsqueeze(-2).split(rows)
         return torch.cat([density.log_prob(piece) for piece in pieces]).reshape(*obs.shape[:-1], self.num_states)
+
+    def _partly_seen(self, obs: Tensor) -> Tensor:
+        """(*B, Z) where coordinates are missing."""
+        missing = obs.isnan()
+        apart = (torch.where(missing, 0.0, obs).unsqueeze(-2) - self.loc).masked_fill(missing.unsqueeze(-2), 0.0)
+        nothing = 0.5 * math.log(2 * math.pi) * missing.sum(-1, keepdim=True)  # of a standard normal at its mean
+        if self.scale is not None:
+            density = dist.Normal(torch.zeros_like(self.loc), self.scale, validate_args=False).log_prob(apart)
+            return density.masked_fill(missing.unsqueeze(-2), 0.0).sum(-1)
+        assert self.scale_tril is not None, "one of the two: see __init__"
+        covariance = self.scale_tril @ self.scale_tril.mT
+        patterns, of_row = missing.flatten(0, -2).unique(dim=0, return_inverse=True)
+        of_row, total = of_row.reshape(missing.shape[:-1]), 0.0
+        for number, gone in enumerate(patterns):
+            # what is missing is a standard normal of its own, at its mean
+            alone = covariance.masked_fill(gone | gone.unsqueeze(-1), 0.0) + torch.diag(gone.to(covariance))
+            tril = self.scale_tril if not bool(gone.any()) else torch.linalg.cholesky(alone)
+            density = dist.MultivariateNormal(torch.zeros_like(self.loc), scale_tril=tril, validate_args=False)
+            here = (of_row == number).unsqueeze(-1)
+            if self.batch_shape:
+                total = total + torch.where(here, density.log_prob(apart), 0.0)
+            else:
+                rows = here.flatten()
+                own = density.log_prob(apart.reshape(-1, *apart.shape[-2:])[rows])
+                found = own.new_zeros(len(rows), self.num_states).index_put((rows.nonzero().squeeze(-1),), own)
+                total = total + found.reshape(*here.shape[:-1], -1)
+        return total + nothing
 
     def distribution(self, state):
         loc = take_rows(self.loc, state)

@@ -8,21 +8,38 @@ from torch import Tensor
 from pplseq.kernels.log_semiring import log_matmul, logsumexp
 
 
-def filtered_twin(init: Tensor, pair: Tensor, emit: Tensor, valid: Tensor | None, shared: bool) -> Tensor:
-    """(T, *B, K) log p(z_t | x_<=t), differentiable; see :mod:`pplseq.kernels.scan` for the factors."""
+def _sum_all(score: Tensor, width: int) -> Tensor:
+    """The log of the sum over all states, kept finite."""
+    return logsumexp(score.flatten(score.dim() - width), -1).clamp_min(torch.finfo(score.dtype).min)
+
+
+def _widened(value: Tensor, width: int) -> Tensor:
+    return value.reshape(*value.shape, *(1,) * width)
+
+
+def filtered_twin(
+    init: Tensor, pair: Tensor, emit: Tensor, valid: Tensor | None, shared: bool, width: int = 1
+) -> Tensor:
+    """(T, *B, *K) log p(z_t | x_<=t), differentiable; see :mod:`pplseq.kernels.scan` for the factors.
+
+    Args:
+        width: dimensions of a state: 1, or 2 for a chain over pairs (a, b), whose table is (M, M, M), [a, b, c].
+    """
     messages: list[Tensor] = []
     for t in range(len(emit)):
-        score = init if t == 0 else logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -2)
+        score = init
+        if t:
+            score = logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -1 - width)
         score = score + emit[t]
-        total = logsumexp(score, -1).clamp_min(torch.finfo(score.dtype).min)
-        new = score - total.unsqueeze(-1)
-        messages.append(new if valid is None or t == 0 else torch.where(valid[t].unsqueeze(-1), new, messages[-1]))
+        new = score - _widened(_sum_all(score, width), width)
+        messages.append(new if valid is None or t == 0 else torch.where(_widened(valid[t], width), new, messages[-1]))
     return torch.stack(messages)
 
 
 def path_divergence(
-    filtered: Tensor, pair: Tensor, shared: bool, valid: Tensor | None, other: tuple[Tensor, Tensor, bool] | None, cross: bool
-) -> Tensor:
+    filtered: Tensor, pair: Tensor, shared: bool, valid: Tensor | None, other: tuple[Tensor, Tensor, bool] | None, cross: bool,
+    width: int = 1,
+) -> Tensor:  # fmt: skip
     """(*B,) E_p[-log p(z | x)] of the paths of a chain, or with another chain q E_p[log p - log q] or (cross) E_p[-log q].
 
         D_t(j) = sum_i p(i | j, x_<=t) (D_{t-1}(i) + cost(i, j)),   p(i | j, x_<=t) in proportion to filtered_{t-1}(i) A_ij,
@@ -30,16 +47,18 @@ def path_divergence(
     with the cost log p(i | j), log q(i | j) or their difference, and that of the last state at the end.
 
     Args:
-        filtered: (T, *B, K) log p(z_t | x_<=t); pair: (T-1, *B, K, K), or (*b, K, K) where shared; valid: (T, *B) or None.
+        filtered: (T, *B, *K) log p(z_t | x_<=t); pair: (T-1, *B, *K, K), or (*b, *K, K) where shared; valid: (T, *B) or None.
         other: the same (filtered, pair, shared) of q, or None. cross: whether to leave out log p.
+        width: dimensions of a state, as for :func:`filtered_twin`.
 
     Cost: T K^2 a row. Source: D. Hernando, V. Crespi, G. Cybenko (2005), Efficient computation of the hidden Markov model
     entropy for a given observation sequence.
     """
+    over = -1 - width
 
     def behind(filtered, pair, shared, t):
         score = filtered[t - 1].unsqueeze(-1) + (pair if shared else pair[t - 1])
-        total = logsumexp(score, -2).clamp_min(torch.finfo(score.dtype).min).unsqueeze(-2)
+        total = logsumexp(score, over).clamp_min(torch.finfo(score.dtype).min).unsqueeze(over)
         return score - total
 
     def cost(own, others):
@@ -54,23 +73,30 @@ def path_divergence(
     for t in range(1, len(filtered)):
         own = behind(filtered, pair, shared, t)
         others = None if other is None else behind(*other, t)
-        new = (own.exp() * (inner.unsqueeze(-1) + cost(own, others))).sum(-2)
-        inner = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, inner)
+        new = (own.exp() * (inner.unsqueeze(-1) + cost(own, others))).sum(over)
+        inner = new if valid is None else torch.where(_widened(valid[t], width), new, inner)
     last = filtered[-1]
-    value = (last.exp() * (inner + cost(last, None if other is None else other[0][-1]))).sum(-1)
+    value = (last.exp() * (inner + cost(last, None if other is None else other[0][-1]))).flatten(last.dim() - width).sum(-1)
     return value if valid is None else torch.where(valid[0], value, 0.0)
 
 
-def fixed_lag(filtered: Tensor, pair: Tensor, shared: bool, emit: Tensor, valid: Tensor | None, lag: int) -> Tensor:
-    """(T, *B, K) p(z_t | x_1..x_{t+lag}), 0 at padded steps: all steps together, ``lag`` products of K^2 a step and row."""
+def fixed_lag(
+    filtered: Tensor, pair: Tensor, shared: bool, emit: Tensor, valid: Tensor | None, lag: int, width: int = 1
+) -> Tensor:
+    """(T, *B, *K) p(z_t | x_1..x_{t+lag}), 0 at padded steps: all steps together, ``lag`` products of K^2 a step and row."""
     beta = torch.zeros_like(emit)
     for _ in range(min(lag, len(emit) - 1)):
         ahead = emit[1:] + beta[1:]
         matrices = pair if shared else pair[: len(ahead)]
-        step = log_matmul(ahead.unsqueeze(-2), matrices.mT).squeeze(-2)
-        step = step - step.amax(-1, keepdim=True).clamp_min(torch.finfo(step.dtype).min)
+        if width == 1:
+            step = log_matmul(ahead.unsqueeze(-2), matrices.mT).squeeze(-2)
+        else:
+            step = logsumexp(ahead.unsqueeze(-1 - width) + matrices, -1)
+        top = step.amax(tuple(range(-width, 0)), keepdim=True)
+        step = step - top.clamp_min(torch.finfo(step.dtype).min)
         if valid is not None:
-            step = torch.where(valid[1:].unsqueeze(-1), step, 0.0)
+            step = torch.where(_widened(valid[1:], width), step, 0.0)
         beta = torch.cat([step, torch.zeros_like(beta[-1:])])
-    probs = torch.softmax(filtered + beta, -1)
-    return probs if valid is None else probs * valid.unsqueeze(-1)
+    total = filtered + beta
+    probs = (total - _widened(_sum_all(total, width), width)).exp()
+    return probs if valid is None else probs * _widened(valid, width)

@@ -135,15 +135,3 @@ def test_pykalman():
     model = peer.KalmanFilter(A.numpy(), C.numpy(), Q.numpy(), R.numpy(), np.zeros(2), np.zeros(3), np.zeros(2), Q.numpy())
     close(kalman(y).log_prob().sum(), torch.tensor(model.loglikelihood(y.numpy()), dtype=F64))
     close(kalman(y).smoothed_states().means.reshape(9, 2), torch.tensor(model.smooth(y.numpy())[0]))
-
-
-@pytest.mark.slow
-def test_dynamax():
-    inference = pytest.importorskip("dynamax.hidden_markov_model")
-    start, matrix, words = tables()
-    x = rows()[0]
-    chain = build_chain(DenseTransition.from_probs(start, matrix), CategoricalEmission.from_probs(words), x.unsqueeze(-1))
-    found = inference.hmm_smoother(start.numpy(), matrix.numpy(), words.T[x].log().numpy())
-    close(chain.log_prob()[0], torch.tensor(float(found.marginal_loglik), dtype=F64), rtol=1e-5, atol=1e-5)
-    probs = torch.tensor(np.asarray(found.smoothed_probs), dtype=F64)
-    close(chain.marginals().probs[0], probs, rtol=1e-4, atol=1e-5)

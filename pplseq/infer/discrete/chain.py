@@ -13,6 +13,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
+from pplseq.infer.discrete.expectations import PathExpectations
 from pplseq.infer.discrete.results import (
     ExpectedCounts,
     Factors,
@@ -40,7 +41,7 @@ def query(method):
     return answer
 
 
-class Chain:
+class Chain(PathExpectations):
     """p(z, x) of a batch of sequences, and its posterior; :func:`~pplseq.infer.discrete.build.build_chain` makes one.
 
     What it is given is laid out as programs and kernels run, time first; what it answers, batch first.

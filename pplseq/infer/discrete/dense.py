@@ -5,14 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq import checks
 from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.results import Factors, StateMarginals
-from pplseq.kernels import scan
 from pplseq.kernels.log_semiring import log_matmul
-from pplseq.kernels.path_expectation import filtered_twin, fixed_lag, path_divergence
 
 
 class DenseChain(Chain):
@@ -43,62 +40,6 @@ class DenseChain(Chain):
     def _moved(self, filtered: Tensor) -> Tensor:
         """(T-1, *B, Z) log p(z_{t+1} | x_1..x_t)."""
         return log_matmul(filtered.unsqueeze(-2), self.factors.pair).squeeze(-2)
-
-    # ---------------------------------------------------------------- differentiable answers, and those about two chains
-    def _with_graph(self) -> tuple[Tensor, Tensor, bool]:
-        """Filtered log-probabilities (T, *B, K) with their graph, and the matrices that they came by."""
-        self._possible()
-        f = self.factors
-        if f.restart is not None or not isinstance(self.transition, (DenseTransition, StepTransition)):
-            raise TypeError(
-                f"differentiable answers are for a DenseTransition or StepTransition, got {type(self.transition).__name__}"
-            )
-        init = f.init.expand(f.emit.shape[1:])
-        return filtered_twin(init, f.pair, f.emit, f.valid, f.shared), f.pair, f.shared
-
-    def differentiable_marginals(self) -> Tensor:
-        """(*B, T, K) p(z_t | x), 0 at padded steps; gradients flow. Cost: a graph of T K^2 numbers a row."""
-        self._with_graph()
-        f = self.factors
-        shift = torch.zeros_like(f.emit, requires_grad=True)
-        with torch.enable_grad():
-            value = scan.chain_log_prob(*f._replace(emit=f.emit + shift)).log_prob.sum()
-            (probs,) = torch.autograd.grad(value, shift, create_graph=torch.is_grad_enabled())
-        return self._batch_first(probs, event=1)
-
-    def differentiable_entropy(self) -> Tensor:
-        """(*B,) entropy of p(z_1..z_T | x), nats; gradients flow. No difference of large numbers is taken."""
-        return path_divergence(*self._with_graph(), self.factors.valid, None, False)
-
-    def cross_entropy(self, other: DenseChain) -> Tensor:
-        """(*B,) E_p[-log q(z_1..z_T | x)], nats, of this chain's paths under another one; gradients flow into both.
-
-        Raises:
-            ValueError: unless both have the same steps, rows and number of states.
-        """
-        return path_divergence(*self._with_graph(), self.factors.valid, self._beside(other), True)
-
-    def divergence(self, other: DenseChain) -> Tensor:
-        """(*B,) KL(p || q) of the paths given x, nats, as for :meth:`cross_entropy`; inf where q forbids what p allows."""
-        return path_divergence(*self._with_graph(), self.factors.valid, self._beside(other), False)
-
-    def _beside(self, other: DenseChain) -> tuple[Tensor, Tensor, bool]:
-        own, its = self.factors, other.factors
-        masks = own.valid is None, its.valid is None
-        same = masks == (True, True) or masks == (False, False) and torch.equal(own.valid, its.valid)  # type: ignore[arg-type]
-        if own.emit.shape != its.emit.shape or not same:
-            raise ValueError(
-                "other: both chains must have the same steps, rows and states, got (T, *B, K) = "
-                f"{tuple(own.emit.shape)} and {tuple(its.emit.shape)}, with the same padding"
-            )
-        return other._with_graph()
-
-    @query
-    def fixed_lag(self, lag: int) -> StateMarginals:
-        """p(z_t | x_1..x_{t+lag}), (*B, T, K): filtering for lag 0, smoothing for lag T - 1. Cost: lag T K^2 a row."""
-        f = self.factors
-        filtered, pair, shared = self._with_graph()
-        return self._by_state(fixed_lag(filtered, pair, shared, f.emit, f.valid, checks.count("lag", lag, 0)))
 
     def _emit(self) -> Tensor:
         obs = self._aligned(self.obs)

@@ -70,6 +70,13 @@ class GapChain(BlockChain):
         # a row of nothing but missing tokens has no seen step: its one slot is padding
         return Factors(init, pair, emit, self._live)
 
+    def _as_steps(self):
+        raise TypeError(
+            "differentiable marginals and entropies, divergences and fixed-lag smoothing are not offered for a block-sparse "
+            "chain with missing words, whose states there are all; build the chain over a DenseTransition, or ask for "
+            "marginals() and entropy()"
+        )
+
     def _first_predicted(self, rows: Tensor) -> Tensor:
         """(R, N) distribution of the first step of the given rows."""
         if self.start is None:

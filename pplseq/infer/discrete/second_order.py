@@ -11,6 +11,7 @@ from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.expectations import Steps
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
 from pplseq.kernels import second_order
 from pplseq.kernels.scan import Forward, forward_in_log_space
@@ -56,6 +57,14 @@ class SecondOrderChain(DenseChain):
                 return Forward(steps.sum(0, dtype=torch.float64).to(steps.dtype), messages, steps, in_logs=False)
         # an autograd loop over steps
         return forward_in_log_space(f.init, second_order.SecondOrderMatrices(f.pair), f.emit, f.valid)
+
+    def _as_steps(self) -> Steps:
+        f, size = self.factors, self.transition.table.shape[-1]
+        return Steps(f.init.unflatten(-1, (size, size)), f.pair, f.emit.unflatten(-1, (size, size)), True, 2)
+
+    def _log_prob_of(self, factors: Factors) -> Tensor:
+        moves = second_order.SecondOrderMatrices(factors.pair)
+        return forward_in_log_space(factors.init, moves, factors.emit, factors.valid).log_prob
 
     def _predict(self, belief, inputs):
         return self._matrices.forward(1, belief.dense(self.transition.num_states))

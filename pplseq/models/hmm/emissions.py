@@ -14,6 +14,7 @@ from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import NOTHING, Statistics, dirichlet_mode, gaussian_mode, least_variances
+from pplseq.models.hmm import partly_seen
 from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
@@ -142,18 +143,12 @@ class GaussianTable(PyroModule):
         return states * size + spread[self.covariance]
 
     def check(self, x: Tensor) -> None:
-        check_vectors(x, self.num_features, "a row of NaN is a missing observation")
-        missing = x.isnan()
-        partly = (missing.any(-1) & ~missing.all(-1)).nonzero()
-        if len(partly):
-            row, step = partly[0].tolist()
-            raise ValueError(
-                f"x: row {row}, step {step} is partly NaN; a missing observation is NaN in all of its dimensions"
-            )
+        check_vectors(x, self.num_features, "NaN is a missing coordinate, a row of NaN a missing observation")
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        seen = ~x[..., 0].isnan()
-        return x.to(self.loc.dtype).nan_to_num(0.0), seen
+        """x with NaN at coordinates that are missing beside others, and which steps (B, T) were seen."""
+        seen = ~x.isnan().all(-1)
+        return torch.where(seen.unsqueeze(-1), x.to(self.loc.dtype), 0.0), seen
 
     def _tril(self) -> Tensor:
         """Cholesky factors (Z, D, D) of the covariances."""
@@ -237,6 +232,9 @@ class GaussianTable(PyroModule):
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
         """Expected moments of vectors obs (N, D) seen in states with weight (N, Z)."""
         obs, weight = obs.double(), weight.double()
+        partly = obs.isnan().any(-1)
+        if bool(partly.any()):
+            return self._partly_seen(obs[partly], weight[partly], self.statistics(obs[~partly], weight[~partly]))
         result = {"weight": weight.sum(0), "first": weight.T @ obs}
         if self.covariance in ("diag", "spherical"):
             return result | {"second": weight.T @ obs**2}
@@ -245,6 +243,18 @@ class GaussianTable(PyroModule):
         size = self.num_features
         outer = (obs.unsqueeze(-1) * obs.unsqueeze(-2)).flatten(-2)
         return result | {"second": (weight.T @ outer).reshape(-1, size, size)}
+
+    @torch.no_grad()
+    def _partly_seen(self, obs: Tensor, weight: Tensor, others: Statistics) -> Statistics:
+        """Adds the expected moments of vectors with missing coordinates to those of others."""
+        loc = self.loc.double()
+        if self.covariance in ("diag", "spherical"):
+            found = partly_seen.diagonal_moments(obs, weight, loc, (2 * self.log_scale.double()).exp().expand(loc.shape))
+        else:
+            found = partly_seen.full_moments(obs, weight, loc, self.covariances().double())
+            if self.covariance == "tied":
+                found["second"] = found["second"].sum(0)
+        return {name: value + found[name] for name, value in others.items()}
 
     def implied(self, visits: Tensor) -> Statistics:
         loc, weight = self.loc.double(), visits.unsqueeze(-1)
@@ -288,7 +298,7 @@ class GaussianTable(PyroModule):
         rows = x[seen].to(self.loc)
         if len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
-        rows = rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)]
+        rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
         loc = _kmeans(rows, self.num_states)
         centred = rows - rows.mean(0)
         floor = self.lowest(centred.new_tensor(len(rows)), rows.sum(0), rows.square().sum(0))

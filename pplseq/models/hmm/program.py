@@ -211,8 +211,8 @@ class HMM(StateTables):
         """The generative program.
 
         Args:
-            x: (B, T) words, ``MISSING`` (-1) for a missing one, or (B, T, D) vectors, NaN for a missing one; None to
-                generate.
+            x: (B, T) words, ``MISSING`` (-1) for a missing one, or (B, T, D) vectors, NaN where missing (whole vectors or
+                some of their coordinates); None to generate.
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             states: (B, T) observed states, negative where unknown.
