@@ -35,7 +35,7 @@ piece kernels 240 "$PYTHON" scripts/bench/gpu_step.py $DRY --out "$OUT/gpu_step.
 if [ -d "$run/last" ]; then
     piece train 900 "$PYTHON" -m pplseq train --resume "$run"
 else
-    piece train 900 "$PYTHON" -m pplseq train vlhmm "$DATA" --out "$run" --states $STATES --num-blocks $BLOCKS --transition hierarchical \
+    piece train 900 "$PYTHON" -m pplseq train vlhmm "$DATA" --out "$run" --num-states $STATES --num-blocks $BLOCKS --transition hierarchical \
         --batch-size $STREAMS --segment-length 32 --schedule time --max-time $TRAIN_TIME --device $DEVICE
 fi
 piece evaluate 120 "$PYTHON" -m pplseq evaluate "$run" --device $DEVICE

@@ -24,7 +24,7 @@ from pplseq.models import IOHMM
 parser = argparse.ArgumentParser(description="An input-output HMM on numbers, from data to forecasts.")
 parser.add_argument("--sequences", type=int, default=30)
 parser.add_argument("--steps", type=int, default=150)
-parser.add_argument("--restarts", type=int, default=20)
+parser.add_argument("--num-restarts", type=int, default=20)
 parser.add_argument("--picture", help="file for transition probabilities as the demand varies")
 options = parser.parse_args()
 torch.manual_seed(0)
@@ -58,7 +58,7 @@ for x in outputs:
 
 # %% Fit: all restarts as one batch, the likeliest kept. The states come in any order; put them into that of the truth.
 model = IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=1, mealy=True)
-model.fit(outputs, inputs=inputs, num_restarts=options.restarts, seed=0)
+model.fit(outputs, inputs=inputs, num_restarts=options.num_restarts, seed=0)
 print(model.history.restarts.summary())
 slopes = model.emission_network.weight.detach().squeeze(-1)
 order = list(min(itertools.permutations(range(3)), key=lambda p: float((slopes[list(p)] - S).square().sum())))

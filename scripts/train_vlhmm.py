@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Train a very large HMM on a text, from corpus to model folder, in Python.
 
-    python scripts/train_vlhmm.py runs/example --data builtin:python --states 1024 --blocks 64 --minutes 1
+    python scripts/train_vlhmm.py runs/example --data builtin:python --num-states 1024 --blocks 64 --minutes 1
 
 `VLHMM(num_states=1024).fit(corpus, num_blocks=64, folder=...)` does the same in one line, and the command `pplseq train` with
 more options; this is what they come down to.
@@ -24,9 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the new run")
     parser.add_argument("--data", default="builtin:python", help="built-in corpus, folder or text file")
-    parser.add_argument("--states", type=int, default=1024)
+    parser.add_argument("--num-states", type=int, default=1024)
     parser.add_argument("--blocks", type=int, default=64)
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--minutes", type=float, default=1.0, help="at most")
     parser.add_argument("--epochs", type=int, default=50, help="passes over the text, at most")
     options = parser.parse_args()
@@ -37,7 +37,7 @@ def main() -> None:
 
     # A Pyro program. Word w is emitted only by the Z / M states of its block, so the exact likelihood is cheap.
     pyro.set_rng_seed(0)
-    model = VLHMM(num_states=options.states, hidden_size=options.hidden, state_dropout=0.5)
+    model = VLHMM(num_states=options.num_states, hidden_size=options.hidden_size, state_dropout=0.5)
     lay_out(model, corpus.vocabulary, clusters)
     model.vocabulary = corpus.vocabulary  # saved with it
 

@@ -24,7 +24,7 @@ class AWDLSTM(TiedNetwork):
 
     Args:
         vocabulary: with `<eos>`, the word before the first.
-        num_units: D, of the word vectors and of the last layer.
+        hidden_size: D, of the word vectors and of the last layer.
         num_layers: layers. width: units of the layers before the last.
         dropout: of word vectors and of the last layer, in training. hidden_dropout: of the layers before the last.
         weight_dropout: of the weights from a layer to itself. embedding_dropout: of whole words.
@@ -40,7 +40,7 @@ class AWDLSTM(TiedNetwork):
     shares: dict[str, float]
 
     def __init__(
-        self, vocabulary: Vocabulary, num_units: int = 400, *, num_layers: int = 3, width: int = 1150, dropout: float = 0.4,
+        self, vocabulary: Vocabulary, hidden_size: int = 400, *, num_layers: int = 3, width: int = 1150, dropout: float = 0.4,
         hidden_dropout: float = 0.25, weight_dropout: float = 0.5, embedding_dropout: float = 0.1, seed: int = 0,
     ) -> None:  # fmt: skip
         given = {
@@ -49,18 +49,18 @@ class AWDLSTM(TiedNetwork):
             "embedding_dropout": embedding_dropout,
         }
         self.__dict__["shares"] = {name: checks.share(name, value, "[0, 1)") for name, value in given.items()}
-        super().__init__(vocabulary, num_units, dropout, seed, num_layers=num_layers, width=width)
+        super().__init__(vocabulary, hidden_size, dropout, seed, num_layers=num_layers, width=width)
 
     @property
     def config(self) -> dict[str, Any]:
         return super().config | self.shares
 
     def make_layers(self, dropout: float) -> None:
-        widths = [self.num_units, *[self.width] * (self.num_layers - 1), self.num_units]
+        widths = [self.hidden_size, *[self.width] * (self.num_layers - 1), self.hidden_size]
         self.layers = nn.ModuleList(nn.LSTM(into, out, batch_first=True) for into, out in pairwise(widths))
 
     def initial_state(self, batch_size: int) -> State:
-        zeros = self.embedding.new_zeros(batch_size, self.width * (self.num_layers - 1) + self.num_units)
+        zeros = self.embedding.new_zeros(batch_size, self.width * (self.num_layers - 1) + self.hidden_size)
         return zeros, zeros  # the units of all layers side by side
 
     def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:

@@ -21,7 +21,7 @@ class FeedForward(TiedNetwork):
 
     Args:
         vocabulary: with `<eos>`.
-        num_units: D, of the word vectors and of both layers.
+        hidden_size: D, of the word vectors and of both layers.
         order: n.
         dropout: of word vectors and of both layers, in training.
         seed: of the first weights.
@@ -34,13 +34,13 @@ class FeedForward(TiedNetwork):
     order: int
 
     def __init__(
-        self, vocabulary: Vocabulary, num_units: int = 256, *, order: int = 5, dropout: float = 0.3, seed: int = 0
+        self, vocabulary: Vocabulary, hidden_size: int = 256, *, order: int = 5, dropout: float = 0.3, seed: int = 0
     ) -> None:
-        super().__init__(vocabulary, num_units, dropout, seed, order=checks.count("order", order, least=2))
+        super().__init__(vocabulary, hidden_size, dropout, seed, order=checks.count("order", order, least=2))
 
     def make_layers(self, dropout: float) -> None:
-        self.window = nn.Conv1d(self.num_units, self.num_units, self.order - 1)
-        self.hidden = nn.Linear(self.num_units, self.num_units)
+        self.window = nn.Conv1d(self.hidden_size, self.hidden_size, self.order - 1)
+        self.hidden = nn.Linear(self.hidden_size, self.hidden_size)
 
     def initial_state(self, batch_size: int) -> State:
         ids = torch.full((batch_size, self.order - 2), self.eos_id, device=self.embedding.device)

@@ -18,7 +18,7 @@ class LSTM(TiedNetwork):
 
     Args:
         vocabulary: with `<eos>`, the word before the first.
-        num_units: D, of the word vectors and of every layer.
+        hidden_size: D, of the word vectors and of every layer.
         num_layers: layers.
         dropout: of word vectors, between layers and of the last layer, in training.
         seed: of the first weights.
@@ -30,16 +30,16 @@ class LSTM(TiedNetwork):
     num_layers: int
 
     def __init__(
-        self, vocabulary: Vocabulary, num_units: int = 256, *, num_layers: int = 2, dropout: float = 0.3, seed: int = 0
+        self, vocabulary: Vocabulary, hidden_size: int = 256, *, num_layers: int = 2, dropout: float = 0.3, seed: int = 0
     ) -> None:
-        super().__init__(vocabulary, num_units, dropout, seed, num_layers=num_layers)
+        super().__init__(vocabulary, hidden_size, dropout, seed, num_layers=num_layers)
 
     def make_layers(self, dropout: float) -> None:
         dropout = dropout if self.num_layers > 1 else 0.0
-        self.layers = nn.LSTM(self.num_units, self.num_units, self.num_layers, batch_first=True, dropout=dropout)
+        self.layers = nn.LSTM(self.hidden_size, self.hidden_size, self.num_layers, batch_first=True, dropout=dropout)
 
     def initial_state(self, batch_size: int) -> State:
-        zeros = self.embedding.new_zeros(batch_size, self.num_layers, self.num_units)
+        zeros = self.embedding.new_zeros(batch_size, self.num_layers, self.hidden_size)
         return zeros, zeros
 
     def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:

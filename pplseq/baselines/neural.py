@@ -313,19 +313,19 @@ class TiedNetwork(NeuralLanguageModel):
     """A network with dropout and one (V, D) table of words, `embedding`, for input and output.
 
     Args:
-        vocabulary: with `<eos>`. num_units: D. dropout, seed: as of the subclasses.
+        vocabulary: with `<eos>`. hidden_size: D. dropout, seed: as of the subclasses.
         **sizes: whole numbers of at least 1, kept as attributes and in `config`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, num_units: int, dropout: float, seed: int, **sizes: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden_size: int, dropout: float, seed: int, **sizes: int) -> None:
         super().__init__(vocabulary)
-        self.num_units, self.sizes = checks.count("num_units", num_units), sizes
+        self.hidden_size, self.sizes = checks.count("hidden_size", hidden_size), sizes
         for name, size in sizes.items():
             setattr(self, name, checks.count(name, size))
         dropout = checks.share("dropout", dropout, "[0, 1)")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.embedding = nn.Parameter(torch.randn(len(vocabulary), num_units) / num_units**0.5)
+            self.embedding = nn.Parameter(torch.randn(len(vocabulary), hidden_size) / hidden_size**0.5)
             self.make_layers(dropout)
         self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
         self.dropout = nn.Dropout(dropout)
@@ -336,7 +336,7 @@ class TiedNetwork(NeuralLanguageModel):
 
     @property
     def config(self) -> dict[str, Any]:
-        return {"num_units": self.num_units, **self.sizes, "dropout": self.dropout.p}
+        return {"hidden_size": self.hidden_size, **self.sizes, "dropout": self.dropout.p}
 
     @property
     def softmax_weights(self) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ class RNN(NeuralLanguageModel):
 
     Args:
         vocabulary: with `<eos>`, the word before the first.
-        num_units: D.
+        hidden_size: D.
         init_scale: standard deviation of the entries of A, B and C; c starts at 0 (see `set_unigram`).
         seed: of the draws.
 
@@ -37,25 +37,25 @@ class RNN(NeuralLanguageModel):
 
     name: ClassVar[str] = "rnn"
 
-    def __init__(self, vocabulary: Vocabulary, num_units: int, *, init_scale: float = 0.1, seed: int = 0) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden_size: int, *, init_scale: float = 0.1, seed: int = 0) -> None:
         super().__init__(vocabulary)
-        self.num_units, num_words = checks.count("num_units", num_units), len(vocabulary)
+        self.hidden_size, num_words = checks.count("hidden_size", hidden_size), len(vocabulary)
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int) -> nn.Parameter:
             return nn.Parameter(init_scale * torch.randn(shape, generator=generator))
 
-        self.transition = drawn(num_units, num_units)
-        self.embedding = drawn(num_words, num_units)
-        self.output = drawn(num_words, num_units)
+        self.transition = drawn(hidden_size, hidden_size)
+        self.embedding = drawn(num_words, hidden_size)
+        self.output = drawn(num_words, hidden_size)
         self.output_bias = nn.Parameter(torch.zeros(num_words))
 
     @property
     def config(self) -> dict[str, Any]:
-        return {"num_units": self.num_units}
+        return {"hidden_size": self.hidden_size}
 
     def initial_state(self, batch_size: int) -> State:
-        return (self.transition.new_full((batch_size, self.num_units), 0.5),)
+        return (self.transition.new_full((batch_size, self.hidden_size), 0.5),)
 
     def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         (h,) = state
@@ -122,17 +122,17 @@ class RNN(NeuralLanguageModel):
         Source: Belanger and Kakade (2015), section 6; offsets and scales are ours.
         """
         A, B, C = (np.asarray(part, dtype=np.float64) for part in (A, B, C))
-        num_units, num_words = A.shape[0], len(text.vocabulary)
+        hidden_size, num_words = A.shape[0], len(text.vocabulary)
         unigram = _unigram(text)
         mu = unigram if probs is None else np.asarray(probs, dtype=np.float64)
         for name, part, shape in (
             ("probs", mu, (num_words,)),
-            ("A", A, (num_units, num_units)),
-            ("B", B, (num_units, num_words)),
-            ("C", C, (num_words, num_units)),
+            ("A", A, (hidden_size, hidden_size)),
+            ("B", B, (hidden_size, num_words)),
+            ("C", C, (num_words, hidden_size)),
         ):
             if part.shape != shape:
-                raise ValueError(f"{name}: expected shape {shape} (D = {num_units}, V = {num_words}), got {part.shape}")
+                raise ValueError(f"{name}: expected shape {shape} (D = {hidden_size}, V = {num_words}), got {part.shape}")
             checks.finite(name, part, "use the parameters of a converged filter")
         if not mu.min() > 0:
             raise ValueError(f"probs: expected positive probabilities, got {mu.min():.4g}; train with pseudo-counts")
@@ -142,7 +142,7 @@ class RNN(NeuralLanguageModel):
                 f"A: expected a stable filter, got spectral radius {radius:.4f}; give A - A K C or A - K C A"
             )
 
-        model = cls(text.vocabulary, num_units)
+        model = cls(text.vocabulary, hidden_size)
         states = _filter(A, B, text.tokens[:sample_tokens], model.eos_id)
         values, vectors = np.linalg.eigh(states.T @ states / len(states))
         roots = np.sqrt(np.maximum(values, 1e-12 * values.max()))

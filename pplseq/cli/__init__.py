@@ -103,7 +103,7 @@ def open_closed() -> None:
 def main(debug: bool) -> None:
     """Sequence models as Pyro programs, with exact inference at very large state spaces.
 
-    A first run: `pplseq train vlhmm builtin:python --states 1024 --max-time 60s --out runs/first`, then
+    A first run: `pplseq train vlhmm builtin:python --num-states 1024 --max-time 60s --out runs/first`, then
     `pplseq evaluate runs/first` and `echo "the value of the _ is" | pplseq query runs/first infill`.
     """
     open_closed()

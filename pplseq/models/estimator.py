@@ -122,7 +122,7 @@ class Estimator(SequenceModel):
             **options: what is ``known`` with the sequences (observed states make the fit supervised, or partly so), and
                 options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size;
                 ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`, whose workers do the E-steps) or of
-                the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, learning_rate, guide, num_samples, ...).
+                the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, lr, guide, num_samples, ...).
 
         Returns:
             The model itself.

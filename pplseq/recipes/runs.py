@@ -67,7 +67,7 @@ def train(
 
     Example:
         >>> import pplseq  # doctest: +SKIP
-        >>> pplseq.train("vlhmm", "builtin:python", folder="runs/first", states=1024, max_time="60s")
+        >>> pplseq.train("vlhmm", "builtin:python", folder="runs/first", num_states=1024, max_time="60s")
     """
     started = time.monotonic()
     folder, watch = Path(folder), watch or Watch()

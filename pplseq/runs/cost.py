@@ -127,7 +127,7 @@ def check_fits(cost: Cost, device: torch.device | str = "cpu") -> None:
     if there is not None and needed > there:
         raise ValueError(
             f"states: a training of this size takes about {needed / 1e9:,.0f} GB of memory, and {device} has "
-            f"{there / 1e9:,.0f} GB; choose fewer states, more blocks (--num-blocks) or a smaller --hidden"
+            f"{there / 1e9:,.0f} GB; choose fewer states, more blocks (--num-blocks) or a smaller --hidden-size"
         )
 
 

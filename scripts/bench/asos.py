@@ -67,7 +67,7 @@ def iteration(cov, parameters, repeat: int) -> float:
 def measure(cov, repeat: int, num_states: int = NUM_STATES) -> dict:
     """A start, an EM iteration and one in the subspace."""
     identification = subspace_identification(cov, num_states)
-    start = realise(identification, cov, "restricted", num_iterations=60)
+    start = realise(identification, cov, "restricted", max_iterations=60)
     records = start.fit.history
     return {
         "pairs_stored": cov.num_pairs_stored,
@@ -122,14 +122,14 @@ def check_case(counts: LagCounts, folder: Path) -> dict:
         entry = {}
         for how in ("paper", "line_search", "restricted"):
             start = realise(identification, cov, how)
-            fit = fit_asos(cov, start.parameters, num_iterations=29, tolerance=0.0)
+            fit = fit_asos(cov, start.parameters, max_iterations=29, tolerance=0.0)
             entry[how] = {"start": fit.history[0].gain, "after 29": fit.history[-1].gain}
         entry["restricted"]["check"] = horizon_check(fit.parameters, cov, lines, tolerance=np.inf)._asdict()
         results[f"{pseudo_counts:g} pseudo-counts"] = entry
     return results
 
 
-def large_case(folder: Path, num_states: int, num_iterations: int, threads: int) -> dict:
+def large_case(folder: Path, num_states: int, max_iterations: int, threads: int) -> dict:
     if not (folder / "counts.json").exists():
         source = data_folder() / "gutenberg" / "gutenberg.train.txt.xz"
         command = ["count", str(source), "--max-lag", str(MAX_LAG), "--max-vocabulary", "200000", "--out", str(folder)]
@@ -151,11 +151,11 @@ def large_case(folder: Path, num_states: int, num_iterations: int, threads: int)
     lap("covariances_seconds")
     identification = subspace_identification(cov, num_states)
     lap("subspace_seconds")
-    start = realise(identification, cov, "restricted", num_iterations=30)
+    start = realise(identification, cov, "restricted", max_iterations=30)
     lap("restricted_seconds")
     results["restricted_iteration_seconds"] = results["restricted_seconds"] / (len(start.fit.history) - 1)
     del identification
-    fit = fit_asos(cov, start.parameters, num_iterations=num_iterations, tolerance=0.0)
+    fit = fit_asos(cov, start.parameters, max_iterations=max_iterations, tolerance=0.0)
     lap("em_seconds")
     times = [entry.seconds for entry in fit.history]
     results["iteration_seconds"] = float(np.median(np.diff(times)))
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument(
         "--counts", type=Path, default=Path("gutenberg_counts"), help="folder of counts, made if absent"
     )
-    parser.add_argument("--states", type=int, default=200, help="states of the large case")
+    parser.add_argument("--num-states", type=int, default=200, help="states of the large case")
     parser.add_argument("--iterations", type=int, default=3, help="EM iterations of the large case")
     parser.add_argument("--threads", type=int, default=2, help="threads of the large case")
     parser.add_argument("--repeat", type=int, default=7)
@@ -186,7 +186,7 @@ def main() -> None:
     print(results["check"], flush=True)
     del counts
     if not options.skip_large:
-        results["words 200000"] = large_case(options.counts, options.states, options.iterations, options.threads)
+        results["words 200000"] = large_case(options.counts, options.num_states, options.iterations, options.threads)
     record(options.name, results, promised=PROMISED)
 
 

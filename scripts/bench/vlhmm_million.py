@@ -2,7 +2,7 @@
 
 The blocks are uniform and the parameters fresh: what is measured is time and memory, not the perplexity.
 
-    python scripts/bench/vlhmm_million.py [--hidden 64] [--threads 2]
+    python scripts/bench/vlhmm_million.py [--hidden-size 64] [--threads 2]
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pplseq.runs.memory import release_freed_memory
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--states", type=int, default=1 << 20)
+    parser.add_argument("--num-states", type=int, default=1 << 20)
     parser.add_argument("--blocks", type=int, default=4096)
-    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -41,7 +41,7 @@ def main() -> None:
     counts = np.bincount(corpus.train.tokens, minlength=len(vocabulary))
     clusters = uniform_clusters(counts, options.blocks, 0)
     model = VLHMM(
-        len(vocabulary), options.states, torch.as_tensor(clusters.block_of_word), hidden_size=options.hidden,
+        len(vocabulary), options.num_states, torch.as_tensor(clusters.block_of_word), hidden_size=options.hidden_size,
         transition="hierarchical", shared_layer=True, state_dropout=0.5, reset_id=vocabulary.eos_id,
     )  # fmt: skip
     model.vocabulary, model.is_fitted = vocabulary, True

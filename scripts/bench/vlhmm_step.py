@@ -4,7 +4,7 @@ The peer computes what the library computes on the same parameters, the direct w
 torch.logsumexp, a dense state x word table, and an autograd loop over time. Both losses are compared before anything is
 timed.
 
-    python scripts/bench/vlhmm_step.py [--states 4096] [--threads 2] [--no-peer] [--steps 20] [--device cpu]
+    python scripts/bench/vlhmm_step.py [--num-states 4096] [--threads 2] [--no-peer] [--steps 20] [--device cpu]
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def plain_hierarchical_loss(transition: HierarchicalTransition, emission, x: tor
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--states", type=int, default=4096)
+    parser.add_argument("--num-states", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-peer", action="store_true")
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--transition", choices=("softmax", "hierarchical"), default="softmax")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--blocks", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--shared-layer", action="store_true")
     parser.add_argument("--matmul-precision", choices=MATMUL_PRECISIONS, default="float32")
     options = parser.parse_args()
@@ -82,12 +82,12 @@ def main() -> None:
     clusters = brown_clusters(corpus.train.tokens, len(corpus.vocabulary), options.blocks)
     model = VLHMM(
         len(corpus.vocabulary),
-        options.states,
+        options.num_states,
         torch.as_tensor(clusters.block_of_word),
         state_dropout=0.5,
         normalizer_dtype=options.normalizer_dtype,
         transition=options.transition,
-        hidden_size=options.hidden,
+        hidden_size=options.hidden_size,
         shared_layer=options.shared_layer,
     ).to(options.device)
     elbo = TraceBlockedEnum_ELBO()(model, no_guide)
@@ -106,7 +106,7 @@ def main() -> None:
 
     states = torch.get_rng_state()
     x = next(segments).x.to(options.device)
-    result = {"states": options.states, "blocks": options.blocks, "hidden_size": options.hidden}
+    result = {"states": options.num_states, "blocks": options.blocks, "hidden_size": options.hidden_size}
     result |= {"batch": [options.streams, 32], "threads": options.threads, "shared_layer": options.shared_layer}
     result |= {"matmul_precision": options.matmul_precision}
     result |= {"normalizer_dtype": options.normalizer_dtype, "device": options.device, "transition": options.transition}
@@ -142,7 +142,7 @@ def main() -> None:
     suffix = "" if options.normalizer_dtype == "float32" else f"_{options.normalizer_dtype}"
     suffix += "" if options.matmul_precision == "float32" else f"_{options.matmul_precision}_products"
     suffix += "" if options.transition == "softmax" else f"_{options.transition}"
-    record(f"vlhmm_step_{options.states}{suffix}", result)
+    record(f"vlhmm_step_{options.num_states}{suffix}", result)
 
 
 if __name__ == "__main__":

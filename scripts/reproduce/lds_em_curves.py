@@ -1,7 +1,7 @@
 """EM for a linear dynamical system of text from several starts: likelihood against iteration, the paper's figure 2.
 
     python scripts/reproduce/lds_em_curves.py                                     # Penn Treebank, minutes on one core
-    python scripts/reproduce/lds_em_curves.py --counts COUNTS --states 200        # counts written by `pplseq count`
+    python scripts/reproduce/lds_em_curves.py --counts COUNTS --num-states 200        # counts written by `pplseq count`
 
 Starts: `paper`, subspace identification realised as in the paper; `line_search`, the same with the scale of C chosen by
 likelihood; `restricted`, EM in the identified subspace first (its own iterations cost next to nothing and are not drawn);
@@ -60,14 +60,14 @@ def curve(how: str, identification, cov, held_out, options) -> dict:
     from pplseq.models.text_lds.asos_em import fit_asos
 
     started = time.process_time()
-    more = {"num_iterations": options.restricted_iterations} if how == "restricted" else {}
+    more = {"max_iterations": options.restricted_iterations} if how == "restricted" else {}
     initial = start_parameters(how, identification, cov, seed=options.seed, **more)
     start_seconds = time.process_time() - started
     started = time.process_time()
     fit = fit_asos(
         cov,
         initial,
-        num_iterations=options.iterations,
+        max_iterations=options.iterations,
         tolerance=0.0,
         update_state_noise=not options.keep_state_noise,
         evaluate=held_out,
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--counts", type=Path, help="a folder of lag counts instead of the corpus")
     parser.add_argument("--corpus", default="ptb", help="a folder under PPLSEQ_DATA")
     parser.add_argument("--starts", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--states", type=int, default=50, help="h")
+    parser.add_argument("--num-states", type=int, default=50, help="h")
     parser.add_argument("--pseudo-counts", type=float, default=50.0)
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--restricted-iterations", type=int, default=150)
@@ -128,7 +128,7 @@ def main() -> None:
 
     cov, held_out = covariances(options)
     started = time.process_time()
-    identification = subspace_identification(cov, options.states, blocks=options.blocks, seed=options.seed)
+    identification = subspace_identification(cov, options.num_states, blocks=options.blocks, seed=options.seed)
     identified = time.process_time() - started
     results = [curve(how, identification, cov, held_out, options) for how in options.starts]
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}

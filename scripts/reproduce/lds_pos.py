@@ -1,7 +1,7 @@
 """Part-of-speech tagging with a local classifier on token embeddings: the paper's table 2, its three local columns.
 
     python scripts/reproduce/lds_pos.py                                      # hours: all features, 200 dimensions
-    python scripts/reproduce/lds_pos.py --states 50 --max-lines 20000 --vocabulary-size 20000      # minutes, for a look
+    python scripts/reproduce/lds_pos.py --num-states 50 --max-lines 20000 --vocabulary-size 20000      # minutes, for a look
     python scripts/reproduce/lds_pos.py --features word2vec ssid em          # some of FEATURES only
 
 Embeddings are learned from Project Gutenberg books and the untagged words of CoNLL-2000 train and UD English EWT train;
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, default=ROOT / "runs" / "lds_pos", help="text, counts, models and vectors"
     )
-    parser.add_argument("--states", type=int, default=200, help="h, dimensions of all embeddings")
+    parser.add_argument("--num-states", type=int, default=200, help="h, dimensions of all embeddings")
     parser.add_argument("--vocabulary-size", type=int, default=200_000)
     parser.add_argument("--min-count", type=int, default=2, help="rarer words are the unknown word")
     parser.add_argument("--pseudo-counts", type=float, default=1000.0)

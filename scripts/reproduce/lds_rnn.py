@@ -48,7 +48,7 @@ def linear_filter(text, options):
         counts,
         options.units,
         pseudo_counts=options.pseudo_counts,
-        num_iterations=options.iterations,
+        max_iterations=options.iterations,
         restricted_iterations=options.restricted_iterations,
         seed=options.seed,
     )
@@ -117,7 +117,7 @@ def figures(start: str, corpus, folder: Path, settings) -> dict:
     lds = folder / "lds.json"
     return {
         "start": start,
-        "units": best.num_units,
+        "units": best.hidden_size,
         "valid_perplexity": round(best.perplexity(corpus.valid), 2),
         "test_perplexity": round(best.perplexity(corpus.test), 2),
         "best_epoch": min(epochs, key=lambda row: row["perplexity"])["epoch"],

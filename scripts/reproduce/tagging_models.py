@@ -23,7 +23,7 @@ def embedders(
     """
     if "word2vec" in names:
         vectors, facts = word2vec(
-            text, options.cache, options.states, window=options.window, epochs=options.word2vec_epochs,
+            text, options.cache, options.num_states, window=options.window, epochs=options.word2vec_epochs,
             threads=options.threads, seed=options.seed,
         )  # fmt: skip
         yield "word2vec", lambda part: vectors[part.tokens], facts
@@ -60,14 +60,14 @@ def text_lds(how: str, text: Text, options):
     only_start = how in ("ssid", "restricted")
     settings = dict(
         pseudo_counts=options.pseudo_counts,
-        num_iterations=0 if only_start else options.iterations,
+        max_iterations=0 if only_start else options.iterations,
         start="restricted" if how in ("em", "restricted") else "paper",
         blocks=options.blocks,
         seed=options.seed,
         dtype=options.dtype,
         num_threads=options.threads,
     )
-    key = f"{text.vocabulary.fingerprint()[:8]}_{options.states}_{options.pseudo_counts:g}_{settings['num_iterations']}"
+    key = f"{text.vocabulary.fingerprint()[:8]}_{options.num_states}_{options.pseudo_counts:g}_{settings['max_iterations']}"
     folder = options.cache / f"lds_{how}_{key}{options.run_label}"
     metrics, last = folder / "metrics.jsonl", folder / "last"
     counts, counting_seconds = lag_counts(text, options.cache, options.max_lag)
@@ -76,11 +76,11 @@ def text_lds(how: str, text: Text, options):
         cov = LagCovariances.from_counts(
             counts, options.pseudo_counts, dtype=np.dtype(options.dtype), num_threads=options.threads
         )
-        found = subspace_identification(cov, options.states, blocks=options.blocks, seed=options.seed)
+        found = subspace_identification(cov, options.num_states, blocks=options.blocks, seed=options.seed)
         initial = random_parameters(cov, realise(found, cov, "paper").parameters, options.seed)
         del cov, found
     TextLDS.from_counts(
-        counts, options.states, folder=folder, resume=last.is_dir(), initial=initial, **settings,
+        counts, options.num_states, folder=folder, resume=last.is_dir(), initial=initial, **settings,
         on_record=lambda record: print(how, record, flush=True),
     )  # fmt: skip
     records = read_metrics(metrics)

@@ -187,7 +187,7 @@ def recipe_part(grammar, options, *, repair: bool) -> dict:
     alone = []
     for draw in range(options.first_draw, options.first_draw + options.draws):
         seed = draw_seed(grammar.number, draw, 2)
-        learner = AutomatonLearner(blocks=blocks, num_iterations=options.iterations, seed=seed, repair=repair, merging=False)
+        learner = AutomatonLearner(blocks=blocks, max_iterations=options.iterations, seed=seed, repair=repair, merging=False)
         started = time.perf_counter(), time.process_time()
         found = learner.fit(grammar.strings, grammar.labels)
         seconds.append(time.perf_counter() - started[0])

@@ -1,11 +1,11 @@
 """Perplexities of very large HMMs on Penn Treebank and WikiText-2, with the paper's ablations as variants.
 
-    python scripts/reproduce/vlhmm.py ptb --states 4096                          # two CPU cores: hours
-    python scripts/reproduce/vlhmm.py ptb --states 65536 --variant better-clusters -- --transition hierarchical \\
-        --num-blocks 512 --hidden 128 --shared-layer --batch-size 64 --lr 0.006 --schedule time --max-time 86m
-    python scripts/reproduce/vlhmm.py ptb --states 32768 --device cuda           # the paper's size
-    python scripts/reproduce/vlhmm.py wikitext2 --states 32768 --device cuda
-    python scripts/reproduce/vlhmm.py ptb --states 4096 --variant no-reset       # one of VARIANTS below
+    python scripts/reproduce/vlhmm.py ptb --num-states 4096                          # two CPU cores: hours
+    python scripts/reproduce/vlhmm.py ptb --num-states 65536 --variant better-clusters -- --transition hierarchical \\
+        --num-blocks 512 --hidden-size 128 --shared-layer --batch-size 64 --lr 0.006 --schedule time --max-time 86m
+    python scripts/reproduce/vlhmm.py ptb --num-states 32768 --device cuda           # the paper's size
+    python scripts/reproduce/vlhmm.py wikitext2 --num-states 32768 --device cuda
+    python scripts/reproduce/vlhmm.py ptb --num-states 4096 --variant no-reset       # one of VARIANTS below
     python scripts/reproduce/vlhmm.py --queue scripts/reproduce/vlhmm_series.txt # one run after the other
 
 A queue is a file with the arguments of a run on each line; those whose figures are in results/ are passed over: the same
@@ -41,17 +41,17 @@ TRAIN_TOKENS = 80_000  # of the training text that are scored: about as many as 
 VARIANTS = {
     "base": [],
     "no-reset": ["--no-reset"],
-    "no-dropout": ["--dropout", "0"],
+    "no-dropout": ["--state-dropout", "0"],
     "factored": ["--parameterization", "factored"],
     "scalar": ["--parameterization", "scalar"],
     "uniform-blocks": ["--blocks", "uniform"],
-    "no-blocks": ["--blocks", "none", "--dropout", "0"],
-    "4-blocks": ["--num-blocks", "4", "--dropout", "0"],
-    "8-blocks": ["--num-blocks", "8", "--dropout", "0"],
+    "no-blocks": ["--blocks", "none", "--state-dropout", "0"],
+    "4-blocks": ["--num-blocks", "4", "--state-dropout", "0"],
+    "8-blocks": ["--num-blocks", "8", "--state-dropout", "0"],
     "32-blocks": ["--num-blocks", "32"],
     "64-blocks": ["--num-blocks", "64"],
     "untied": ["--untied"],
-    "xavier": ["--init", "xavier"],
+    "xavier": ["--initialization", "xavier"],
     "uneven-blocks": ["--block-sizes", "frequency"],
     "better-clusters": ["--exchange-passes", "3"],
     "authors": ["--parameterization", "factored", "--no-eos-block", "--init-scale", "1", "--lr", "0.01"],
@@ -78,7 +78,7 @@ def corpus_folder(corpus: str, runs: Path) -> Path:
 def train(options, run: Path) -> list[str]:
     """Trains or resumes; returns the command of a fresh start."""
     source = str(corpus_folder(options.corpus, run.parent))
-    flags = ["--states", str(options.states), *VARIANTS[options.variant], *options.train]
+    flags = ["--num-states", str(options.num_states), *VARIANTS[options.variant], *options.train]
     if options.corpus == "wikitext2":
         flags = ["--shuffle", "article", *flags]
     flags += ["--device", options.device]
@@ -173,7 +173,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The options of a run; what stands behind ``--`` is for `pplseq train`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", choices=["ptb", "wikitext2"])
-    parser.add_argument("--states", type=int, default=1 << 15)
+    parser.add_argument("--num-states", type=int, default=1 << 15)
     parser.add_argument("--variant", choices=VARIANTS, default="base")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
@@ -192,7 +192,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def name_of(options: argparse.Namespace) -> str:
     """Of a run's folder and of its figures."""
-    name = f"{options.corpus}_{options.states}_{options.variant.replace('-', '_')}"
+    name = f"{options.corpus}_{options.num_states}_{options.variant.replace('-', '_')}"
     return f"{name}_{options.label}" if options.label else name
 
 

@@ -1,6 +1,6 @@
 """What each choice of the very large HMM is worth at a small size, beside the paper's tables 2 and 3.
 
-    python scripts/reproduce/vlhmm_ablations.py [--states 4096] [--epochs 2] [--runs runs]
+    python scripts/reproduce/vlhmm_ablations.py [--num-states 4096] [--epochs 2] [--runs runs]
 
 Each variant differs from the base in what its name says and takes as many steps; validation perplexity, carried, and the
 processor seconds of its training go to results/vlhmm_ablations.json, and as a table beside the paper's to vlhmm_ablations.md.
@@ -21,7 +21,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents
 from record import ROOT, data_folder, record  # noqa: E402
 from vlhmm import VARIANTS, history  # noqa: E402
 
-BASE = "--transition hierarchical --num-blocks 128 --hidden 128 --shared-layer --batch-size 64 --lr 0.006 --schedule linear"
+BASE = (
+    "--transition hierarchical --num-blocks 128 --hidden-size 128 --shared-layer --batch-size 64 --lr 0.006 --schedule linear"
+)
 CHOSEN = (
     "base", "better-clusters", "uneven-blocks", "uniform-blocks", "no-reset", "no-dropout", "factored", "untied", "32-blocks",
     "feature-dropout",
@@ -52,7 +54,7 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--states", type=int, default=4096)
+    parser.add_argument("--num-states", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--variants", nargs="*", default=CHOSEN)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs")
@@ -60,11 +62,11 @@ def main() -> None:
     path = ROOT / "results" / "vlhmm_ablations.json"
     rows = json.loads(path.read_text())["results"] if path.exists() else []
     for variant in options.variants:
-        name = f"ablation_{options.states}_{options.epochs}_{variant}"
+        name = f"ablation_{options.num_states}_{options.epochs}_{variant}"
         if any(row["run"] == name for row in rows):
             continue
         flags = [*BASE.split(), *(MORE.get(variant) or VARIANTS[variant])]
-        command = ["train", "vlhmm", str(data_folder() / "ptb"), "--states", str(options.states), *flags]
+        command = ["train", "vlhmm", str(data_folder() / "ptb"), "--num-states", str(options.num_states), *flags]
         command += ["--epochs", str(options.epochs), "--validate-per-epoch", "1", "--threads", "1", "--device", "cpu"]
         run = options.runs / name
         before = os.times()
@@ -74,7 +76,7 @@ def main() -> None:
         validations = [[row["step"], row["perplexity"]] for row in history(run)]
         rows.append(
             {
-                "run": name, "variant": variant, "states": options.states, "epochs": options.epochs,
+                "run": name, "variant": variant, "states": options.num_states, "epochs": options.epochs,
                 "valid_carried": validations[-1][1], "validations": validations, "processor_seconds": round(seconds, 1),
                 "load_average": [round(value, 2) for value in os.getloadavg()], "date": time.strftime("%Y-%m-%d"),
                 "options": " ".join(flags),

@@ -23,7 +23,7 @@ def points() -> list[tuple[int, float, str, str]]:
         entry = json.loads(path.read_text(encoding="utf-8"))
         words = entry["train_command"].split()
         transition = words[words.index("--transition") + 1] if "--transition" in words else "softmax"
-        states = int(words[words.index("--states") + 1])
+        states = int(words[words.index("--num-states") + 1])
         found.append((states, entry["results"]["valid_carried"], transition, path.stem.removeprefix("vlhmm_ptb_")))
     return found
 

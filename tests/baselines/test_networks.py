@@ -42,7 +42,7 @@ def slow_lstm(model, ids):
     """Gate by gate, as the formulas say: log p of each word after those before it."""
     E, c = (w.detach().numpy() for w in model.softmax_weights)
     weights = {name: w.detach().numpy() for name, w in model.layers.named_parameters()}
-    h, cell = (np.zeros((model.num_layers, model.num_units)) for _ in range(2))
+    h, cell = (np.zeros((model.num_layers, model.hidden_size)) for _ in range(2))
     scores, word = [], model.vocabulary.eos_id
     for target in ids:
         x = E[word]
@@ -234,7 +234,7 @@ def test_folders(tmp_path, text):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda v: LSTM(v, 0), ValueError, "num_units must be at least 1, got 0"),
+        (lambda v: LSTM(v, 0), ValueError, "hidden_size must be at least 1, got 0"),
         (lambda v: LSTM(v, 4, num_layers=2.0), TypeError, "num_layers must be a whole number"),
         (lambda v: LSTM(v, 4, dropout=1.0), ValueError, "dropout must lie in"),
         (lambda v: AWDLSTM(v, 4, weight_dropout=1.0), ValueError, "weight_dropout must lie in"),

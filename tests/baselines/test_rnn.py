@@ -211,13 +211,13 @@ def test_save_and_load(texts, model, tmp_path):
 def filter_arrays(texts):
     """A stable linear filter with inputs of mean zero, and outputs that keep the sum of probabilities."""
     rng = np.random.default_rng(5)
-    num_words, num_units = len(texts[0].vocabulary), 4
-    A = rng.normal(size=(num_units, num_units))
+    num_words, hidden_size = len(texts[0].vocabulary), 4
+    A = rng.normal(size=(hidden_size, hidden_size))
     A *= 0.6 / np.abs(np.linalg.eigvals(A)).max()
-    B = rng.normal(size=(num_units, num_words))
+    B = rng.normal(size=(hidden_size, num_words))
     mu = np.bincount(texts[0].tokens, minlength=num_words) + 1.0
     mu /= mu.sum()
-    C = 0.002 * mu[:, None] * rng.normal(size=(num_words, num_units))
+    C = 0.002 * mu[:, None] * rng.normal(size=(num_words, hidden_size))
     return A, B - (B @ mu)[:, None], C - mu[:, None] * C.sum(0), mu
 
 
@@ -269,9 +269,9 @@ def test_linear_start_gain_is_the_likeliest(texts, filter_arrays):
 
 def test_refusals(texts, filter_arrays):
     train, valid = texts
-    with pytest.raises(TypeError, match="num_units must be a whole number"):
+    with pytest.raises(TypeError, match="hidden_size must be a whole number"):
         RNN(train.vocabulary, 2.0)
-    with pytest.raises(ValueError, match="num_units must be at least 1"):
+    with pytest.raises(ValueError, match="hidden_size must be at least 1"):
         RNN(train.vocabulary, 0)
     with pytest.raises(ValueError, match="it has no '<eos>'"):
         RNN(Vocabulary(("a", "b")), 2)

@@ -42,10 +42,10 @@ def test_every_model_has_something_to_say_of_data():
 
 
 def test_tables(folder):
-    found = about("lds", folder / "table.csv", *COLUMNS, "--states", 3)
+    found = about("lds", folder / "table.csv", *COLUMNS, "--num-states", 3)
     assert (found["sequences"], found["steps"], found["longest"], found["missing_outputs"]) == (2, 6, 3, 1)
     assert found["parameters"] == LDS(3, 1, num_inputs=1).num_free_parameters
-    found = about("iohmm", folder / "table.csv", *COLUMNS, "--states", "2-3")
+    found = about("iohmm", folder / "table.csv", *COLUMNS, "--num-states", "2-3")
     assert found["outputs"] == ["y"] and found["parameters_by_states"].keys() == {"2", "3"}
     assert "missing outputs: 1" in pplseq("info", "iohmm", folder / "table.csv", *COLUMNS)
     assert "--outputs" in pplseq("info", "lds", folder / "table.csv", code=2)
@@ -63,7 +63,7 @@ def test_counts(folder):
     pytest.importorskip("scipy")
     (folder / "text.txt").write_text("a b a\nb a\n")
     pplseq("count", folder / "text.txt", "--max-lag", 2, "--out", folder / "counts")
-    found = about("text-lds", folder / "counts", "--states", 2)
+    found = about("text-lds", folder / "counts", "--num-states", 2)
     assert (found["num_words"], found["num_tokens"], found["lags"]) == (3, 7, 2) and found["pairs"] == [5, 3]
 
 
@@ -71,7 +71,7 @@ def test_runs_without_steps_say_how_they_ended(folder):
     (folder / "whole.txt").write_text(TAGGED.replace("sleeps", "sleeps_VERB"))
     pplseq("train", "tagger", folder / "whole.txt", "--system", "hmm", "--out", folder / "tagger")
     assert about(folder / "tagger")["status"]["status"] == "finished"
-    pplseq("train", "iohmm", folder / "table.csv", *COLUMNS, "--restarts", 2, "--out", folder / "iohmm")
+    pplseq("train", "iohmm", folder / "table.csv", *COLUMNS, "--num-restarts", 2, "--out", folder / "iohmm")
     found = about(folder / "iohmm")
     assert found["status"]["status"] == "finished" and found["summary"]["restarts"] == 2
 
@@ -84,7 +84,7 @@ def test_a_stream(folder):
 
 
 def test_strings_that_a_model_holds_impossible_are_counted(folder, monkeypatch):
-    pplseq("train", "iohmm", folder / "strings.txt", "--states", "2", "--restarts", "5", "--out", folder / "language")
+    pplseq("train", "iohmm", folder / "strings.txt", "--num-states", "2", "--num-restarts", "5", "--out", folder / "language")
     monkeypatch.setattr(IOHMM, "classify", lambda *arguments: torch.tensor([[0.0, 1.0]] * 4).double())
     (found,) = evaluate(folder / "language", folder / "strings.txt")
     assert found["nats_per_target"] == math.inf and found["impossible"] == 2

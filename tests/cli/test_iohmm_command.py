@@ -60,12 +60,12 @@ def held_out(folder):
     return write(folder / "test.csv", rows_of(1, 5, 20))
 
 
-TABLE = ["--sequence-id", "name", "--inputs", "a,b", "--outputs", "y", "--mealy", "--restarts", "6"]
+TABLE = ["--sequence-id", "name", "--inputs", "a,b", "--outputs", "y", "--mealy", "--num-restarts", "6"]
 
 
 @pytest.fixture(scope="module")
 def run(folder, table):
-    pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "run")
+    pplseq("train", "iohmm", table, *TABLE, "--num-states", "1-3", "--out", folder / "run")
     return folder / "run"
 
 
@@ -145,7 +145,7 @@ def test_symbols_and_classes(folder, table):
     )
     rows = [(row[0], row[4], ["low", "high"][row[4] == "hot"]) for row in rows_of(2, 4, 15)]
     data = write(folder / "names.csv", rows, "name,feeling,kind")
-    pplseq("train", "iohmm", data, "--config", config, "--mealy", "--restarts", 3, "--out", folder / "names")
+    pplseq("train", "iohmm", data, "--config", config, "--mealy", "--num-restarts", 3, "--out", folder / "names")
     assert IOHMM.load(folder / "names" / "best").outputs == "categorical"
     found = json.loads(pplseq("evaluate", folder / "names", data).stdout)
     assert found["production"]["accuracy"] == 1 and found["production"]["balanced_accuracy"] == 1
@@ -164,7 +164,7 @@ def test_symbols_and_classes(folder, table):
 
 def test_without_inputs(folder, table):
     pplseq(
-        "train", "iohmm", table, "--sequence-id", "name", "--outputs", "y", "--restarts", 3, "--out", folder / "none"
+        "train", "iohmm", table, "--sequence-id", "name", "--outputs", "y", "--num-restarts", 3, "--out", folder / "none"
     )
     found = json.loads(pplseq("evaluate", folder / "none", table).stdout)
     assert "prediction" in found and "production" not in found
@@ -186,12 +186,12 @@ def test_small_units(folder):
     rows = [(name, a, f"{y * 1e-4:.9f}") for name, a, b, y, feeling in rows_of(3, 6, 30)]
     data = write(folder / "small.csv", rows, "name,a,y")
     arguments = ["train", "iohmm", data, "--sequence-id", "name", "--inputs", "a", "--outputs", "y", "--mealy"]
-    result = pplseq(*arguments, "--restarts", 6, "--out", folder / "small")
+    result = pplseq(*arguments, "--num-restarts", 6, "--out", folder / "small")
     assert "warning" not in result.stderr and "score (log-likelihood)" in result.stderr
     paths = np.concatenate([row["path"] for row in lines(pplseq("query", folder / "small", "decode", data))])
     right = (paths == [row[4] == "hot" for row in rows_of(3, 6, 30)]).mean()
     assert max(right, 1 - right) > 0.95
-    result = pplseq(*arguments, "--restarts", 6, "--covariance-floor", 1.0, "--out", folder / "floored")
+    result = pplseq(*arguments, "--num-restarts", 6, "--covariance-floor", 1.0, "--out", folder / "floored")
     assert "2 states: warning: a variance met its floor of 1" in result.stderr and ".py" not in result.stderr
 
 
@@ -214,20 +214,20 @@ def test_interrupted(folder, table, strings, monkeypatch):
 
     monkeypatch.setattr(IOHMM, "fit", slow)
     monkeypatch.setattr(AutomatonLearner, "begin_size", slow_size)
-    pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "cut", code=130)
+    pplseq("train", "iohmm", table, *TABLE, "--num-states", "1-3", "--out", folder / "cut", code=130)
     assert json.loads((folder / "cut" / "best" / "iohmm.json").read_text())["summary"]["states"] == 1
-    pplseq("train", "iohmm", strings, "--restarts", 7, "--no-merging", "--out", folder / "cut2", code=130)
+    pplseq("train", "iohmm", strings, "--num-restarts", 7, "--no-merging", "--out", folder / "cut2", code=130)
     summary = json.loads((folder / "cut2" / "best" / "iohmm.json").read_text())["summary"]
     assert not summary["consistent"] and [size["num_restarts"] for size in summary["sizes"]] == [7]
     assert lines(pplseq("query", folder / "cut2", "classify", text="0\n"))[0]["string"] == "0"
-    result = pplseq("train", "iohmm", strings, "--states", 3, "--restarts", 1, "--out", folder / "cut3", code=130)
+    result = pplseq("train", "iohmm", strings, "--num-states", 3, "--num-restarts", 1, "--out", folder / "cut3", code=130)
     assert "stopped and saved" in result.stderr and not (folder / "cut3" / "best" / "iohmm.json").exists()
     monkeypatch.undo()
     again = json.loads(pplseq("train", "iohmm", "--resume", folder / "cut").stdout)
     assert [size["states"] for size in again["sizes"]] == [1, 2, 3] and again["stop_reason"] == "finished"
     found = json.loads(pplseq("train", "iohmm", "--resume", folder / "cut2").stdout)
     assert found["stop_reason"] == "finished" and found["sizes"][0] == summary["sizes"][0] and len(found["sizes"]) > 1
-    whole = json.loads(pplseq("train", "iohmm", table, *TABLE, "--states", "1-3", "--out", folder / "uncut").stdout)
+    whole = json.loads(pplseq("train", "iohmm", table, *TABLE, "--num-states", "1-3", "--out", folder / "uncut").stdout)
     assert whole["sizes"] == again["sizes"]
 
 
@@ -242,7 +242,7 @@ def strings(folder):
 
 @pytest.fixture(scope="module")
 def automaton_run(folder, strings):
-    result = pplseq("train", "iohmm", strings, "--restarts", 100, "--out", folder / "automaton")
+    result = pplseq("train", "iohmm", strings, "--num-restarts", 100, "--out", folder / "automaton")
     assert "1 different automaton fits your data" in result.stderr
     return folder / "automaton"
 
@@ -260,7 +260,7 @@ def test_an_automaton_is_learned(automaton_run, strings):
 def test_a_run_that_lacks_its_automaton_is_taken_over(automaton_run, strings, tmp_path):
     """As where the disk was full when it was written: the same command writes it, and is refused once all is there."""
     run = shutil.copytree(automaton_run, tmp_path / "run")
-    begin = ("train", "iohmm", strings, "--restarts", 100, "--out", run)
+    begin = ("train", "iohmm", strings, "--num-restarts", 100, "--out", run)
     drawn, step = (run / "automaton.dot").read_text(), run_status(run)["step"]
     assert "already holds a run" in pplseq(*begin, code=2).stderr
     (run / "automaton.dot").unlink()
@@ -288,14 +288,14 @@ def test_words(folder):
     """Files and lines without a space are read as the words of training."""
     data = folder / "words.txt"
     data.write_text("+ the cat\n- cat the\n+ the the cat\n- cat\n")
-    pplseq("train", "iohmm", data, "--restarts", 50, "--no-picture", "--out", folder / "words")
+    pplseq("train", "iohmm", data, "--num-restarts", 50, "--no-picture", "--out", folder / "words")
     one = folder / "one_word.txt"
     one.write_text("- cat\n- the\n")
     assert json.loads(pplseq("evaluate", folder / "words", one).stdout)["strings"] == 2
     answers = lines(pplseq("query", folder / "words", "classify", text="\ufeff# a comment\r\nthe cat\r\ncat\r\n"))
     assert [answer["string"] for answer in answers] == ["the cat", "cat"]
     data.write_text("+ a b\n- b a\n+ a a b\n- b\n")
-    pplseq("train", "iohmm", data, "--restarts", 50, "--no-picture", "--out", folder / "letters")
+    pplseq("train", "iohmm", data, "--num-restarts", 50, "--no-picture", "--out", folder / "letters")
     assert lines(pplseq("query", folder / "letters", "classify", text="a b\n"))[0]["accepted"]
     one.write_text("+ dog\n")
     assert "line 1: unknown symbol 'dog'" in pplseq("evaluate", folder / "words", one, code=2).stderr
@@ -309,7 +309,7 @@ def test_words(folder):
         ("name,a,b,y\ns,1,2,3\ns,,2,3\n", [], "a"),
         ("name,a,b,z\ns,1,2,3\n", [], "y"),
         ("", [], "empty"),
-        ("name,a,b,y\ns,1,2,3\n", ["--states", "0"], "states must be numbers of at least 1"),
+        ("name,a,b,y\ns,1,2,3\n", ["--num-states", "0"], "states must be numbers of at least 1"),
         ("name,a,b,y\ns,1,2,3\n", ["--symbols", "c"], "symbols: 'c' is neither"),
         ("name,a,b,y\ns,1,2,k\ns,1,2,k\n", ["--family", "categorical"], "one class only, 'k'"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,0\n", ["--family", "bernoulli"], "outside its family"),
@@ -321,7 +321,7 @@ def test_words(folder):
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", ","], "name the columns of its outputs"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", "y,b"], "column 'b' is an input, too"),
         ("name,a,b,y\ns,1,2,k\ns,1,2,m\n", ["--symbols", "y", "--family", "gaussian"], "family is categorical"),
-        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--states", "1,2", "--select", "likelihood"], "likelihood grows"),
+        ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--num-states", "1,2", "--select", "likelihood"], "likelihood grows"),
     ],
 )
 def test_bad_tables(tmp_path, content, more, message):

@@ -42,7 +42,7 @@ def write(path, rows, header=("name", "u", "heat", "flow")):
     return path
 
 
-TABLE = ["--sequence-id", "name", "--inputs", "u", "--outputs", "heat,flow", "--states", 2]
+TABLE = ["--sequence-id", "name", "--inputs", "u", "--outputs", "heat,flow", "--num-states", 2]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder):
-    summary = json.loads(call("train", "lds", folder / "train.csv", *TABLE, "--iterations", 30, "--out", folder / "run").stdout)
+    trained = call("train", "lds", folder / "train.csv", *TABLE, "--max-iterations", 30, "--out", folder / "run")
+    summary = json.loads(trained.stdout)
     assert summary["steps"] <= 30 and summary["stop_reason"] in ("epochs", "converged")
     return folder / "run"
 
@@ -116,7 +117,7 @@ def test_forecasts_as_json_and_csv(run, folder):
 
 
 def test_the_summary_is_in_the_units_of_the_table(folder, tmp_path):
-    command = ["train", "lds", folder / "test.csv", *TABLE, "--iterations", 40, "--tolerance", 0]
+    command = ["train", "lds", folder / "test.csv", *TABLE, "--max-iterations", 40, "--tolerance", 0]
     (summary,) = answers(*command, "--validation", folder / "test.csv", "--out", tmp_path / "run")
     (found,) = answers("evaluate", tmp_path / "run", folder / "test.csv")
     assert summary["validation_nats_per_step"] == pytest.approx(found["nats_per_step"])
@@ -137,11 +138,11 @@ def test_states_and_gaps(run, folder):
 
 
 def test_resumed_as_if_never_stopped(folder, tmp_path):
-    options = {"sequence_id": "name", "inputs": ["u"], "outputs": ["heat", "flow"], "states": 2, "tolerance": 0.0}
+    options = {"sequence_id": "name", "inputs": ["u"], "outputs": ["heat", "flow"], "num_states": 2, "tolerance": 0.0}
     data = folder / "train.csv"
-    pplseq.train("lds", data, folder=tmp_path / "part", iterations=3, **options)
-    pplseq.train(folder=tmp_path / "part", resume=True, iterations=6)
-    pplseq.train("lds", data, folder=tmp_path / "whole", iterations=6, **options)
+    pplseq.train("lds", data, folder=tmp_path / "part", max_iterations=3, **options)
+    pplseq.train(folder=tmp_path / "part", resume=True, max_iterations=6)
+    pplseq.train("lds", data, folder=tmp_path / "whole", max_iterations=6, **options)
     part, whole = (LDS.load(tmp_path / name / "last").state_dict() for name in ("part", "whole"))
     for name, value in whole.items():
         np.testing.assert_array_equal(part[name].numpy(), value.numpy(), err_msg=name)

@@ -39,7 +39,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    options = "--states 40 --num-blocks 8 --hidden 8 --batch-size 4 --segment-length 12 --epochs 1 --device cpu"
+    options = "--num-states 40 --num-blocks 8 --hidden-size 8 --batch-size 4 --segment-length 12 --epochs 1 --device cpu"
     pplseq("train", "vlhmm", text, *options.split(), "--lr", "0.02", "--out", folder)
     return folder
 
@@ -355,15 +355,15 @@ def test_info(text):
 
 
 def test_info_estimates_the_cost(text):
-    facts = json.loads(pplseq("info", "vlhmm", text, "--states", 32768, "--threads", 1, "--json").stdout)["estimate"]
+    facts = json.loads(pplseq("info", "vlhmm", text, "--num-states", 32768, "--threads", 1, "--json").stdout)["estimate"]
     assert facts["num_weights"] > 32768 * 256 and facts["step_seconds"] > 0
-    output = pplseq("info", "vlhmm", text, "--states", 2048, "--threads", 1).stdout
+    output = pplseq("info", "vlhmm", text, "--num-states", 2048, "--threads", 1).stdout
     assert "memory, training" in output and "GFLOP" in output
 
 
 def test_info_of_a_run(run, tmp_path):
     found = json.loads(pplseq("info", run, "--json").stdout)
-    assert found["model"] == "vlhmm" and found["settings"]["states"] == 40 and "infill" in found["questions"]
+    assert found["model"] == "vlhmm" and found["settings"]["num_states"] == 40 and "infill" in found["questions"]
     assert found["status"]["status"] == "finished" and found["best"]["perplexity"] > 1
     output = pplseq("info", run).stdout
     assert "  states: 40\n" in output and "  perplexity: " in output and "{" not in output
@@ -372,12 +372,12 @@ def test_info_of_a_run(run, tmp_path):
 
 
 def test_info_of_states_that_do_not_divide(text):
-    result = pplseq("info", "vlhmm", text, "--states", 1000, code=2)
+    result = pplseq("info", "vlhmm", text, "--num-states", 1000, code=2)
     assert "nearest sizes are 896 and 1024" in result.stderr
 
 
 def test_lines_are_read_as_the_text_of_training_was(text, tmp_path):
-    options = ["--states", 2, "--max-time", "60s", "--epochs", 1, "--lower", "--device", "cpu"]
+    options = ["--num-states", 2, "--max-time", "60s", "--epochs", 1, "--lower", "--device", "cpu"]
     pplseq("train", "hmm", text, *options, "--out", tmp_path / "run")
     (tmp_path / "line.txt").write_text("The CAT sees\n")
     ask = ["query", tmp_path / "run", "score", tmp_path / "line.txt"]

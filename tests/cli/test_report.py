@@ -30,7 +30,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    options = "--states 32 --num-blocks 8 --hidden 8 --batch-size 4 --segment-length 12 --epochs 1 --device cpu"
+    options = "--num-states 32 --num-blocks 8 --hidden-size 8 --batch-size 4 --segment-length 12 --epochs 1 --device cpu"
     pplseq("train", "vlhmm", text, *options.split(), "--lr", "0.02", "--log-interval", 4, "--out", folder)
     return folder
 
@@ -165,7 +165,7 @@ def test_unknown_words_where_the_vocabulary_has_none_for_them(tmp_path):
 
 def test_a_dense_model(text, tmp_path):
     folder = tmp_path / "hmm"
-    pplseq("train", "hmm", text, "--states", 4, "--epochs", 2, "--device", "cpu", "--out", folder)
+    pplseq("train", "hmm", text, "--num-states", 4, "--epochs", 2, "--device", "cpu", "--out", folder)
     pplseq("report", folder, "--sentence", "the cat sees a dog")
     content = (folder / "report.html").read_text(encoding="utf-8")
     assert "Transitions between states" in content and "hmm on text.txt" in content

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-FIT = ["--states", 6, "--pseudo-counts", 20, "--iterations", 6, "--restricted-iterations", 30]
+FIT = ["--num-states", 6, "--pseudo-counts", 20, "--max-iterations", 6, "--restricted-iterations", 30]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_fit(run, folder):
 
 @pytest.mark.parametrize("start", ["restricted", "line_search", "paper", "consistent"])
 def test_starts(folder, tmp_path, start):
-    options = [*FIT, "--start", start, "--iterations", 2]
+    options = [*FIT, "--start", start, "--max-iterations", 2]
     summary = json.loads(pplseq("train", "text-lds", folder / "train", *options, "--out", tmp_path / "run").stdout)
     assert summary["stop_reason"] == "iterations" and summary["steps"] == 2
     assert "start by" in records(tmp_path / "run")[0]["remarks"][0]
@@ -114,11 +114,11 @@ def test_an_interrupted_fit_resumes_exactly(run, folder, tmp_path, monkeypatch, 
 
 
 def test_more_iterations_continue_a_finished_fit(folder, tmp_path):
-    pplseq("train", "text-lds", folder / "train", *FIT, "--iterations", 2, "--out", tmp_path / "run")
-    pplseq("train", "text-lds", "--resume", tmp_path / "run", "--iterations", 4)
-    pplseq("train", "text-lds", folder / "train", *FIT, "--iterations", 4, "--out", tmp_path / "whole")
+    pplseq("train", "text-lds", folder / "train", *FIT, "--max-iterations", 2, "--out", tmp_path / "run")
+    pplseq("train", "text-lds", "--resume", tmp_path / "run", "--max-iterations", 4)
+    pplseq("train", "text-lds", folder / "train", *FIT, "--max-iterations", 4, "--out", tmp_path / "whole")
     assert records(tmp_path / "run") == records(tmp_path / "whole")
-    again = json.loads(pplseq("train", "text-lds", "--resume", tmp_path / "run", "--iterations", 4).stdout)
+    again = json.loads(pplseq("train", "text-lds", "--resume", tmp_path / "run", "--max-iterations", 4).stdout)
     assert again["steps"] == 4 and len(records(tmp_path / "run")) == 5
 
 
@@ -131,7 +131,7 @@ def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
     (text,) = texts("train")
     reverse = Text(text.tokens[::-1].copy(), text.line_starts, text.article_starts, text.vocabulary)
     save_counts(LagCounts.from_text(reverse, 7), tmp_path / "reverse")
-    options = ["--held-out", tmp_path / "reverse", "--patience", 1, "--iterations", 50, "--start", "line_search"]
+    options = ["--held-out", tmp_path / "reverse", "--patience", 1, "--max-iterations", 50, "--start", "line_search"]
     summary = json.loads(pplseq("train", "text-lds", folder / "train", *FIT, *options, "--out", tmp_path / "b").stdout)
     assert summary["stop_reason"] in ("patience", "iterations")
     found = records(tmp_path / "b")
@@ -140,7 +140,7 @@ def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
 
 def test_from_counts_in_python(folder, run):
     counts = load_counts(folder / "train")
-    settings = dict(pseudo_counts=20.0, num_iterations=6, restricted_iterations=30)
+    settings = dict(pseudo_counts=20.0, max_iterations=6, restricted_iterations=30)
     model = TextLDS.from_counts(counts, 6, held_out=load_counts(folder / "valid"), **settings)
     best = TextLDS.load(run / "best")
     for name, value in best.state_dict().items():
@@ -159,7 +159,7 @@ def test_fit_errors(folder, tmp_path, run):
     assert "held_out: " in message(folder / "train", "--held-out", tmp_path / "no", "--out", tmp_path / "x")
     assert "already holds a run; continue it with --resume" in message(folder / "train", "--out", run)
     assert "is not empty and holds no run" in message(folder / "train", "--out", folder)
-    assert "states cannot change" in message("--resume", run, "--states", 3)
+    assert "states cannot change" in message("--resume", run, "--num-states", 3)
     assert "not a run of `pplseq train`" in message("--resume", folder / "train")
     (text,) = texts("test")
     other = Text.from_lines([["a", "b", "a"], ["b", "a"]] * 5)
@@ -168,7 +168,7 @@ def test_fit_errors(folder, tmp_path, run):
         folder / "train", "--held-out", tmp_path / "other", "--out", tmp_path / "x", *FIT
     )
     assert "blocks: 2 blocks need lags 1..3" in message(
-        tmp_path / "other", *FIT, "--states", 1, "--out", tmp_path / "z"
+        tmp_path / "other", *FIT, "--num-states", 1, "--out", tmp_path / "z"
     )
     assert not (tmp_path / "x" / "last").exists()
 
@@ -185,14 +185,14 @@ def test_a_fit_without_a_checkpoint_does_not_block_its_folder(folder, tmp_path, 
         patch.setattr(text_fitting, "initial_parameters", interrupt)
         stopped = pplseq("train", "text-lds", folder / "train", *FIT, "--out", out, code=130)
     assert "nothing was saved" in stopped.stderr
-    pplseq("train", "text-lds", folder / "train", *FIT, "--iterations", 1, "--out", out)
+    pplseq("train", "text-lds", folder / "train", *FIT, "--max-iterations", 1, "--out", out)
     assert [record["step"] for record in read_metrics(out / "metrics.jsonl")] == [0, 1]
 
 
 def test_missing_shards_are_told(folder, tmp_path):
     (text,) = texts("train")
     save_counts(LagCounts.from_text(text, 7, shard=(1, 2)), tmp_path / "half")
-    fit = ["--states", 2, "--iterations", 0, "--out"]
+    fit = ["--num-states", 2, "--max-iterations", 0, "--out"]
     assert (
         "Note: counts: not the whole text was counted: without shard 2/2 of"
         in pplseq("train", "text-lds", tmp_path / "half", *fit, tmp_path / "part").stderr
@@ -208,7 +208,7 @@ def test_train_takes_counts(tmp_path):
 def test_counts_that_changed_do_not_resume(folder, tmp_path):
     counts = load_counts(folder / "valid")
     save_counts(counts, tmp_path / "counts")
-    pplseq("train", "text-lds", tmp_path / "counts", *FIT, "--iterations", 1, "--out", tmp_path / "run")
+    pplseq("train", "text-lds", tmp_path / "counts", *FIT, "--max-iterations", 1, "--out", tmp_path / "run")
     save_counts(load_counts(folder / "train"), tmp_path / "counts")
     assert "no longer those of the run" in pplseq("train", "text-lds", "--resume", tmp_path / "run", code=2).stderr
 
@@ -291,11 +291,11 @@ def test_evaluate(run, tmp_path):
 
 def test_the_tuned_weight_is_kept(folder, tmp_path):
     run = tmp_path / "run"
-    pplseq("train", "text-lds", folder / "train", *FIT, "--iterations", 1, "--dtype", "float32", "--out", run)
+    pplseq("train", "text-lds", folder / "train", *FIT, "--max-iterations", 1, "--dtype", "float32", "--out", run)
     options = ["--tune-on", "builtin:generated", "--save-weight", "--checkpoint", "last"]
     found = json.loads(pplseq("evaluate", run, "builtin:generated", *options).stdout)
     assert float(TextLDS.load(run / "last").mixture_weight) == pytest.approx(found["mixture_weight"])
-    pplseq("train", "text-lds", "--resume", run, "--iterations", 2, "--threads", 2)  # the checkpoint is still whole
+    pplseq("train", "text-lds", "--resume", run, "--max-iterations", 2, "--threads", 2)  # the checkpoint is still whole
 
 
 @pytest.mark.parametrize("form", ["predictor", "filtered"])
@@ -340,13 +340,13 @@ def test_writing_is_whole_or_not_at_all(run, tmp_path, monkeypatch):
 
 def test_settings_from_a_file(tmp_path):
     config = tmp_path / "lds.toml"
-    config.write_text("states = 7\niterations = 1\npseudo-counts = 20\nstate_noise = false\n")
+    config.write_text("num_states = 7\nmax_iterations = 1\npseudo-counts = 20\nupdate_state_noise = false\n")
     ask = ["train", "text-lds", "nowhere", "--out", str(tmp_path / "run"), "--config", str(config)]
-    for extra, message in (([], "nowhere"), (["--states", "0"], "'--states'")):
+    for extra, message in (([], "nowhere"), (["--num-states", "0"], "'--num-states'")):
         result = CliRunner().invoke(main, [*ask, *extra])
         assert result.exit_code == 2 and message in result.stderr
     config.write_text("state = 7\n")
     result = CliRunner().invoke(main, ask)
     assert result.exit_code == 2 and "unknown setting 'state'" in result.stderr and "'states'" in result.stderr
-    config.write_text("states = 'many'\n")
+    config.write_text("num_states = 'many'\n")
     assert "states must be a whole number" in CliRunner().invoke(main, ask).stderr

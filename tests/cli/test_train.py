@@ -20,7 +20,7 @@ from pplseq.cli import main
 from pplseq.runs import training
 from pplseq.runs.metrics_log import read_metrics
 
-SMALL = "--states 48 --num-blocks 12 --hidden 8 --batch-size 4 --segment-length 12 --epochs 1 --log-interval 7"
+SMALL = "--num-states 48 --num-blocks 12 --hidden-size 8 --batch-size 4 --segment-length 12 --epochs 1 --log-interval 7"
 SMALL = [*SMALL.split(), "--max-vocabulary", "100", "--threads", "1", "--device", "cpu"]
 
 
@@ -62,7 +62,7 @@ def test_a_run_has_everything(finished):
     names = {path.name for path in finished.iterdir()}
     assert names == {"best", "last", "clusters.paths", "config.toml", "data.json", "metrics.jsonl", "status.json"}
     config = tomllib.loads((finished / "config.toml").read_text())
-    assert config["states"] == 48 and config["lr"] == 0.003 and config["init_scale"] == 0.1 and config["clip"] == 5.0
+    assert config["num_states"] == 48 and config["lr"] == 0.003 and config["init_scale"] == 0.1 and config["clip"] == 5.0
     kinds = [record["kind"] for record in numbers(finished)]
     assert kinds.count("validation") == 4 and kinds.count("train") >= 3
     assert not list(finished.rglob("*.pt")) and not list(finished.rglob("*.pkl"))
@@ -129,22 +129,22 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
     run = tmp_path / "run"
     pplseq("train", "--config", config, *SMALL, "--lr", "0.01", "--out", run)
     saved = tomllib.loads((run / "config.toml").read_text())
-    assert (saved["lr"], saved["max_time"], saved["clip"], saved["hidden"]) == (0.01, 90.0, "none", 8)
-    assert saved["weight_decay"] == 0.0 and saved["states"] == 48
+    assert (saved["lr"], saved["max_time"], saved["clip"], saved["hidden_size"]) == (0.01, 90.0, "none", 8)
+    assert saved["weight_decay"] == 0.0 and saved["num_states"] == 48
 
 
 @pytest.mark.parametrize(
     "line,message",
     [
-        ("staets = 48", "unknown setting 'staets'. Did you mean 'states'?"),
+        ("num_staets = 48", "unknown setting 'num_staets'. Did you mean 'states'?"),
         ("drop_out = 0.5", "Did you mean 'dropout'?"),
-        ("states = 48.5", "states must be a whole number, got 48.5"),
+        ("num_states = 48.5", "num_states must be a whole number, got 48.5"),
         ("states = true", "states must be a whole number, got True"),
         ('lr = "fast"', "lr must be a number, got 'fast'"),
         ("tied = 1", "tied must be true or false, got 1"),
         ("[model]\nstates = 1", "model must be a string"),
         ('parameterization = "scalr"', "parameterization must be one of independent, factored, scalar"),
-        ("dropout = 1.0", "dropout must lie in [0, 1)"),
+        ("state_dropout = 1.0", "state_dropout must lie in [0, 1)"),
         ("states 48", "is not TOML"),
         ('max_time = "soon"', "like 90s, 10m, 2h; got 'soon'"),
     ],
@@ -160,11 +160,11 @@ def test_config_errors(text, tmp_path, line, message):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--states", "50"], "states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
+        (["--num-states", "50"], "states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
         (["--num-blocks", "1"], "num_blocks = 1, and <eos> has a block of its own"),
-        (["--num-blocks", "80", "--states", "80"], "num_blocks = 80 is more than the"),
+        (["--num-blocks", "80", "--num-states", "80"], "num_blocks = 80 is more than the"),
         (["--blocks", "bronw"], "blocks must be brown, uniform, none or an existing paths file, got 'bronw'"),
-        (["--hidden", "0"], "hidden must be at least 1, got 0"),
+        (["--hidden-size", "0"], "hidden_size must be at least 1, got 0"),
         (["--clip", "lots"], "clip must be a number or none, got 'lots'"),
         (["--device", "tpu"], "device must be auto, cpu, cuda"),
         (["--lr", "-1"], "lr must be positive"),
@@ -228,7 +228,7 @@ def test_blocks_from_a_cluster_file(text, tmp_path):
         ["--parameterization", "scalar"],
         ["--untied"],
         ["--no-reset", "--no-eos-block"],
-        ["--init", "xavier", "--dropout", "0"],
+        ["--initialization", "xavier", "--state-dropout", "0"],
         ["--protocol", "sentence", "--batch-tokens", "64"],
     ],
     ids=" ".join,
@@ -402,13 +402,13 @@ def test_train_and_evaluate_from_python(text, finished, tmp_path):
     """The functions behind the commands give the same numbers."""
     import pplseq as library
 
-    settings = dict(states=48, num_blocks=12, hidden=8, batch_size=4, segment_length=12, epochs=1, log_interval=7)
+    settings = dict(num_states=48, num_blocks=12, hidden_size=8, batch_size=4, segment_length=12, epochs=1, log_interval=7)
     more = dict(max_vocabulary=100, threads=1, device="cpu")
     summary = library.train("vlhmm", text, folder=tmp_path / "run", **settings, **more)
     assert numbers(tmp_path / "run") == numbers(finished) and summary["stop_reason"] == "epochs"
     scores = library.evaluate(tmp_path / "run", split="valid", protocol="carried")
     assert scores[0]["nats_per_token"] == pytest.approx(summary["nats_per_token"], rel=1e-5)
-    with pytest.raises(ValueError, match="unknown setting 'staets'. Did you mean 'states'?"):
-        library.train("vlhmm", text, folder=tmp_path / "other", staets=3)
+    with pytest.raises(ValueError, match="unknown setting 'num_staets'. Did you mean 'states'?"):
+        library.train("vlhmm", text, folder=tmp_path / "other", num_staets=3)
     with pytest.raises(ValueError, match="already holds a run"):
         library.train("vlhmm", text, folder=tmp_path / "run")

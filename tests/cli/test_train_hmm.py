@@ -30,7 +30,7 @@ def records(run):
     return [{k: v for k, v in record.items() if k != "seconds"} for record in read_metrics(run / "metrics.jsonl")]
 
 
-EM = ["train", "hmm", "builtin:generated", "--states", "12", "--epochs", "8", "--threads", "1"]
+EM = ["train", "hmm", "builtin:generated", "--num-states", "12", "--epochs", "8", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")

@@ -15,19 +15,19 @@ def pplseq(*arguments, code=0, text=None):
     return result
 
 
-SMALL = ["builtin:generated", "--hidden", "8", "--epochs", "2", "--validate-per-epoch", "1", "--threads", "1"]
+SMALL = ["builtin:generated", "--hidden-size", "8", "--epochs", "2", "--validate-per-epoch", "1", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
 def lstm(tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "lstm"
-    pplseq("train", "lstm", *SMALL, "--layers", 1, "--lr", 0.01, "--out", run)
+    pplseq("train", "lstm", *SMALL, "--num-layers", 1, "--lr", 0.01, "--out", run)
     return run
 
 
 @pytest.mark.parametrize("kind", ["ff", "rnn", "awd-lstm"])
 def test_trained_and_evaluated(kind, tmp_path):
-    more = {"ff": ["--order", 3], "rnn": [], "awd-lstm": ["--layers", 2, "--width", 12, "--weight-dropout", 0.2]}[kind]
+    more = {"ff": ["--order", 3], "rnn": [], "awd-lstm": ["--num-layers", 2, "--width", 12, "--weight-dropout", 0.2]}[kind]
     summary = json.loads(pplseq("train", kind, *SMALL, *more, "--lr", 0.01, "--out", tmp_path / "run").stdout)
     scores = pplseq("evaluate", tmp_path / "run", "--split", "valid", "--threads", 1).stdout.splitlines()
     carried = json.loads(scores[0])
@@ -35,11 +35,11 @@ def test_trained_and_evaluated(kind, tmp_path):
     assert carried["nats_per_token"] == pytest.approx(summary["nats_per_token"], abs=1e-6)
     assert carried["perplexity"] < 55  # of 61 words
     model = NeuralLanguageModel.load(tmp_path / "run" / "best")
-    assert model.name == kind and model.num_units == 8 and getattr(model, "order", 3) == 3
+    assert model.name == kind and model.hidden_size == 8 and getattr(model, "order", 3) == 3
 
 
 def test_resumes_and_keeps_its_defaults(lstm, tmp_path):
-    pplseq("train", "lstm", *SMALL, "--layers", 1, "--lr", 0.01, "--epochs", 1, "--out", tmp_path / "run")
+    pplseq("train", "lstm", *SMALL, "--num-layers", 1, "--lr", 0.01, "--epochs", 1, "--out", tmp_path / "run")
     pplseq("train", "--resume", tmp_path / "run", "--epochs", 2)
     one, two = (NeuralLanguageModel.load(run / "last").state_dict() for run in (lstm, tmp_path / "run"))
     assert all(one[name].equal(two[name]) for name in one)
@@ -71,8 +71,8 @@ def test_report(lstm, tmp_path):
 @pytest.mark.parametrize(
     ("model", "flag", "message"),
     [
-        ("lstm", "--states", "vlhmm, hmm, text-lds; lstm does not read it, leave it out"),
-        ("ff", "--layers", "--layers is a setting of lstm, awd-lstm; ff does not read it"),
+        ("lstm", "--num-states", "vlhmm, hmm, text-lds; lstm does not read it, leave it out"),
+        ("ff", "--num-layers", "--num-layers is a setting of lstm, awd-lstm; ff does not read it"),
         ("hmm", "--num-blocks", "--num-blocks is a setting of vlhmm; hmm does not read it"),
         ("vlhmm", "--order", "--order is a setting of ff; vlhmm does not read it"),
     ],

@@ -20,10 +20,10 @@ def commands(tmp_path_factory):
     place = tmp_path_factory.mktemp("closed")
     data = write_data(place)
     text, source = data["text.txt"], f"unigram:{data['text.txt']}"
-    warm(command("train", "hmm", text, "--out", place / "hmm", "--states", 3, "--min-count", 1, "--epochs", 1))
+    warm(command("train", "hmm", text, "--out", place / "hmm", "--num-states", 3, "--min-count", 1, "--epochs", 1))
     warm(command("train", "tagger", data["tags.txt"], "--out", place / "tagger", "--system", "hmm"))
     table = ("--outputs", "y", "--inputs", "u")
-    warm(command("train", "lds", data["rows.csv"], *table, "--iterations", 2, "--out", place / "lds"))
+    warm(command("train", "lds", data["rows.csv"], *table, "--max-iterations", 2, "--out", place / "lds"))
     warm(command("personalize", source, "--stream", data["stream.txt"], "--state", place / "state"))
     reading = {
         "query": ("query", place / "hmm", "score"),

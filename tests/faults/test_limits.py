@@ -81,7 +81,7 @@ def test_longer_lines_are_asked_for(tmp_path, monkeypatch):
 
 def test_the_same_bits_for_any_number_of_threads(tmp_path):
     data = write_data(tmp_path)
-    options = dict(min_count=1, epochs=1, hidden=8, layers=1, batch_size=4, deterministic=True)
+    options = dict(min_count=1, epochs=1, hidden_size=8, num_layers=1, batch_size=4, deterministic=True)
     for threads in (1, 2):
         pplseq.train("lstm", data["text.txt"], folder=tmp_path / str(threads), threads=threads, **options)
     weights = [(tmp_path / str(threads) / "last" / "model.safetensors").read_bytes() for threads in (1, 2)]

@@ -30,7 +30,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hmm(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    pplseq.train("hmm", data["text.txt"], folder=folder, states=3, min_count=1, epochs=2)
+    pplseq.train("hmm", data["text.txt"], folder=folder, num_states=3, min_count=1, epochs=2)
     return folder
 
 
@@ -111,7 +111,7 @@ def test_a_tagger_without_its_record_ends_its_training(data, tmp_path):
 
 
 def test_a_checkpoint_that_is_not_finite_is_not_resumed(data, tmp_path):
-    pplseq.train("hmm", data["text.txt"], folder=tmp_path / "run", states=3, min_count=1, epochs=1)
+    pplseq.train("hmm", data["text.txt"], folder=tmp_path / "run", num_states=3, min_count=1, epochs=1)
     rewrite_tensors(
         tmp_path / "run" / "last",
         lambda tensors: {name: value * torch.nan if name.startswith("weights.") else value for name, value in tensors.items()},

@@ -140,8 +140,9 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
 
 def test_the_recipe_comes_to_the_same_numbers(tmp_path, corpus):
     shared = dict(num_blocks=8, seed=0, device="cpu", epochs=1)
-    pplseq.train("vlhmm", "builtin:generated", folder=tmp_path / "run", states=16, hidden=16, dropout=0.5, **shared)
-    model = VLHMM(num_states=16, hidden_size=16, state_dropout=0.5).fit(corpus, folder=tmp_path / "fit", **shared)
+    sizes = dict(num_states=16, hidden_size=16, state_dropout=0.5)
+    pplseq.train("vlhmm", "builtin:generated", folder=tmp_path / "run", **sizes, **shared)
+    model = VLHMM(**sizes).fit(corpus, folder=tmp_path / "fit", **shared)
     for folder in ("run", "fit"):
         for name, value in pplseq.load(tmp_path / folder).state_dict().items():
             assert torch.equal(model.state_dict()[name], value), name

@@ -28,7 +28,7 @@ MISSPELT = [
     (LSTM, (None,), "num_layer", "num_layers"),
 ]
 
-QUICK = {"num_iterations": 1, "pseudo_counts": 1.0, "start": "consistent"}
+QUICK = {"max_iterations": 1, "pseudo_counts": 1.0, "start": "consistent"}
 
 
 @pytest.mark.parametrize(("kind", "given", "wrong", "right"), MISSPELT, ids=[case[0].__name__ for case in MISSPELT])

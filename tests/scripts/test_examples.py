@@ -21,7 +21,7 @@ def run(*command, **environment):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "example"
-    options = "--data builtin:generated --states 64 --blocks 16 --hidden 16 --minutes 10 --epochs 3"
+    options = "--data builtin:generated --num-states 64 --blocks 16 --hidden-size 16 --minutes 10 --epochs 3"
     return folder, run(sys.executable, ROOT / "scripts" / "train_vlhmm.py", folder, *options.split())
 
 
@@ -45,7 +45,7 @@ def test_queries(trained):
 def test_input_output_hmm(tmp_path):
     """It asserts by itself that it recovers the system it drew its data from."""
     script, picture = ROOT / "scripts" / "iohmm_example.py", tmp_path / "effects.png"
-    output = run(sys.executable, script, "--sequences", 12, "--steps", 100, "--restarts", 8, "--picture", picture)
+    output = run(sys.executable, script, "--sequences", 12, "--steps", 100, "--num-restarts", 8, "--picture", picture)
     assert re.search(r"decode: 9\d\.\d% of the modes are right", output) and "in 5 minutes: " in output
     assert picture.stat().st_size > 1000
 

@@ -75,7 +75,7 @@ def stored_runs(place, data, runs):
         place: an empty folder. data: as of `write_data`. runs: as of `small_runs`, with counts.
     """
     rows, text, words = data["rows.csv"], data["text.txt"], b"the cat sees a dog\nthe bird\n"
-    fit = ["--states", 2, "--iterations", 1, "--blocks", 2, "--out", place / "new"]
+    fit = ["--num-states", 2, "--max-iterations", 1, "--blocks", 2, "--out", place / "new"]
     tagged = [["tag", "run", "RUN", "--json", "--probabilities", "--format", "words"]]
     asked = {
         "vlhmm": ("run", [["query", "RUN", "score"], ["evaluate", "RUN"]]),

@@ -45,19 +45,20 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
     text = ("--min-count", 1, "--epochs", 2)
     found = {
         "vlhmm": training(
-            "vlhmm", "text.txt", *text, "--states", 16, "--num-blocks", 4, "--hidden", 8, "--batch-size", 4,
+            "vlhmm", "text.txt", *text, "--num-states", 16, "--num-blocks", 4, "--hidden-size", 8, "--batch-size", 4,
             "--segment-length", 8, "--validate-per-epoch", 2,
         ),
-        "hmm-em": training("hmm", "text.txt", *text, "--states", 4),
-        "hmm-sgd": training("hmm", "text.txt", *text, "--states", 4, "--method", "sgd", "--batch-size", 4),
-        "lstm": training("lstm", "text.txt", *text, "--hidden", 8, "--layers", 1, "--batch-size", 4),
-        "ff": training("ff", "text.txt", *text, "--hidden", 8, "--order", 3, "--batch-size", 4),
-        "rnn": training("rnn", "text.txt", *text, "--hidden", 8, "--batch-size", 4),
-        "lds": training("lds", "rows.csv", "--outputs", "y", "--inputs", "u", "--iterations", 4),
+        "hmm-em": training("hmm", "text.txt", *text, "--num-states", 4),
+        "hmm-sgd": training("hmm", "text.txt", *text, "--num-states", 4, "--method", "sgd", "--batch-size", 4),
+        "lstm": training("lstm", "text.txt", *text, "--hidden-size", 8, "--num-layers", 1, "--batch-size", 4),
+        "ff": training("ff", "text.txt", *text, "--hidden-size", 8, "--order", 3, "--batch-size", 4),
+        "rnn": training("rnn", "text.txt", *text, "--hidden-size", 8, "--batch-size", 4),
+        "lds": training("lds", "rows.csv", "--outputs", "y", "--inputs", "u", "--max-iterations", 4),
         "iohmm": training(
-            "iohmm", "rows.csv", "--outputs", "y", "--inputs", "u", "--states", "1,2", "--restarts", 2, "--max-iterations", 5,
+            "iohmm", "rows.csv", "--outputs", "y", "--inputs", "u", "--num-states", "1,2", "--num-restarts", 2,
+            "--max-iterations", 5,
         ),
-        "strings": training("iohmm", "strings.txt", "--states", "2-3", "--restarts", 20, "--no-picture"),
+        "strings": training("iohmm", "strings.txt", "--num-states", "2-3", "--num-restarts", 20, "--no-picture"),
         "tagger": training("tagger", "tags.txt", "--system", "hmm"),
         "crf": training("tagger", "tags.txt", "--system", "crf"),
         "unsupervised": training("tagger", "tags.txt", "--system", "unsupervised", "--set", "num_states=3"),
@@ -80,7 +81,7 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
     }  # fmt: skip
     if counts is not None:
         found["text-lds"] = lambda place: command(
-            "train", "text-lds", counts, "--out", place / "run", "--states", 2, "--iterations", 3, "--pseudo-counts", 1,
+            "train", "text-lds", counts, "--out", place / "run", "--num-states", 2, "--max-iterations", 3, "--pseudo-counts", 1,
             "--blocks", 2, "--restricted-iterations", 3,
         )  # fmt: skip
     return found

@@ -26,7 +26,7 @@ class Descent:
 
     Args:
         loss: of a batch. parameters: that it is differentiable in. batches: the data.
-        history: gets the losses. num_steps: gradient steps. learning_rate: Adam's.
+        history: gets the losses. num_steps: gradient steps. lr: Adam's.
 
     Attributes:
         order: numbers of the batches that come before all are drawn again.
@@ -34,15 +34,15 @@ class Descent:
 
     def __init__(
         self, loss: Callable[[Batch], Tensor], parameters: Iterable[Tensor], batches: Sequence[Batch],
-        history: FitHistory, num_steps: int, learning_rate: float,
+        history: FitHistory, num_steps: int, lr: float,
     ):  # fmt: skip
         self.loss, self.batches, self.history = loss, batches, history
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
-        self.optimizer = torch.optim.Adam(parameters, lr=checks.positive("learning_rate", learning_rate))
+        self.optimizer = torch.optim.Adam(parameters, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
 
     @classmethod
-    def of_model(cls, model, batches: Sequence[Batch], num_steps: int = 500, learning_rate: float = 0.05) -> Descent:
+    def of_model(cls, model, batches: Sequence[Batch], num_steps: int = 500, lr: float = 0.05) -> Descent:
         """On -(log p(x) + log prior) / tokens, over ``model.parameters()``.
 
         Args:
@@ -55,7 +55,7 @@ class Descent:
             return -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return cls(loss, parameters, batches, history, num_steps, learning_rate)
+        return cls(loss, parameters, batches, history, num_steps, lr)
 
     def step(self) -> float:
         """The loss of the next batch, before the step that it makes."""
@@ -63,7 +63,7 @@ class Descent:
         self.optimizer.zero_grad()
         loss = self.loss(self.batches[self.order.pop()])
         if bool(loss.isnan()):
-            raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller learning_rate")
+            raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
         loss.backward()
         self.optimizer.step()
         self.schedule.step()
@@ -79,24 +79,24 @@ class Descent:
 
 
 def maximize_by_gradient(
-    model, batches: Sequence[Batch], *, num_steps: int = 500, learning_rate: float = 0.05
+    model, batches: Sequence[Batch], *, num_steps: int = 500, lr: float = 0.05
 ) -> FitHistory:
     """A :meth:`Descent.of_model` to its end.
 
     Raises:
         ArithmeticError: if the loss is NaN.
     """
-    return Descent.of_model(model, batches, num_steps, learning_rate).run()
+    return Descent.of_model(model, batches, num_steps, lr).run()
 
 
 def maximize_by_lbfgs(
-    model, batches: Sequence[Batch], *, num_steps: int = 100, learning_rate: float = 1.0, tolerance: float = 1e-7
+    model, batches: Sequence[Batch], *, num_steps: int = 100, lr: float = 1.0, tolerance: float = 1e-7
 ) -> FitHistory:
     """L-BFGS with line searches on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every time.
 
     Args:
         model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
-        num_steps: iterations at most, of up to 25 evaluations each. learning_rate: length of the first trial step.
+        num_steps: iterations at most, of up to 25 evaluations each. lr: length of the first trial step.
         tolerance: stop when an iteration gains at most this, nats per token, and so does one along the gradient alone.
 
     Raises:
@@ -135,7 +135,7 @@ def maximize_by_lbfgs(
 
     def anew() -> torch.optim.LBFGS:
         return torch.optim.LBFGS(
-            parameters, lr=learning_rate, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
+            parameters, lr=lr, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
             tolerance_change=0.0, tolerance_grad=0.0,
         )  # fmt: skip
 
@@ -160,7 +160,7 @@ def fit_variationally(
     initial: dict[str, Tensor] | None = None,
     guide="normal",
     num_steps: int = 1000,
-    learning_rate: float = 0.03,
+    lr: float = 0.03,
     num_particles: int = 1,
 ) -> FitHistory:
     """Variational inference of the latent sites that remain when the hidden states are summed out.
@@ -169,7 +169,7 @@ def fit_variationally(
         model: a program; ``num_total`` tells it how many sequences a mini-batch stands for.
         initial: site -> value where the guide starts; None leaves that to Pyro.
         guide: "normal" (AutoNormal), "delta" (AutoDelta: maximum a posteriori), a guide class, or a guide.
-        num_steps: gradient steps, a batch each. learning_rate: Adam's; falls to a tenth over the run.
+        num_steps: gradient steps, a batch each. lr: Adam's; falls to a tenth over the run.
         num_particles: of the ELBO.
 
     Returns:
@@ -189,7 +189,7 @@ def fit_variationally(
             return elbo(batch.x, batch.lengths, **batch.known, num_total=num_total) / history.num_tokens
 
         loss(batches[0])  # autoguides make their parameters now
-        return Descent(loss, guide.parameters(), batches, history, num_steps, learning_rate).run()
+        return Descent(loss, guide.parameters(), batches, history, num_steps, lr).run()
 
 
 def sample_parameters(

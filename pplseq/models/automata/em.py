@@ -173,14 +173,14 @@ class TableFit:
     Without a prior no iteration lowers a restart's log-likelihood.
 
     Args:
-        tables: where to start. num_iterations: of each batch.
+        tables: where to start. max_iterations: of each batch.
         blocks: what the seeds' priors are, as many seeds as the tables have; default: none.
     """
 
     def __init__(
-        self, tree: PrefixTree, tables: SymbolTables, num_iterations: int = 300, *, blocks: Sequence[RestartBlock] = ()
+        self, tree: PrefixTree, tables: SymbolTables, max_iterations: int = 300, *, blocks: Sequence[RestartBlock] = ()
     ):
-        self.tree, self.num_iterations = tree, num_iterations
+        self.tree, self.max_iterations = tree, max_iterations
         self.held = torch.zeros(2, tables.num_restarts, dtype=tables.start.dtype)
         if blocks:
             settings = [(b.prior - 1.0, 1.0 / b.prior_iterations if b.prior_iterations else 0.0) for b in blocks]
@@ -196,7 +196,7 @@ class TableFit:
 
     @property
     def ended(self) -> bool:
-        return self.batch == len(self.parts) or self.num_iterations == 0
+        return self.batch == len(self.parts) or self.max_iterations == 0
 
     def step(self) -> Tensor:
         """One iteration; the log-likelihoods before it, nats, of the batch that it was of."""
@@ -205,7 +205,7 @@ class TableFit:
         tables = maximise(counts, tables, extra * (1.0 - fall * self.iteration).clamp_min(0.0))
         self.parts[self.batch] = _in_order(tables)
         self.iteration += 1
-        if self.iteration == self.num_iterations:
+        if self.iteration == self.max_iterations:
             self.batch, self.iteration = self.batch + 1, 0
         return counts.log_likelihood
 
@@ -234,10 +234,10 @@ def _in_order(tables: SymbolTables) -> SymbolTables:
 
 
 def fit_tables(
-    tree: PrefixTree, tables: SymbolTables, num_iterations: int = 300, *, blocks: Sequence[RestartBlock] = ()
+    tree: PrefixTree, tables: SymbolTables, max_iterations: int = 300, *, blocks: Sequence[RestartBlock] = ()
 ) -> tuple[SymbolTables, Tensor]:
     """All iterations of :class:`TableFit`, and its outcome."""
-    fit = TableFit(tree, tables, num_iterations, blocks=blocks)
+    fit = TableFit(tree, tables, max_iterations, blocks=blocks)
     while not fit.ended:
         fit.step()
     return fit.outcome()

@@ -139,7 +139,7 @@ class AutomatonLearner(checks.NamedArguments):
         num_states: how many to try, in order; a number, or several, and then larger automata are not taken from merging
             either. Default: 2 to 8 by EM, any number by merging.
         blocks: of restarts.
-        num_iterations: of EM.
+        max_iterations: of EM.
         seed: of the first tables.
         repair: change single transitions of automata that label some training strings wrong, while that makes more right;
             finds rare languages more often, and of two symbols takes a fiftieth of EM's time.
@@ -154,7 +154,7 @@ class AutomatonLearner(checks.NamedArguments):
         num_states: int | Iterable[int] | None = None,
         *,
         blocks: Sequence[RestartBlock] = RECIPE,
-        num_iterations: int = 300,
+        max_iterations: int = 300,
         seed: int = 0,
         repair: bool = True,
         merging: bool = True,
@@ -167,10 +167,10 @@ class AutomatonLearner(checks.NamedArguments):
             raise ValueError(f"num_states: expected one or more numbers of states, 1 or more each, got {self.sizes}")
         if not blocks:
             raise ValueError("blocks: expected at least one RestartBlock, got none")
-        checks.count("num_iterations", num_iterations)
+        checks.count("max_iterations", max_iterations)
         self.largest = None if self.largest is None else max(self.sizes)
         self.merging = merging and compiled.available()
-        self.blocks, self.num_iterations, self.seed, self.repair = tuple(blocks), num_iterations, seed, repair
+        self.blocks, self.max_iterations, self.seed, self.repair = tuple(blocks), max_iterations, seed, repair
         self._tried: tuple | None = None
 
     def fit(
@@ -212,7 +212,7 @@ class AutomatonLearner(checks.NamedArguments):
                 raise TypeError("validation: expected (strings, labels)")
             _validation(*validation, tree.symbols, names)  # refused now rather than after training
         self._tried = None
-        settings = self.sizes, self.largest, self.blocks, self.num_iterations, self.seed, self.repair, self.merging
+        settings = self.sizes, self.largest, self.blocks, self.max_iterations, self.seed, self.repair, self.merging
         digest = hashlib.sha256(repr([list(strings), numbers, tree.symbols, *settings]).encode()).hexdigest()
         training = AutomatonTraining(self, Told(tree, strings, numbers, names, validation, digest), each)
         run_training(
@@ -248,7 +248,7 @@ class AutomatonLearner(checks.NamedArguments):
         """EM of all restarts of a size, before its first iteration."""
         generator = np.random.default_rng([self.seed, num_states])
         tables = draw_tables(self.blocks, num_states, len(tree.symbols), num_labels, generator)
-        return TableFit(tree, tables, self.num_iterations, blocks=self.blocks)
+        return TableFit(tree, tables, self.max_iterations, blocks=self.blocks)
 
     def save(self, folder: Path) -> None:
         """Writes what :meth:`so_far` gives, in a folder that is there: its model, and ``automaton.json``."""

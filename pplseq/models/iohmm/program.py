@@ -327,7 +327,7 @@ class IOHMM(IOHMMQueries):
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``; Ctrl-C and SIGTERM leave a checkpoint.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same arguments.
             max_time: seconds, over all resumptions; the choice is then among what the restarts have come to.
-            **options: max_iterations (100) and tolerance (1e-5 nats per step) of "em" and "gem"; num_steps and learning_rate
+            **options: max_iterations (100) and tolerance (1e-5 nats per step) of "em" and "gem"; num_steps and lr
                 of "sgd" and "svi"; those of :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
 
         Returns:

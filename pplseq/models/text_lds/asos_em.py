@@ -65,7 +65,7 @@ def fit_asos(
     cov: LagCovariances | DenseLagCovariances,
     initial: TextParameters,
     *,
-    num_iterations: int = 50,
+    max_iterations: int = 50,
     tolerance: float = 1e-5,
     update_state_noise: bool = True,
     evaluate: Callable[[TextParameters], float] | LagCovariances | DenseLagCovariances | None = None,
@@ -79,7 +79,7 @@ def fit_asos(
     Args:
         cov: of the training text, or its restriction to a subspace.
         initial: where to start; see :func:`~pplseq.models.text_lds.realisation.realise`.
-        num_iterations: M-steps at most; 0 only evaluates the start.
+        max_iterations: M-steps at most; 0 only evaluates the start.
         tolerance: stop when an iteration gains less, nats per token.
         update_state_noise: estimate Q and rebase; False keeps Q as it is, as the paper does.
         evaluate: held-out covariances whitened like the training text's (``from_counts(..., probs_from=cov)``), or a
@@ -95,9 +95,9 @@ def fit_asos(
     Raises:
         ValueError: options out of range, a start that is not stable or has no positive definite D.
     """
-    if num_iterations < 0 or not tolerance >= 0:
+    if max_iterations < 0 or not tolerance >= 0:
         raise ValueError(
-            f"num_iterations and tolerance must not be negative, got num_iterations={num_iterations}, tolerance={tolerance}"
+            f"max_iterations and tolerance must not be negative, got max_iterations={max_iterations}, tolerance={tolerance}"
         )
     if patience is not None and patience < 1:
         raise ValueError(f"patience: expected at least 1 or None, got {patience}")
@@ -107,7 +107,7 @@ def fit_asos(
         emission = initial.emission.astype(cov.dtype)
         initial = TextParameters(initial.transition, emission, initial.state_noise, initial.reduction)
     training = AsosTraining(
-        cov, initial, num_iterations=num_iterations, tolerance=tolerance, update_state_noise=update_state_noise,
+        cov, initial, max_iterations=max_iterations, tolerance=tolerance, update_state_noise=update_state_noise,
         evaluate=evaluate, patience=None if evaluate is None else patience, horizon=check_horizon(horizon, cov), radius=radius,
         on_iteration=on_iteration,
     )  # fmt: skip
@@ -142,11 +142,11 @@ class AsosTraining(Training):
     says_best = True
 
     def __init__(
-        self, cov, parameters: TextParameters | None, *, num_iterations: int, tolerance: float | None = None,
+        self, cov, parameters: TextParameters | None, *, max_iterations: int, tolerance: float | None = None,
         update_state_noise: bool = True, evaluate=None, patience: int | None = None, horizon: int | None = None,
         radius: float = 0.9999, on_iteration: Callable[[AsosRecord], None] | None = None,
     ) -> None:  # fmt: skip
-        self.cov, self.parameters, self.num_iterations, self.tolerance = cov, parameters, num_iterations, tolerance
+        self.cov, self.parameters, self.max_iterations, self.tolerance = cov, parameters, max_iterations, tolerance
         self.update_state_noise, self.held_out, self.patience = update_state_noise, evaluate, patience
         self.horizon, self.radius, self.on_iteration = horizon, radius, on_iteration
         self.slack = SLACK[(horizon or cov.max_lag) < 4]
@@ -180,7 +180,7 @@ class AsosTraining(Training):
             return "converged"
         if self.patience is not None and p.step - p.best_step >= self.patience:
             return "patience"
-        return "iterations" if p.step >= self.num_iterations else ""
+        return "iterations" if p.step >= self.max_iterations else ""
 
     def step(self) -> Step:
         assert self.parameters is not None and self.statistics is not None

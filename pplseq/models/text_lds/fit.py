@@ -48,7 +48,7 @@ class FitSettings:
     Args:
         num_states: h.
         pseudo_counts: added to every word's count.
-        num_iterations: of EM on all words.
+        max_iterations: of EM on all words.
         start: from subspace identification to parameters: "restricted" (EM in the subspace that was found, which costs
             almost nothing), or a realisation alone: "line_search", "paper", "consistent".
         restricted_iterations: of the EM in the subspace.
@@ -65,7 +65,7 @@ class FitSettings:
 
     num_states: int
     pseudo_counts: float = 1000.0
-    num_iterations: int = 50
+    max_iterations: int = 50
     start: str = "restricted"
     restricted_iterations: int = 150
     blocks: int | None = None
@@ -82,7 +82,7 @@ class FitSettings:
         checks.choice("start", self.start, STARTS)
         if self.dtype not in ("float64", "float32"):
             raise ValueError(f"dtype must be float64 or float32, got {self.dtype!r}")
-        for name, low in (("num_states", 1), ("num_iterations", 0), ("restricted_iterations", 1), ("pseudo_counts", 0)):
+        for name, low in (("num_states", 1), ("max_iterations", 0), ("restricted_iterations", 1), ("pseudo_counts", 0)):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         for name in ("patience", "max_time"):
@@ -183,7 +183,7 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
     blocks = settings.blocks or max(2, min(BLOCKS, (cov.max_lag + 1) // 2))
     found = subspace_identification(cov, settings.num_states, blocks=blocks, seed=settings.seed)
     realisation = realise(
-        found, cov, settings.start, num_iterations=settings.restricted_iterations, horizon=settings.horizon
+        found, cov, settings.start, max_iterations=settings.restricted_iterations, horizon=settings.horizon
     )
     return realisation.parameters.rebased(), realisation
 
@@ -197,7 +197,7 @@ class _CountTraining(AsosTraining):
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
         )
         super().__init__(
-            cov, initial, num_iterations=settings.num_iterations, update_state_noise=settings.update_state_noise,
+            cov, initial, max_iterations=settings.max_iterations, update_state_noise=settings.update_state_noise,
             evaluate=None if held_out is None else LagCovariances.from_counts(held_out, probs_from=cov),
             patience=settings.patience, horizon=settings.horizon,
         )  # fmt: skip

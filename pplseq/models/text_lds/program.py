@@ -378,7 +378,7 @@ class TextLDS(GaussianEstimator):
             seed: of the randomised decomposition; None is 0.
             initial: :class:`~pplseq.models.text_lds.steady_state.TextParameters` to start EM from, instead of identifying
                 some. on_record: called with every record.
-            **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, num_iterations, start, ...;
+            **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, max_iterations, start, ...;
                 the model takes their dtype.
 
         Returns:

@@ -66,7 +66,7 @@ def realise(
     cov: LagCovariances | DenseLagCovariances,
     how: str = "restricted",
     *,
-    num_iterations: int = 150,
+    max_iterations: int = 150,
     horizon: int | None = None,
 ) -> Realisation:
     """A model with the identified dynamics.
@@ -80,7 +80,7 @@ def realise(
             its place then, and the report says so). "innovation": a predictor without Q and D (Faurre); no start for EM.
             "restricted": EM on the covariances of the subspace of C and G', started from "line_search"; the best, and
             what a caller who does not choose gets.
-        num_iterations: of "restricted".
+        max_iterations: of "restricted".
         horizon: of likelihoods; None for all lags.
 
     Raises:
@@ -103,7 +103,7 @@ def realise(
         return _consistent(identification, cov, horizon)
     if how == "innovation":
         return _innovation(identification)
-    return restricted_em(identification, cov, num_iterations=num_iterations, horizon=horizon)
+    return restricted_em(identification, cov, max_iterations=max_iterations, horizon=horizon)
 
 
 def _unit_noise(identification: Identification) -> tuple[TextParameters, float]:
@@ -217,7 +217,7 @@ def restricted_em(
     identification: Identification,
     cov: LagCovariances | DenseLagCovariances,
     *,
-    num_iterations: int = 150,
+    max_iterations: int = 150,
     tolerance: float = 1e-5,
     horizon: int | None = None,
 ) -> Realisation:
@@ -227,7 +227,7 @@ def restricted_em(
     the words' space being plain noise.
 
     Args:
-        num_iterations, tolerance, horizon: as for :func:`~pplseq.models.text_lds.asos_em.fit_asos`.
+        max_iterations, tolerance, horizon: as for :func:`~pplseq.models.text_lds.asos_em.fit_asos`.
     """
     both = np.concatenate([identification.emission, np.asarray(identification.cross).T], axis=1)
     basis, triangle = tall_qr(cov.project(both))
@@ -244,7 +244,7 @@ def restricted_em(
         identification.radius,
     )
     start = _line_search(small, inside, horizon)
-    fit = fit_asos(inside, start.parameters, num_iterations=num_iterations, tolerance=tolerance, horizon=horizon)
+    fit = fit_asos(inside, start.parameters, max_iterations=max_iterations, tolerance=tolerance, horizon=horizon)
     found = fit.parameters
     emission = cov.project(basis @ found.emission.astype(cov.dtype))
     parameters = TextParameters(found.transition, emission, found.state_noise, found.reduction)

@@ -15,7 +15,7 @@ BEST = "best"  # the folder of a run that holds its model
 RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again")
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {
-    "states", "restarts", "validation", "max_iterations", "repair", "merging", "seed", "picture", "device", "threads",
+    "num_states", "num_restarts", "validation", "max_iterations", "repair", "merging", "seed", "picture", "device", "threads",
     "max_time", "deterministic",
 }  # fmt: skip
 
@@ -59,9 +59,9 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
     """The model.
 
     Args:
-        states: number of states, or several, 2,3,4 or 2-8 (default: 2; strings: 2-8).
+        num_states: number of states, or several, 2,3,4 or 2-8 (default: 2; strings: 2-8).
         family: of the outputs (default: categorical for symbols, else gaussian).
-        restarts: random starts of each size (default: 20; strings: 1000).
+        num_restarts: random starts of each size (default: 20; strings: 1000).
         select: what chooses among restarts and sizes (default: validation where there is some, else likelihood; sizes by bic).
         validation: held-out data of the same kind, to choose by.
         mealy: outputs see the inputs of their step.
@@ -74,13 +74,13 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
         method: EM, generalised EM, or stochastic gradients.
         max_iterations: of EM, or steps of sgd (default: 100; strings: 300).
         batch_size: sequences of a mini-batch of sgd.
-        learning_rate: of sgd.
+        lr: of sgd.
         device: where it is trained: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
     """
 
-    states: str | None = None
+    num_states: str | None = None
     family: Literal["gaussian", "bernoulli", "categorical"] | None = None
-    restarts: int | None = setting(None, check=checks.count)
+    num_restarts: int | None = setting(None, check=checks.count)
     select: Literal["likelihood", "bic", "validation", "smallest_consistent"] | None = None
     validation: str | None = None
     mealy: bool = setting(False, flag="--mealy/--moore")
@@ -93,7 +93,7 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
     method: Literal["em", "gem", "sgd"] = "em"
     max_iterations: int | None = setting(None, check=checks.count)
     batch_size: int | None = setting(None, check=checks.count)
-    learning_rate: float | None = setting(None, check=checks.positive)
+    lr: float | None = setting(None, check=checks.positive)
     device: str = setting("cpu", free=True)
 
     def __post_init__(self) -> None:

@@ -49,9 +49,9 @@ def train_strings(job: Job) -> dict[str, Any]:
             held_out = read_labelled_strings(settings.validation, symbols=read.symbols)
             validation = held_out.strings, held_out.labels
     learner = AutomatonLearner(
-        None if settings.states is None else sizes_of(settings.states, range(2, 9)),
-        blocks=_blocks(settings.restarts or 1000),
-        num_iterations=settings.max_iterations or 300,
+        None if settings.num_states is None else sizes_of(settings.num_states, range(2, 9)),
+        blocks=_blocks(settings.num_restarts or 1000),
+        max_iterations=settings.max_iterations or 300,
         seed=settings.seed,
         repair=settings.repair,
         merging=settings.merging,

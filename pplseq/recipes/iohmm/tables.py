@@ -190,10 +190,10 @@ def _selection(settings: Any, num_sizes: int) -> str:
 
 def _fit_options(settings: Any, select: str, validation: Any) -> dict[str, Any]:
     fit = dict(method=settings.method, select=select, validation=validation, seed=settings.seed)
-    fit["num_restarts"] = settings.restarts or 20
+    fit["num_restarts"] = settings.num_restarts or 20
     if settings.max_iterations:
         fit["num_steps" if settings.method == "sgd" else "max_iterations"] = settings.max_iterations
-    return fit | {n: getattr(settings, n) for n in ("batch_size", "learning_rate") if getattr(settings, n) is not None}
+    return fit | {n: getattr(settings, n) for n in ("batch_size", "lr") if getattr(settings, n) is not None}
 
 
 def _options(columns: Columns, table: SequenceTable, settings: Any) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def info(data: str, settings: Any) -> dict[str, Any]:
     """Sizes of a table, and of the models that these settings make."""
     _check_inputs(settings)
     columns, table = _columns(data, settings)
-    sizes, options = sizes_of(settings.states, [2]), _options(columns, table, settings)
+    sizes, options = sizes_of(settings.num_states, [2]), _options(columns, table, settings)
     parameters = {str(size): IOHMM(size, **options).num_free_parameters for size in sizes}
     return table.describe() | {"family": columns.family, "parameters_by_states": parameters}
 
@@ -221,7 +221,7 @@ def info(data: str, settings: Any) -> dict[str, Any]:
 def train_table(job: Job) -> dict[str, Any]:
     """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each; the summary."""
     settings, watch, began = job.settings, job.watch, time.monotonic()
-    sizes = sizes_of(settings.states, [2])
+    sizes = sizes_of(settings.num_states, [2])
     _check_inputs(settings)
     select = _selection(settings, len(sizes))
     with job.preparing(f"reading {Path(job.data).name}"):

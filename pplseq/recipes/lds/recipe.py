@@ -44,26 +44,26 @@ class LDSSettings(SeriesSettings, RunSettings):
     """The model.
 
     Args:
-        states: dimensions h of the state.
+        num_states: dimensions h of the state.
         inputs_to: where inputs enter.
         offsets: where constants are added.
         state_noise: covariance of the state's noise.
         emission_noise: covariance of the observation's noise.
         initial: first state: learned, or where the states tend to.
-        iterations: of EM, at most.
+        max_iterations: of EM, at most.
         tolerance: stop when an iteration gains less, in nats a step.
         early_stop: stop after this many iterations without a new best of the validation.
         batch_size: sequences at a time: memory only (default: all).
         device: where it is trained: cpu, cuda, cuda:1, ...; models this small are faster on the CPU.
     """
 
-    states: int = setting(2, check=checks.count)
+    num_states: int = setting(2, check=checks.count)
     inputs_to: Literal["both", "transition", "emission"] = "both"
     offsets: Literal["both", "transition", "emission", "none"] = "both"
     state_noise: Literal["full", "diagonal"] = "full"
     emission_noise: Literal["full", "diagonal"] = "full"
     initial: Literal["learned", "stationary", "diffuse"] = "learned"
-    iterations: int = setting(100, free=True, check=checks.count)
+    max_iterations: int = setting(100, free=True, check=checks.count)
     tolerance: float = setting(1e-4, check=checks.number)
     early_stop: int | None = setting(None, free=True, check=checks.count)
     batch_size: int | None = setting(None, check=checks.count)

@@ -118,7 +118,7 @@ def _read(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
 def _model(columns: Columns, settings: Any) -> LDS:
     names = ("inputs_to", "offsets", "state_noise", "emission_noise", "initial")
     options = {name: getattr(settings, name) for name in names if columns.inputs or name != "inputs_to"}
-    return LDS(settings.states, len(columns.outputs), num_inputs=len(columns.inputs), **options)
+    return LDS(settings.num_states, len(columns.outputs), num_inputs=len(columns.inputs), **options)
 
 
 def info(data: str, settings: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def train(job: Job) -> dict[str, Any]:
     batches = split_rows(batch, settings.batch_size)
     job.watch.say(
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; outputs {', '.join(columns.outputs)}, inputs "
-        f"{', '.join(columns.inputs) or 'none'}; {settings.states} states"
+        f"{', '.join(columns.inputs) or 'none'}; {settings.num_states} states"
     )
     if not job.resume:
         with job.preparing("finding a start"), seeded(settings.seed):
@@ -155,12 +155,12 @@ def train(job: Job) -> dict[str, Any]:
         known = {} if given is None else {"inputs": given}
         return {"nats_per_token": -model.score(rows, per_token=True, **known)}
 
-    job.watch.begin(settings.iterations if settings.max_time is None else None)
+    job.watch.begin(settings.max_iterations if settings.max_time is None else None)
     history = train_em(
         model,
         batches,
         evaluate=None if held_out is None else validate,
-        settings=TrainSettings(epochs=settings.iterations, max_time=job.time_left, early_stop=settings.early_stop),
+        settings=TrainSettings(epochs=settings.max_iterations, max_time=job.time_left, early_stop=settings.early_stop),
         folder=job.folder,
         resume=job.resume,
         tolerance=settings.tolerance,

@@ -103,45 +103,45 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
     """The model.
 
     Args:
-        states: states Z.
+        num_states: states Z.
         num_blocks: blocks M of words; each has Z / M states.
         block_sizes: states of a block: the same for all, or more for blocks of frequent words (by the root of their counts).
         blocks: how they are found: brown, uniform, none, or a `paths` file written by `pplseq cluster`.
         eos_block: give <eos> a block of its own.
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
         grow_from: folder of a run with fewer states: each becomes so many near-copies, in its blocks of words.
-        hidden: width h of the state embeddings and residual layers.
+        hidden_size: width h of the state embeddings and residual layers.
         transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
         parameterization: of the tables of states.
         tied: one embedding table for start, transition and emission.
         shared_layer: start and emission share one residual layer.
-        dropout: share of each block's states left out of a training step.
+        state_dropout: share of each block's states left out of a training step.
         feature_dropout: share of each state's features left out of a training step.
-        final_dropout: dropout to which it falls together with the learning rate (default: it stays).
+        final_dropout: state dropout to which it falls together with the learning rate (default: it stays).
         reset: after <eos> the state starts afresh, in training and evaluation.
-        init: of the embeddings.
+        initialization: of the embeddings.
         init_scale: standard deviation of the normal initialisation.
         temperature: divides the transition scores; sqrt(hidden) keeps bfloat16 honest.
         normalizer_dtype: of products in the training normaliser; evaluation is exact.
     """
 
-    states: int = setting(4096, check=checks.count)
+    num_states: int = setting(4096, check=checks.count)
     num_blocks: int = setting(128, check=checks.count)
     block_sizes: Literal["even", "frequency"] = "even"
     blocks: str = "brown"
     eos_block: bool = True
     exchange_passes: int = setting(0, check=partial(checks.count, least=0))
     grow_from: Path | None = None
-    hidden: int = setting(256, check=checks.count)
+    hidden_size: int = setting(256, check=checks.count)
     transition: Literal["softmax", "hierarchical"] = "softmax"
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
     tied: bool = setting(True, flag="--tied/--untied")
     shared_layer: bool = False
-    dropout: float = setting(0.5, free=True, check=SHARE)
+    state_dropout: float = setting(0.5, free=True, check=SHARE)
     feature_dropout: float = setting(0.0, free=True, check=SHARE)
     final_dropout: float | None = setting(None, check=SHARE)
     reset: bool = True
-    init: Literal["normal", "xavier"] = "normal"
+    initialization: Literal["normal", "xavier"] = "normal"
     init_scale: float = setting(0.1, check=checks.positive)
     temperature: float = setting(1.0, check=checks.positive)
     normalizer_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -158,12 +158,12 @@ class HMMSettings(Reading, Batches, Descent, TextRunSettings):
     """The model.
 
     Args:
-        states: states Z.
+        num_states: states Z.
         method: EM on sentences, or gradient on batches.
         concentration: Dirichlet concentration of EM's tables; 1 is maximum likelihood.
     """
 
-    states: int = setting(64, check=checks.count)
+    num_states: int = setting(64, check=checks.count)
     method: Literal["em", "sgd"] = "em"
     concentration: float = 1.01
 
@@ -180,11 +180,11 @@ class NetworkSettings(Reading, Batches, Descent, TextRunSettings):
     """The model.
 
     Args:
-        hidden: units of a layer.
+        hidden_size: units of a layer.
         normalizer_dtype: of the products of the training softmax; evaluation is exact.
     """
 
-    hidden: int = setting(256, check=checks.count)
+    hidden_size: int = setting(256, check=checks.count)
     normalizer_dtype: Literal["float32", "bfloat16"] = "float32"
     lr: float = setting(0.001, check=checks.positive)
 
@@ -194,11 +194,11 @@ class LSTMSettings(NetworkSettings):
     """The LSTM.
 
     Args:
-        layers: layers.
+        num_layers: layers.
         dropout: share of the units left out of a training step.
     """
 
-    layers: int = setting(2, check=checks.count)
+    num_layers: int = setting(2, check=checks.count)
     dropout: float = setting(0.3, check=SHARE)
 
 
@@ -207,8 +207,8 @@ class AWDLSTMSettings(NetworkSettings):
     """The LSTM with dropped weights.
 
     Args:
-        hidden: units of the word vectors and of the last layer.
-        layers: layers.
+        hidden_size: units of the word vectors and of the last layer.
+        num_layers: layers.
         width: units of the layers before the last.
         dropout: share of the units of word vectors and of the last layer left out of a training step.
         hidden_dropout: share of the units of the other layers.
@@ -216,8 +216,8 @@ class AWDLSTMSettings(NetworkSettings):
         embedding_dropout: share of the words.
     """
 
-    hidden: int = setting(400, check=checks.count)
-    layers: int = setting(3, check=checks.count)
+    hidden_size: int = setting(400, check=checks.count)
+    num_layers: int = setting(3, check=checks.count)
     width: int = setting(1150, check=checks.count)
     dropout: float = setting(0.4, check=SHARE)
     hidden_dropout: float = setting(0.25, check=SHARE)

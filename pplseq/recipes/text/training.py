@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
     if name == "vlhmm" and settings.blocks != "none":
         num_words, sizes = len(corpus.vocabulary), (settings.num_blocks, settings.block_sizes)
         own_block = settings.eos_block and corpus.vocabulary.eos_id is not None
-        check_blocks(settings.states, num_words, settings.blocks, *sizes, own_block)
+        check_blocks(settings.num_states, num_words, settings.blocks, *sizes, own_block)
         options = {option: getattr(settings, option) for option in ("eos_block", "exchange_passes", "seed")}
         blocks = settings.blocks if small is None else str(settings.grow_from / "clusters.paths")
         with job.preparing(f"clustering {num_words:,} words"), together.one_first():
@@ -61,9 +63,9 @@ def train(name: str, job: Job) -> dict[str, Any]:
         if small is None:
             model = build_model(name, settings, corpus.vocabulary, clusters).to(device)
         else:
-            factor = settings.states // small.num_states
-            model = small.split(factor, transition=settings.transition, state_dropout=settings.dropout).to(device)
-    size = f"{settings.hidden:,} units" if name in NETWORKS else f"{settings.states:,} states"
+            factor = settings.num_states // small.num_states
+            model = small.split(factor, transition=settings.transition, state_dropout=settings.state_dropout).to(device)
+    size = f"{settings.hidden_size:,} units" if name in NETWORKS else f"{settings.num_states:,} states"
     job.watch.say(
         f"{name}: {size}, {len(corpus.vocabulary):,} words, {sum(p.numel() for p in model.parameters()):,} weights, "
         f"{device}; {corpus.name}: {corpus.train.num_tokens:,} training tokens"
@@ -126,31 +128,21 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
     from pplseq.models import HMM, VLHMM
 
     if name in NETWORKS:
-        more = {"lstm": {"layers": "num_layers", "dropout": "dropout"}, "ff": {"order": "order", "dropout": "dropout"}}
-        own = ("width", "hidden_dropout", "weight_dropout", "embedding_dropout")
-        more["awd-lstm"] = more["lstm"] | {option: option for option in own}
-        options = {theirs: getattr(settings, ours) for ours, theirs in more.get(name, {}).items()}
-        return NETWORKS[name](vocabulary, settings.hidden, seed=settings.seed, **options)
+        return NETWORKS[name](vocabulary, **_options(NETWORKS[name], settings))
     if name == "hmm":
         # EM needs a little smoothing: a word that no state of a held-out sentence emits would be impossible.
         smooth = {table: settings.concentration for table in ("initial", "transition", "emission")}
-        return HMM(settings.states, num_words=len(vocabulary), priors=smooth if _by_em(settings) else None)
-    model = VLHMM(
-        num_states=settings.states,
-        hidden_size=settings.hidden,
-        transition=settings.transition,
-        parameterization=settings.parameterization,
-        tied=settings.tied,
-        shared_layer=settings.shared_layer,
-        state_dropout=settings.dropout,
-        feature_dropout=settings.feature_dropout,
-        initialization=settings.init,
-        init_scale=settings.init_scale,
-        temperature=settings.temperature,
-        normalizer_dtype=settings.normalizer_dtype,
-    )
+        return HMM(settings.num_states, num_words=len(vocabulary), priors=smooth if _by_em(settings) else None)
+    options = _options(VLHMM, settings)
+    del options["blocks"]  # which these settings name, and lay_out finds
+    model = VLHMM(**options)
     lay_out(model, vocabulary, clusters, block_sizes=settings.block_sizes, reset=settings.reset)
     return model
+
+
+def _options(kind: Callable, settings: Any) -> dict[str, Any]:
+    """The arguments of a model, or of its cost, that settings hold: they bear the same names."""
+    return {name: getattr(settings, name) for name in inspect.signature(kind).parameters if hasattr(settings, name)}
 
 
 def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
@@ -166,21 +158,19 @@ def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
     if small.vocabulary.fingerprint() != vocabulary.fingerprint():
         raise ValueError(f"grow_from: {folder} was trained on other words; grow on the text it knows")
     config = small.config
-    names = {"hidden": "hidden_size", "parameterization": "parameterization", "tied": "tied", "shared_layer": "shared_layer",
-             "temperature": "temperature"}  # fmt: skip
-    there = {ours: config[theirs] for ours, theirs in names.items()} | {"num_blocks": int(small.block_of_word.max()) + 1}
+    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature")
+    there = {name: config[name] for name in names} | {"num_blocks": int(small.block_of_word.max()) + 1}
     there |= {"block_sizes": "even" if config["states_per_block"] is None else "frequency", "reset": small.reset_id is not None}
-    for ours, value in there.items():
-        if getattr(settings, ours) != value:
-            given = getattr(settings, ours)
-            raise ValueError(f"grow_from: {folder} has {ours} = {value}, and this run {given}; make them equal")
+    for name, value in there.items():
+        if (given := getattr(settings, name)) != value:
+            raise ValueError(f"grow_from: {folder} has {name} = {value}, and this run {given}; make them equal")
     if there["block_sizes"] != "even":
         raise ValueError(f"grow_from: blocks of {folder} are uneven; grow it in Python, by model.split(factor)")
-    if settings.states % small.num_states:
-        below = settings.states // small.num_states * small.num_states
+    if settings.num_states % small.num_states:
+        below = settings.num_states // small.num_states * small.num_states
         near = " and ".join(str(size) for size in (below, below + small.num_states) if size)
         raise ValueError(
-            f"grow_from: {settings.states} states are no multiple of the {small.num_states} of {folder}; use {near}"
+            f"grow_from: {settings.num_states} states are no multiple of the {small.num_states} of {folder}; use {near}"
         )
     return small
 
@@ -210,7 +200,7 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     """
     num_blocks = 1 if name != "vlhmm" or settings.blocks == "none" else settings.num_blocks
     if name == "vlhmm":
-        check_divisible(settings.states, num_blocks)
+        check_divisible(settings.num_states, num_blocks)
     corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":
@@ -221,12 +211,8 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
 def _sizes(settings: Any, corpus: Corpus) -> dict[str, Any]:
     """What the cost of a vlhmm depends on, as `vlhmm_cost` takes it."""
     step = settings.batch_size * settings.segment_length
-    return {
+    return _options(vlhmm_cost, settings) | {
         "num_words": len(corpus.vocabulary),
-        "num_states": settings.states,
         "num_blocks": 1 if settings.blocks == "none" else settings.num_blocks,
-        "hidden_size": settings.hidden,
-        "state_dropout": settings.dropout,
         "num_tokens": step if settings.protocol == "carried" else settings.batch_tokens,
-        **{name: getattr(settings, name) for name in ("tied", "transition", "shared_layer", "parameterization")},
     }

@@ -24,14 +24,14 @@ class TextLDSSettings(RunSettings):
     """The model.
 
     Args:
-        states: dimensions h of the state.
+        num_states: dimensions h of the state.
         pseudo_counts: added to every word's count: more for larger texts, and for rare words to say less.
-        iterations: of EM on all words, in total.
+        max_iterations: of EM on all words, in total.
         start: from subspace identification to first parameters; restricted runs EM in the subspace, for almost nothing.
         restricted_iterations: of that EM in the subspace.
         blocks: block rows r of the Hankel matrix (default: 4, or as many as the counted lags allow).
         horizon: lags that EM uses (default: all that were counted).
-        state_noise: update Q in EM (no: it stays, as in the paper).
+        update_state_noise: update Q in EM (no: it stays, as in the paper).
         held_out: counts of other text, same vocabulary: its likelihood decides which iteration is best.
         patience: stop after this many iterations without a new best.
         dtype: of what has the vocabulary's size; float32 halves the memory.
@@ -39,14 +39,14 @@ class TextLDSSettings(RunSettings):
         device: where it is trained: cpu, as the counts are sparse.
     """
 
-    states: int = setting(200, check=checks.count)
+    num_states: int = setting(200, check=checks.count)
     pseudo_counts: float = setting(1000.0, check=partial(checks.positive, zero=True))
-    iterations: int = setting(50, free=True, check=partial(checks.count, least=0))
+    max_iterations: int = setting(50, free=True, check=partial(checks.count, least=0))
     start: Literal["restricted", "line_search", "paper", "consistent"] = "restricted"
     restricted_iterations: int = setting(150, check=checks.count)
     blocks: int | None = setting(None, check=partial(checks.count, least=2))
     horizon: int | None = setting(None, check=checks.count)
-    state_noise: bool = True
+    update_state_noise: bool = True
     held_out: str | None = None
     patience: int | None = setting(None, free=True, check=checks.count)
     dtype: Literal["float64", "float32"] = "float64"

@@ -18,14 +18,14 @@ def train(job: Job) -> dict[str, Any]:
     with job.preparing(f"reading {Path(job.data).name}"):
         counts = read_counts(Path(job.data), "counts", job.watch)
         held_out = None if settings.held_out is None else read_counts(Path(settings.held_out), "held_out", job.watch)
-    model = TextLDS(counts.num_words, settings.states)
+    model = TextLDS(counts.num_words, settings.num_states)
     job.watch.stage("finding a start")
     begun = False
 
     def on_record(record: dict[str, Any]) -> None:
         nonlocal begun
         if not begun:
-            job.watch.begin(settings.iterations if settings.max_time is None else None)
+            job.watch.begin(settings.max_iterations if settings.max_time is None else None)
         begun = True
         job.watch.record(record)
 
@@ -36,7 +36,7 @@ def train(job: Job) -> dict[str, Any]:
         folder=job.folder,
         resume=job.resume,
         on_record=on_record,
-        num_iterations=settings.iterations,
+        max_iterations=settings.max_iterations,
         update_state_noise=settings.state_noise,
         num_threads=settings.threads or 1,
         max_time=job.time_left,
@@ -62,7 +62,7 @@ def info(data: str, settings: Any) -> dict[str, Any]:
     return {
         "num_words": counts.num_words, "num_tokens": counts.num_tokens, "lags": counts.max_lag, "unit": counts.unit,
         "pairs": counts.num_pairs.tolist(), "distinct_pairs": stored,
-        "bytes_of_a_table_of_words": counts.num_words * settings.states * size,
+        "bytes_of_a_table_of_words": counts.num_words * settings.num_states * size,
     }  # fmt: skip
 
 

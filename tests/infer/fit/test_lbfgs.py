@@ -42,7 +42,7 @@ def test_it_finds_the_bottom_of_a_valley():
 @pytest.mark.parametrize("beyond", [None, math.nan, math.inf, -math.inf])
 def test_it_turns_back_where_there_is_no_model(beyond):
     model = Valley([-1.2, 1.0], cliff=3.0, beyond=beyond)
-    history = maximize_by_lbfgs(model, DATA, learning_rate=30.0, tolerance=1e-12, num_steps=200)
+    history = maximize_by_lbfgs(model, DATA, lr=30.0, tolerance=1e-12, num_steps=200)
     assert model.falls > 0 and history.converged and (np.diff(history.losses) <= 0).all()
     torch.testing.assert_close(model.place.detach(), torch.ones(2, dtype=F64), atol=1e-3, rtol=0)
 

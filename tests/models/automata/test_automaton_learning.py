@@ -33,7 +33,7 @@ def validation(grammar, number=30, seed=0):
 @pytest.mark.parametrize("number", [1, 2, 4, 6])
 def test_languages_are_learnt_exactly(number):
     grammar = tomita(number)
-    found = by_em(blocks=FEW, num_iterations=150).fit(
+    found = by_em(blocks=FEW, max_iterations=150).fit(
         grammar.strings, grammar.labels, validation=validation(grammar)
     )
     assert found.consistent
@@ -45,7 +45,7 @@ def test_languages_are_learnt_exactly(number):
 
 def test_validation_chooses_among_languages_that_fit():
     grammar = tomita(5)
-    learner = by_em(4, blocks=(RestartBlock(100, 0.5, True), RestartBlock(200)), num_iterations=150)
+    learner = by_em(4, blocks=(RestartBlock(100, 0.5, True), RestartBlock(200)), max_iterations=150)
     found = learner.fit(grammar.strings, grammar.labels, validation=validation(grammar))
     assert len(found.candidates) > 1
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
@@ -152,7 +152,7 @@ def test_repaired_tables_are_probabilities_and_label_as_counted():
 def test_repair_finds_more_languages_that_fit():
     grammar = tomita(4)
     found = {
-        repaired: by_em(4, blocks=(RestartBlock(60),), num_iterations=80, repair=repaired).fit(
+        repaired: by_em(4, blocks=(RestartBlock(60),), max_iterations=80, repair=repaired).fit(
             grammar.strings, grammar.labels
         )
         for repaired in (False, True)
@@ -177,7 +177,7 @@ def test_moore_machine_with_names_of_labels_and_words_as_symbols():
 def test_the_same_seed_gives_the_same():
     grammar = tomita(2)
     runs = [
-        by_em(3, blocks=FEW, num_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
+        by_em(3, blocks=FEW, max_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
         for seed in (3, 3, 4)
     ]
     assert torch.equal(runs[0].tables.transition, runs[1].tables.transition)
@@ -186,7 +186,7 @@ def test_the_same_seed_gives_the_same():
 
 def test_no_consistent_automaton_gives_the_best_one_and_says_so():
     grammar = tomita(3)
-    found = by_em([1, 2], blocks=(RestartBlock(20),), num_iterations=30).fit(grammar.strings, grammar.labels)
+    found = by_em([1, 2], blocks=(RestartBlock(20),), max_iterations=30).fit(grammar.strings, grammar.labels)
     assert np.isfinite(found.log_likelihoods).all()
     assert not found.consistent
     assert "no automaton labels all training strings right" in found.report
@@ -205,12 +205,12 @@ def test_collapsed_restarts_are_dropped_and_reported(monkeypatch):
     automaton_em_draw = automaton_learning.draw_tables
     monkeypatch.setattr(automaton_learning, "draw_tables", broken)
     grammar = tomita(1)
-    found = by_em(2, blocks=FEW, num_iterations=60).fit(grammar.strings, grammar.labels)
+    found = by_em(2, blocks=FEW, max_iterations=60).fit(grammar.strings, grammar.labels)
     assert found.consistent and found.sizes[0].num_collapsed == 5
     assert "5 collapsed and were dropped" in found.report
     monkeypatch.setattr(automaton_learning, "draw_tables", lambda *a: broken(*a).restarts(slice(0, 5)))
     with pytest.raises(FloatingPointError, match="every restart collapsed"):
-        by_em(2, blocks=(RestartBlock(5),), num_iterations=2).fit(grammar.strings, grammar.labels)
+        by_em(2, blocks=(RestartBlock(5),), max_iterations=2).fit(grammar.strings, grammar.labels)
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ def test_settings_that_are_none():
         ({"num_states": 0}, "num_states: expected one or more"),
         ({"num_states": []}, "num_states: expected one or more"),
         ({"blocks": ()}, "blocks: expected at least one"),
-        ({"num_iterations": 0}, "num_iterations must be at least 1"),
+        ({"max_iterations": 0}, "max_iterations must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             by_em(**settings)
 
 
 def test_what_is_found_before_an_interruption_is_kept():
-    learner = by_em([1, 2], blocks=[RestartBlock(4)], num_iterations=5)
+    learner = by_em([1, 2], blocks=[RestartBlock(4)], max_iterations=5)
     assert learner.so_far() is None
 
     def interrupted(size):
@@ -272,7 +272,7 @@ def test_arguments_that_are_none():
         with pytest.raises(ValueError, match="num_states: expected one or more numbers"):
             by_em(sizes)
     assert by_em(np.int64(2)).sizes == [2]
-    learner = by_em(2, blocks=[RestartBlock(2)], num_iterations=2)
+    learner = by_em(2, blocks=[RestartBlock(2)], max_iterations=2)
     with pytest.raises(TypeError, match="strings: expected symbols that are str, got"):
         learner.fit([[0, 1], [1, 0]], [True, False])
     with pytest.raises(TypeError, match="validation: expected"):
@@ -311,7 +311,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, size_o
 
     def learner(**changed):
         blocks = RestartBlock(6), RestartBlock(4, prior=1.5)
-        return by_em([2, 3], **{"blocks": blocks, "num_iterations": 9, **changed})
+        return by_em([2, 3], **{"blocks": blocks, "max_iterations": 9, **changed})
 
     records, again = [], []
     whole = learner().fit(*told, on_record=records.append)
@@ -325,7 +325,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, size_o
         with pytest.raises(KeyboardInterrupt):
             learner().fit(*told, folder=tmp_path, resume=after > 5, on_record=stop)
     with pytest.raises(ValueError, match="other strings or settings"):
-        learner(num_iterations=8).fit(*told, folder=tmp_path, resume=True)
+        learner(max_iterations=8).fit(*told, folder=tmp_path, resume=True)
     found = learner().fit(*told, folder=tmp_path, resume=True, on_record=again.append)
     assert [r["nats_per_token"] for r in again] == [r["nats_per_token"] for r in records]
     assert [size[:-1] for size in found.sizes] == [size[:-1] for size in whole.sizes]  # all but the seconds

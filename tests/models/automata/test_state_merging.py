@@ -74,7 +74,7 @@ def test_tomitas_languages_in_no_time(number):
     grammar = tomita(number)
     strings = random_strings(20, 12, seed=number)
     told = strings, [grammar.accepts(string) for string in strings]
-    found = AutomatonLearner(blocks=FEW, num_iterations=5).fit(grammar.strings, grammar.labels, validation=told)
+    found = AutomatonLearner(blocks=FEW, max_iterations=5).fit(grammar.strings, grammar.labels, validation=told)
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01")) and not found.sizes
     assert found.automaton.num_states == grammar.num_states and found.consistent
     assert "merging states: " in found.report and "found by state merging" in found.report
@@ -115,7 +115,7 @@ def test_the_empty_string_and_one_symbol():
 def test_few_sizes_are_kept_to():
     """Merging has more states than are asked for: EM's best of those sizes, which is not consistent."""
     grammar = tomita(3)
-    found = AutomatonLearner([1, 2], blocks=FEW, num_iterations=20).fit(grammar.strings, grammar.labels)
+    found = AutomatonLearner([1, 2], blocks=FEW, max_iterations=20).fit(grammar.strings, grammar.labels)
     assert not found.consistent and found.automaton.num_states <= 2 and len(found.sizes) == 2
     assert "found no automaton of so few states" in found.report
 
@@ -125,7 +125,7 @@ def test_noise_is_left_to_em():
     generator = np.random.default_rng(0)
     strings = sorted({"".join(generator.choice(["a", "b"], generator.integers(1, 11))) for _ in range(250)})
     labels = [bool(string.count("a") % 2) ^ bool(place % 8 == 0) for place, string in enumerate(strings)]
-    learner = AutomatonLearner(blocks=(RestartBlock(20, 0.5, True),), num_iterations=60)
+    learner = AutomatonLearner(blocks=(RestartBlock(20, 0.5, True),), max_iterations=60)
     learner.sizes = [2]
     learnt = learner.fit(strings, labels)
     assert learnt.automaton.equals("b*ab*(ab*ab*)*") and not learnt.consistent
@@ -135,7 +135,7 @@ def test_noise_is_left_to_em():
 def test_a_search_that_is_cut_short_leaves_sizes_to_em(monkeypatch):
     monkeypatch.setattr(state_merging.smallest_by_merging, "__kwdefaults__", {"work": 0})
     grammar = tomita(4)
-    found = AutomatonLearner(blocks=(RestartBlock(60, 0.5, True),), num_iterations=80).fit(grammar.strings, grammar.labels)
+    found = AutomatonLearner(blocks=(RestartBlock(60, 0.5, True),), max_iterations=80).fit(grammar.strings, grammar.labels)
     assert found.sizes and found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
     assert "none has fewer than 2" in found.report and " and " in found.found_by(found.candidates[found.chosen])
 
@@ -143,7 +143,7 @@ def test_a_search_that_is_cut_short_leaves_sizes_to_em(monkeypatch):
 def test_moves_that_validation_strings_show():
     """No training string has b after a; validation strings do, and EM draws what they may mean."""
     strings, labels = ["", "a", "aa", "b", "ba", "bb"], [True, False, True, True, False, True]
-    found = AutomatonLearner(blocks=(RestartBlock(100),), num_iterations=40).fit(strings, labels, validation=(["ab"], [True]))
+    found = AutomatonLearner(blocks=(RestartBlock(100),), max_iterations=40).fit(strings, labels, validation=(["ab"], [True]))
     assert found.automaton.accepts("ab") and not found.automaton.accepts("a")
     plain = AutomatonLearner().fit(strings, labels)
     assert not plain.sizes and not plain.automaton.accepts("ab")
@@ -154,7 +154,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     grammar = tomita(4)
 
     def fit(**more):
-        return AutomatonLearner(blocks=FEW, num_iterations=5).fit(grammar.strings, grammar.labels, **more)
+        return AutomatonLearner(blocks=FEW, max_iterations=5).fit(grammar.strings, grammar.labels, **more)
 
     def stop(record):
         if record["step"] == 3:
@@ -172,7 +172,7 @@ def test_trees_that_are_too_large(monkeypatch):
     monkeypatch.setattr(state_merging, "MAX_TABLE", 10)
     with pytest.raises(ValueError, match="strings: 3 prefixes and 2 symbols are more than merging holds"):
         merge_states(["a", "b"], [True, False])
-    found = AutomatonLearner(2, blocks=FEW, num_iterations=20).fit(["a", "b"], [True, False])
+    found = AutomatonLearner(2, blocks=FEW, max_iterations=20).fit(["a", "b"], [True, False])
     assert found.sizes and "too many prefixes and symbols" in found.report
 
 
@@ -180,7 +180,7 @@ def test_without_compiled_loops_it_is_em():
     with compiled.twins_only():
         with pytest.raises(ImportError, match="merge_states needs numba"):
             merge_states(["a", "b"], [True, False])
-        found = AutomatonLearner(2, blocks=FEW, num_iterations=20).fit(["a", "b"], [True, False])
+        found = AutomatonLearner(2, blocks=FEW, max_iterations=20).fit(["a", "b"], [True, False])
     assert found.sizes and not found.merging
 
 

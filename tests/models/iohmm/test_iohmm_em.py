@@ -241,7 +241,7 @@ def test_stochastic_gradients_on_mini_batches():
     start = draw_parameters(parts[0], [RestartBlock(3)])
     whole = problem(transition="linear")
     before = whole.log_prob(start).sum(0)
-    found = SGDRun(parts, start, num_steps=60, learning_rate=0.1).run()
+    found = SGDRun(parts, start, num_steps=60, lr=0.1).run()
     assert_close(found.log_likelihoods, whole.log_prob(found.parameters).sum(0))
     assert bool((found.log_likelihoods > before + 1).all())
     torch.manual_seed(3)

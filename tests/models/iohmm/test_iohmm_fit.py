@@ -319,7 +319,7 @@ def test_repeatable_and_the_generator_left_alone():
         (dict(num_restarts=2, warm_start=True), ValueError, "a warm start has one"),
         (dict(method="svi"), ValueError, "needs priors"),
         (dict(batch_size=3), ValueError, "batch_size: mini-batches are for"),
-        (dict(learning_rate=0.1), TypeError, "method 'em' has no option 'learning_rate'; it takes max_iterations"),
+        (dict(lr=0.1), TypeError, "method 'em' has no option 'lr'; it takes max_iterations"),
         (dict(max_iterations=0), ValueError, "max_iterations must be at least 1"),
         (dict(validation=3, select="validation"), TypeError, "validation must be"),
     ],

@@ -53,7 +53,7 @@ def test_it_finds_the_truth(truth, sequences):
 def test_gradients_come_as_far(method, truth, sequences):
     model = LDS(H, N)
     sequences = list(truth.sample(60, 6, seed=4)[0].numpy())
-    steps = dict(num_steps=100, learning_rate=0.1) if method == "sgd" else dict(num_steps=30)
+    steps = dict(num_steps=100, lr=0.1) if method == "sgd" else dict(num_steps=30)
     model.fit(sequences, method=method, seed=0, **steps)
     assert model.score(sequences) > truth.score(sequences) - 5
     assert model.history.method == method and model.history.losses[-1] < model.history.losses[0]

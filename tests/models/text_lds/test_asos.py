@@ -114,7 +114,7 @@ def test_filter_gain_equals_a_dense_gaussian(num_states):
 
 def test_em_climbs(start, cov):
     for update_state_noise in (True, False):
-        fit = fit_asos(cov, start, num_iterations=30, tolerance=0, update_state_noise=update_state_noise)
+        fit = fit_asos(cov, start, max_iterations=30, tolerance=0, update_state_noise=update_state_noise)
         gains = np.array([record.gain for record in fit.history])
         assert np.diff(gains).min() > -1e-6
         assert gains[-1] > gains[0] + 1e-3
@@ -137,10 +137,10 @@ def test_rebasing_changes_coordinates_only(start, cov):
 
 
 def test_subspace_start_beats_random_ones_and_stays_ahead(start, cov):
-    ours = fit_asos(cov, start, num_iterations=10, tolerance=0).history
+    ours = fit_asos(cov, start, max_iterations=10, tolerance=0).history
     for seed in range(2):
         random = random_parameters(cov.unit, H, seed=seed, largest=0.3)
-        theirs = fit_asos(cov, random, num_iterations=10, tolerance=0).history
+        theirs = fit_asos(cov, random, max_iterations=10, tolerance=0).history
         assert ours[0].gain > theirs[0].gain + 0.1
         assert ours[-1].gain >= theirs[-1].gain - 1e-6
 
@@ -157,8 +157,8 @@ def test_reversed_text_scores_worse(cov, ids):
 
 def test_single_precision_learns_the_same(start, ids, cov):
     single = covariances([ids], V, dtype=np.float32)
-    fit = fit_asos(single, start, num_iterations=5, tolerance=0)
-    double = fit_asos(cov, start, num_iterations=5, tolerance=0)
+    fit = fit_asos(single, start, max_iterations=5, tolerance=0)
+    double = fit_asos(cov, start, max_iterations=5, tolerance=0)
     assert fit.parameters.emission.dtype == np.float32
     assert fit.history[-1].gain == pytest.approx(double.history[-1].gain, abs=1e-4)
 
@@ -168,14 +168,14 @@ def test_held_out_text_stops_em_and_the_best_is_kept(ids):
     training = covariances([ids[:3000]], V, 1.0)
     held_out = LagCovariances.from_counts(counts_of([ids[50_000:80_000]], V), probs_from=training)
     initial = realise(subspace_identification(training, 12), training, "line_search").parameters
-    fit = fit_asos(training, initial, num_iterations=60, tolerance=0, evaluate=held_out, patience=2)
+    fit = fit_asos(training, initial, max_iterations=60, tolerance=0, evaluate=held_out, patience=2)
     values = [record.held_out for record in fit.history]
     assert fit.stop_reason == "patience"
     assert fit.best_iteration == int(np.argmax(values)) == len(values) - 3
     assert asos_likelihood(fit.parameters, held_out).gain == pytest.approx(max(values), abs=1e-12)
     expected = filter_gain(fit.parameters, training.probs, [ids[50_000:80_000]])
     assert max(values) == pytest.approx(expected, abs=5e-3)
-    called = fit_asos(training, initial, num_iterations=3, tolerance=0, evaluate=lambda p: -np.trace(p.reduction))
+    called = fit_asos(training, initial, max_iterations=3, tolerance=0, evaluate=lambda p: -np.trace(p.reduction))
     assert called.history[0].held_out == pytest.approx(-np.trace(initial.reduction))
 
 
@@ -184,16 +184,16 @@ def test_ctrl_c_keeps_what_is_there(start, cov):
         if record.iteration == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    fit = fit_asos(cov, start, num_iterations=50, tolerance=0, on_iteration=interrupt)
+    fit = fit_asos(cov, start, max_iterations=50, tolerance=0, on_iteration=interrupt)
     assert fit.stop_reason == "interrupted" and len(fit.history) == 3
     assert asos_likelihood(fit.parameters, cov).gain == pytest.approx(fit.history[-1].gain, abs=1e-12)
 
 
 def test_stopping_and_zero_iterations(start, cov):
-    fit = fit_asos(cov, start, num_iterations=200, tolerance=1e-3)
+    fit = fit_asos(cov, start, max_iterations=200, tolerance=1e-3)
     assert fit.converged and 2 < len(fit.history) < 100
     assert fit.history[-1].gain - fit.history[-2].gain < 1e-3
-    only = fit_asos(cov, start, num_iterations=0)
+    only = fit_asos(cov, start, max_iterations=0)
     assert only.parameters is start and len(only.history) == 1
 
 
@@ -210,8 +210,8 @@ def test_horizon_check_compares_with_filtering(start, cov, ids):
 def test_options_out_of_range(start, cov):
     with pytest.raises(ValueError, match="horizon: expected 1..7"):
         asos_statistics(start, cov, horizon=8)
-    with pytest.raises(ValueError, match="num_iterations=-1"):
-        fit_asos(cov, start, num_iterations=-1)
+    with pytest.raises(ValueError, match="max_iterations=-1"):
+        fit_asos(cov, start, max_iterations=-1)
     with pytest.raises(ValueError, match="patience: expected at least 1"):
         fit_asos(cov, start, patience=0)
     with pytest.raises(ValueError, match="not positive definite"):

@@ -153,7 +153,7 @@ def test_line_search_takes_the_likeliest_scale(cov):
 
 def test_restricted_em_climbs_and_its_likelihood_is_the_lifted_model_s(cov):
     identification = subspace_identification(cov, 3)
-    found = realise(identification, cov, "restricted", num_iterations=30)
+    found = realise(identification, cov, "restricted", max_iterations=30)
     gains = np.array([record.gain for record in found.fit.history])
     assert np.diff(gains).min() > -1e-9
     best = found.fit.history[found.fit.best_iteration].gain

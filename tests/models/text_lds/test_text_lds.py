@@ -345,7 +345,7 @@ def test_fit_takes_counts_texts_and_ids():
     pytest.importorskip("scipy")
     ids = hmm_text(*hmm_tables(num_states=3, num_words=12), 3000)
     text = Text(ids.astype(np.int32), np.arange(0, 3001, 30), np.array([0, 100]), Vocabulary(tuple("abcdefghijkl")))
-    settings = dict(pseudo_counts=5.0, num_iterations=2, restricted_iterations=5)
+    settings = dict(pseudo_counts=5.0, max_iterations=2, restricted_iterations=5)
     fits = [
         TextLDS(12, 2).fit(x, lengths, held_out=x, **settings)
         for x, lengths in (

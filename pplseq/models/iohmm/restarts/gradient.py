@@ -23,12 +23,12 @@ class SGDRun(RestartRun):
 
     Args:
         problems: the mini-batches. parameters: where to start. num_steps: steps.
-        learning_rate: Adam's; falls to a tenth over the run.
+        lr: Adam's; falls to a tenth over the run.
         precisions, blocks: see :class:`~pplseq.models.iohmm.restarts.em.EMRun`.
     """
 
     def __init__(
-        self, problems: list[RestartProblem], parameters: Parameters, *, num_steps: int = 500, learning_rate: float = 0.05,
+        self, problems: list[RestartProblem], parameters: Parameters, *, num_steps: int = 500, lr: float = 0.05,
         precisions: Mapping[str, float] | None = None, blocks: list[RestartBlock] | None = None,
     ):  # fmt: skip
         self.problems, self.precisions, self.num_steps = problems, precisions or {}, num_steps
@@ -36,7 +36,7 @@ class SGDRun(RestartRun):
         self.parameters = {p: {k: v.detach().clone() for k, v in w.items()} for p, w in parameters.items()}
         self.flat = [value for weights in self.parameters.values() for value in weights.values()]
         self.parts = [part for part, weights in self.parameters.items() for _ in weights]
-        self.optimizer = torch.optim.Adam(self.flat, lr=learning_rate)
+        self.optimizer = torch.optim.Adam(self.flat, lr=lr)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / max(num_steps, 1)))
         self.total = sum(problem.num_steps for problem in problems)
         self.iteration, self.order, self.trace = 0, [], []
