@@ -7,8 +7,9 @@ A recipe is registered by name; `pplseq train NAME`, `evaluate`, `query`, `repor
    instant), so what works stands in another file, or is imported inside the methods.
 2. Write the settings of its training as a dataclass that inherits :class:`RunSettings` (`pplseq/recipes/settings.py` says how
    fields become options), of evaluation, questions, reports as dataclasses that inherit :class:`UseSettings`.
-3. Write a class that inherits :class:`Recipe`, with the methods that the family has, and ``register`` one of it for each name.
-   Add it to the imports of `pplseq/recipes/__init__.py`. There is nothing to do in `pplseq/cli/`.
+3. Write a class that inherits :class:`Recipe`, whose :meth:`Recipe.training` and :meth:`Recipe.using` import those files, and
+   ``register`` one of it for each name. Add it to the imports of `pplseq/recipes/__init__.py`. There is nothing to do in
+   `pplseq/cli/`.
 
 What the frame does, so that a recipe does not: it reads and checks settings, writes them into RUN/config.toml and finds the
 recipe there again; keeps a second process out of the folder; refuses a folder that holds something else; says how to go on
@@ -34,6 +35,8 @@ from pplseq.runs.signals import TimeOver, alarm
 
 if TYPE_CHECKING:
     import torch
+
+Lines = str | Path | Iterable[str | bytes]  # to be asked about, or the name of a file of them
 
 
 @dataclass(kw_only=True)
@@ -156,6 +159,8 @@ class Recipe:
     saved_as: str = ""
     limits: str = ""
 
+    questions: ClassVar[Mapping[str, Question]] = {}  # that its models answer
+    scored_on: ClassVar[str] = ""  # what `evaluate` must be given; empty where the run's own data will do
     evaluation: ClassVar[type] = UseSettings
     asking: ClassVar[type] = UseSettings
     reporting: ClassVar[type] = ReportSettings
@@ -163,10 +168,13 @@ class Recipe:
     several_processes: ClassVar[bool] = False  # whether torchrun may start several that train together
     one_model: ClassVar[bool] = False  # whether a run keeps one model, instead of a best and a last one
 
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        """The questions that its models answer."""
-        return {}
+    def training(self) -> Any:
+        """The file, imported when it is needed, with functions `train` and `info` as the methods are."""
+        raise NotImplementedError
+
+    def using(self) -> Any:
+        """The file with `load`, `evaluate` and `query`; that of :meth:`training` by default."""
+        return self.training()
 
     def train(self, job: Job) -> dict[str, Any]:
         """Train, leaving a model in RUN/best and RUN/last or wherever :meth:`load` looks.
@@ -174,7 +182,7 @@ class Recipe:
         Returns:
             what the command prints as a JSON line, without "run": at least "stop_reason", "steps" and "seconds".
         """
-        raise NotImplementedError
+        return self.training().train(job)
 
     def has_begun(self, folder: Path) -> bool:
         """Whether a folder holds something that :meth:`train` goes on from, and that a new run would destroy."""
@@ -194,17 +202,17 @@ class Recipe:
 
     def load(self, folder: Path, settings: Any) -> Any:
         """The model of a run's folder or of its own, with `vocabulary` where it has one."""
-        raise NotImplementedError
+        return self.using().load(folder, settings)
 
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         """A record for each figure of merit; `data` is None where none was given."""
-        raise ValueError(f"there is no evaluation of {self.name}")
+        if data is None and self.scored_on:
+            raise ValueError(f"give DATA: {self.scored_on}")
+        return self.using().evaluate(folder, data, settings, watch)
 
-    def query(
-        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
-    ) -> Iterator[dict[str, Any]]:
+    def query(self, folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[dict[str, Any]]:
         """An answer for each line; one that cannot be answered is {"line": number from 1, "error": why}."""
-        raise ValueError(f"{self.name} answers no questions")
+        return self.using().query(folder, question, lines, settings)
 
     def question(self, name: str) -> Question:
         """The question of a name; ValueError (with those it answers) where it has no answer to it."""
@@ -223,7 +231,7 @@ class Recipe:
 
     def info(self, data: str, settings: Any) -> dict[str, Any]:
         """Sizes of data, and what training with these settings would cost."""
-        raise ValueError(f"there is nothing to say of {self.name} before it is trained")
+        return self.training().info(data, settings)
 
     def readable(self, answer: dict[str, Any]) -> str:
         """An answer, a score or what `info` found, for people."""

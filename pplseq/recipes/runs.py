@@ -10,13 +10,13 @@ import contextlib
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.checks import nearest
 from pplseq.files import write_text
-from pplseq.recipes.recipe import RECIPES, Job, Recipe, UseSettings, recipe_named
+from pplseq.recipes.recipe import RECIPES, Job, Lines, Recipe, UseSettings, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
 from pplseq.runs import processes
 from pplseq.runs.progress import Watch
@@ -26,7 +26,6 @@ from pplseq.sources.stream_state import describe_state, has_state
 
 RECORD = "config.toml"
 PERSONALIZED = Recipe("personalize", "", "", UseSettings, limits="it is the state of a stream")  # not trained as others are
-Lines = str | Path | Iterable[str | bytes]
 
 
 class Record(NamedTuple):
@@ -348,7 +347,9 @@ def query(
         raise ValueError(f"{question} does not read {foreign[0]!r}.{nearest(foreign[0], names)}")
     chosen = _using(recipe, recipe.asking, settings)
     _note_unfinished(run, watch)
-    yield from recipe.query(Path(run), question, lines, chosen, watch or Watch())
+    if recipe.questions[question].takes == "table" and not isinstance(lines, (str, Path)):
+        raise TypeError(f"lines: {question} is about a table; give the name of its file, got {type(lines).__name__}")
+    yield from recipe.query(Path(run), question, lines, chosen)
 
 
 def asked(recipe: Recipe, question: str) -> list[str]:

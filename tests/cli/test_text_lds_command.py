@@ -345,8 +345,8 @@ def test_settings_from_a_file(tmp_path):
     for extra, message in (([], "nowhere"), (["--num-states", "0"], "'--num-states'")):
         result = CliRunner().invoke(main, [*ask, *extra])
         assert result.exit_code == 2 and message in result.stderr
-    config.write_text("state = 7\n")
+    config.write_text("num_state = 7\n")
     result = CliRunner().invoke(main, ask)
-    assert result.exit_code == 2 and "unknown setting 'state'" in result.stderr and "'states'" in result.stderr
+    assert result.exit_code == 2 and "unknown setting 'num_state'" in result.stderr and "'num_states'" in result.stderr
     config.write_text("num_states = 'many'\n")
     assert "states must be a whole number" in CliRunner().invoke(main, ask).stderr

@@ -125,7 +125,7 @@ def test_sigterm_to_the_real_process(text, tmp_path):
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
     config = tmp_path / "config.toml"
-    config.write_text(f'model = "vlhmm"\ndata = "{text}"\nlr = 0.5\nhidden = 6\nmax-time = "90s"\nclip = "none"\n')
+    config.write_text(f'model = "vlhmm"\ndata = "{text}"\nlr = 0.5\nhidden_size = 6\nmax-time = "90s"\nclip = "none"\n')
     run = tmp_path / "run"
     pplseq("train", "--config", config, *SMALL, "--lr", "0.01", "--out", run)
     saved = tomllib.loads((run / "config.toml").read_text())
@@ -136,10 +136,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
 @pytest.mark.parametrize(
     "line,message",
     [
-        ("num_staets = 48", "unknown setting 'num_staets'. Did you mean 'states'?"),
-        ("drop_out = 0.5", "Did you mean 'dropout'?"),
+        ("num_staets = 48", "unknown setting 'num_staets'. Did you mean 'num_states'?"),
+        ("state_drop_out = 0.5", "Did you mean 'state_dropout'?"),
         ("num_states = 48.5", "num_states must be a whole number, got 48.5"),
-        ("states = true", "states must be a whole number, got True"),
+        ("num_states = true", "num_states must be a whole number, got True"),
         ('lr = "fast"', "lr must be a number, got 'fast'"),
         ("tied = 1", "tied must be true or false, got 1"),
         ("[model]\nstates = 1", "model must be a string"),
@@ -160,7 +160,7 @@ def test_config_errors(text, tmp_path, line, message):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--num-states", "50"], "states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
+        (["--num-states", "50"], "num_states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
         (["--num-blocks", "1"], "num_blocks = 1, and <eos> has a block of its own"),
         (["--num-blocks", "80", "--num-states", "80"], "num_blocks = 80 is more than the"),
         (["--blocks", "bronw"], "blocks must be brown, uniform, none or an existing paths file, got 'bronw'"),

@@ -64,7 +64,7 @@ def test_report(lstm, tmp_path):
     content = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h1>lstm on builtin:generated</h1>" in content and "<svg" in content and "<script" not in content
     best = json.loads(pplseq("info", lstm, "--json").stdout)["best"]
-    assert f"{best['perplexity']:,.6g}" in content and "<b>Hidden</b>" in content
+    assert f"{best['perplexity']:,.6g}" in content and "<b>Hidden size</b>" in content
     assert "sentence" in pplseq("report", lstm, "--sentence", "a", code=2).stderr.lower()
 
 

@@ -199,7 +199,7 @@ def test_a_model_without_words_says_so(tmp_path):
         ([[0.5, 2.0]], {}, "sequence 0 must hold word ids"),
         (np.zeros(4, dtype=int), {}, r"x must have shape \(B, T\), got \(4,\)"),
         (SENTENCES, {"valid": [[1, 2]]}, "valid must be sentences like x"),
-        (SENTENCES, {"num_blocks": 3}, "states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
+        (SENTENCES, {"num_blocks": 3}, "num_states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
         (SENTENCES, {"num_blocks": 1}, "num_blocks = 1, and <eos> has a block of its own: choose at least 2"),
         (SENTENCES, {"num_blocks": 64}, "num_blocks = 64 is more than the 8 words"),
         (SENTENCES, {"blocks": "brwn"}, "got 'brwn'. Did you mean 'brown'"),

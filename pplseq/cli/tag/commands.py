@@ -11,7 +11,7 @@ from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
 from pplseq.cli.options import GroupedCommand, options_for
 from pplseq.files import check_writable, json_line, printable, write_text
 from pplseq.recipes.settings import options_of
-from pplseq.recipes.taggers.recipe import TaggedReading, TolerantReading
+from pplseq.recipes.taggers.settings import TaggedReading, TolerantReading
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
 

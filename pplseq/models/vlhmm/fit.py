@@ -292,7 +292,7 @@ def check_divisible(num_states: int, num_blocks: int) -> None:
         below = num_states // num_blocks * num_blocks
         sizes = [str(size) for size in (below, below + num_blocks) if size]
         near = f"the nearest sizes are {' and '.join(sizes)}" if len(sizes) > 1 else f"use at least {sizes[0]}"
-        raise ValueError(f"states = {num_states} is not divisible by num_blocks = {num_blocks}: {near}")
+        raise ValueError(f"num_states = {num_states} is not divisible by num_blocks = {num_blocks}: {near}")
 
 
 def _all(*watchers: Callable[..., None] | None) -> Callable[..., None] | None:

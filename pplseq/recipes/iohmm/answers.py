@@ -15,9 +15,11 @@ import torch
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import existing_path, listing
 from pplseq.files import write_text
+from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
+from pplseq.runs.progress import Watch
 
 
 def read_strings(run: Run, data: str) -> list[tuple[str, ...] | dict[str, Any]]:
@@ -70,12 +72,19 @@ def _codes(run: Run, strings: Sequence[Sequence[str]]) -> tuple[torch.Tensor, to
 
 
 # ---------------------------------------------------------------- evaluation
-def evaluate(folder: Path, data: str) -> dict[str, Any]:
-    """Figures of a run's model on other data."""
+def load(folder: Path, settings: Any) -> IOHMM:
+    """The model of a run."""
+    return read_run(folder).model
+
+
+def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """Nats per target; of classes the accuracy and the balanced accuracy, of numbers the root mean squared error, of
+    predictions (closed loop) and of production (open loop); of strings also the automaton's."""
     run = read_run(folder)
     if run.record["kind"] == "strings":
         read = read_labelled_strings(data, symbols=run.record["symbols"])
-        return {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
+        yield {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
+        return
     columns = Columns(**run.record["columns"])
     table = columns.read(data)
     x, inputs = columns.data(table)
@@ -96,7 +105,7 @@ def evaluate(folder: Path, data: str) -> dict[str, Any]:
     for name, answer in found.items():
         expected = np.concatenate([np.asarray(rows) for rows in answer.outputs])[seen]
         result[name] = _errors(columns, expected, targets[seen])
-    return result
+    yield result
 
 
 def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
@@ -133,7 +142,7 @@ def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- questions
-def answers(folder: Path, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
+def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterator[dict[str, Any]]:
     """A dictionary for each sequence."""
     run = read_run(folder)
     strings = run.record["kind"] == "strings"
@@ -142,9 +151,9 @@ def answers(folder: Path, question: str, data: str, options: Any) -> Iterator[di
     elif question == "effects":
         yield from _effects(run, options)
     elif strings:
-        yield from _string_answers(run, question, data, options)
+        yield from _string_answers(run, question, str(data), options)
     else:
-        yield from _table_answers(run, question, data, options)
+        yield from _table_answers(run, question, str(data), options)
 
 
 def _automaton(run: Run, options: Any) -> dict[str, Any]:

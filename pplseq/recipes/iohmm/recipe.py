@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pplseq.recipes.iohmm.settings import BEST, QUESTIONS, RUN, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
-from pplseq.recipes.recipe import Job, Question, Recipe, register
+from pplseq.recipes.recipe import Job, Recipe, register
 from pplseq.recipes.settings import options_of
-from pplseq.runs.progress import Watch
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,13 @@ class IOHMMRecipe(Recipe):
     asking = IOHMMAsking
     cpu_only = one_model = True
 
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        return QUESTIONS
+    questions = QUESTIONS
+    scored_on = "a table or labelled strings as in training"
+
+    def using(self) -> Any:
+        from pplseq.recipes.iohmm import answers
+
+        return answers
 
     def has_begun(self, folder: Path) -> bool:
         return RUN.is_at(folder / BEST) or super().has_begun(folder)
@@ -70,29 +73,6 @@ class IOHMMRecipe(Recipe):
         from pplseq.recipes.iohmm import strings, tables
 
         return tables.info(data, settings) if self.is_table(data, settings) else strings.info(data)
-
-    def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.iohmm.tables import read_run
-
-        return read_run(folder).model
-
-    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-        """Nats per target; of classes the accuracy and the balanced accuracy, of numbers the root mean squared error, of
-        predictions (closed loop) and of production (open loop); of strings also the automaton's."""
-        from pplseq.recipes.iohmm.answers import evaluate
-
-        if data is None:
-            raise ValueError("give DATA: a table or labelled strings as in training")
-        yield evaluate(folder, data)
-
-    def query(
-        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
-    ) -> Iterator[dict[str, Any]]:
-        from pplseq.recipes.iohmm.answers import answers
-
-        if not isinstance(lines, str | Path) and QUESTIONS[question].takes == "table":
-            raise TypeError("lines: give the name of a table or of a file of strings")
-        return answers(folder, question, str(lines), settings)
 
 
 register(

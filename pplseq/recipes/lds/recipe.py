@@ -5,15 +5,13 @@ Settings and names; what works stands in `tables`, which imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pplseq import checks
-from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
+from pplseq.recipes.recipe import Question, Recipe, RunSettings, UseSettings, register
 from pplseq.recipes.settings import setting
-from pplseq.runs.progress import Watch
 
 
 @dataclass(kw_only=True)
@@ -102,41 +100,13 @@ class LDSRecipe(Recipe):
     asking = LDSAsking
     cpu_only = True
 
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        return QUESTIONS
+    questions = QUESTIONS
+    scored_on = "a table with the columns of the training table"
 
-    def train(self, job: Job) -> dict[str, Any]:
-        from pplseq.recipes.lds.tables import train
+    def training(self) -> Any:
+        from pplseq.recipes.lds import tables
 
-        return train(job)
-
-    def info(self, data: str, settings: Any) -> dict[str, Any]:
-        from pplseq.recipes.lds.tables import info
-
-        return info(data, settings)
-
-    def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.lds.tables import read_run
-
-        return read_run(folder, settings)[1]
-
-    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-        """Nats a row, and root mean squared errors of predictions one step ahead beside those of the mean."""
-        from pplseq.recipes.lds.tables import evaluate
-
-        if data is None:
-            raise ValueError("give DATA: a table with the columns of the training table")
-        yield evaluate(folder, data, settings)
-
-    def query(
-        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
-    ) -> Iterator[dict[str, Any]]:
-        from pplseq.recipes.lds.tables import answers
-
-        if not isinstance(lines, str | Path):
-            raise TypeError("lines: give the name of a table")
-        return answers(folder, question, str(lines), settings)
+        return tables
 
 
 register(

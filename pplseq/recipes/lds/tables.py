@@ -22,6 +22,7 @@ from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import seeded, split_rows
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.runs.fits import train_em
+from pplseq.runs.progress import Watch
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.signals import TimeOver
 
@@ -186,9 +187,15 @@ def read_run(folder: Path, settings: Any) -> tuple[Columns, LDS]:
     return columns, LDS.load(checkpoint)
 
 
+def load(folder: Path, settings: Any) -> LDS:
+    """The model of a run."""
+    return read_run(folder, settings)[1]
+
+
 # ---------------------------------------------------------------- evaluation
-def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
-    """Likelihood of a table and errors of predictions one step ahead, in its units."""
+def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """Likelihood of a table, nats a row, and root mean squared errors of predictions one step ahead beside those of the mean,
+    in its units."""
     columns, model = read_run(folder, settings)
     table = columns.read(data)
     x, inputs = columns.rows(table)
@@ -211,7 +218,7 @@ def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
         return dict(zip(columns.outputs, np.sqrt(sums / np.maximum(counts, 1)).tolist(), strict=True))
 
     steps = sum(table.lengths)
-    return {
+    yield {
         "run": str(folder), "data": data, "sequences": len(table.ids), "steps": steps, "log_likelihood": total,
         "nats_per_step": -total / steps,
         "prediction": {"root_mean_squared_error": root(squares)}, "mean": {"root_mean_squared_error": root(naive)},
@@ -219,10 +226,10 @@ def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- questions
-def answers(folder: Path, question: str, data: str, settings: Any) -> Iterator[dict[str, Any]]:
+def query(folder: Path, question: str, data: str | Path, settings: Any) -> Iterator[dict[str, Any]]:
     """An answer for each sequence; with `csv` also as a table, without those that have none."""
     columns, model = read_run(folder, settings)
-    table = columns.read(data, leave_out=True)
+    table = columns.read(str(data), leave_out=True)
     x, inputs = columns.rows(table)
     future = _future(columns, settings) if question == "forecast" else {}
 

@@ -13,12 +13,16 @@ from typing import Any, BinaryIO
 
 import torch
 
+from pplseq.baselines import NETWORKS
+from pplseq.baselines import answers as network_answers
+from pplseq.baselines.loading import load_text_model
 from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import new_file
-from pplseq.recipes.recipe import choose_device
+from pplseq.models import answers as state_answers
+from pplseq.recipes.recipe import Lines, choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
-from pplseq.recipes.text.settings import reading
+from pplseq.recipes.text.settings import QUESTIONS, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
 from pplseq.runs.progress import Watch
@@ -40,8 +44,6 @@ FUNCTIONS = {
 
 def load(folder: Path, settings: Any) -> Any:
     """The model of a run or of its own folder, with its vocabulary, on the device that the settings name."""
-    from pplseq.baselines.loading import load_text_model
-
     return load_text_model(folder, settings.checkpoint, choose_device(settings.device))
 
 
@@ -164,21 +166,27 @@ def write_tokens(path: Path, text: Text, scores: list[TextScore]) -> None:
 
 
 # ---------------------------------------------------------------- questions
-def query(
-    folder: Path, question: str, lines: Any, settings: Any, reads: Iterable[str], answers: Any
+def query(folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[dict[str, Any]]:
+    """Answers to a question, line by line; networks answer by functions of their own."""
+    return answers(folder, question, lines, settings)
+
+
+def answers(
+    folder: Path, question: str, lines: Lines, settings: Any, functions: Any = None
 ) -> Iterator[dict[str, Any]]:
     """Answers to a question, line by line.
 
     Args:
-        reads: settings that the question takes. answers: the module of functions that answer.
+        functions: the file with the functions that answer; by default that of networks, or of models with states.
     """
-    from pplseq.models.answers import answer_lines
-
     model = load(folder, settings)
     vocabulary = model.vocabulary
+    if functions is None:
+        functions = network_answers if model.name in NETWORKS else state_answers
     function, whole = FUNCTIONS[question]
+    reads = QUESTIONS[question].reads
     chosen = {name: getattr(settings, name) for name in reads if getattr(settings, name) is not None}
-    ask = partial(getattr(answers, function), model, vocabulary, **chosen)
+    ask = partial(getattr(functions, function), model, vocabulary, **chosen)
     end = (
         vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
     )
@@ -187,11 +195,11 @@ def query(
     if lower is None:  # a run on counts of words says nothing of it: its model rewrites words itself
         lower = record is not None and getattr(record.settings, "lower", False)
     with torch.no_grad(), opened(lines) as source:
-        yield from answer_lines(source, ask, gap=gap, end=end, lower=lower)
+        yield from state_answers.answer_lines(source, ask, gap=gap, end=end, lower=lower)
 
 
 @contextlib.contextmanager
-def opened(lines: str | Path | Iterable[str | bytes]) -> Iterator[Iterable[str | bytes] | BinaryIO]:
+def opened(lines: Lines) -> Iterator[Iterable[str | bytes] | BinaryIO]:
     """Lines, those of a file named, or of standard input (-)."""
     if not isinstance(lines, (str, Path)):
         yield lines

@@ -5,12 +5,12 @@ Names and settings; what works stands in `training`, `answers` and `report`, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.recipe import Job, Question, Recipe, ReportSettings, register
+from pplseq.recipes.recipe import Job, Recipe, ReportSettings, register
 from pplseq.recipes.text.settings import (
     QUESTIONS,
     AskSettings,
@@ -35,9 +35,12 @@ class TextRecipe(Recipe):
     asking = AskSettings
     reporting = TextReportSettings
 
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        return QUESTIONS
+    questions = QUESTIONS
+
+    def using(self) -> Any:
+        from pplseq.recipes.text import answers
+
+        return answers
 
     def train(self, job: Job) -> dict[str, Any]:
         from pplseq.recipes.text.training import train
@@ -46,24 +49,6 @@ class TextRecipe(Recipe):
 
     def prepared(self, folder: Path) -> Iterable[Path]:
         return (folder / "clusters.paths",)
-
-    def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.text.answers import load
-
-        return load(folder, settings)
-
-    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-        from pplseq.recipes.text.answers import evaluate
-
-        return evaluate(folder, data, settings, watch)
-
-    def query(
-        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
-    ) -> Iterator[dict[str, Any]]:
-        from pplseq.models import answers
-        from pplseq.recipes.text.answers import query
-
-        return query(folder, question, lines, settings, self.questions[question].reads, answers)
 
     def report(self, folder: Path, about: dict[str, Any], settings: Any, watch: Watch) -> Iterator[Path]:
         from pplseq.recipes.text.report import report
@@ -88,17 +73,7 @@ class NetworkRecipe(TextRecipe):
     reporting = ReportSettings
     report = Recipe.report
 
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        return {name: QUESTIONS[name] for name in ("score", "next-word")}
-
-    def query(
-        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
-    ) -> Iterator[dict[str, Any]]:
-        from pplseq.baselines import answers
-        from pplseq.recipes.text.answers import query
-
-        return query(folder, question, lines, settings, self.questions[question].reads, answers)
+    questions = {name: QUESTIONS[name] for name in ("score", "next-word")}
 
 
 CORPUS = "builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file"

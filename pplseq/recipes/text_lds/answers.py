@@ -11,32 +11,46 @@ from typing import Any
 import numpy as np
 import torch
 
+from pplseq.baselines.loading import load_text_model
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
 from pplseq.files import json_line, new_file
+from pplseq.models.text_lds import answers as text_answers
 from pplseq.models.text_lds.head_difference import filter_decay
 from pplseq.models.text_lds.next_word import score_next_words, tune_mixture_weight
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.models.text_lds.state_words import singular_pairs
-from pplseq.recipes.text_lds.training import load
+from pplseq.recipes.text import answers as of_texts
 from pplseq.runs.checkpoint import TRAINING
+from pplseq.runs.progress import Watch
 
 SUFFIXES = (".npz", ".tsv", ".jsonl")
 STEADY_LINES = 256  # lines that one chain takes when a likelihood is computed
 
 
+def load(folder: Path, settings: Any) -> TextLDS:
+    """The model of a run; ValueError where it holds another kind of model."""
+    model = load_text_model(folder, settings.checkpoint)
+    if not isinstance(model, TextLDS):
+        raise ValueError(f"{folder} holds a {model.name}, no text_lds")
+    return model
+
+
 # ---------------------------------------------------------------- evaluation
-def evaluate(folder: Path, data: str, settings: Any) -> dict[str, Any]:
-    """Likelihood and next-word perplexity of a text, after the mixture's weight was tuned, where it is to be."""
+def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """Likelihood and next-word perplexity of a text, after the mixture's weight was tuned, where it is to be.
+
+    "gain": nats a token, as log-density, over words without context; "steady_gain": by the paper's steady passes.
+    """
     if settings.save_weight and settings.tune_on is None:
         raise ValueError("save_weight: it keeps what --tune-on found: give --tune-on TEXT")
-    model = load(folder, settings.checkpoint)
+    model = load(folder, settings)
     if settings.tune_on is not None:
         tune_mixture_weight(model, read(model, settings.tune_on, "valid"))
         if settings.save_weight:
             save_again(folder, settings.checkpoint, model)
     text = read(model, data, settings.split)
-    return {"model": str(folder), "text": text.name, **evaluation(model, text)}
+    yield {"model": str(folder), "text": text.name, **evaluation(model, text)}
 
 
 def save_again(folder: Path, checkpoint: str, model: TextLDS) -> None:
@@ -107,10 +121,14 @@ def _batches(text: Text) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 # ---------------------------------------------------------------- questions
-def answers(folder: Path, question: str, lines: Any, settings: Any) -> Iterator[dict[str, Any]]:
-    """Vectors of words, pairs of singular vectors, weights of a network; with `out` in a file, and its name here."""
+def query(folder: Path, question: str, lines: Any, settings: Any) -> Iterator[dict[str, Any]]:
+    """What other models of words answer, too; vectors of words, pairs of singular vectors, weights of a network, with `out` in
+    a file and its name here."""
+    if question in of_texts.FUNCTIONS:
+        yield from of_texts.answers(folder, question, lines, settings, text_answers)
+        return
     _check_out(question, settings)
-    model = load(folder, settings.checkpoint)
+    model = load(folder, settings)
     vocabulary = list(model.vocabulary or ())
     if question == "pairs":
         names = ("num_pairs", "num_words", "ranking", "most_frequent")

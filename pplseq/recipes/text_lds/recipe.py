@@ -5,18 +5,16 @@ Settings and names; what works stands in `training` and `answers`, which import 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pplseq import checks
-from pplseq.recipes.recipe import Job, Question, Recipe, RunSettings, UseSettings, register
+from pplseq.recipes.recipe import Question, Recipe, RunSettings, UseSettings, register
 from pplseq.recipes.settings import setting
 from pplseq.recipes.text.settings import QUESTIONS as TEXT_QUESTIONS
 from pplseq.recipes.text.settings import AskSettings
-from pplseq.runs.progress import Watch
 
 
 @dataclass(kw_only=True)
@@ -118,7 +116,6 @@ QUESTIONS = {name: TEXT_QUESTIONS[name] for name in ("score", "next-word", "cont
         takes="nothing",
     ),
 }
-OWN = ("embed", "types", "pairs", "export-rnn")
 
 
 @dataclass(frozen=True)
@@ -129,45 +126,18 @@ class TextLDSRecipe(Recipe):
     asking = TextLDSAsking
     cpu_only = True
 
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        """Those about words, and those about vectors."""
-        return QUESTIONS
+    questions = QUESTIONS
+    scored_on = "a text file, - for stdin, or a corpus"
 
-    def train(self, job: Job) -> dict[str, Any]:
-        from pplseq.recipes.text_lds.training import train
+    def training(self) -> Any:
+        from pplseq.recipes.text_lds import training
 
-        return train(job)
+        return training
 
-    def info(self, data: str, settings: Any) -> dict[str, Any]:
-        from pplseq.recipes.text_lds.training import info
+    def using(self) -> Any:
+        from pplseq.recipes.text_lds import answers
 
-        return info(data, settings)
-
-    def load(self, folder: Path, settings: Any) -> Any:
-        from pplseq.recipes.text_lds.training import load
-
-        return load(folder, settings.checkpoint)
-
-    def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-        """ "gain": nats a token, as log-density, over words without context; "steady_gain": by the paper's steady passes."""
-        from pplseq.recipes.text_lds.answers import evaluate
-
-        if data is None:
-            raise ValueError("give DATA: a text file, - for stdin, or a corpus")
-        yield evaluate(folder, data, settings)
-
-    def query(
-        self, folder: Path, question: str, lines: str | Path | Iterable[str | bytes], settings: Any, watch: Watch
-    ) -> Iterator[dict[str, Any]]:
-        if question in OWN:
-            from pplseq.recipes.text_lds.answers import answers
-
-            return answers(folder, question, lines, settings)
-        from pplseq.models.text_lds import answers as text_answers
-        from pplseq.recipes.text.answers import query
-
-        return query(folder, question, lines, settings, self.questions[question].reads, text_answers)
+        return answers
 
     def readable(self, answer: dict[str, Any]) -> str:
         """As of other models of words; pairs as a table."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pplseq.baselines.loading import load_text_model
 from pplseq.data.lag_files import load_counts
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.recipes.recipe import Job
@@ -37,7 +36,7 @@ def train(job: Job) -> dict[str, Any]:
         resume=job.resume,
         on_record=on_record,
         max_iterations=settings.max_iterations,
-        update_state_noise=settings.state_noise,
+        update_state_noise=settings.update_state_noise,
         num_threads=settings.threads or 1,
         max_time=job.time_left,
         **{name: getattr(settings, name) for name in names},
@@ -75,11 +74,3 @@ def read_counts(folder: Path, name: str, watch: Watch) -> Any:
     if counts.missing:
         watch.say(f"Note: {name}: not the whole text was counted: without {', '.join(map(str, counts.missing))}")
     return counts
-
-
-def load(folder: Path, checkpoint: str) -> TextLDS:
-    """The model of a run; ValueError where it holds another kind of model."""
-    model = load_text_model(folder, checkpoint)
-    if not isinstance(model, TextLDS):
-        raise ValueError(f"{folder} holds a {model.name}, no text_lds")
-    return model
