@@ -19,8 +19,9 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import MISSING, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -293,3 +294,25 @@ def limit(name: str, default: float) -> float:
     if not value > 0:
         raise ValueError(f"{name}: expected a positive number in the environment variable, got {told!r}")
     return value
+
+
+# ------------------------------------------------------------------------------------------------ fields of settings
+def setting(
+    default: Any,
+    *,
+    flag: str = "",
+    free: bool = False,
+    repeat: bool = False,
+    check: Callable[[str, Any], Any] | None = None,
+) -> Any:
+    """A field with more to say than its type, its default and its line in the docstring.
+
+    Args:
+        default: its value where none is given; ... for a field that must be given.
+        flag: how the command line writes it, where that is not ``--its-name`` or ``--its-name/--no-its-name``.
+        free: may be given anew when a run is resumed.
+        repeat: a tuple whose values are given one by one, by a flag that is repeated.
+        check: called with (name, value) for a value that is not None, of a tuple for each; raises for one that is out of range.
+    """
+    metadata = {"flag": flag, "free": free, "repeat": repeat, "check": check}
+    return field(default=MISSING if default is ... else default, metadata=metadata)

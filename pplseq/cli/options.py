@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING
 from typing import Any
 
 import click
@@ -79,8 +80,9 @@ def options_for(settings: type, names: Iterable[str] | None = None) -> list[clic
 
 def _option(option: Option) -> click.Option:
     flag = "--" + option.name.replace("_", "-")
-    default = "" if option.default in (None, "", ()) else f"  [default: {_shown(option.default)}]"
-    more: dict[str, Any] = {"type": Value(option), "multiple": option.repeat}
+    required = option.default is MISSING
+    default = "" if required or option.default in (None, "", ()) else f"  [default: {_shown(option.default)}]"
+    more: dict[str, Any] = {"type": Value(option), "multiple": option.repeat, "required": required}
     if option.kind is bool:
         flag, more = f"{flag}/--no-{option.name.replace('_', '-')}", {"is_flag": True}
     made = GroupedOption(

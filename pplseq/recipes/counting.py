@@ -1,4 +1,4 @@
-"""Lag counts of a text that is larger than a machine: its parts are counted by the workers of a cluster, and added up."""
+"""Lag counts in a folder; of a text that is larger than a machine by the workers of a cluster, part by part, and added up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,67 @@ from pplseq import checks
 from pplseq.data.lag_counting import sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_disjoint, check_settings
 from pplseq.data.lag_counts import Part as CountedPart
-from pplseq.data.lag_files import COUNTS, load_counts, save_counts
+from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabulary, save_counts
 from pplseq.data.lag_streaming import count_lags, word_counts
 from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import UNKNOWN, Vocabulary, WordForms
 from pplseq.folder import FolderError
-from pplseq.runs.cluster import Cluster
+from pplseq.recipes.count_settings import CountSettings
+from pplseq.runs.cluster import Cluster, connected
+from pplseq.runs.progress import Watch
 
 PART_BYTES = 1 << 26  # of a file that is not packed; others are a part each
+
+
+def count(
+    source: str, folder: Path, asked: CountSettings, *, watch: Watch | None = None,
+    progress: Callable[[int, int | None, int], None] | None = None, done: Callable[[int, int], None] | None = None,
+) -> bool:  # fmt: skip
+    """Counts of a text in a folder, as `pplseq count` makes them; False where they stand there already.
+
+    Args:
+        source: as of ``count_lags``; on a cluster see :func:`files_of`.
+        watch: who is told remarks. progress: as of ``count_lags``. done: as of :func:`count_on`.
+    """
+    words, forms = None, WordForms(bool(asked.lower), asked.digits)
+    if asked.vocabulary is not None:
+        words, counted = read_vocabulary(asked.vocabulary)
+        if counted is not None:  # a folder of counts says how its words were written
+            lower = counted.lower if asked.lower is None else asked.lower
+            forms = WordForms(lower, counted.digits if asked.digits is None else asked.digits)
+    min_count, eos = asked.min_count or 1, asked.eos is not False
+    shared: dict[str, Any] = {"unit": asked.unit, "max_vocabulary": asked.max_vocabulary, "min_count": min_count}
+    settings = shared | {
+        "max_lag": asked.max_lag, "lower": forms.lower, "digits": forms.digits,
+        "vocabulary": None if words is None else words.fingerprint(),
+        "eos": eos if words is None else words.eos_id is not None,
+    }  # fmt: skip
+    first, last = map(int, (asked.shard or "1/1").split("/"))
+    if not asked.force and is_counted(folder, source, (first, last), settings):
+        return False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shared |= {"vocabulary": words, "eos": eos, "forms": forms, "most_lags": asked.most_lags}
+    if asked.cluster is None:
+        shard = None if asked.shard is None else (first, last)
+        counts = count_lags(source, asked.max_lag, shard=shard, progress=progress, folder=folder.parent, **shared)
+        save_counts(counts, folder, settings=settings)
+        return True
+    kept = folder.with_name(f"{folder.name}.parts")
+    with connected(asked.cluster, say=(watch or Watch()).say) as cluster:
+        size = asked.part_bytes or PART_BYTES
+        counts = count_on(cluster, source, asked.max_lag, kept, part_bytes=size, done=done, **shared)
+    save_counts(counts, folder, settings=settings)
+    forget_parts(kept)
+    return True
+
+
+def summary(folder: Path, **more: object) -> dict[str, Any]:
+    """What a command prints about counts in a folder."""
+    header = COUNTS.read_header(folder)
+    names = ("num_words", "num_tokens", "max_lag", "num_pairs", "num_entries", "unit")
+    shards = [f"{part['shard']}/{part['num_shards']}" for part in header["parts"] if part["num_shards"] > 1]
+    return {"counts": str(folder), **{name: header[name] for name in names}, "shards": shards, **more}
 
 
 class TextPart(NamedTuple):

@@ -33,32 +33,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pplseq.checks import nearest
+from pplseq.checks import nearest, setting  # noqa: F401  (which fields are made with)
 
 Duration = Annotated[float, "duration"]  # seconds; as text also 90s, 10m, 2h, 1d
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 S = TypeVar("S")
-
-
-def setting(
-    default: Any,
-    *,
-    flag: str = "",
-    free: bool = False,
-    repeat: bool = False,
-    check: Callable[[str, Any], Any] | None = None,
-) -> Any:
-    """A field with more to say than its type, its default and its line in the docstring.
-
-    Args:
-        default: its value where none is given.
-        flag: how the command line writes it, where that is not ``--its-name`` or ``--its-name/--no-its-name``.
-        free: may be given anew when a run is resumed.
-        repeat: a tuple whose values are given one by one, by a flag that is repeated.
-        check: called with (name, value) for a value that is not None, of a tuple for each; raises for one that is out of range.
-    """
-    return dataclasses.field(default=default, metadata={"flag": flag, "free": free, "repeat": repeat, "check": check})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +157,9 @@ def fill(settings: type[S], given: Mapping[str, Any], where: str = "") -> S:
             values[name] = options[name].read(value)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{where}{error}") from None
+    for name, option in options.items():
+        if option.default is dataclasses.MISSING and name not in values:
+            raise ValueError(f"{where}{name}: it has no default, give it")
     return settings(**values)
 
 

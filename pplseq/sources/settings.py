@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pplseq import checks
-
-
-def _checked(default: Any, check: Callable[[str, Any], Any] | None = None, flag: str = "") -> Any:
-    return field(default=default, metadata={"check": check, "flag": flag})
 
 
 @dataclass(frozen=True)
@@ -31,15 +26,15 @@ class StreamOptions:
         by_line: every line is a sequence of its own, begun from the start distribution.
     """
 
-    order: int = _checked(5, checks.count)
-    min_count: int = _checked(2, checks.count)
-    max_vocabulary: int | None = _checked(None, partial(checks.count, least=3))
+    order: int = checks.setting(5, check=checks.count)
+    min_count: int = checks.setting(2, check=checks.count)
+    max_vocabulary: int | None = checks.setting(None, check=partial(checks.count, least=3))
     lower: bool = False
     checkpoint: Literal["best", "last"] = "best"
-    decay: float = _checked(1.0, partial(checks.share, interval="(0, 1]"))
+    decay: float = checks.setting(1.0, check=partial(checks.share, interval="(0, 1]"))
     eos: bool | None = None
     unknown: Literal["unk", "skip", "error"] | None = None
-    by_line: bool = _checked(False, flag="--by-line")
+    by_line: bool = checks.setting(False, flag="--by-line")
 
 
 @dataclass(frozen=True)
@@ -59,13 +54,13 @@ class StreamSettings:
         seed: of the first parameters.
     """
 
-    num_perturbations: int = _checked(2, checks.count, "--perturbations")
-    source_share: float = _checked(0.9, partial(checks.share, interval="(0, 1)"))
+    num_perturbations: int = checks.setting(2, check=checks.count)
+    source_share: float = checks.setting(0.9, check=partial(checks.share, interval="(0, 1)"))
     initial: tuple[float, ...] = ()
-    exponent: float = _checked(0.8, partial(checks.share, interval="(0.5, 1]"))
-    step_size: float | None = _checked(None, partial(checks.share, interval="(0, 1)"))
-    warm_up: int = _checked(20, checks.count)
-    smoothing: float = _checked(0.05, partial(checks.positive, zero=True))
+    exponent: float = checks.setting(0.8, check=partial(checks.share, interval="(0.5, 1]"))
+    step_size: float | None = checks.setting(None, check=partial(checks.share, interval="(0, 1)"))
+    warm_up: int = checks.setting(20, check=checks.count)
+    smoothing: float = checks.setting(0.05, check=partial(checks.positive, zero=True))
     averaging: str | None = None
-    window: int = _checked(256, checks.count)
+    window: int = checks.setting(256, check=checks.count)
     seed: int = 0

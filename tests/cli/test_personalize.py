@@ -79,7 +79,7 @@ def test_learning_pays(whole):
 
 
 @pytest.mark.parametrize(
-    "changes", [("--exponent", "0.6"), ("--step-size", "0.02"), ("--by-line",), ("--perturbations", 1)]
+    "changes", [("--exponent", "0.6"), ("--step-size", "0.02"), ("--by-line",), ("--num-perturbations", 1)]
 )
 def test_options_reach_the_model(pplseq, general, personal, whole, options, changes, personal_lines):
     result = pplseq("personalize", general, *options, *changes, "--stream", personal)
@@ -107,7 +107,7 @@ def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
 
 def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
     words = general.replace("ngram:", "words:")
-    lines = lines_of(pplseq("personalize", words, "--perturbations", 3, "--stream", personal))
+    lines = lines_of(pplseq("personalize", words, "--num-perturbations", 3, "--stream", personal))
     assert all(line["sources"] == {} for line in lines)
     assert all(value is None for line in lines for value in line["log_odds"])  # infinite
     per_word = [line["log_prob"] / len(line["token_log_probs"]) for line in lines]

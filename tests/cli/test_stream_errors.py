@@ -66,7 +66,7 @@ def test_other_words_than_the_state(pplseq, general, whole, tmp_path, options, g
 
 def test_other_settings_than_the_state(pplseq, general, whole, options):
     command = ("personalize", general, *options, "--state", whole[1])
-    message = pplseq(*command, "--perturbations", 5, "--seed", 0, code=2).stderr
+    message = pplseq(*command, "--num-perturbations", 5, "--seed", 0, code=2).stderr
     assert "num_perturbations = 2, not 5" in message and "seed" not in message
 
 

@@ -170,7 +170,7 @@ def test_real_systems(files, system):
     (found,) = lines_of(pplseq("tag", "eval", files / "model", files / "test.conllu", "--json"))
     assert (found["known"]["num"], found["unknown"]["num"], found["ambiguous"]["num"]) == (3, 1, 1)
     if system not in ("most-frequent", "plain"):  # of which the best taggings with a new word are several
-        (found,) = lines_of(pplseq("tag", "run", files / "model", "--n-best", 2, "--entropy", input="a new dog\n"))
+        (found,) = lines_of(pplseq("tag", "run", files / "model", "--num-paths", 2, "--entropy", input="a new dog\n"))
         assert found["n_best"][0]["tags"] == found["tags"] and found["entropy"] > 0
 
 
@@ -223,7 +223,7 @@ def test_run_to_a_file(model, files):
 
 
 def test_questions_are_answered_in_json(model, files):
-    options = "--probabilities --top 2 --n-best 2 --samples 3 --seed 1 --entropy --log-prob --surprising".split()
+    options = "--probabilities --top 2 --num-paths 2 --num-samples 3 --seed 1 --entropy --log-prob --surprising".split()
     found = lines_of(pplseq("tag", "run", model, *options, input="the barks\n\nnew\n"))
     assert [row["words"] for row in found] == [["the", "barks"], ["new"]]
     assert set(found[0]) == {

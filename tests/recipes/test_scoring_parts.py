@@ -84,7 +84,7 @@ def test_the_command(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(LINES * 20))
     run = str(tmp_path / "run")
-    train = ["train", "hmm", str(path), "--states", "4", "--epochs", "2", "--out", run]
+    train = ["train", "hmm", str(path), "--num-states", "4", "--epochs", "2", "--out", run]
     assert CliRunner().invoke(main, train).exit_code == 0
     ask = ["evaluate", run, str(path), "--device", "cpu"]
     alone = CliRunner().invoke(main, [*ask, "--protocol", "sentence"])

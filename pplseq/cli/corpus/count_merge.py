@@ -22,9 +22,9 @@ def count_merge(
 
     One part with --max-vocabulary makes counts of fewer words, without the text. Prints a JSON line.
     """
-    from pplseq.cli.corpus.count import summary
     from pplseq.data.lag_counts import LagCounts, Part, check_disjoint, missing_shards
     from pplseq.data.lag_files import COUNTS, load_counts, save_counts
+    from pplseq.recipes.counting import summary
 
     # What is wrong with the set is told before the numbers are read.
     found = [Part(**part) for folder in parts for part in COUNTS.read_header(folder)["parts"]]
@@ -45,4 +45,4 @@ def count_merge(
     if max_vocabulary is not None:
         merged = merged.cut(max_vocabulary)
     save_counts(merged, out)
-    click.echo(json_line(summary(out, COUNTS.read_header(out), missing=[str(part) for part in missing])))
+    click.echo(json_line(summary(out, missing=[str(part) for part in missing])))

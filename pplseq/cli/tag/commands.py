@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
-from pplseq.cli.options import GroupedCommand, options_for
+from pplseq.cli.options import GroupedCommand, given, options_for
 from pplseq.files import check_writable, json_line, printable, write_text
+from pplseq.models.taggers.questions import TagQuestions
 from pplseq.recipes.settings import options_of
-from pplseq.recipes.taggers.settings import TaggedReading, TolerantReading
+from pplseq.recipes.taggers.settings import TaggedReading, TaggerEvaluation, TolerantReading
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
 
@@ -36,19 +37,6 @@ def tag() -> None:
 @click.argument("text", default="-")
 @click.option("--out", default="-", help="File to write.  [default: stdout]")
 @click.option("--to", type=click.Choice(FORMATS[:3]), help="Format to write.  [default: that of the input]")
-@click.option("--probabilities", is_flag=True, help="Write p(tag | words) beside the tags.")
-@click.option(
-    "--decoder",
-    type=click.Choice(["viterbi", "posterior"]),
-    help="The most probable tagging, or of every word the most probable tag.  [default: the system's]",
-)
-@click.option("--top", default=0, type=click.IntRange(0), help="Alternatives of every word, with probabilities (JSON).")
-@click.option("--n-best", default=0, type=click.IntRange(0), help="So many most probable taggings (JSON).")
-@click.option("--samples", "num_samples", default=0, type=click.IntRange(0), help="Taggings drawn (JSON).")
-@click.option("--seed", default=0, show_default=True, help="Of the draws.")
-@click.option("--entropy", is_flag=True, help="Of the taggings given the words, nats (JSON).")
-@click.option("--log-prob", is_flag=True, help="log p(words), nats (JSON).")
-@click.option("--surprising", is_flag=True, help="-log p(word | words before) of every word, nats (JSON).")
 @click.option("--json", "as_json", is_flag=True, help="A JSON line a sentence, as with any option marked JSON.")
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page of coloured sentences."
@@ -69,15 +57,14 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
-    from pplseq.models.taggers.answers import TagQuestions, answer_each, check_answerable
+    from pplseq.models.taggers.answers import answer_each, check_answerable
     from pplseq.recipes.taggers.tagging import other_tags, read, run_page
 
     use_threads(options["threads"])
     saved = load_tagger(model)
-    names = ("probabilities", "decoder", "top", "n_best", "num_samples", "seed", "entropy", "log_prob", "surprising")
-    questions = TagQuestions(**{name: options[name] for name in names})
+    questions = TagQuestions(**given(ctx, TagQuestions))
     check_answerable(saved.tagger, questions)
-    reading = reading_of(options, TolerantReading)
+    reading = TolerantReading(**given(ctx, TolerantReading))
     sentences = read(text, reading, say, saved, tags="optional", to_tag=True)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
@@ -107,7 +94,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
         write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=reading.separator)
     if options["html"] is not None:
-        run_page(saved, sentences, options["html"], options["max_sentences"], options["decoder"])
+        run_page(saved, sentences, options["html"], options["max_sentences"], questions.decoder)
     if failed:
         ctx.exit(1)
 
@@ -116,29 +103,23 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
 @MODEL
 @click.argument("text")
 @click.option("--against", type=click.Path(path_type=Path), help="Another tagger: McNemar's test between the two.")
-@click.option("--decoder", type=click.Choice(["viterbi", "posterior"]), help="As of run.")
-@click.option(
-    "--clusters", is_flag=True, help="The model's tags are clusters without names.  [default: of unsupervised]"
-)
 @click.option("--top", default=10, show_default=True, type=click.IntRange(0), help="Most frequent errors listed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.option("--confusion", type=click.Path(dir_okay=False, path_type=Path), help="Draw the confusion matrix (PNG).")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of sentences with errors.")
 @click.option("--max-sentences", default=100, show_default=True, type=click.IntRange(1), help="Of the page.")
-@THREADS
+@click.pass_context
 def evaluate(
+    ctx: click.Context,
     model: Path,
     text: str,
     against: Path | None,
-    decoder: str | None,
-    clusters: bool,
     top: int,
     as_json: bool,
     confusion: Path | None,
     html: Path | None,
     max_sentences: int,
-    threads: int | None,
-    **options: Any,
+    **_: Any,
 ) -> None:
     """Score MODEL on TEXT, which has the right tags.
 
@@ -151,11 +132,12 @@ def evaluate(
     from pplseq.recipes.taggers import tagging
 
     check_writable(confusion, html)
-    use_threads(threads)
-    saved = load_tagger(model)
+    settings = TaggerEvaluation(**given(ctx, TaggerEvaluation))
+    use_threads(settings.threads)
+    saved, decoder = load_tagger(model), settings.decoder
     check_decoder(saved.tagger, decoder)
-    sentences = tagging.read(text, reading_of(options), say, saved, tags="optional")
-    result = tagging.score(saved, sentences, decoder, clusters)
+    sentences = tagging.read(text, settings, say, saved, tags="optional")
+    result = tagging.score(saved, sentences, decoder, settings.clusters)
     other = None if against is None else tagging.score(load_tagger(against), sentences, decoder)
     if as_json:
         click.echo(json_line(tagging.scores_json(str(model), text, result, against, other)))
@@ -199,10 +181,11 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
         raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")
     check_writable(out, options["plot"])
     use_threads(threads)
+    reading = TaggedReading(**given(ctx, TaggedReading))
     systems, fractions = names_between(options["systems"]), numbers_between(options["learning_curve"])
-    sentences = tagging.read(text, reading_of(options), say)[: options["limit"]]
-    tests = tagging.read(test, reading_of(options), say, tags="optional")
-    dev = None if options["dev"] is None else tagging.read(options["dev"], reading_of(options), say)
+    sentences = tagging.read(text, reading, say)[: options["limit"]]
+    tests = tagging.read(test, reading, say, tags="optional")
+    dev = None if options["dev"] is None else tagging.read(options["dev"], reading, say)
     found = compare_systems(systems, sentences, tests, dev, fractions=fractions, seed=options["seed"], say=say)
     click.echo(printable(tagging.comparison_text(found)))
     if out is not None:
@@ -227,11 +210,6 @@ def say(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def reading_of(options: dict[str, Any], kind: type[TaggedReading] = TaggedReading) -> TaggedReading:
-    """How files are read."""
-    return kind(**{name: options[name] for name in options_of(kind) if options[name] is not None})
-
-
 def names_between(text: str) -> list[str]:
     """Names between commas."""
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -248,6 +226,7 @@ def numbers_between(text: str | None) -> list[float]:
         raise ValueError(f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {text!r}") from None
 
 
-run.params += options_for(TolerantReading)
-for command in (evaluate, compare):
-    command.params += options_for(TaggedReading)
+run.params += [*options_for(TagQuestions), *options_for(TolerantReading)]
+USED = [name for name in options_of(TaggerEvaluation) if name not in ("checkpoint", "device")]  # taggers have neither
+evaluate.params += options_for(TaggerEvaluation, USED)
+compare.params += options_for(TaggedReading)

@@ -6,11 +6,11 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.answers import why
+from pplseq.models.taggers.questions import TagQuestions
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
@@ -18,40 +18,11 @@ MOST_SURPRISING = 3  # words of a sentence that are named
 SHARED_TAGS = 0.5  # of a text's words must have tags that the model knows
 
 
-@dataclass(frozen=True)
-class TagQuestions:
-    """What to tell of every sentence beside its tags.
-
-    Attributes:
-        probabilities: p(tag | words) of every tag.
-        top: as many alternatives of every word, with probabilities.
-        n_best: as many of the most probable taggings. num_samples: as many drawn from the posterior, from `seed` on.
-        entropy: of the taggings given the words. log_prob: log p(words), of generative taggers.
-        surprising: -log p(word | words before) of every word, and which words are the most surprising.
-        decoder: "viterbi" or "posterior"; None: the tagger's own choice.
-    """
-
-    probabilities: bool = False
-    top: int = 0
-    n_best: int = 0
-    num_samples: int = 0
-    entropy: bool = False
-    log_prob: bool = False
-    surprising: bool = False
-    decoder: str | None = None
-    seed: int = 0
-
-    @property
-    def beyond_tags(self) -> bool:
-        """Whether anything is asked that a file of tags has no place for."""
-        return bool(self.top or self.n_best or self.num_samples or self.entropy or self.log_prob or self.surprising)
-
-
 # question -> (method of a tagger that answers it, what it takes)
 _NEEDS = {
     "probabilities": ("smooth", "probabilities of tags"),
     "top": ("smooth", "probabilities of tags"),
-    "n_best": ("n_best", "several taggings of a sentence"),
+    "num_paths": ("n_best", "several taggings of a sentence"),
     "num_samples": ("sample_states", "taggings drawn from the posterior"),
     "entropy": ("entropy", "an entropy"),
     "log_prob": ("surprising", "the probability of a sentence"),
@@ -143,10 +114,10 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
         for found, log_prob in zip(answers, tagger.log_prob(sentences), strict=True):
             found["log_prob"] = float(log_prob)
     for i, (words, found) in enumerate(zip(sentences, answers, strict=True)):
-        if questions.n_best:
+        if questions.num_paths:
             found["n_best"] = [
                 {"tags": list(path), "log_prob": log_prob, "prob": math.exp(min(log_prob, 0.0))}
-                for path, log_prob in tagger.n_best(words, questions.n_best)
+                for path, log_prob in tagger.n_best(words, questions.num_paths)
             ]
         if questions.num_samples:
             drawn = tagger.sample_states([words], questions.num_samples, seed=questions.seed + start + i)

@@ -14,7 +14,7 @@ from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
 TRAIN = [TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")), TaggedSentence(("dog", "barks"), ("N", "N"))]
 SENTENCES = [("the", "barks"), (), ("new",)]
 EVERYTHING = TagQuestions(
-    probabilities=True, top=2, n_best=3, num_samples=4, entropy=True, log_prob=True, surprising=True, seed=5
+    probabilities=True, top=2, num_paths=3, num_samples=4, entropy=True, log_prob=True, surprising=True, seed=5
 )
 
 
@@ -73,7 +73,7 @@ def test_questions_without_an_answer():
     tagger = PlainTagger().fit(TRAIN)
     assert answer(tagger, SENTENCES, TagQuestions())[0]["tags"] == ["D", "N"]
     for question, value in (
-        ("probabilities", True), ("top", 1), ("n_best", 2), ("num_samples", 1), ("entropy", True), ("log_prob", True),
+        ("probabilities", True), ("top", 1), ("num_paths", 2), ("num_samples", 1), ("entropy", True), ("log_prob", True),
         ("surprising", True), ("decoder", "posterior"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{question}: the system 'toy-plain'"):

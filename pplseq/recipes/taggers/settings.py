@@ -1,0 +1,112 @@
+"""What the training of a tagger, its evaluation and questions to it can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pplseq import checks
+from pplseq.baselines.tagging_systems import SYSTEMS
+from pplseq.recipes.recipe import Question, RunSettings, UseSettings
+from pplseq.recipes.settings import setting
+
+MODEL, RECORD = "last", "tagger.json"  # a run's tagger, and what is said of its training
+Format = Literal["conllu", "columns", "word_tag", "words"]
+
+
+def system(name: str, value: str) -> str:
+    """The value, the name of a tagging system."""
+    return checks.choice(name, value, SYSTEMS)
+
+
+@dataclass(kw_only=True)
+class TaggedReading:
+    """The text.
+
+    Args:
+        column: that holds the tags: upos, xpos, feats, ... of CoNLL-U; a number of columns, the word being 0 (default: upos,
+            and 1; of a run, the one it was trained on).
+        format: of the file (default: by its name or first lines).
+        separator: between word and tag of word_tag.
+        on_error: stop at a sentence that cannot be read, or go on without it and say its lines.
+    """
+
+    column: str | None = None
+    format: Format | None = None
+    separator: str = "_"
+    on_error: Literal["raise", "skip"] = "raise"
+
+
+@dataclass(kw_only=True)
+class TolerantReading(TaggedReading):
+    """The text."""
+
+    on_error: Literal["raise", "skip"] = "skip"
+
+
+@dataclass(kw_only=True)
+class TaggerSettings(TaggedReading, RunSettings):
+    """The tagger.
+
+    Args:
+        system: which; `pplseq tag --help` lists them.
+        set: an option of the system, NAME=VALUE; may be repeated.
+        dev: text to tune or stop by, where the system does; its accuracy is told in any case.
+        partial: let words lack tags, _ (default: for the systems that learn from such text).
+        device: where it is trained; taggers are small, and know the cpu alone.
+    """
+
+    system: str = setting("enhanced", check=system)
+    set: tuple[str, ...] = setting((), repeat=True)
+    dev: str | None = None
+    partial: bool = False
+    device: str = setting("cpu", free=True)
+
+    def __post_init__(self) -> None:
+        if self.dev is not None and Path(self.dev).is_file():
+            self.dev = str(Path(self.dev).resolve())
+        if self.device not in ("cpu", "auto"):
+            raise ValueError(f"device: taggers are trained on the CPU; got {self.device!r}")
+
+
+@dataclass(kw_only=True)
+class TaggerEvaluation(TaggedReading, UseSettings):
+    """The evaluation.
+
+    Args:
+        decoder: the most probable tagging, or of every word the most probable tag (default: the system's).
+        clusters: the tags are clusters without names (default: of unsupervised).
+    """
+
+    decoder: Literal["viterbi", "posterior"] | None = None
+    clusters: bool = False
+
+
+@dataclass(kw_only=True)
+class TaggerAsking(TaggedReading, UseSettings):
+    """The question.
+
+    Args:
+        decoder: the most probable tagging, or of every word the most probable tag (default: the system's).
+        top: alternatives of every word.
+        num_paths: most probable taggings.
+        num_samples: draws.
+        seed: of the draws.
+    """
+
+    decoder: Literal["viterbi", "posterior"] | None = None
+    top: int = setting(3, check=checks.count)
+    num_paths: int = setting(5, check=checks.count)
+    num_samples: int = setting(1, check=checks.count)
+    seed: int = 0
+
+
+QUESTIONS = {
+    "tag": Question("tags, and p(tag | words) of each where the system has it", ("decoder",)),
+    "alternatives": Question("the most probable tags of every word, with probabilities", ("decoder", "top")),
+    "n-best": Question("the most probable taggings", ("decoder", "num_paths")),
+    "sample": Question("taggings drawn from the posterior", ("decoder", "num_samples", "seed")),
+    "entropy": Question("of the taggings given the words, nats", ("decoder",)),
+    "score": Question("log p(words), and -log p(word | words before) of every word, nats", ("decoder",)),
+}

@@ -1,0 +1,108 @@
+"""Training taggers, scoring and asking them, in a run's folder."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pplseq.baselines.tagging_systems import (
+    SYSTEMS,
+    load_tagger,
+    make_tagger,
+    parse_settings,
+    save_tagger,
+    summary_of,
+    train_tagger,
+    trained,
+)
+from pplseq.files import write_text
+from pplseq.folder import sealed, unsealed
+from pplseq.models.answers import answer_lines
+from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
+from pplseq.models.taggers.training import IterativeTagger, run_tagger_training
+from pplseq.recipes.recipe import Job, Lines
+from pplseq.recipes.taggers.settings import MODEL, RECORD
+from pplseq.recipes.taggers.tagging import describe, read, score, scores_json
+from pplseq.recipes.text.answers import opened
+from pplseq.runs.progress import Watch
+from pplseq.runs.signals import TimeOver
+
+info = describe
+
+
+def train(job: Job) -> dict[str, Any]:
+    """The whole text at once, which takes seconds to minutes; those of the library that iterate stop and resume anywhere."""
+    settings, record, folder = job.settings, job.folder / RECORD, job.folder / MODEL
+    if job.resume and record.is_file():
+        before = unsealed(record, "remove it, and the run ends anew")
+        if before["stop_reason"] == "finished":
+            return before
+    chosen = parse_settings(settings.set)
+    if "seed" in make_tagger(settings.system).get_params():
+        chosen = {"seed": settings.seed, **chosen}
+    tagger = make_tagger(settings.system, **chosen)  # before the text is read: it may be refused
+    partial = settings.partial or SYSTEMS[settings.system].untagged
+    with job.preparing(f"reading {Path(job.data).name}"):
+        sentences = read(job.data, settings, job.watch.say, tags="optional" if partial else "required")
+        dev = None if settings.dev is None else read(settings.dev, settings, job.watch.say)
+    what = f"training {settings.system} on {len(sentences):,} sentences"
+    if not isinstance(tagger, IterativeTagger):
+        with job.preparing(what):
+            _, summary = train_tagger(settings.system, sentences, dev, folder=folder, **chosen)
+        summary = {"stop_reason": "finished", "steps": 1, **summary}
+    else:
+        with job.preparing(what):
+            training = tagger.training(list(sentences), None if dev is None else list(dev))
+        saved = trained(tagger, settings.system, sentences)
+        training.save_model = lambda place: save_tagger(saved, place)
+        history = run_tagger_training(
+            training, folder=job.folder, resume=job.resume, max_time=settings.max_time, watch=job.watch, began=job.started
+        )
+        if not folder.exists():
+            raise TimeOver
+        p = history.progress
+        reason = "max_time" if history.stop_reason == "max_time" else "finished"
+        summary = {"stop_reason": reason, "steps": p.step, **summary_of(saved, sentences, dev, p.seconds)}
+    write_text(record, sealed(summary))
+    return summary
+
+
+def load(folder: Path, settings: Any) -> Any:
+    """The tagger of a run, or a saved one."""
+    return load_tagger(folder).tagger
+
+
+def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """Accuracy of all, known, unknown and ambiguous words and whole sentences; of every tag precision, recall and F1."""
+    saved = load_tagger(folder)
+    sentences = read(data, settings, watch.say, saved, tags="optional")
+    result = score(saved, sentences, settings.decoder, settings.clusters)
+    yield scores_json(str(folder), data, result, None, None)
+
+
+def query(folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[dict[str, Any]]:
+    """Answers about the words of every line."""
+    tagger = load_tagger(folder).tagger
+    asked = {
+        "tag": {"probabilities": hasattr(tagger, "smooth")},
+        "alternatives": {"top": settings.top},
+        "n-best": {"num_paths": settings.num_paths},
+        "sample": {"num_samples": settings.num_samples, "seed": settings.seed},
+        "entropy": {"entropy": True},
+        "score": {"log_prob": True, "surprising": True},
+    }[question]
+    questions = TagQuestions(decoder=settings.decoder, **asked)
+    check_answerable(tagger, questions)
+    numbers = itertools.count()
+
+    def ask(words: list[str | None]) -> dict[str, Any]:
+        if None in words:
+            raise ValueError("a sentence has no gaps to a tagger: null is no word")
+        drawn = replace(questions, seed=settings.seed + next(numbers))
+        return answer(tagger, [[word for word in words if word is not None]], drawn)[0]
+
+    with opened(lines) as source:
+        yield from answer_lines(source, ask)
