@@ -366,7 +366,7 @@ def test_info_of_a_run(run, tmp_path):
     assert found["model"] == "vlhmm" and found["settings"]["num_states"] == 40 and "infill" in found["questions"]
     assert found["status"]["status"] == "finished" and found["best"]["perplexity"] > 1
     output = pplseq("info", run).stdout
-    assert "  states: 40\n" in output and "  perplexity: " in output and "{" not in output
+    assert "  num states: 40\n" in output and "  perplexity: " in output and "{" not in output
     assert json.loads(pplseq("info", run / "best", "--json").stdout).keys() == {"run", "model", "questions"}
     assert "unknown model 'vlhm'. Did you mean 'vlhmm'?" in pplseq("info", "vlhm", code=2).stderr
 

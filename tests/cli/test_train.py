@@ -408,7 +408,7 @@ def test_train_and_evaluate_from_python(text, finished, tmp_path):
     assert numbers(tmp_path / "run") == numbers(finished) and summary["stop_reason"] == "epochs"
     scores = library.evaluate(tmp_path / "run", split="valid", protocol="carried")
     assert scores[0]["nats_per_token"] == pytest.approx(summary["nats_per_token"], rel=1e-5)
-    with pytest.raises(ValueError, match="unknown setting 'num_staets'. Did you mean 'states'?"):
+    with pytest.raises(ValueError, match="unknown setting 'num_staets'. Did you mean 'num_states'?"):
         library.train("vlhmm", text, folder=tmp_path / "other", num_staets=3)
     with pytest.raises(ValueError, match="already holds a run"):
         library.train("vlhmm", text, folder=tmp_path / "run")
