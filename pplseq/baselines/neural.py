@@ -83,11 +83,11 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     """
 
     name: ClassVar[str]
-    questions: ClassVar[str] = "pplseq.baselines.answers"
     clusters: ClassVar[None] = None  # which a model of states may have
     carry: ClassVar[type] = Carried  # what a checkpoint's belief is read back as
     precision: str = "full"  # of the softmax's products in training: see `SGDSettings`
     sparse_gradients: bool = False  # of the table of input words, where training can use them
+    is_fitted: bool = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -95,6 +95,11 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             raise ValueError(f"vocabulary: it has no {vocabulary.eos!r}, which stands before the first word; add it")
         self.vocabulary, self.eos_id = vocabulary, vocabulary.eos_id
         self.history: list[dict[str, Any]] = []
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={value!r}" for name, value in {"num_words": self.num_words, **self.config}.items())
+        weights = sum(parameter.numel() for parameter in self.parameters())
+        return f"{type(self).__name__}({sizes}): {weights:,} weights, {'' if self.is_fitted else 'not '}fitted"
 
     def forward(self, words: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         """Features after each word.
@@ -172,6 +177,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             SGDTraining(self, text, valid, settings), folder=folder, resume=resume, on_record=on_record,
             checkpoint_interval=settings.checkpoint_interval,
         )  # fmt: skip
+        self.is_fitted = True
         return self
 
     def loss(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Tensor:
@@ -297,6 +303,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             model.load_state_dict(tensors)
         except (AttributeError, TypeError, KeyError, RuntimeError) as error:
             raise FolderError(f"{folder}: config.json does not describe these parameters ({error})") from error
+        model.is_fitted = True
         return model.eval()
 
     def _check(self, text: Text, name: str) -> None:

@@ -220,6 +220,9 @@ def test_folders(tmp_path, text):
     model = LSTM(text.vocabulary, 4, num_layers=1, dropout=0.1)
     model.save(tmp_path / "lstm")
     loaded = NeuralLanguageModel.load(tmp_path / "lstm")
+    sizes, weights = f"num_words={model.num_words}, hidden_size=4, num_layers=1, dropout=0.1", model.num_words * 5 + 2 * 16 * 5
+    assert repr(model) == f"LSTM({sizes}): {weights} weights, not fitted"
+    assert repr(loaded) == f"LSTM({sizes}): {weights} weights, fitted"
     np.testing.assert_array_equal(loaded.log_prob(text), model.eval().log_prob(text))
     with pytest.raises(ValueError, match="expected a model of kind 'ff', got 'lstm'"):
         FeedForward.load(tmp_path / "lstm")
