@@ -25,6 +25,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "CRFTagger": "models",
         "MEMMTagger": "models",
         "AutomatonLearner": "models",
+        "Constraint": "models",
         # from text to a run and back
         "load_corpus": "data",
         "sequences_by": "@pplseq.models.forms",

@@ -46,6 +46,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "SwitchingRegression": "@pplseq.models.switching.program",
         "WeightPriors": "@pplseq.models.iohmm.networks",
         "RestartBlock": "@pplseq.models.iohmm.restarts.history",
+        "Constraint": "@pplseq.models.constraints.constraint",
         "Automaton": "@pplseq.models.automata.automaton",
         "AutomatonLearner": "@pplseq.models.automata.learner",
         "LearnedAutomaton": "@pplseq.models.automata.learner",

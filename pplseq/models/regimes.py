@@ -45,7 +45,7 @@ class RegimeQueries(Estimator):
         path = super().sample_states(x, num_samples, lengths, seed=seed, **known)
         return torch.where(path < 0, path, self.regime_of[path])
 
-    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
+    def sample(self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
         """Sequences drawn from the model, with their regimes; see :meth:`~pplseq.models.estimator.Estimator.sample`."""
-        drawn = super().sample(num_steps, num_sequences, seed=seed, **known)
-        return drawn._replace(states=self.regime_of[drawn.states])
+        drawn: Sample = super().sample(num_steps, num_sequences, seed=seed, **known)  # pyright: ignore[reportArgumentType]
+        return drawn._replace(states=torch.where(drawn.states < 0, drawn.states, self.regime_of[drawn.states]))

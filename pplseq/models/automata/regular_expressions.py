@@ -192,6 +192,11 @@ def compile_pattern(
         ValueError: a pattern that cannot be read, by the place in it, or that needs more states.
     """
     positions = Positions(pattern, symbols, max_states, max_nested)
+    return positions.symbols, *positions_to_states(positions, max_states)
+
+
+def positions_to_states(positions: Positions, max_states: int) -> tuple[list[list[int]], list[bool]]:
+    """Next states and accepting states of the automaton of an expression, as :func:`compile_pattern` returns them."""
     whole = positions.whole
     # a state is the set of positions that the last symbol may have been at; the start is before all of them
     sets: list[frozenset[int] | None] = [None]
@@ -204,10 +209,12 @@ def compile_pattern(
             reached = frozenset(p for p in ahead if symbol in positions.matches[p])
             if reached not in number:
                 if len(sets) >= max_states:
-                    raise ValueError(f"pattern: {pattern!r} needs more than {max_states:,} states; raise max_states")
+                    raise ValueError(
+                        f"pattern: {positions.pattern!r} needs more than {max_states:,} states; raise max_states"
+                    )
                 number[reached] = len(sets)
                 sets.append(reached)
             row.append(number[reached])
         transitions.append(row)
     accepting = [whole.nullable if state is None else bool(state & whole.last) for state in sets]
-    return positions.symbols, transitions, accepting
+    return transitions, accepting

@@ -20,6 +20,7 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
+from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
     GaussianTable,
@@ -38,7 +39,7 @@ from pplseq.models.hmm.tables import DTYPES, StateTables
 EVENNESS = 0.1  # standard deviation of the first transition logits
 
 
-class HMM(StateTables):
+class HMM(Constrainable, StateTables):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
     The emission is a table over ``num_words`` words, or over vectors of ``num_features`` numbers a Gaussian, a mixture of

@@ -23,7 +23,7 @@ from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.estimator import Estimator
+from pplseq.models.constrained import Constrainable
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 TRANSITIONS = ("softmax", "hierarchical")
@@ -44,7 +44,7 @@ class ResidualLayer(nn.Module):
         return self.norm(torch.relu(self.second(u)) + u)
 
 
-class VLHMM(Estimator):
+class VLHMM(Constrainable):
     """An HMM over words whose Z states are split in M blocks; a word is emitted by the states of its own block only.
 
         z_1 ~ start,  z_t | z_{t-1} ~ softmax_z'(Res(E_z) . E_z' / temperature),  x_t | z_t ~ softmax over the block's words

@@ -100,6 +100,6 @@ def _children(
     which, word = places // score.shape[-1], places % score.shape[-1]
     said = moves[states[which]] + chain.words.word_rows(states)[which, word]
     after = chain.moves.read(here.expand(len(word)), word)
-    columns = (best.values[possible], word, states[which], after, said)
-    for value, *rest, log_prob in zip(*(column.tolist() for column in columns), strict=True):
-        yield node.log_prob + value, _Node(node.step + 1, *rest, node.log_prob + log_prob, node)
+    columns = [column.tolist() for column in (best.values[possible], word, states[which], after, said)]
+    for value, own, state, automaton, log_prob in zip(*columns, strict=True):
+        yield node.log_prob + value, _Node(node.step + 1, own, state, automaton, node.log_prob + log_prob, node)

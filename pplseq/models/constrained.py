@@ -1,0 +1,187 @@
+"""Models of words with hidden states: texts that go on from a prefix, of bounded length, and satisfy a constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.data.vocabulary import Vocabulary
+from pplseq.infer.discrete.constrained.build import constrain
+from pplseq.infer.discrete.constrained.chain import ConstrainedChain
+from pplseq.infer.discrete.constrained.moves import WordMoves
+from pplseq.infer.discrete.constrained.steps import KEPT_BYTES
+from pplseq.models.base import SequenceModel
+from pplseq.models.batch import seeded
+from pplseq.models.estimator import Estimator, Sample
+
+if TYPE_CHECKING:
+    from pplseq.models.constraints.constraint import Constraint
+
+Prefix = str | Sequence[str] | Sequence[int] | Tensor
+FROM_VOCABULARY = "<eos>"
+
+
+class Bounds(NamedTuple):
+    """How long a text may be, in words without the end word."""
+
+    shortest: int
+    longest: int
+
+    @classmethod
+    def of(cls, length: int | tuple[int, int]) -> Bounds:
+        """From a number of words, or two.
+
+        Raises:
+            TypeError, ValueError: for what is neither.
+        """
+        both = length if isinstance(length, (tuple, list)) else (length, length)
+        if len(both) != 2:
+            raise ValueError(f"length: expected a number of words, or (shortest, longest), got {length!r}")
+        bounds = cls(*(checks.count("length", value, 0) for value in both))
+        if bounds.shortest > bounds.longest:
+            raise ValueError(f"length: expected (shortest, longest) with shortest <= longest, got {length!r}")
+        return bounds
+
+
+class Constrainable(Estimator):
+    """What models of words add: :meth:`constrained`, and ``constraint``, ``prefix`` and ``length`` of :meth:`sample`."""
+
+    @torch.no_grad()
+    def constrained(
+        self,
+        constraint: Constraint | None = None,
+        *,
+        length: int | tuple[int, int],
+        prefix: Prefix | None = None,
+        whole: bool = False,
+        end: str | int | None = FROM_VOCABULARY,
+        kept_bytes: float = KEPT_BYTES,
+    ) -> ConstrainedChain:
+        """The words to come that satisfy a constraint, to be asked anything exactly: its probability, samples, the best texts,
+        the next word, marginals; see :class:`~pplseq.infer.discrete.constrained.chain.ConstrainedChain`.
+
+        Args:
+            constraint: None for any text of that length.
+            length: words to come without the end word: a number, or (shortest, longest).
+            prefix: what stands before: a string, words, or ids; words outside the vocabulary count as the unknown word.
+            whole: the constraint is about prefix and words to come together, instead of the words to come alone.
+            end: the word or id that ends a text; by default ``<eos>`` where the vocabulary has it. None: texts just stop, and
+                all lengths that are allowed are equally likely.
+            kept_bytes: of transition probabilities that are kept from step to step.
+
+        Raises:
+            ValueError: a constraint that cannot be satisfied, with the shortest reason, words that the model does not know,
+                or a length that cannot be. TypeError: what is no constraint, or a model of something else than words.
+
+        Cost: one step of all states to all others for each word to come, in which each state of the automaton is a row of a
+            product of matrices. Z^2 transition probabilities are kept up to ``kept_bytes``.
+
+        Source: H. Zhang et al., Adaptable logical control for large language models (2024).
+        """
+        self.check_fitted()
+        if self.num_words is None or self.num_features is not None:
+            raise TypeError("constrained: constraints are about words, and this model is about vectors")
+        bounds, vocabulary = Bounds.of(length), self._words()
+        if constraint is not None and not hasattr(constraint, "over"):
+            raise TypeError(
+                f"constraint: expected a Constraint, such as Constraint.containing('stock market'), got {constraint!r}"
+            )
+        end_id = _end_id(end, vocabulary)
+        moves = WordMoves.anything(len(vocabulary)) if constraint is None else constraint.over(vocabulary)
+        ids = _ids(prefix, vocabulary)
+        if constraint is not None and not whole:
+            constraint.check(vocabulary, *bounds)
+        options: dict[str, Any] = dict(end=end_id, kept_bytes=kept_bytes)
+        if not len(ids):
+            return constrain(*self._specs_at_test(), moves, bounds.longest, bounds.shortest, **options)
+        x = torch.tensor([ids], device=self.reference.device)
+        if whole:
+            options["start"] = moves.to(x.device).run(x)
+        return self.posterior(x).constrained(moves, bounds.longest, bounds.shortest, **options)
+
+    def _specs_at_test(self):
+        """Transition and emission, no state left out."""
+        chain: Any = self.posterior(torch.zeros(1, 1, dtype=torch.long, device=self.reference.device))
+        return chain.transition, chain.emission
+
+    def _words(self) -> Vocabulary:
+        """The model's words; of ids, their digits."""
+        if self.vocabulary is not None:
+            return self.vocabulary
+        assert self.num_words is not None, "checked before"
+        return Vocabulary(tuple(map(str, range(self.num_words))), unknown=None)
+
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        num_steps: int | None = None,
+        num_sequences: int = 1,
+        *,
+        seed: int | None = None,
+        constraint: Constraint | None = None,
+        prefix: Prefix | None = None,
+        length: int | tuple[int, int] | None = None,
+        **known,
+    ) -> Sample:
+        """Sequences drawn from the model; of words, also such that go on from a prefix and satisfy a constraint, exactly.
+
+        Args:
+            num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
+            constraint, prefix, length: instead of ``num_steps``: see :meth:`constrained`, whose other arguments are taken, too.
+                What is drawn are the words behind the prefix, with the end word; rows end with -1.
+
+        Raises:
+            ValueError, TypeError: as :meth:`constrained`, and for a number of steps beside a length.
+        """
+        if constraint is None and prefix is None and length is None:
+            if num_steps is None:
+                raise TypeError("sample: say how many steps by num_steps, or by length beside a constraint or a prefix")
+            return super().sample(num_steps, num_sequences, seed=seed, **known)
+        if num_steps is not None or length is None:
+            raise ValueError(
+                f"length: beside constraint or prefix say length=N or (shortest, longest), in the place of num_steps; got "
+                f"length={length!r}, num_steps={num_steps!r}"
+            )
+        checks.count("num_sequences", num_sequences)
+        chain = self.constrained(constraint, length=length, prefix=prefix, **known)
+        with seeded(seed):
+            drawn = chain.sample(num_sequences)
+        x, states = drawn.words[:, 0], drawn.states[:, 0]
+        words = None
+        if self.vocabulary is not None:
+            words = [self.vocabulary.decode(row[row >= 0].tolist()) for row in x]
+        return Sample(x, states, words)
+
+
+def _end_id(end: str | int | None, vocabulary: Vocabulary) -> int | None:
+    if end is None or isinstance(end, int):
+        return end
+    if end == FROM_VOCABULARY:
+        return vocabulary.eos_id
+    if end not in vocabulary:
+        raise ValueError(f"end: {end!r} is not in the vocabulary ({len(vocabulary)} words); name one of its words, or None")
+    return vocabulary.index[end]
+
+
+def _ids(prefix: Prefix | None, vocabulary: Vocabulary) -> list[int]:
+    """Word ids of a prefix."""
+    if prefix is None:
+        return []
+    if isinstance(prefix, Tensor):
+        prefix = prefix.tolist()
+    words = prefix.split() if isinstance(prefix, str) else list(prefix)
+    if all(isinstance(word, str) for word in words):
+        return vocabulary.encode(words).tolist()  # type: ignore[arg-type]
+    if not all(isinstance(word, int) and 0 <= word < len(vocabulary) for word in words):
+        raise ValueError(
+            f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {prefix!r}"
+        )
+    return words  # type: ignore[return-value]
+
+
+def is_constrainable(model: SequenceModel) -> bool:
+    """Whether a model's texts can be constrained."""
+    return isinstance(model, Constrainable)

@@ -1,0 +1,1 @@
+"""Constraints on texts: automata over words, from phrases, regular expressions and lengths."""

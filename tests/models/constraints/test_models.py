@@ -1,0 +1,163 @@
+"""Models of words under constraints: what they draw, what they refuse."""
+
+import math
+
+import pytest
+import torch
+
+from pplseq import HMM, LDS, VLHMM, Constraint, SemiMarkovHMM, Vocabulary
+from pplseq.models.constraints.constraint import Constraint as Same
+from pplseq.models.estimator import Sample
+
+F64 = torch.float64
+WORDS = ("<eos>", "the", "stock", "market", "fell", "rose", "<unk>", "today")
+VOCABULARY = Vocabulary(WORDS)
+BLOCKS = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])
+
+
+def vlhmm(transition="softmax", reset_id=0, **more):
+    torch.manual_seed(1)
+    options = dict(hidden_size=4, init_scale=1.0, transition=transition, reset_id=reset_id) | more
+    model = VLHMM(8, 8, BLOCKS, **options).double()
+    model.vocabulary = VOCABULARY
+    return model
+
+
+def hmm():
+    torch.manual_seed(1)
+    model = HMM(3, num_words=8).double()
+    model.vocabulary = VOCABULARY
+    return model
+
+
+MODELS = {
+    "hmm": hmm, "softmax": vlhmm, "hierarchical": lambda: vlhmm("hierarchical"), "no reset": lambda: vlhmm(reset_id=None),
+    "tables": lambda: vlhmm(parameterization="scalar"), "factored": lambda: vlhmm("hierarchical", parameterization="factored"),
+}  # fmt: skip
+ABOUT = Constraint.containing("stock market") & Constraint.excluding("fell", "<unk>")
+
+
+def by_enumeration(model, texts):
+    """log p of texts that end with <eos>."""
+    ids = [VOCABULARY.encode(text).tolist() for text in texts]
+    lengths = torch.tensor([len(row) for row in ids])
+    x = torch.zeros(len(ids), int(lengths.max()), dtype=torch.long)
+    for row, text in enumerate(ids):
+        x[row, : len(text)] = torch.tensor(text)
+    return model.log_prob(x, lengths)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_probability_of_a_constraint_is_that_of_its_texts(name):
+    import itertools
+
+    model = MODELS[name]()
+    texts = [(*text, "<eos>") for n in (2, 3) for text in itertools.product(WORDS[1:], repeat=n) if ABOUT.accepts(text)]
+    expected = by_enumeration(model, texts).logsumexp(0)
+    chain = model.constrained(ABOUT, length=(2, 3))
+    torch.testing.assert_close(chain.log_prob()[0], expected)
+    # and behind a prefix
+    behind = by_enumeration(model, [("the", "fell", *text) for text in texts]).logsumexp(0)
+    prefix = model.log_prob(torch.tensor([VOCABULARY.encode(("the", "fell")).tolist()]))[0]
+    for given in ("the fell", ["the", "fell"], torch.tensor([1, 4])):
+        torch.testing.assert_close(model.constrained(ABOUT, prefix=given, length=(2, 3)).log_prob()[0], behind - prefix)
+    best = chain.viterbi()
+    text = VOCABULARY.decode(best.words[0, 0, : best.lengths[0, 0]].tolist())
+    assert ABOUT.accepts(text[:-1]) and text[-1] == "<eos>"
+
+
+@pytest.mark.parametrize("name", ["hmm", "softmax", "hierarchical"])
+def test_all_that_is_drawn_satisfies(name):
+    model = MODELS[name]()
+    drawn = model.sample(constraint=ABOUT, prefix="the", length=(3, 9), num_sequences=40, seed=0)
+    assert isinstance(drawn, Sample) and drawn.x.shape == drawn.states.shape == (40, 10)
+    assert drawn.words is not None
+    for words in drawn.words:
+        assert words[-1] == "<eos>" and words.count("<eos>") == 1 and 4 <= len(words) <= 10 and ABOUT.accepts(words[:-1])
+    again = model.sample(constraint=ABOUT, prefix="the", length=(3, 9), num_sequences=40, seed=0)
+    assert again.words == drawn.words
+    assert len({tuple(words) for words in drawn.words}) > 5
+
+
+def test_a_length_alone_and_no_end_word():
+    model = hmm()
+    assert all(len(words) == 5 and words[-1] == "<eos>" for words in model.sample(length=4, num_sequences=5).words)
+    endless = model.sample(length=4, num_sequences=30, end=None)
+    assert endless.x.shape == (30, 4) and bool((endless.x >= 0).all())
+    assert {len(words) for words in model.sample(length=(0, 2), num_sequences=60, end=None, seed=1).words} == {0, 1, 2}
+    assert model.constrained(length=5, end=None).log_prob().item() == pytest.approx(0.0, abs=1e-12)
+    stops = model.constrained(length=(0, 100)).log_prob().item()
+    assert -1e-2 < stops <= 1e-9  # nearly all texts end by then
+
+
+def test_the_constraint_may_read_the_prefix():
+    model = hmm()
+    half = Constraint.containing("stock market")
+    alone, whole = (model.constrained(half, prefix="the stock", length=3, whole=whole) for whole in (False, True))
+    assert whole.log_prob() > alone.log_prob()
+    begun = model.constrained(half, prefix="the stock market", length=3, whole=True)
+    assert begun.log_prob().item() == pytest.approx(model.constrained(prefix="the stock market", length=3).log_prob().item())
+    with pytest.raises(ValueError, match="row 0 cannot satisfy it within 3 words"):
+        model.constrained(Constraint.excluding("the"), prefix="the", length=2, whole=True).sample()
+
+
+def test_after_each_word_and_next():
+    model = vlhmm()
+    chain = model.constrained(ABOUT, length=6, end=None)
+    x = torch.tensor([VOCABULARY.encode("the stock market rose today the".split()).tolist()])
+    values = chain.after_each_word(x)[0]
+    assert values.shape == (7,) and values[0] < values[2] < values[3] and values[-1] == 0
+    assert (chain.after_each_word(torch.tensor([[4, 4]]))[0, 1:] == -math.inf).all()  # "fell" cannot be taken back
+    probs = chain.next()[0].exp()
+    assert probs.sum().item() == pytest.approx(1.0) and probs[4] == 0 and probs[6] == 0
+
+
+def test_models_of_ids_take_digits():
+    torch.manual_seed(0)
+    model = HMM(2, num_words=4)
+    drawn = model.sample(constraint=Constraint.containing("3 1"), length=5, num_sequences=20, seed=0)
+    assert drawn.words is None and all(" 3 1 " in f" {' '.join(map(str, row))} " for row in drawn.x.tolist())
+
+
+def test_regimes():
+    torch.manual_seed(0)
+    model = SemiMarkovHMM(2, num_words=4, max_duration=3)
+    drawn = model.sample(constraint=Constraint.containing("3 1"), length=(4, 5), num_sequences=20, seed=0)
+    assert bool(((drawn.states == -1) == (drawn.x == -1)).all()) and int(drawn.states.max()) <= 1
+    assert model.sample(5, 2).x.shape == (2, 5)
+
+
+def test_what_is_refused():
+    model = hmm()
+    for options, message in (
+        (dict(constraint="stock", length=3), "expected a Constraint, such as"),
+        (dict(constraint=ABOUT), "length: beside constraint or prefix say"),
+        (dict(constraint=ABOUT, length=3, num_steps=4), "in the place of num_steps"),
+        (dict(constraint=ABOUT, length=(5, 3)), "expected \\(shortest, longest\\) with shortest <= longest"),
+        (dict(constraint=ABOUT, length=(5, 3, 1)), "expected a number of words"),
+        (dict(constraint=ABOUT, length=3, end="end"), "'end' is not in the vocabulary"),
+        (dict(constraint=ABOUT, length=3, prefix=[99]), "ids in 0..7"),
+        (dict(constraint=Constraint.containing("stok"), length=3), "'stok' of containing 'stok' is not .* mean 'stock'"),
+        (dict(constraint=ABOUT, length=1), "containing 'stock market': takes 2 words or more, and the length allows 1"),
+        (dict(constraint=ABOUT & Constraint.containing("fell"), length=9), "no text of the model's words satisfies both"),
+        (dict(), "say how many steps"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            model.sample(**options)
+    with pytest.raises(TypeError, match="constraints are about words, and this model is about vectors"):
+        HMM(2, num_features=1).constrained(ABOUT, length=3)
+    assert not hasattr(LDS, "constrained") and Same is Constraint
+
+
+@pytest.mark.parametrize("name", ["hmm", "softmax"])
+def test_what_the_model_cannot_say(name):
+    model = MODELS[name]()
+    if name == "hmm":
+        model.set_parameters(emission=torch.tensor([0.2, 0.2, 0.2, 0, 0.1, 0.1, 0.1, 0.1]).expand(3, -1))
+    else:
+        with torch.no_grad():
+            model.word_score.bias[3] = -math.inf
+    chain = model.constrained(ABOUT, length=5)
+    assert chain.log_prob().item() == -math.inf
+    with pytest.raises(ValueError, match="the model gives all such texts probability zero"):
+        chain.sample()
