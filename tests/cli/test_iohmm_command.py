@@ -231,6 +231,35 @@ def test_interrupted(folder, table, strings, monkeypatch):
     assert whole["sizes"] == again["sizes"]
 
 
+def test_a_size_that_was_cut_short_goes_on(table, tmp_path, monkeypatch):
+    from pplseq.models.iohmm.restarts.training import RestartTraining
+
+    step, run = RestartTraining.step, tmp_path / "run"
+
+    def interrupted(training):
+        if training.progress.step == 3 and training.run.parameters["initial"]["logits"].shape[0] == 2:
+            raise KeyboardInterrupt
+        return step(training)
+
+    command = ("train", "iohmm", table, *TABLE, "--num-states", "1-3", "--max-iterations", 8)
+    monkeypatch.setattr(RestartTraining, "step", interrupted)
+    assert "stopped and saved" in pplseq(*command, "--out", run, code=130).stderr
+    assert (run / "size_2" / "last").is_dir() and not (run / "size_1").exists()
+    monkeypatch.undo()
+    found = json.loads(pplseq("train", "iohmm", "--resume", run).stdout)
+    assert found["sizes"] == json.loads(pplseq(*command, "--out", tmp_path / "whole").stdout)["sizes"]
+    assert not [*run.glob("size_*")]
+
+
+def test_time_that_is_over_leaves_a_model(table, held_out, tmp_path):
+    command = ("train", "iohmm", table, *TABLE, "--method", "sgd", "--max-iterations", 10**6, "--max-time", "0.5s")
+    found = json.loads(pplseq(*command, "--out", tmp_path / "run").stdout)
+    assert (found["stop_reason"], found["states"], found["sizes"]) == ("max_time", 2, [])
+    first = json.loads(pplseq("evaluate", tmp_path / "run", held_out).stdout)["nats_per_target"]
+    assert json.loads(pplseq("train", "--resume", tmp_path / "run").stdout)["stop_reason"] == "max_time"
+    assert json.loads(pplseq("evaluate", tmp_path / "run", held_out).stdout)["nats_per_target"] != first
+
+
 # ---------------------------------------------------------------- strings
 @pytest.fixture(scope="module")
 def strings(folder):

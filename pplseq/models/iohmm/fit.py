@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -47,11 +47,12 @@ class FitPlan(NamedTuple):
     folder: str | Path | None = None
     resume: bool = False
     max_time: float | None = None
+    on_record: Callable[[dict[str, Any]], None] | None = None
 
     @property
     def on_disk(self) -> bool:
         """Whether it is a run, with checkpoints or a limit of time."""
-        return self.folder is not None or self.max_time is not None or self.resume
+        return self.folder is not None or self.max_time is not None or self.resume or self.on_record is not None
 
     @classmethod
     def of(
@@ -205,9 +206,12 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     load = functools.partial(load_restart, model)
     training = RestartTraining(begin_group, len(groups), load, conclude, model.save, problem.num_steps)
     if plan.on_disk:
-        run_training(training, folder=plan.folder, resume=plan.resume, max_time=plan.max_time)
+        run_training(
+            training, folder=plan.folder, resume=plan.resume, max_time=plan.max_time, on_record=plan.on_record
+        )
         if not training.ended():
             training.cut()
+            cast(RestartHistory, history).reason = "max_time"
     while not training.ended():
         training.step()
     for note in loud:

@@ -142,6 +142,7 @@ def fit_counts(
     resume: bool = False,
     initial: TextParameters | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
+    began: float | None = None,
 ) -> tuple[TextLDS, TextFit]:
     """The best parameters (by held-out text where there is some, else the last), as a model, and how the fit went.
 
@@ -153,7 +154,7 @@ def fit_counts(
         folder: gets metrics.jsonl and the model folders last/ and best/; None keeps everything in memory.
         resume: go on with what is in the folder.
         initial: parameters to start EM from, instead of subspace identification.
-        on_record: called with every record.
+        on_record: called with every record. began: see :func:`~pplseq.runs.loop.run_training`.
 
     Raises:
         ValueError: for counts that do not fit (another vocabulary, too few lags, a word that never occurs and no
@@ -170,7 +171,7 @@ def fit_counts(
     training = _CountTraining(like, counts, settings, held_out, initial)
     history = run_training(
         training, folder=folder, resume=resume, max_time=settings.max_time,
-        checkpoint_interval=settings.checkpoint_interval, on_record=on_record,
+        checkpoint_interval=settings.checkpoint_interval, on_record=on_record, began=began,
     )  # fmt: skip
     if training.best is None:
         raise TimeOver(f"max_time: {settings.max_time} s were over before there were any parameters; give more")

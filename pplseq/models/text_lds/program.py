@@ -366,7 +366,7 @@ class TextLDS(GaussianEstimator):
     # ---------------------------------------------------------------- fit
     def fit(
         self, x, lengths=None, *, held_out=None, folder=None, resume: bool = False, seed: int | None = None,
-        initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, **settings,
+        initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, began: float | None = None, **settings,
     ) -> TextLDS:  # fmt: skip
         """Fits the parameters to a text, of which only counts of word pairs matter; ``history`` says how it went.
 
@@ -377,7 +377,7 @@ class TextLDS(GaussianEstimator):
             folder: gets metrics.jsonl and the model folders last/ and best/; an interrupted fit goes on with ``resume``.
             seed: of the randomised decomposition; None is 0.
             initial: :class:`~pplseq.models.text_lds.steady_state.TextParameters` to start EM from, instead of identifying
-                some. on_record: called with every record.
+                some. on_record: called with every record. began: `time.monotonic()` from which max_time counts; None is now.
             **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, max_iterations, start, ...;
                 the model takes their dtype.
 
@@ -393,8 +393,9 @@ class TextLDS(GaussianEstimator):
         counts = as_counts(x, lengths, **about)
         other = None if held_out is None else as_counts(held_out_text("held_out", held_out), **about, name="held_out")
         model, self.history = fit_counts(
-            self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record
-        )
+            self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record,
+            began=began,
+        )  # fmt: skip
         self.to(model.emission.dtype).load_state_dict(model.state_dict())
         self.forms, self.embedding_share, self.is_fitted = model.forms, model.embedding_share, True
         return self.eval()

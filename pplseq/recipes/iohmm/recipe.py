@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.iohmm.settings import BEST, QUESTIONS, RUN, STRING_SETTINGS, TABLES, IOHMMAsking, IOHMMSettings
+from pplseq.recipes.iohmm.settings import (
+    BEST,
+    QUESTIONS,
+    RUN,
+    SIZE,
+    STRING_SETTINGS,
+    TABLES,
+    IOHMMAsking,
+    IOHMMSettings,
+)
 from pplseq.recipes.recipe import Job, Recipe, register
 from pplseq.recipes.settings import options_of
 
@@ -28,7 +37,8 @@ class IOHMMRecipe(Recipe):
         return answers
 
     def has_begun(self, folder: Path) -> bool:
-        return RUN.is_at(folder / BEST) or super().has_begun(folder)
+        """A model of a size, or a size that is being fitted, or the checkpoint of automata."""
+        return RUN.is_at(folder / BEST) or any(folder.glob(f"{SIZE}*/last")) or super().has_begun(folder)
 
     def has_all(self, folder: Path) -> bool:
         """A run from strings ends with its automaton, which is written behind the last checkpoint and the model."""

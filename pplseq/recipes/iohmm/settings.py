@@ -12,6 +12,7 @@ from pplseq.recipes.recipe import Question, RunSettings, UseSettings
 from pplseq.recipes.settings import setting
 
 BEST = "best"  # the folder of a run that holds its model
+SIZE = "size_"  # begins the name of the folder of a number of states that is being fitted
 RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again")
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +15,11 @@ import torch
 
 from pplseq.checks import nearest
 from pplseq.data.tables import SequenceTable, read_table
+from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
-from pplseq.recipes.iohmm.settings import BEST, RUN
+from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
 from pplseq.recipes.recipe import Job, choose_device
+from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.signals import TimeOver
 
 SCORES = {
@@ -220,7 +223,7 @@ def info(data: str, settings: Any) -> dict[str, Any]:
 
 def train_table(job: Job) -> dict[str, Any]:
     """Fits models of all sizes asked for, keeps the best, and writes the run's folder after each; the summary."""
-    settings, watch, began = job.settings, job.watch, time.monotonic()
+    settings, watch = job.settings, job.watch
     sizes = sizes_of(settings.num_states, [2])
     _check_inputs(settings)
     select = _selection(settings, len(sizes))
@@ -241,26 +244,22 @@ def train_table(job: Job) -> dict[str, Any]:
     for size in [size for size in sizes if size not in [entry["states"] for entry in tried]]:
         if select == "smallest_consistent" and best == 1:
             break
-        try:
-            with job.preparing(f"fitting {size} states, {fit['num_restarts']} restarts"):
-                model = _fitted(IOHMM(size, **options).to(choose_device(settings.device)), x, inputs, fit, size, watch.say)
-        except TimeOver:
-            if best is None:
-                raise
+        if job.time_left is not None and job.time_left <= 0:
             stop_reason = "max_time"
             break
-        except KeyboardInterrupt:
-            if best is not None:
-                watch.say(f"\n{job.folder} holds the best of the sizes that were finished")
-            raise
+        watch.stage(f"fitting {size} states, {fit['num_restarts']} restarts")
+        model = _fitted(job, IOHMM(size, **options).to(choose_device(settings.device)), x, inputs, fit)
         report = model.history.restarts
         score, log_likelihood = (float(v[report.chosen]) for v in (report.scores, report.log_likelihoods))
-        tried.append({"states": size, "score": score, "log_likelihood": log_likelihood})
+        if model.history.reason == "max_time":
+            stop_reason = "max_time"
+        else:
+            tried.append({"states": size, "score": score, "log_likelihood": log_likelihood})
         watch.say(f"{size} states: {report.summary()}; score ({SCORES[select]}) {score:.6g}")
         for restart, why in list(report.dropped.items())[:5]:
             watch.say(f"  restart {restart} was dropped: {why}")
-        better = best is None or score > best
-        if better:
+        # a size that was cut short stands for itself until it is finished, and not beside those that are
+        if best is None or (score > best and stop_reason == "finished"):
             best, kept = score, model
             record = {"kind": "table", "data": job.data, "columns": columns._asdict(), "summary": {
                 "states": size, "select": select, "score": score, "log_likelihood": log_likelihood,
@@ -273,14 +272,38 @@ def train_table(job: Job) -> dict[str, Any]:
                 "chosen": report.chosen,
             }
         write_run(job.folder, record | {"tried": tried}, kept)
-    summary = record["summary"] | {"sizes": tried, "stop_reason": stop_reason, "steps": len(tried)}
-    summary["seconds"] = round(time.monotonic() - began, 2)
+        if stop_reason == "max_time":
+            break
+        shutil.rmtree(_place(job, size))
+    if not record:
+        raise TimeOver
+    summary = record["summary"] | {"sizes": tried, "stop_reason": stop_reason, "steps": max(1, len(tried))}
+    summary["seconds"] = round(time.monotonic() - job.started, 2)
     write_run(job.folder, record | {"tried": tried, "summary": summary}, kept)
     return summary
 
 
-def _fitted(model: IOHMM, x: Any, inputs: Any, fit: Mapping[str, Any], size: int, say: Callable[[str], None]) -> IOHMM:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", RuntimeWarning)
-        warnings.showwarning = lambda message, *place: say(f"{size} states: warning: {message}")
-        return model.fit(x, inputs=inputs, **fit)
+def _place(job: Job, size: int) -> Path:
+    return job.folder / f"{SIZE}{size}"
+
+
+def _fitted(job: Job, model: IOHMM, x: Any, inputs: Any, fit: Mapping[str, Any]) -> IOHMM:
+    """A model fitted in a folder of its size's own, where a run that was stopped goes on; one iteration at least."""
+    place = _place(job, model.num_states)
+    last, spent = place / "last", 0.0
+    resume = whole_folder(last).exists()
+    if resume:
+        spent = TRAINING.read_header(last)["state"]["progress"]["seconds"]  # which the fit's own clock begins with
+    limit = None if job.time_left is None else max(job.time_left, 0.0) + spent
+    job.watch.begin(None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", RuntimeWarning)
+            warnings.showwarning = lambda message, *_: job.watch.say(f"{model.num_states} states: warning: {message}")
+            return model.fit(
+                x, inputs=inputs, folder=place, resume=resume, max_time=limit, on_record=job.watch.record, **fit
+            )
+    except BaseException:
+        if not whole_folder(last).exists():
+            shutil.rmtree(place, ignore_errors=True)
+        raise

@@ -161,11 +161,12 @@ def train(job: Job) -> dict[str, Any]:
         model,
         batches,
         evaluate=None if held_out is None else validate,
-        settings=TrainSettings(epochs=settings.max_iterations, max_time=job.time_left, early_stop=settings.early_stop),
+        settings=TrainSettings(epochs=settings.max_iterations, max_time=settings.max_time, early_stop=settings.early_stop),
         folder=job.folder,
         resume=job.resume,
         tolerance=settings.tolerance,
         on_record=job.watch.record,
+        began=job.started,
     )
     progress = history.progress
     trained = [record for record in history.records if record.get("kind") == "train"]

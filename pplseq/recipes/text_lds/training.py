@@ -38,7 +38,8 @@ def train(job: Job) -> dict[str, Any]:
         max_iterations=settings.max_iterations,
         update_state_noise=settings.update_state_noise,
         num_threads=settings.threads or 1,
-        max_time=job.time_left,
+        max_time=settings.max_time,
+        began=job.started,
         **{name: getattr(settings, name) for name in names},
     )
     history = model.history
