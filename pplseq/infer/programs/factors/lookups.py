@@ -302,12 +302,12 @@ class Lookup(Tensor):
         if name == "__get__" and getattr(func.__self__, "__name__", "") in _PROPERTIES or name in _METADATA:
             return _plain(func, args, kwargs)
         own = args[0] if args else None
-        if type(own) is Lookup and (torch.is_grad_enabled() or not own.connected):  # else in an autograd function's forward
-            found = _as_lookup(own, func, name.strip("_"), args[1:], kwargs)
+        if name == "broadcast_tensors":
+            found = _broadcast(args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args)
             if found is not None:
                 return found
-        elif name == "broadcast_tensors":
-            found = _broadcast(args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args)
+        elif type(own) is Lookup and (torch.is_grad_enabled() or not own.connected):  # else in an autograd function's forward
+            found = _as_lookup(own, func, name.strip("_"), args[1:], kwargs)
             if found is not None:
                 return found
         return func(*_values(args), **_values(kwargs))
@@ -332,8 +332,6 @@ def _values(value, detached: bool = False) -> Any:
 
 def _as_lookup(own: Lookup, func, name: str, args: tuple, kwargs: dict):
     """What ``func(own, *args, **kwargs)`` is as a lookup (or, about the whole table, as a tensor); None if it is none."""
-    if name == "broadcast_tensors" and not args:
-        return (own,)
     if name == "is_all_true" or name == "all" and not args and not kwargs:
         found = func(own.table)
         return found if bool(found) else None  # what is not looked up does not count
@@ -385,5 +383,9 @@ def _expanded(own: Lookup, shape) -> Lookup | None:
 
 
 def _broadcast(tensors) -> tuple | None:
+    if len(tensors) == 1:
+        return tuple(tensors)
+    if any(type(tensor) is Lookup and tensor.connected for tensor in tensors) and not torch.is_grad_enabled():
+        return None  # in an autograd function's forward
     shape = _joint_shape([tensor.shape for tensor in tensors])
     return tuple(tensor.expand(shape) for tensor in tensors)

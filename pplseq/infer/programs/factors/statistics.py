@@ -44,12 +44,15 @@ class Reading:
     order: list[int]
     num_states: int  # dimensions of states
     axes: list[Axis]
+    other: Tensor | None = None  # of two parameters the second, (*states or 1, *axes or 1)
+    other_key: tuple = ()
+    sums: Any = None  # what takes the place of `weighted` then
 
     @property
     def key(self) -> tuple:
         axes = tuple((axis.size, axis.at, axis.entry, axis.value) for axis in self.axes)
         data = tuple(self.lookup.entries[axis.entry].index.shape for axis in self.axes if axis.entry is not None)
-        return self.name, id(self.lookup.table), tuple(self.order), self.num_states, axes, data
+        return self.name, id(self.lookup.table), tuple(self.order), self.num_states, axes, data, self.other_key
 
     def table(self, value: Tensor) -> Tensor:
         """Of the table's shape -> (*states, *axes)"""
@@ -119,6 +122,23 @@ def _counting(index: Tensor, shift: int) -> int | None:
     return long[0] - shift
 
 
+@dataclass
+class Cells:
+    """The grid of a group of alike sites: (G, *plates, *extra); which of its dimensions stay and which are summed, and the
+    summed ones (negative) along which a table counts."""
+
+    shape: list[int]
+    kept: list[int]
+    summed: list[int]
+    counting: list[int]
+
+    def has_own_entries(self, reading: Reading) -> bool:
+        """Whether every cell of a sum has an entry of its own."""
+        return len(set(self.counting)) == len(reading.axes) and all(
+            axis.at is not None and self.shape[axis.at] == axis.size for axis in reading.axes
+        )
+
+
 # ------------------------------------------------------------------------------------------------ states
 def enumerated(part: Any) -> Tensor:
     """(1, *plates, *variables) of an enumerated site, the same at all steps that look it up."""
@@ -142,10 +162,9 @@ def observed(parts: list[Any], value: Tensor, mask: Tensor | None) -> Tensor | N
     """
     first = parts[0]
     reading, nesting, extra = first.reading, first.nesting, first.extra
-    natural = _natural(first.kind, reading)
-    if natural is None:
+    natural = None if reading.other is not None else _natural(first.kind, reading)
+    if natural is None and reading.other is None:
         return None
-    eta, rest = natural
     grid = [len(parts), *(first.sizes[d] if d in first.summed else 1 for d in range(-nesting, 0)), *value.shape[1 + nesting :]]
     shape = [max(a, b) for a, b in zip(grid, value.shape, strict=True)]
     if mask is not None:
@@ -163,13 +182,13 @@ def observed(parts: list[Any], value: Tensor, mask: Tensor | None) -> Tensor | N
     summed = [d for d in range(1, len(shape)) if d not in kept]
     states = first.lookup_states
     counting = [axis.at for axis in reading.axes if axis.at is not None and len(shape) + axis.at in summed]
-    own_entries = len(set(counting)) == len(reading.axes) and all(shape[axis.at] == axis.size for axis in reading.axes)
-    if own_entries and rest is not None:
-        found = _direct(shape, kept, summed, counting, value, mask, eta, rest, reading)
+    if natural is None:
+        found = reading.sums(parts, Cells(shape, kept, summed, counting), value, mask)
     else:
-        found = _chosen(parts, shape, kept, summed, value, mask, eta, rest, reading)
-        if found is None:
-            return None
+        tables = [None if part is None else flat(reading.table(part), reading.num_states) for part in natural]
+        found = weighted(parts, Cells(shape, kept, summed, counting), value, mask, *tables)
+    if found is None:
+        return None
     if first.kind is dist.Poisson:
         base = torch.lgamma(value + 1)
         base = (base if mask is None else torch.where(mask, base, 0.0)).expand(shape)
@@ -195,32 +214,40 @@ def _natural(kind, reading: Reading) -> tuple[Tensor, Tensor | None] | None:
     return table.log(), table
 
 
-def _direct(shape, kept, summed, counting, value, mask, eta, rest, reading) -> Tensor:
+def weighted(parts, cells: Cells, value: Tensor, mask: Tensor | None, eta: Tensor, rest: Tensor | None) -> Tensor | None:
+    """(G * rows, states) sums of value times eta less rest, tables (states, entries), over the cells of each row."""
+    if rest is not None and cells.has_own_entries(parts[0].reading):
+        return _direct(cells, value, mask, eta, rest)
+    return _chosen(parts, cells, value, mask, eta, rest)
+
+
+def _direct(cells: Cells, value: Tensor, mask: Tensor | None, weights: Tensor, less: Tensor) -> Tensor:
     """Every cell has an entry of its own: (G * rows, states) by a product with the observed numbers themselves."""
+    shape, kept, summed, counting = cells.shape, cells.kept, cells.summed, cells.counting
     at = [len(shape) + d for d in counting]
     over = [d for d in summed if d not in at]  # cells that share an entry
-    numbers = value.to(eta.dtype)
+    numbers = value.to(weights.dtype)
     if over:
         numbers = numbers.expand(*(shape[d] if d in over else own for d, own in enumerate(value.shape)))
         numbers = numbers.sum(over, keepdim=True)
     numbers = numbers.expand(*(1 if d in over else size for d, size in enumerate(shape)))
     order = [0, *kept, *at, *over]
     rows = numbers.permute(order).reshape(shape[0] * _product(shape[d] for d in kept), -1)
-    weights, less = (_flat(reading.table(part), reading.num_states) for part in (eta, rest))
     found = rows @ weights.T
     copies = _product(shape[d] for d in over)
     if mask is None:
         return found - copies * less.sum(-1)
     if all(mask.shape[d] == 1 for d in summed):
-        seen = mask.expand(*(1 if d in summed else size for d, size in enumerate(shape))).reshape(-1, 1).to(eta.dtype)
+        seen = mask.expand(*(1 if d in summed else size for d, size in enumerate(shape))).reshape(-1, 1).to(less.dtype)
         return found - seen * (copies * less.sum(-1))
-    seen = mask.expand(shape).to(eta.dtype)
+    seen = mask.expand(shape).to(less.dtype)
     seen = (seen.sum(over, keepdim=True) if over else seen).permute(order).reshape(len(rows), -1)
     return found - seen @ less.T
 
 
-def _chosen(parts, shape, kept, summed, value, mask, eta, rest, reading) -> Tensor | None:
+def _chosen(parts, cells: Cells, value: Tensor, mask: Tensor | None, logs: Tensor, rest: Tensor | None) -> Tensor | None:
     """Data choose entries: how often each was met, and the sum of the numbers there."""
+    shape, kept, summed, reading = cells.shape, cells.kept, cells.summed, parts[0].reading
     number, total = None, 1
     for axis in reading.axes:
         if axis.value:
@@ -239,29 +266,28 @@ def _chosen(parts, shape, kept, summed, value, mask, eta, rest, reading) -> Tens
             dims = own[0].dim() + shift
             lead = (len(parts),) if alike is not own[0] else (1,)
             index = alike.reshape(*lead, *(1,) * (len(shape) - 1 - dims), *own[0].shape, *(1,) * shift)
-            if bool((index < 0).any()):
+            if bool(((index < 0) | (index >= axis.size)).any()):
                 return None
         number = index if number is None else number * axis.size + index
         total *= axis.size
-    cells = _product(shape[d] for d in summed)
-    if number is None or total > MOST_ENTRIES * cells and cells > 1:
+    size = _product(shape[d] for d in summed)
+    if number is None or total > MOST_ENTRIES * size and size > 1:
         return None
-    number = number.expand(shape).permute(0, *kept, *summed).reshape(-1, cells)
-    logs = _flat(reading.table(eta), reading.num_states)
-    seen = None if mask is None else mask.expand(shape).permute(0, *kept, *summed).reshape(-1, cells)
-    if rest is None and cells == 1:
+    number = number.expand(shape).permute(0, *kept, *summed).reshape(-1, size)
+    seen = None if mask is None else mask.expand(shape).permute(0, *kept, *summed).reshape(-1, size)
+    if rest is None and size == 1:
         found = logs.T[number.squeeze(1)]
         return found if seen is None else torch.where(seen, found, 0.0)
-    ones = torch.ones((), dtype=eta.dtype, device=value.device).expand(number.shape) if seen is None else seen.to(eta.dtype)
-    counts = eta.new_zeros(len(number), total).scatter_add_(1, number, ones)
+    ones = torch.ones((), dtype=logs.dtype, device=value.device).expand(number.shape) if seen is None else seen.to(logs.dtype)
+    counts = logs.new_zeros(len(number), total).scatter_add_(1, number, ones)
     if rest is None:
         return counts @ logs.T if bool(logs.detach().isfinite().all()) else None
-    numbers = value.to(eta.dtype).expand(shape).permute(0, *kept, *summed).reshape(-1, cells)
-    sums = eta.new_zeros(len(number), total).scatter_add_(1, number, numbers)
-    return sums @ logs.T - counts @ _flat(reading.table(rest), reading.num_states).T
+    numbers = value.to(logs.dtype).expand(shape).permute(0, *kept, *summed).reshape(-1, size)
+    sums = logs.new_zeros(len(number), total).scatter_add_(1, number, numbers)
+    return sums @ logs.T - counts @ rest.T
 
 
-def _flat(table: Tensor, num_states: int) -> Tensor:
+def flat(table: Tensor, num_states: int) -> Tensor:
     """(states, entries)"""
     return table.reshape(_product(table.shape[:num_states]), -1)
 

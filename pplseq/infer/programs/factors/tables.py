@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
-from pplseq.infer.programs.factors import statistics
+from pplseq.infer.programs.factors import normal, statistics
 from pplseq.infer.programs.factors.enumeration import Site, Variable
 from pplseq.infer.programs.factors.lookups import Lookup
 
@@ -155,14 +155,14 @@ class _Part:
         """Whether this site's parameter is a table looked up at states, which alike sites share."""
         site, nesting = self.site, self.nesting
         told = statistics.looked_up(fn)
-        if told is None or torch.is_tensor(site.mask) and site.mask.dim() > nesting:
+        if told is None and type(fn) is not dist.Normal or torch.is_tensor(site.mask) and site.mask.dim() > nesting:
             return False
         if site.own is not None and self.mask is not None or type(fn) is dist.Poisson and site.own is not None:
             return False
-        name, lookup, event = told
-        reading = statistics.read(self, name, lookup, event)
+        reading = normal.read_normal(self, fn) if told is None else statistics.read(self, *told)
         if reading is None:
             return False
+        name = reading.name
         self.kind, self.name, self.lookup_states = type(fn), name, [v.size for v in self.variables]
         value, mask = None, None
         if site.own is None:
