@@ -2,9 +2,9 @@
 
     log N(y; m, s) = -y^2 / 2 s^2 + y m / s^2 - m^2 / 2 s^2 - log s - log(2 pi) / 2,
 
-summed over the cells of inner plates, is linear in the sums of y^2, of y and of ones. Large numbers are subtracted in it where
-data and means lie far from zero for their scale, so both are counted from a centre of the data, in double precision; where states
-lie too many scales apart even so, densities are computed one by one.
+summed over the cells of inner plates, is linear in the sums of y^2, of y and of ones. Large numbers are subtracted in it
+where data and means lie far from zero for their scale, so both are counted from a centre of the data, in double precision;
+where states lie too many scales apart even so, densities are computed one by one.
 """
 
 from __future__ import annotations

@@ -197,8 +197,10 @@ def test_float32_is_as_near_as_float64(sums):
     def law(x, u, tones):
         return leaf("loc", K, D)[x.squeeze(-1)].float(), leaf("scale", K, D, positive=True)[x.squeeze(-1)].float()
 
-    exact = outcome(TraceEnum_ELBO(max_plate_nesting=2, strict_enumeration_warning=False), functools.partial(program, law), y, u)
-    found = outcome(TraceBlockedEnum_ELBO(max_plate_nesting=2), functools.partial(program, law), y.float(), u)
+    model = functools.partial(program, law)
+    exact = outcome(TraceEnum_ELBO(max_plate_nesting=2, strict_enumeration_warning=False), model, y, u)
+    found = outcome(TraceBlockedEnum_ELBO(max_plate_nesting=2), model, y.float(), u)
+    assert sums and all(one is not None for one in sums)
     torch.testing.assert_close(found[0].double(), exact[0].double(), rtol=1e-5, atol=1e-5)
 
 
