@@ -1,0 +1,175 @@
+"""A trillion words on a thousand workers, reckoned from what was measured: results/cluster_plan.md.
+
+    python scripts/bench/cluster_plan.py        (after scripts/bench/cluster.py)
+
+A simulation of the parts (drawn slow machines, workers that die) and of the tree of sums (sizes by the measured growth law, the
+network, the memory of the worker that holds a sum), not a measurement.
+"""
+
+import heapq
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from record import ROOT
+
+ENTRY_BYTES = 12  # an int64 count and an int32 column
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of the work and of the machines.
+
+    Args:
+        seconds_per_byte: of a core, to read and count. scale, power: entries of the counts of n tokens are scale * n ** power.
+        most_entries: V^2 a lag. seconds_per_entry: to add two counts up, of the entries of both.
+        bytes_per_token: of text. storage, network: bytes a second, of all workers together and of one.
+        slowness: standard deviation of the logarithm of a part's time. failures_per_hour: of a worker.
+    """
+
+    seconds_per_byte: float
+    scale: float
+    power: float
+    most_entries: float
+    seconds_per_entry: float
+    bytes_per_token: float
+    storage: float = 20e9
+    network: float = 1.25e9
+    slowness: float = 0.25
+    failures_per_hour: float = 0.01
+
+    def entries(self, tokens: float) -> float:
+        """Of all lags, of so many tokens."""
+        return min(self.scale * tokens**self.power, self.most_entries)
+
+
+def count_parts(costs: Costs, num_parts: int, part_bytes: float, workers: int, seed: int = 0) -> dict:
+    """Seconds until the last part is counted, each free worker taking the next one; a worker that dies loses its part."""
+    generator = np.random.default_rng(seed)
+    each = part_bytes * max(costs.seconds_per_byte, workers / costs.storage)
+    times = each * np.exp(generator.normal(0, costs.slowness, num_parts))
+    lost = 0
+    free = [0.0] * workers
+    heapq.heapify(free)
+    for time in times.tolist():
+        begin = heapq.heappop(free)
+        while generator.random() < -math.expm1(-costs.failures_per_hour * time / 3600):
+            begin, lost = begin + time * generator.random() + 60, lost + 1  # a new worker comes within a minute
+        heapq.heappush(free, begin + time)
+    busy = float(times.sum())
+    return {"seconds": max(free), "lost": lost, "busy": busy / (max(free) * workers)}
+
+
+def add_up(costs: Costs, num_parts: int, tokens: float, workers: int) -> list[dict]:
+    """The levels of the tree: seconds, entries of a sum, and what must move."""
+    levels, count, size = [], num_parts, tokens / num_parts
+    while count > 1:
+        before, size, count = costs.entries(size), size * 2, math.ceil(count / 2)
+        rounds = math.ceil(count / workers)
+        moved = before * ENTRY_BYTES / costs.network
+        added = 2 * before * costs.seconds_per_entry
+        levels.append({
+            "sums": count, "tokens": size, "entries": costs.entries(size), "gigabytes": costs.entries(size) * ENTRY_BYTES / 1e9,
+            "seconds": rounds * (moved + added), "network": moved / (moved + added),
+        })  # fmt: skip
+    return levels
+
+
+def measured(path) -> tuple[Costs, dict]:
+    """Costs from the figures of scripts/bench/cluster.py."""
+    found = json.loads(path.read_text())
+    tokens, entries, seconds = (np.array([row[k] for row in found["growth"]], dtype=float) for k in
+                                ("tokens", "entries", "seconds_to_add"))  # fmt: skip
+    power, log_scale = np.polyfit(np.log(tokens), np.log(entries), 1)
+    one = found["results"]["counting, 1 workers"]
+    text = found["text"]
+    return Costs(
+        seconds_per_byte=one["processor_seconds_of_workers"] / text["bytes"], scale=math.exp(log_scale), power=float(power),
+        most_entries=float(found["max_lag"]) * text["words"] ** 2,
+        seconds_per_entry=float(np.median(seconds[1:] / (2 * entries[:-1]))),
+        bytes_per_token=text["bytes"] / text["tokens"],
+    ), found  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    """As people read it."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def main():
+    costs, found = measured(ROOT / "results" / "bench" / "cluster.json")
+    rows, trees = [], {}
+    for tokens, workers in ((1e9, 10), (1e10, 100), (1e11, 100), (1e11, 1000), (1e12, 1000)):
+        num_parts = math.ceil(tokens * costs.bytes_per_token / 64e6)
+        counted = count_parts(costs, num_parts, 64e6, workers)
+        tree = add_up(costs, num_parts, tokens, workers)
+        trees[tokens] = tree
+        summed = sum(level["seconds"] for level in tree)
+        last = tree[-1]
+        rows.append(
+            f"| {tokens:.0e} | {workers:,} | {num_parts:,} | {duration(counted['seconds'])} | {counted['lost']} | "
+            f"{counted['busy']:.0%} | {duration(summed)} | {last['gigabytes']:,.0f} GB | "
+            f"{(counted['seconds'] * workers / 3600):,.0f} |"
+        )
+    tree = "\n".join(
+        f"| {level['sums']:,} | {level['tokens']:.1e} | {level['entries']:.1e} | {level['gigabytes']:,.2f} | "
+        f"{duration(level['seconds'])} | {level['network']:.0%} |"
+        for level in trees[1e12][-12:]
+    )
+    text = TEXT.format(rows="\n".join(rows), tree=tree, c=costs, found=found, mb=1e-6 / costs.seconds_per_byte,
+                       ns=costs.seconds_per_entry * 1e9, limit=costs.most_entries * ENTRY_BYTES / 1e9)  # fmt: skip
+    (ROOT / "results" / "cluster_plan.md").write_text(text)
+    print(text)
+
+
+TEXT = """# A trillion words on a thousand workers: what to expect
+
+**Reckoned, not measured**: a simulation by `python scripts/bench/cluster_plan.py` from the figures of one machine
+(`results/bench/cluster.json`, commit {found[commit]}, {found[date]}). A worker is one core; parts are of 64 MB.
+
+What was measured: a core reads and counts {mb:.1f} MB of text a second (both passes: words, then pairs at
+{found[max_lag]} lags); the counts of n tokens have {c.scale:.1f} n^{c.power:.3f} entries; adding two counts up costs
+{ns:.0f} ns an entry. What is assumed: storage gives 20 GB a second to all workers together, a network link 1.25 GB a
+second; the logarithm of a part's time has a standard deviation of {c.slowness}; a worker dies once in 100 hours, and
+another comes within a minute.
+
+## Counting (`pplseq count --max-lag {found[max_lag]} --cluster`), vocabulary of {found[text][words]:,} words
+
+| words | workers | parts | counting | parts lost and done again | workers busy | adding up | the sum | core hours |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+
+The last levels of the tree for a trillion words:
+
+| sums | tokens in each | entries of each | GB of each | time of the level | of it, network |
+|---|---|---|---|---|---|
+{tree}
+
+**Where the bottleneck is.** Not in the parts: they share nothing, a straggler costs one part's time at the end, a
+dead worker one part. It is the root of the tree: the sums grow with the text until every pair of words has been seen
+({limit:,.0f} GB at the most), the last levels have fewer sums than workers, and the last one is held by one worker,
+and by the head after it. As long as the sum fits into one machine's memory (see "the sum"), the tree costs little
+beside the parts. Where it does not: a smaller `--max-vocabulary` (the sum is bounded by its square), fewer lags, or
+counts of shards kept apart (`--shard I/N`). The sum by ranges of words, so that no machine holds it whole, is not
+built.
+
+The vocabulary comes first, by a pass of its own whose sums are dictionaries of the words seen. They are bounded by
+the number of different strings, which in raw text from the web never ends: a vocabulary made from a sample
+(`--vocabulary FILE`) saves that pass.
+
+## EM (`fit(..., cluster=)`)
+
+The statistics of a hidden Markov model of K states and V words are K^2 + K V numbers, whatever the text: 1,024 states
+and 50,000 words are 0.4 GB in float64, ten levels of them a second or two each on the links assumed, an iteration. So
+an iteration is bound by the E-steps, as long as a worker's share takes longer than half a minute. The parts' data are
+sent once and stay on the workers, but the head reads them first: its memory must hold the encoded text (4 to 8 bytes
+a word), which ends near 10^10 words.
+
+## Training by gradients
+
+Many machines train by `torchrun` (docs/tutorials/scaling.md), not by this.
+"""
+
+if __name__ == "__main__":
+    main()
