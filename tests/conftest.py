@@ -33,3 +33,14 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real corpora not found at {folder}; set PPLSEQ_DATA to their folder")
     return folder
+
+
+@pytest.fixture(scope="module")
+def here():
+    """A cluster of two workers inside this process."""
+    distributed = pytest.importorskip("distributed")
+    from pplseq.runs.cluster import connected
+
+    with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        with connected(client) as found:
+            yield found

@@ -16,19 +16,10 @@ from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import WordForms
 from pplseq.recipes import counting
 from pplseq.recipes.counting import count_on, files_of, parts_of
-from pplseq.runs.cluster import PartFailed, connected
+from pplseq.runs.cluster import PartFailed
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("default")  # Dask's own
-
-
-@pytest.fixture(scope="module")
-def here():
-    import distributed
-
-    with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
-        with connected(client) as found:
-            yield found
 
 
 def lines(seed=0, count=60):

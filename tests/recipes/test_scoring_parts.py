@@ -14,22 +14,13 @@ from pplseq.data.text import Text, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.recipes.counting import files_of, parts_of
 from pplseq.recipes.text.parts import read_part, score_on
-from pplseq.runs.cluster import PartFailed, connected
+from pplseq.runs.cluster import PartFailed
 from pplseq.runs.evaluation import score_sentences
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("default")  # Dask's own
 
 LINES = ["the cat saw a dog", "", "a dog", "unheard words the cat", "", "the"] * 7
-
-
-@pytest.fixture(scope="module")
-def here():
-    import distributed
-
-    with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
-        with connected(client) as found:
-            yield found
 
 
 @pytest.fixture(params=[True, False], ids=["eos", "no eos"])

@@ -26,16 +26,6 @@ def square(number):
     return number * number
 
 
-@pytest.fixture(scope="module")
-def here():
-    """A cluster inside this process."""
-    import distributed
-
-    with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
-        with connected(client) as found:
-            yield found
-
-
 def rows(count=23):
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(5, (1 + 3 * n % 11,), generator=generator).tolist() for n in range(count)]

@@ -18,8 +18,8 @@ def plan(monkeypatch):
 @pytest.fixture
 def even(plan):
     return plan.Costs(
-        seconds_per_byte=1e-6, scale=10.0, power=0.5, most_entries=50.0, seconds_per_entry=1.0, bytes_per_token=5.0, slowness=0.0,
-        failures_per_hour=0.0,
+        seconds_per_byte=1e-6, scale=10.0, power=0.5, most_entries=50.0, seconds_per_entry=1.0, bytes_per_token=5.0,
+        slowness=0.0, failures_per_hour=0.0,
     )  # fmt: skip
 
 

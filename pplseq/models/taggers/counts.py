@@ -6,16 +6,21 @@ The tag "boundary" stands before and behind every sentence; it is the last one, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
+from pplseq.data.locations import matching
+from pplseq.data.tagged import read_tagged
 from pplseq.models.taggers.tagger import tag_names
+from pplseq.runs.cluster import Cluster
 
 SMOOTHING = ("mle", "add", "witten_bell", "deleted_interpolation")
 MAX_TRIGRAM_TAGS = 400  # the boundary too: 64 million trigrams
+PART_SENTENCES = 10_000  # of a part that a worker of a cluster counts
 FLOOR = 1e-12  # of unsmoothed probabilities, so that no sentence is impossible
 
 
@@ -45,11 +50,7 @@ def count_tags(sentences: Sequence[TaggedSentence], order: int = 2) -> TagCounts
     words = sorted({word for sentence in sentences for word in sentence.words})
     tag_number, word_number = ({name: i for i, name in enumerate(names)} for names in (tags, words))
     boundary, size = len(tags), len(tags) + 1
-    if order == 2 and size > MAX_TRIGRAM_TAGS:
-        raise ValueError(
-            f"x: {len(tags):,} different tags are too many for trigrams of them (at most {MAX_TRIGRAM_TAGS - 1}); use "
-            "order=1, bigrams, or a column with fewer tags"
-        )
+    _check_trigrams(len(tags), order)
     track, spoken, said = [], [], []
     for sentence in sentences:
         if sentence.words:
@@ -68,6 +69,50 @@ def count_tags(sentences: Sequence[TaggedSentence], order: int = 2) -> TagCounts
     pairs = np.array(spoken, dtype=np.int64) * max(boundary, 1) + np.array(said, dtype=np.int64)
     word_tags = np.bincount(pairs, minlength=len(words) * boundary).reshape(len(words), boundary)
     return TagCounts(tuple(tags), tuple(words), ngrams.astype(np.float64), word_tags.astype(np.float64))
+
+
+def add_tag_counts(first: TagCounts, second: TagCounts) -> TagCounts:
+    """Counts of two texts together, whose tags and words may differ."""
+    tags, words = (tuple(sorted({*ours, *theirs})) for ours, theirs in zip(first[:2], second[:2], strict=True))
+    _check_trigrams(len(tags), first.ngrams.ndim - 1)
+    tag_number, word_number = ({name: i for i, name in enumerate(names)} for names in (tags, words))
+    ngrams = np.zeros((len(tags) + 1,) * first.ngrams.ndim)
+    word_tags = np.zeros((len(words), len(tags)))
+    for part in (first, second):
+        here = [tag_number[tag] for tag in part.tags]
+        ngrams[np.ix_(*[[*here, len(tags)]] * ngrams.ndim)] += part.ngrams
+        word_tags[np.ix_([word_number[word] for word in part.words], here)] += part.word_tags
+    return TagCounts(tags, words, ngrams, word_tags)
+
+
+def count_tags_on(cluster: Cluster, x: Sequence[TaggedSentence] | str | Path, order: int = 2) -> TagCounts:
+    """:func:`count_tags` by the workers of a cluster, added up there.
+
+    Args:
+        cluster: see :func:`pplseq.runs.cluster.connected`.
+        x: sentences; or files that the workers read, by a pattern with *, a part each: CoNLL-U (universal tags), or words and
+            tags in columns.
+
+    Raises:
+        PartFailed: names a file that could not be read. FileNotFoundError: no file matches. ValueError: as ``count_tags``.
+    """
+    if isinstance(x, (str, Path)):
+        files = matching(x)
+        return cluster.total(_count_file, [(file, order) for file in files], add_tag_counts, files)
+    parts = [list(x[first : first + PART_SENTENCES]) for first in range(0, len(x), PART_SENTENCES)]
+    return cluster.total(count_tags, [(part, order) for part in parts], add_tag_counts)
+
+
+def _count_file(path: str, order: int) -> TagCounts:
+    return count_tags(read_tagged(path), order)
+
+
+def _check_trigrams(num_tags: int, order: int) -> None:
+    if order == 2 and num_tags >= MAX_TRIGRAM_TAGS:
+        raise ValueError(
+            f"x: {num_tags:,} different tags are too many for trigrams of them (at most {MAX_TRIGRAM_TAGS - 1}); use "
+            "order=1, bigrams, or a column with fewer tags"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ transitions

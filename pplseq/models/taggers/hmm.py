@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
-from pplseq.models.taggers.counts import SMOOTHING, TagCounts, count_tags, transition_probs
+from pplseq.models.taggers.counts import SMOOTHING, TagCounts, count_tags, count_tags_on, transition_probs
 from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser
 from pplseq.models.taggers.tagger import check_sentences
+from pplseq.runs.cluster import connected
 
 # chosen on the development part of UD English EWT
 ENHANCED = {"smoothing": "witten_bell", "unknown": "suffix+shape", "lower_case": True, "suffix_theta": 0.6}
@@ -105,13 +107,25 @@ class HMMTagger(SentenceTagger):
     # ---------------------------------------------------------------- learning
     def fit(
         self,
-        x: Sequence[TaggedSentence],
+        x: Sequence[TaggedSentence] | str | Path,
         dev: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
+        cluster: Any = None,
     ) -> HMMTagger:
-        check_sentences(x)
-        return self.set_counts(count_tags(x, self.settings.order))
+        """As :meth:`~pplseq.models.taggers.tagger.Tagger.fit`.
+
+        Args:
+            cluster: an address as of :func:`pplseq.runs.cluster.connected`: its workers count, with the same numbers, and x may
+                be a pattern of files that they read, such as ``"treebank/*.conllu"``.
+        """
+        if cluster is None:
+            check_sentences(x)
+            return self.set_counts(count_tags(x, self.settings.order))
+        if not isinstance(x, (str, Path)):
+            check_sentences(x)
+        with connected(cluster) as there:
+            return self.set_counts(count_tags_on(there, x, self.settings.order))
 
     def set_counts(self, counts: TagCounts) -> HMMTagger:
         """Takes counts for the training text; counts of parts of a text may be added up before."""

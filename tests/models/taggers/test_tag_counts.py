@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.counts import SMOOTHING, count_tags, interpolation_weights, transition_probs
+from pplseq.models.taggers import counts as counting
+from pplseq.models.taggers.counts import SMOOTHING, add_tag_counts, count_tags, interpolation_weights, transition_probs
+from pplseq.models.taggers.hmm import HMMTagger
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser, shape_class
 
 SENTENCES = [
@@ -26,6 +28,39 @@ def trigrams(sentences):
             track = ["$", "$", *sentence.tags, "$"]
             counts.update(zip(track, track[1:], track[2:]))  # noqa: B905
     return counts
+
+
+def equal(found, expected):
+    assert found[:2] == expected[:2]
+    for name in ("ngrams", "word_tags"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_counts_of_parts_add_up(order):
+    parts = [count_tags(SENTENCES[first : first + 2], order) for first in (0, 2, 4)]  # of different tags and words
+    equal(add_tag_counts(add_tag_counts(parts[0], parts[1]), parts[2]), count_tags(SENTENCES, order))
+    equal(add_tag_counts(parts[2], add_tag_counts(parts[1], parts[0])), count_tags(SENTENCES, order))
+
+
+@pytest.mark.filterwarnings("default")  # Dask's own
+def test_a_tagger_from_the_counts_of_a_cluster(here, tmp_path, monkeypatch):
+    from pplseq.runs.cluster import PartFailed
+
+    monkeypatch.setattr(counting, "PART_SENTENCES", 2)
+    alone = HMMTagger.tnt().fit(SENTENCES)
+    equal(HMMTagger.tnt().fit(SENTENCES, cluster=here).counts, alone.counts)
+    for number, sentence in enumerate(SENTENCES):
+        lines = "".join(f"{word} {tag}\n" for word, tag in zip(*sentence, strict=True))
+        (tmp_path / f"{number}.txt").write_text(lines) if lines else None
+    equal(HMMTagger.tnt().fit(tmp_path / "*.txt", cluster=here).counts, alone.counts)
+    (tmp_path / "5.txt").write_text("alone\n")
+    with pytest.raises(PartFailed, match=r"5\.txt: ValueError"):
+        HMMTagger.tnt().fit(str(tmp_path / "*.txt"), cluster=here)
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        HMMTagger.tnt().fit(tmp_path / "*.none", cluster=here)
+    with pytest.raises(ValueError, match="expected tagged sentences with at least one word"):
+        HMMTagger.tnt().fit([], cluster=here)
 
 
 def test_counts():
