@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python exec" in page.read_text(encoding="utf-8"))
-LONG = ("regimes", "kinds_of_data", "own_program", "text", "iohmm")  # pages that take more than a few seconds
+LONG = ("regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints")  # pages that take more than a few seconds
 
 # what a reader waits for, a test need not
 QUICKER = [("max_time=20", "max_time=3"), ("range(300)", "range(3)")]

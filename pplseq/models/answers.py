@@ -203,6 +203,7 @@ def continue_text(
         allow_unknown: False never draws the unknown word.
     """
     checks.positive("temperature", temperature)
+    checks.count("length", length)
     checks.count("num_samples", num_samples)
     log_probs, belief, answer = how.begin(model, vocabulary, words, num_samples)
     drawn: list[list[int]] = [[] for _ in range(num_samples)]

@@ -36,6 +36,7 @@ from typing import Annotated, Any, TypeVar
 from pplseq.checks import nearest, setting  # noqa: F401  (which fields are made with)
 
 Duration = Annotated[float, "duration"]  # seconds; as text also 90s, 10m, 2h, 1d
+Bounds = Annotated[int, "bounds"]  # a whole number, or two as text, 12-20, which become a pair
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 S = TypeVar("S")
@@ -58,6 +59,7 @@ class Option:
     free: bool = False
     repeat: bool = False
     check: Callable[[str, Any], Any] | None = None
+    bounds: bool = False
 
     def read(self, value: Any, where: str = "") -> Any:
         """A value from Python or TOML as the field takes it; ValueError or TypeError where it cannot be one.
@@ -78,7 +80,7 @@ class Option:
 
     def read_text(self, text: str) -> Any:
         """A value from the command line."""
-        return self.read(text if self.many or self.duration else self._converted(text, self.name))
+        return self.read(text if self.many or self.duration or self.bounds else self._converted(text, self.name))
 
     def _converted(self, value: Any, where: str) -> Any:
         if self.kind not in (int, float) or not isinstance(value, str) or (self.optional and value.lower() == "none"):
@@ -95,6 +97,8 @@ class Option:
     def _typed(self, value: Any, where: str) -> Any:
         if self.duration:
             return seconds(value, where)
+        if self.bounds:
+            return bounds(value, where)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if self.kind is Path and isinstance(value, str):
@@ -187,14 +191,15 @@ def to_toml(settings: Any) -> str:
 
 def _kind(hint: Any) -> dict[str, Any]:
     """What a type says of an option."""
-    found: dict[str, Any] = {"optional": False, "many": False, "duration": False, "choices": ()}
+    found: dict[str, Any] = {"optional": False, "many": False, "duration": False, "choices": (), "bounds": False}
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         found["optional"] = True
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is tuple:
         found["many"], hint = True, typing.get_args(hint)[0]
     if typing.get_origin(hint) is Annotated:
-        found["duration"], hint = True, float
+        hint, what = typing.get_args(hint)
+        found[what] = True
     if typing.get_origin(hint) is typing.Literal:
         found["choices"], hint = typing.get_args(hint), str
     return found | {"kind": hint}
@@ -226,3 +231,14 @@ def seconds(value: Any, where: str) -> float:
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not found > 0:
         raise ValueError(f"{where} must be positive seconds, or like 90s, 10m, 2h; got {value!r}")
     return float(found)
+
+
+def bounds(value: Any, where: str) -> int | tuple[int, int]:
+    """A whole number, or a smaller and a larger one from text such as 12-20, or a pair; ValueError for anything else."""
+    parts = re.fullmatch(r"(\d+)(?:-(\d+))?", value.strip()) if isinstance(value, str) else None
+    found: Any = [int(part) for part in parts.groups() if part] if parts else value
+    found = [found] if isinstance(found, int) else found
+    whole = isinstance(found, (list, tuple)) and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
+    if not whole or not 1 <= len(found) <= 2 or not 0 <= found[0] <= found[-1]:
+        raise ValueError(f"{where} must be a whole number, or two like 12-20, got {value!r}")
+    return found[0] if len(found) == 1 else (found[0], found[1])

@@ -18,6 +18,11 @@ FIRST = 0xE000  # characters of private use: none is special in an expression
 TOKEN = re.compile(r"\s*(\{[^}]*\}|\[\^|[.\[\]()|*+?]|<[^<>\s]+>|(?:\\.|[^\s.\[\](){}|*+?\\])+|.)", re.DOTALL)
 
 
+def escaped(word: str) -> str:
+    """A word as a pattern that matches it alone."""
+    return re.sub(r"([\\.\[\](){}|*+?<>^])", r"\\\1", word)
+
+
 class _Token(NamedTuple):
     kind: str  # "word", "class" or "sign"
     text: str

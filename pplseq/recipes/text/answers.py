@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,9 +22,11 @@ from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import new_file
 from pplseq.models import answers as state_answers
+from pplseq.models import constrained_answers
+from pplseq.models.constraints.constraint import Constraint
 from pplseq.recipes.recipe import Lines, choose_device
 from pplseq.recipes.runs import RECORD, Record, read_record
-from pplseq.recipes.text.settings import QUESTIONS, reading
+from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
 from pplseq.runs.progress import Watch
@@ -186,6 +190,8 @@ def answers(
     function, whole = FUNCTIONS[question]
     reads = QUESTIONS[question].reads
     chosen = {name: getattr(settings, name) for name in reads if getattr(settings, name) is not None}
+    if isinstance(settings, ConstrainedAsking) and question in OWN:
+        functions, chosen = under_constraints(functions, chosen, settings, question)
     ask = partial(getattr(functions, function), model, vocabulary, **chosen)
     end = (
         vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
@@ -196,6 +202,44 @@ def answers(
         lower = record is not None and getattr(record.settings, "lower", False)
     with torch.no_grad(), opened(lines) as source:
         yield from state_answers.answer_lines(source, ask, gap=gap, end=end, lower=lower)
+
+
+def under_constraints(
+    functions: Any, chosen: dict[str, Any], settings: ConstrainedAsking, question: str
+) -> tuple[Any, dict[str, Any]]:
+    """The functions that answer, and what they are given: others where something is constrained."""
+    constraint = constraint_of(settings)
+    bounded = settings.gap_length != 1 if question == "infill" else isinstance(settings.length, tuple)
+    if constraint is None and not bounded:
+        return functions, chosen
+    own = {"infill": ("gap_length", "max_states"), "continue": ("whole",)}[question]
+    return constrained_answers, chosen | {"constraint": constraint} | {name: getattr(settings, name) for name in own}
+
+
+def constraint_of(settings: ConstrainedAsking) -> Constraint | None:
+    """The constraint that settings say; None for none.
+
+    Raises:
+        ValueError: phrases, patterns and classes that cannot be read, or that need too large an automaton.
+    """
+    classes = {}
+    for entry in settings.word_class:
+        name, equals, words = entry.partition("=")
+        if not name or not equals or not all(word.strip() for word in words.split(",")):
+            raise ValueError(f"word_class must be NAME=WORD,WORD, got {entry!r}")
+        classes[name] = [word.strip() for word in words.split(",")]
+    most: dict[str, Any] = {"max_states": settings.max_states}
+    found = []
+    if settings.containing:
+        found.append(Constraint.containing(*settings.containing, **most))
+    if settings.containing_any:
+        found.append(Constraint.containing(*settings.containing_any, how="any", **most))
+    if settings.excluding:
+        found.append(Constraint.excluding(*settings.excluding, **most))
+    if settings.in_order:
+        found.append(Constraint.in_order(*settings.in_order, **most))
+    found += [Constraint.matching(pattern, classes, **most) for pattern in settings.matching]
+    return functools.reduce(operator.and_, found) if found else None
 
 
 @contextlib.contextmanager

@@ -12,9 +12,11 @@ from typing import Any
 
 from pplseq.recipes.recipe import Job, Recipe, ReportSettings, register
 from pplseq.recipes.text.settings import (
+    CONSTRAINED_QUESTIONS,
     QUESTIONS,
     AskSettings,
     AWDLSTMSettings,
+    ConstrainedAsking,
     EvaluationSettings,
     FeedForwardSettings,
     HMMSettings,
@@ -32,10 +34,10 @@ class TextRecipe(Recipe):
 
     several_processes = True
     evaluation = EvaluationSettings
-    asking = AskSettings
+    asking = ConstrainedAsking
     reporting = TextReportSettings
 
-    questions = QUESTIONS
+    questions = CONSTRAINED_QUESTIONS
 
     def using(self) -> Any:
         from pplseq.recipes.text import answers
@@ -70,6 +72,7 @@ class TextRecipe(Recipe):
 class NetworkRecipe(TextRecipe):
     """A network, which has no states to ask about and reads from left to right."""
 
+    asking = AskSettings
     reporting = ReportSettings
     report = Recipe.report
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pplseq import checks
 from pplseq.recipes.recipe import Question, ReportSettings, RunSettings, UseSettings
-from pplseq.recipes.settings import setting
+from pplseq.recipes.settings import Bounds, setting
 
 NON_NEGATIVE = partial(checks.positive, zero=True)
 SHARE = partial(checks.share, interval="[0, 1)")
@@ -277,7 +277,7 @@ class AskSettings(UseSettings):
         top: states or words listed.
         num_paths: best paths.
         num_samples: draws.
-        length: words to draw, at most.
+        length: words to draw: at most (20), or from and to (12-20, not counting <eos>).
         temperature: below 1: more probable words.
         seed: of the draws.
         allow_unknown: whether <unk> may be proposed.
@@ -289,13 +289,40 @@ class AskSettings(UseSettings):
     top: int = setting(5, check=checks.count)
     num_paths: int = setting(1, check=checks.count)
     num_samples: int | None = setting(None, check=partial(checks.count, least=0))
-    length: int = setting(20, check=checks.count)
+    length: Bounds = 20
     temperature: float = 1.0
     seed: int = 0
     allow_unknown: bool = setting(True, flag="--allow-unknown/--no-unknown")
     eos: bool | None = None
     gap: str | None = None
     lower: bool | None = None
+
+
+@dataclass(kw_only=True)
+class ConstrainedAsking(AskSettings):
+    """What the text must satisfy, exactly.
+
+    Args:
+        containing: a phrase that must stand in it; may be repeated.
+        containing_any: phrases of which one must stand in it; may be repeated.
+        excluding: a phrase that must not stand in it; may be repeated.
+        in_order: phrases that must stand in it, each behind the one before; may be repeated.
+        matching: a regular expression over words that it must match as a whole, like 'the (stock | bond) .*'; may be repeated.
+        word_class: a class for --matching, as NAME=WORD,WORD; <NAME> stands for it; may be repeated.
+        gap_length: words at each gap: a number, or from and to (1-4).
+        whole: the constraint is about the line and what is drawn behind it together.
+        max_states: of the constraint's automaton.
+    """
+
+    containing: tuple[str, ...] = setting((), repeat=True)
+    containing_any: tuple[str, ...] = setting((), repeat=True)
+    excluding: tuple[str, ...] = setting((), repeat=True, flag="--not")
+    in_order: tuple[str, ...] = setting((), repeat=True)
+    matching: tuple[str, ...] = setting((), repeat=True)
+    word_class: tuple[str, ...] = setting((), repeat=True)
+    gap_length: Bounds = 1
+    whole: bool = False
+    max_states: int = setting(10_000, check=checks.count)
 
 
 @dataclass(kw_only=True)
@@ -328,4 +355,9 @@ QUESTIONS = {
     "continue": Question(
         "sentences that go on from the line", ("length", "num_samples", "temperature", "seed", "allow_unknown")
     ),
+}
+CONSTRAINTS = ("containing", "containing_any", "excluding", "in_order", "matching", "word_class")
+OWN = {"infill": ("gap_length", "max_states"), "continue": ("whole", "max_states")}  # what a question reads besides
+CONSTRAINED_QUESTIONS = QUESTIONS | {
+    name: replace(QUESTIONS[name], reads=(*QUESTIONS[name].reads, *CONSTRAINTS, *own)) for name, own in OWN.items()
 }
