@@ -181,16 +181,19 @@ class BackwardDraw(NamedTuple):
 
 def backward_draw(filtered: Tensor, matrix: Tensor, noise: Tensor) -> BackwardDraw:
     """How a state is drawn given the next one; a singular predicted covariance is allowed."""
+    gain, spread = backward(filtered, matrix, noise)
+    return BackwardDraw(gain, square_root(spread))
+
+
+def backward(filtered: Tensor, matrix: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """J and Cov(x_t | x_{t+1}, y_1..y_t), which Joseph's form keeps positive: (I - J A) Sigma (I - J A)' + J Q J'."""
     gain = filtered @ matrix.mT
     predicted = symmetric(matrix @ gain) + noise
     # directions in which the next state is certain say nothing about this one
-    values, vectors = torch.linalg.eigh(predicted)
-    floor = torch.finfo(values.dtype).eps * values.shape[-1] * values.amax(-1, keepdim=True).clamp_min(0)
-    inverse = torch.where(values > floor, 1 / values.clamp_min(torch.finfo(values.dtype).tiny), 0)
-    gain = (gain @ vectors) * inverse.unsqueeze(-2) @ vectors.mT
-    # Joseph's form, (I - J A) Sigma (I - J A)' + J Q J', stays positive
+    least = torch.finfo(predicted.dtype).eps * predicted.shape[-1]
+    gain = gain @ torch.linalg.pinv(predicted, rtol=least, hermitian=True)
     rest = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device) - gain @ matrix
-    return BackwardDraw(gain, square_root(symmetric(rest @ filtered @ rest.mT + gain @ noise @ gain.mT)))
+    return gain, symmetric(rest @ filtered @ rest.mT + gain @ noise @ gain.mT)
 
 
 def square_root(covariance: Tensor) -> Tensor:

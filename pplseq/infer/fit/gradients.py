@@ -95,7 +95,9 @@ def maximize_by_lbfgs(
     """L-BFGS with line searches on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every time.
 
     Args:
-        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable.
+        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable; and may offer ``parameter_units()``,
+            by name how much each number of a parameter varies: steps are taken in these, so that a fit does not depend on
+            what the data are measured in.
         num_steps: iterations at most, of up to 25 evaluations each. lr: length of the first trial step.
         tolerance: stop when an iteration gains at most this, nats per token, and so does one along the gradient alone.
 
@@ -103,21 +105,36 @@ def maximize_by_lbfgs(
         ArithmeticError: if the loss is not finite where the fit starts.
     """
     history = FitHistory("lbfgs", sum(batch.num_tokens for batch in batches))
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    units = model.parameter_units() if hasattr(model, "parameter_units") else {}
+    units = {name: units[name].to(parameter) for name, parameter in moved.items() if name in units}
+    points = {name: (moved[name].detach() / unit).requires_grad_() for name, unit in units.items()}
+    parameters = [points.get(name, parameter) for name, parameter in moved.items()]
     wall = math.nan  # the loss where there is no model, once that of the start is known
 
     def evaluate() -> float:
         total = 0.0
+        put()
         for batch in batches:
             share = batch.num_tokens / history.num_tokens
             loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
             loss.backward()
             total += float(loss.detach())
+        for name, point in points.items():
+            gradient, moved[name].grad = moved[name].grad, None
+            point.grad = None if gradient is None else gradient * units[name]
         return total
+
+    def put() -> None:
+        with torch.no_grad():
+            for name, point in points.items():
+                moved[name].copy_(point * units[name])
 
     def closure() -> float:
         nonlocal wall
         optimizer.zero_grad()
+        for name in points:
+            moved[name].grad = None
         try:
             total = evaluate()
         except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
@@ -142,6 +159,7 @@ def maximize_by_lbfgs(
     optimizer, along_gradient = anew(), False
     for step in range(num_steps):
         history.losses.append(float(optimizer.step(closure)))  # before the step
+        put()
         gain = history.losses[-2] - history.losses[-1] if step else math.inf
         if gain <= tolerance and along_gradient:
             history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.infer.gaussian.path import BLOCK, CovariancePath
+from pplseq.infer.gaussian.path import BLOCK, CAREFUL, CovariancePath
 from pplseq.kernels import compiled_kalman, kalman
-from pplseq.kernels.kalman import Convergence, size_of
+from pplseq.kernels.kalman import DOUBLE, Convergence, size_of
 
 
 class SmoothedPath:
@@ -177,3 +177,23 @@ class SmoothedPath:
         zero = torch.zeros_like(self.information[:1])
         self.smoothed = torch.cat([zero, kalman.smoothed(path.filtered[nodes], gain, later)])
         self.lag_one = torch.cat([zero, kalman.lag_one(gain, path.predicted[behind], later)])
+        with torch.no_grad():  # of states that little was known of: differences of large numbers
+            error = torch.finfo(DOUBLE).eps * size_of(gain).square() * size_of(later)
+            least = self.smoothed[1:].diagonal(dim1=-2, dim2=-1).amax(-1)
+            lost = (error > CAREFUL * least).nonzero().flatten() + 1
+        if len(lost):
+            self._go_from_states(lost.tolist())
+
+    def _go_from_states(self, lost: list[int]) -> None:
+        """The covariances of some nodes anew, from those of the steps behind: sums alone, so that digits are kept.
+
+        Source: H. E. Rauch, F. Tung and C. T. Striebel (1965), Maximum likelihood estimates of linear dynamic systems.
+        """
+        path, smoothed, lag_one = self.path, [*self.smoothed], [*self.lag_one]
+        for k in lost:  # a node comes after that of the step behind it
+            node, after = self.of[k], smoothed[self.later[k]]
+            matrix, noise = (part[node if len(part) > 1 else 0] for part in (path.matrix, path.noise))
+            gain, spread = kalman.backward(path.filtered[node], matrix, noise)
+            smoothed[k] = kalman.symmetric(spread + gain @ after @ gain.mT)
+            lag_one[k] = after @ gain.mT
+        self.smoothed, self.lag_one = torch.stack(smoothed), torch.stack(lag_one)

@@ -58,11 +58,35 @@ def from_coordinates(parameters: Parameters, names: Sequence[str], coordinates: 
     return parameters._replace(**found)
 
 
+def parameter_units(parameters: Parameters) -> dict[str, Tensor]:
+    """How much the numbers of each parameter vary, by the names under which a model keeps them and in their shapes.
+
+    Weights and means in the deviations of what they make and, inverted, of what they are of; rows of covariances' factors in
+    their own deviations. Where these vanish the unit is 1.
+    """
+    state, seen = _deviations(parameters.state_noise), _deviations(parameters.emission_noise)
+    units = {"transition": torch.outer(state, 1 / state), "emission": torch.outer(seen, 1 / state)}
+    for kind, deviations in (("transition", state), ("emission", seen)):
+        units[f"{kind}_offset"] = deviations
+        if (weights := getattr(parameters, f"{kind}_inputs")) is not None:
+            units[f"{kind}_inputs"] = deviations.unsqueeze(-1).expand_as(weights)
+    units["state_scale"] = state.unsqueeze(-1).expand(-1, len(state))
+    units["emission_scale"] = seen.unsqueeze(-1).expand(-1, len(seen)).clone().fill_diagonal_(1.0)  # logarithms
+    if parameters.initial_covariance is not None and bool(parameters.initial_covariance.isfinite().all()):
+        first = _deviations(parameters.initial_covariance)
+        units |= {"initial_mean": first, "initial_scale": first.unsqueeze(-1).expand(-1, len(first))}
+    return units
+
+
+def _deviations(noise: Tensor) -> Tensor:
+    """(n,) standard deviations of a covariance, 1 where there is none."""
+    deviations = (noise if noise.dim() == 1 else noise.diagonal()).sqrt()
+    return deviations.where((deviations > 0) & deviations.isfinite(), 1.0)
+
+
 def _unit(parameters: Parameters, name: str, value: Tensor) -> Tensor:
     """Deviations (n,) or (n, 1) of the noise in the directions of the rows of weights."""
-    noise = getattr(parameters, NOISE_OF[name.split("_")[0]])
-    deviations = (noise if noise.dim() == 1 else noise.diagonal()).sqrt()
-    deviations = deviations.where((deviations > 0) & deviations.isfinite(), 1.0)
+    deviations = _deviations(getattr(parameters, NOISE_OF[name.split("_")[0]]))
     return deviations if value.dim() == 1 else deviations.unsqueeze(-1)
 
 

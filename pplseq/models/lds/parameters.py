@@ -19,6 +19,7 @@ REGRESSIONS = ("transition", "emission")
 NOISE = ("full", "diagonal")
 PLACES = ("both", "transition", "emission", "none")
 INITIAL = ("learned", "stationary", "diffuse")
+CLEAR = 1e-4  # pivots of a covariance, of its deviations, of which Cholesky's loses no digits
 SCALES = {"state_noise": "state_scale", "emission_noise": "emission_scale", "initial_covariance": "initial_scale"}
 
 
@@ -150,13 +151,18 @@ def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False) -> Tensor
         raise ValueError(f"{name} must be symmetric")
     if diagonal and bool((covariance - torch.diag(covariance.diagonal())).any()):
         raise ValueError(f"{name} must be diagonal in this model; make it with {name}='full'")
+    if not diagonal:
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        pivots = factor.diagonal()
+        if not bool(failed) and bool((pivots > CLEAR * covariance.diagonal().sqrt()).all()):
+            return factor
     values, vectors = torch.linalg.eigh(symmetric(covariance))
     smallest, tolerance = float(values[0]), 10 * torch.finfo(values.dtype).eps * float(values[-1].abs())
     if smallest < -tolerance:
         raise ValueError(f"{name} must be positive semi-definite, but its smallest eigenvalue is {smallest:.3g}")
     if diagonal:
         return covariance.diagonal().clamp_min(0).sqrt()
-    # Cholesky fails for what is singular: R' of the root's QR
+    # Cholesky fails for what is singular, or nearly: R' of the root's QR
     factor = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).T)[1].T
     return factor * torch.where(factor.diagonal() < 0, -1.0, 1.0)
 

@@ -30,7 +30,7 @@ from pplseq.models.lds.arguments import (
     to_come,
     with_inputs,
 )
-from pplseq.models.lds.coordinates import from_coordinates, to_coordinates
+from pplseq.models.lds.coordinates import from_coordinates, parameter_units, to_coordinates
 from pplseq.models.lds.fit import (
     EMOptions,
     above_floor,
@@ -41,9 +41,12 @@ from pplseq.models.lds.fit import (
     floors,
     m_step,
 )
-from pplseq.models.lds.parameters import LDSTensors
+from pplseq.models.lds.parameters import SCALES, LDSTensors, Parameters
 from pplseq.models.lds.queries import Diagnostics, Forecast, diagnose, next_states, observed_forecast, observed_moments
 from pplseq.models.lds.start import STARTS
+
+# what a system is made of: EM knows these as they are here
+DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
 
 
 class LDS(LDSTensors):
@@ -125,7 +128,7 @@ class LDS(LDSTensors):
 
     def direct_chain(self, x, lengths=None, start=None, *, inputs=None, **other) -> GaussianChain | None:
         """The chain without running the program: but for segments, matrices of single steps and mini-batches."""
-        if not self.is_one_chain or start is not None or other or self.initial == "diffuse":
+        if not self.is_one_chain or start is not None or other:
             return None
         own = type(self)
         if own.specs is not LDS.specs or own.given is not LDS.given or own.observed is not LDS.observed:
@@ -191,6 +194,36 @@ class LDS(LDSTensors):
 
     def check_data(self, batch: Batch) -> None:
         check_enough(batch, self.num_states)
+
+    def check_method(self, method: str) -> None:
+        """EM sets the parameters of the class's own distributions; those of a subclass it does not know."""
+        if drawn := list(self._pyro_samples):
+            raise ValueError(
+                f"method: {', '.join(drawn)} is drawn from a prior, and a fit to a point would see other draws at every step; "
+                "infer it with a guide or NUTS (pyro.infer), or give it a value"
+            )
+        if method != "em" or type(self).maximize is not LDS.maximize:
+            return
+        kind = type(self)
+        changed = [name for name in DISTRIBUTIONS if getattr(kind, name) is not getattr(LDS, name)]
+        changed += [name for name in vars(self) if name in DISTRIBUTIONS]
+        if changed or not self._is_own_program:
+            what = f"its own {', '.join(changed)}" if changed else "a program of its own"
+            raise ValueError(
+                f"method: {kind.__name__} has {what}, which the closed forms of EM are not for; use method='lbfgs' or 'sgd', "
+                "or give it chain_of, expected_statistics and maximize of its own"
+            )
+        kept = [SCALES.get(name, name) for name in self.values._fields]
+        bound = [name for name in kept if getattr(self, name, None) is not None and name not in self._parameters]
+        if bound:
+            raise ValueError(
+                f"method: {', '.join(bound)} is constrained or drawn from a prior, and EM sets plain parameters; use "
+                "method='lbfgs' or 'sgd'"
+            )
+
+    @property
+    def _is_own_program(self) -> bool:
+        return getattr(self.model, "__func__", None) is LDS.model and "forward" not in vars(self)
 
     # ---------------------------------------------------------------- fit
     def fit(
@@ -265,9 +298,16 @@ class LDS(LDSTensors):
         here = self.values
         self._put(above_floor(from_coordinates(here, self._free, coordinates), here, self._lowest))
 
+    def parameter_units(self) -> dict[str, Tensor]:
+        """How much the numbers of each parameter vary, by name: what L-BFGS measures its steps in."""
+        units, own = parameter_units(self.values), dict(self.named_parameters())
+        diagonal = {name: unit.diagonal() for name, unit in units.items() if name in own and own[name].dim() < unit.dim()}
+        diagonal |= {"emission_scale": torch.ones_like(own["emission_scale"])} if "emission_scale" in diagonal else {}
+        return {name: unit for name, unit in (units | diagonal).items() if name in own}
+
     @property
     def _free(self) -> list[str]:
-        return [name for name in self.values._fields if self._parameter_of(name) is not None and name not in self.held]
+        return [name for name in Parameters._fields if self._parameter_of(name) is not None and name not in self.held]
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats, up to a constant; 0 without priors."""

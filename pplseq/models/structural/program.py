@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import torch
@@ -18,6 +19,7 @@ from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
 from pplseq.models.structural.components import VARIANCES, components_of
 
+STARTS = ("wide", "diffuse")
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
@@ -28,14 +30,18 @@ class StructuralModel(LDS):
         seasonal_t = -(seasonal_{t-1} + ... + seasonal_{t-s+1}) + N(0, seasonal variance)
 
     It has all verbs of :class:`~pplseq.models.lds.program.LDS`: ``forecast``, ``smooth``, ``reconstruct``; missing values are
-    NaN. The first state is nearly diffuse: its variance is a million times the mean square of the first data fitted. A score
-    holds its cost, which grows with the states: scores and criteria of models with different components do not compare.
+    NaN.
 
     Args:
         level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.
         trend: None, "stochastic" (with ``level="fixed"``: a smooth trend) or "fixed": a slope that never changes.
         seasonal: s, the steps of a season, or None.
         num_inputs: U, of regressors.
+        initial: "wide": the first state has a variance a million times the mean square of the first data fitted, whose cost, in
+            every score, grows with the states: of models with different components neither scores nor criteria compare. Or
+            "diffuse": nothing is known of it, exactly; scores are then those of statsmodels' ``use_exact_diffuse=True``, every
+            row must determine its state (h numbers that are not missing will), and there is nothing to generate from but a
+            given ``start``.
         dtype: "float64" or "float32".
 
     Raises:
@@ -56,7 +62,7 @@ class StructuralModel(LDS):
 
     def __init__(
         self, *, level: str = "stochastic", trend: str | None = None, seasonal: int | None = None, num_inputs: int = 0,
-        dtype: str = "float64",
+        initial: str = "wide", dtype: str = "float64",
     ):  # fmt: skip
         Estimator.__init__(self)
         checks.choice("level", level, ("stochastic", "fixed"))
@@ -66,8 +72,11 @@ class StructuralModel(LDS):
             checks.count("seasonal", seasonal, 2)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
         self.parts = components_of(trend, seasonal, level)
-        self.num_features, self.num_inputs, self.initial = 1, checks.count("num_inputs", num_inputs, 0), "learned"
-        self._config: dict[str, Any] = dict(level=level, trend=trend, seasonal=seasonal, num_inputs=self.num_inputs)
+        self.num_features, self.num_inputs = 1, checks.count("num_inputs", num_inputs, 0)
+        self.initial = "diffuse" if checks.choice("initial", initial, STARTS) == "diffuse" else "learned"
+        self._config: dict[str, Any] = dict(
+            level=level, trend=trend, seasonal=seasonal, num_inputs=self.num_inputs, initial=initial
+        )
         self.num_states = sum(len(part.emission) for part in self.parts)
         matrix = torch.block_diag(*(part.transition for part in self.parts)).to(real)
         self.register_buffer("matrix", matrix, persistent=False)
@@ -113,6 +122,8 @@ class StructuralModel(LDS):
 
     @property
     def initial_belief(self) -> GaussianBelief:
+        if self.initial == "diffuse":
+            return self._diffuse_belief
         return GaussianBelief(self.matrix.new_zeros(self.num_states), self.width * torch.eye(self.num_states).to(self.matrix))
 
     @property
@@ -137,13 +148,15 @@ class StructuralModel(LDS):
 
     @torch.no_grad()
     def set_parameters(self, *, noise=None, inputs=None, width=None, **variances) -> Self:  # pyright: ignore
-        """Sets variances, of "level", "slope", "seasonal" and noise, weights (U,) of inputs, and that of the first state."""
+        """Sets variances, of "level", "slope", "seasonal" and noise, weights (U,) of inputs, and that of a wide first state."""
+        if width is not None and self.initial == "diffuse":
+            raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
         for name, value in variances.items():
             if name not in self.variances:
                 raise ValueError(f"no variance {name!r} in this model.{checks.nearest(name, [*self.variances, 'noise'])}")
-            self.log_scales[self.variances.index(name)] = 0.5 * torch.tensor(checks.positive(name, value, zero=True)).log()
+            self.log_scales[self.variances.index(name)] = _half_log(checks.positive(name, value, zero=True))
         if noise is not None:
-            self.log_noise.fill_(0.5 * float(torch.tensor(checks.positive("noise", noise)).log()))
+            self.log_noise.fill_(_half_log(checks.positive("noise", noise)))
         if width is not None:
             self.width.fill_(checks.positive("width", width))
         if inputs is not None:
@@ -201,3 +214,8 @@ class StructuralModel(LDS):
             driven = batch.inputs @ self.emission_inputs[0]
             found["inputs"] = StateMoments(as_given(driven, like), as_given(torch.zeros_like(driven), like))
         return found
+
+
+def _half_log(variance: float) -> float:
+    """The logarithm of a deviation, all digits of it."""
+    return 0.5 * math.log(variance) if variance else -math.inf

@@ -63,3 +63,28 @@ def test_a_start_without_a_model_is_refused():
         maximize_by_lbfgs(Valley([2.0, 1.0], cliff=1.0), DATA)
     with pytest.raises(ArithmeticError, match="the loss is nan where the fit starts"):
         maximize_by_lbfgs(Valley([2.0, 1.0], cliff=1.0, beyond=math.nan), DATA)
+
+
+def test_steps_are_taken_in_units_of_the_parameters():
+    """So what the parameters are measured in changes nothing."""
+
+    class Bowl(torch.nn.Module):
+        def __init__(self, units):
+            super().__init__()
+            self.units = torch.tensor(units, dtype=F64)
+            self.place, self.still = torch.nn.Parameter(3 * self.units), torch.nn.Parameter(torch.tensor([7.0]))
+            self.still.requires_grad_(False)
+
+        def parameter_units(self):
+            return {"place": self.units, "still": torch.ones(1)}
+
+        def log_joint(self, x, lengths, share):
+            u, v = self.place / self.units
+            return -share * 3 * ((1 - u) ** 2 + 10 * (v - u**2) ** 2)
+
+    models = [Bowl(units) for units in ([1.0, 1.0], [2.0**-20, 2.0**20])]
+    found = [maximize_by_lbfgs(model, DATA, tolerance=1e-10) for model in models]
+    assert found[0].converged and found[0].losses == found[1].losses
+    for model in models:
+        torch.testing.assert_close(model.place.detach() / model.units, torch.ones(2, dtype=F64), atol=1e-3, rtol=0)
+        assert model.still.item() == 7.0 and model.still.grad is None

@@ -3,8 +3,10 @@
 import warnings
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.nn import PyroParam, PyroSample
 from support.dense_lds import dense, textbook_em, values
 
 from pplseq.distributions.gaussian_types import masked_precisions
@@ -247,3 +249,46 @@ def test_precisions_of_what_is_observed(diagonal):
         wanted[pattern.outer(pattern)] = torch.linalg.inv(block).flatten()
         close(precision, wanted)
         close(log_det, torch.linalg.slogdet(block).logabsdet)
+
+
+class OwnSpecs(LDS):
+    def specs(self, given, start, transitions, emissions):
+        transition, emission = super().specs(given, start, transitions, emissions)
+        return lambda z, t: transition(z, t), emission
+
+
+class OwnNoise(LDS):
+    @property
+    def state_noise(self):
+        return torch.eye(self.num_states, dtype=torch.float64)
+
+
+class OwnProgram(LDS):
+    def model(self, x=None, lengths=None, start=None, inputs=None, **known):
+        return super().model(x, lengths, start, inputs, **known)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (OwnSpecs, "OwnSpecs has its own specs"), (OwnNoise, "OwnNoise has its own state_noise"),
+        (OwnProgram, "OwnProgram has a program of its own"),
+    ],
+)  # fmt: skip
+def test_em_is_for_distributions_that_it_knows(kind, message):
+    x, model = torch.randn(2, 9, 2, dtype=torch.float64), kind(2, 2)
+    with pytest.raises(ValueError, match=f"method: {message}, which the closed forms of EM are not for"):
+        model.fit(x)
+    assert model.fit(x, method="lbfgs", num_steps=2).history.num_iterations == 2
+
+
+def test_em_sets_plain_parameters_only():
+    x, model = torch.randn(2, 9, 2, dtype=torch.float64), LDS(2, 2)
+    model.transition = PyroParam(0.5 * torch.eye(2, dtype=torch.float64), dist.constraints.unit_interval)
+    with pytest.raises(ValueError, match="method: transition is constrained"):
+        model.fit(x)
+    model = LDS(2, 2)
+    model.transition = PyroSample(dist.Normal(torch.zeros(2, 2, dtype=torch.float64), 1.0).to_event(2))
+    for method in ("em", "lbfgs", "sgd"):
+        with pytest.raises(ValueError, match="method: transition is drawn from a prior"):
+            model.fit(x, method=method)
