@@ -96,7 +96,12 @@ def json_line(value: Any) -> str:
         line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         line = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+    return unsteered(line)
+
+
+def unsteered(text: str) -> str:
+    """Text of JSON that UTF-8 can write and that steers no terminal: the same value, by escapes."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 # Characters that steer a terminal, or turn the order of the text around them; ends of lines to some readers; halves of a

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pplseq.files import beside, flush, flush_all, locked
+from pplseq.files import beside, flush, flush_all, locked, new_file, unsteered, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -232,7 +232,7 @@ def seal(path: Path, header: Mapping[str, Any]) -> None:
 def sealed(content: Mapping[str, Any]) -> str:
     """JSON with the SHA-256 of what it says, as "sha256"."""
     content = json.loads(json.dumps(content))  # as it will be read: lists for tuples, text for keys
-    return json.dumps({**content, "sha256": _digest(content)}, ensure_ascii=False, indent=1) + "\n"
+    return unsteered(json.dumps({**content, "sha256": _digest(content)}, ensure_ascii=False, indent=1)) + "\n"
 
 
 def unsealed(path: Path, again: str) -> dict[str, Any]:
@@ -244,6 +244,30 @@ def unsealed(path: Path, again: str) -> dict[str, Any]:
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
         raise FolderError(f"{path}: damaged: its checksum is not that of its content; {again}")
     return content
+
+
+def write_with_sum(path: Path, write: Fill) -> None:
+    """Write a file whole or not at all, and beside it `NAME.sha256`, which `sha256sum -c` reads too.
+
+    Args:
+        write: writes the file whose place it is given.
+    """
+    with new_file(path) as new:
+        write(new)
+        write_text(_sum_of(path), f"{_sha256(new)}  {path.name}\n")  # first: what has no such file is not looked at
+
+
+def check_sum(path: Path) -> None:
+    """Raises FolderError for a file that is not the one of the `NAME.sha256` beside it, where there is one."""
+    if (beside_it := _sum_of(path)).is_file() and beside_it.read_text(errors="replace").split()[:1] != [_sha256(path)]:
+        raise FolderError(
+            f"{path}: damaged: its checksum is not the one in {beside_it.name}; put back a copy of it, or, where you changed "
+            f"it yourself, remove {beside_it.name}"
+        )
+
+
+def _sum_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
 def check_finite(tensors: Mapping[str, Tensor], folder: str | Path) -> None:

@@ -11,7 +11,7 @@ from pplseq.cli.groups import CONFIG, ByRecipe, readers_of, recipe_command
 from pplseq.cli.options import given, options_for
 from pplseq.files import json_line
 from pplseq.recipes import Recipe
-from pplseq.recipes.runs import read_record
+from pplseq.recipes.run_folder import read_record
 from pplseq.recipes.runs import train as train_model
 from pplseq.recipes.settings import read_toml
 from pplseq.runs.processes import is_first

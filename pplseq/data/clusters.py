@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.folder import check_sum
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,8 +115,9 @@ def read_paths(path: str | Path, vocabulary: Vocabulary, *, missing: str = "erro
 
     Raises:
         ValueError: a malformed line, a word that stands twice, a word of the vocabulary that the file lacks, or no word
-            of the vocabulary at all; with the line or the words.
+            of the vocabulary at all; with the line or the words. FolderError: not what `path.sha256` says, where that is.
     """
+    check_sum(Path(path))
     if missing not in ("error", "own", "rarest"):
         raise ValueError(f"missing: expected 'error', 'own' or 'rarest', got {missing!r}")
     index = {word: number for number, word in enumerate(vocabulary.words)}

@@ -17,6 +17,7 @@ import numpy as np
 from pplseq.data.sources import existing_path, listing, opened
 
 EMPTY = {"", "na", "nan"}
+LARGEST = 1e100  # of numbers, whose squares are added up
 EMPTY_NUMBERS = EMPTY | {"null", "none"}  # which may well be the name of a symbol
 
 
@@ -44,6 +45,18 @@ class SequenceTable:
     output_levels: tuple[str, ...] | None
     errors: Mapping[str, str] = field(default_factory=dict)
     all_ids: tuple[str, ...] = ()
+
+    def check_sizes(self, name: str) -> None:
+        """Raises ValueError, with the name of the table, for numbers whose squares are too large to be added up."""
+        for columns, parts in ((self.input_names, self.inputs), (self.output_names, self.outputs)):
+            rows = np.concatenate(parts)
+            large = np.abs(rows) > LARGEST
+            if rows.ndim == 2 and large.any():
+                row, place = np.argwhere(large)[0]
+                raise ValueError(
+                    f"{name}: column {columns[place]!r} holds {rows[row, place]:g}; expected numbers of size {LARGEST:g} at "
+                    "most, give it in other units"
+                )
 
     def describe(self) -> dict[str, Any]:
         """Sizes, as JSON-able values; of symbols also which there are."""

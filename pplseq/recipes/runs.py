@@ -7,33 +7,22 @@ A run's folder says in config.toml which recipe made it, of what data, with whic
 from __future__ import annotations
 
 import contextlib
-import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pplseq.checks import nearest
-from pplseq.files import write_text
 from pplseq.recipes.recipe import RECIPES, Job, Lines, Recipe, UseSettings, recipe_named
-from pplseq.recipes.settings import fill, options_of, read_toml, to_toml
+from pplseq.recipes.run_folder import RECORD, Record, check_folder, differs, held, read_record, write_record
+from pplseq.recipes.settings import fill, options_of, read_sealed_toml
 from pplseq.runs import processes
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver, all_as_interrupts
-from pplseq.runs.status import LOCK, STATUS, UNFINISHED, run_status, say_status, unfinished
+from pplseq.runs.status import UNFINISHED, run_status, say_status, unfinished
 from pplseq.sources.stream_state import describe_state, has_state
 
-RECORD = "config.toml"
 PERSONALIZED = Recipe("personalize", "", "", UseSettings, limits="it is the state of a stream")  # not trained as others are
-
-
-class Record(NamedTuple):
-    """What a run's folder says of itself."""
-
-    recipe: Recipe
-    data: str
-    settings: Any
 
 
 # ---------------------------------------------------------------- training
@@ -93,23 +82,16 @@ def train(
 
 def _train_in(recipe, data, chosen, folder, resume, watch, started, together) -> dict[str, Any]:
     resume = resume or _is_taken_over(recipe, data, chosen, folder, watch)
-    _check_folder(recipe, folder, resume)
+    check_folder(recipe, folder, resume)
     _set_threads(chosen.threads)
-    existed = folder.exists()
-    from pplseq.runs.checkpoint import only_one_run
-
-    try:
-        with only_one_run(folder):
-            _check_folder(recipe, folder, resume)  # again: another process may have been faster
-            _write_record(recipe, data, chosen, folder)
-            job = Job(data, folder, chosen, resume and recipe.has_begun(folder), watch, started)
-            if together.several:
-                together.said_first(job.resume)
-            with all_as_interrupts(), _deterministic(chosen.deterministic):
-                return {"run": str(folder), **_train(recipe, job)}
-    except Exception:
-        _clear_away(recipe, folder, existed)
-        raise
+    with held(recipe, folder):
+        check_folder(recipe, folder, resume)  # again: another process may have been faster
+        write_record(recipe, data, chosen, folder)
+        job = Job(data, folder, chosen, resume and recipe.has_begun(folder), watch, started)
+        if together.several:
+            together.said_first(job.resume)
+        with all_as_interrupts(), _deterministic(chosen.deterministic):
+            return {"run": str(folder), **_train(recipe, job)}
 
 
 def _train_beside(recipe, data, chosen, folder, together, started) -> dict[str, Any]:
@@ -138,18 +120,10 @@ def _deterministic(asked: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[1])
 
 
-def _same_numbers(deterministic: bool) -> str:
-    """What a run is reproducible over, for its record."""
-    import torch
-
-    threads = "any number of threads" if deterministic else f"{torch.get_num_threads()} threads"
-    kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    return f"# The same numbers come with: {threads}, a processor like this ({kind}), torch {torch.__version__}\n"
-
-
 def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
-    done = run_status(job.folder).get("step", 0)  # which holds where a loop has nothing left to do
-    say_status(job.folder, "running", step=done)
+    before = run_status(job.folder)
+    done = before.get("step", 0)  # which holds where a loop has nothing left to do
+    say_status(job.folder, "running", step=done, num_records=before.get("num_records"))
     status, reason = "failed", ""
     try:
         summary = recipe.train(job)
@@ -170,8 +144,13 @@ def _train(recipe: Recipe, job: Job) -> dict[str, Any]:
             job.watch.say("\nstopped before the first step; nothing was saved")
         raise
     finally:
-        if run_status(job.folder)["status"] == "running":  # the loop of a training has not said how it ended
-            say_status(job.folder, status, reason, step=done, seconds=time.monotonic() - job.started)
+        said = run_status(job.folder)
+        if said["status"] == "running":
+            if status == "finished" and said["reason"]:  # as the loop has ended
+                reason, seconds = said["reason"], said["seconds"]
+            else:
+                seconds = time.monotonic() - job.started
+            say_status(job.folder, status, reason, said.get("step", done), seconds, said.get("num_records"))
 
 
 def _is_taken_over(recipe: Recipe, data: str | Path | None, settings: Any, folder: Path, watch: Watch) -> bool:
@@ -180,16 +159,10 @@ def _is_taken_over(recipe: Recipe, data: str | Path | None, settings: Any, folde
         return False
     if run_status(folder)["status"] not in UNFINISHED and recipe.has_all(folder):
         return False
-    if _differs(recipe, data, settings, read_record(folder)):
+    if differs(recipe, data, settings, read_record(folder)):
         return False
     watch.say(f"{folder} holds this run, not finished: it goes on from its last checkpoint")
     return True
-
-
-def _differs(recipe: Recipe, data: str | Path | None, settings: Any, before: Record) -> bool:
-    fixed = [name for name, option in options_of(recipe.settings).items() if not option.free]
-    same = all(getattr(before.settings, name) == getattr(settings, name) for name in fixed)
-    return (before.recipe, before.data) != (recipe, str(data)) or not same
 
 
 def _resumed(folder: Path, model: str | None, data: str | Path | None, given: Mapping[str, Any]) -> Record:
@@ -209,56 +182,7 @@ def _resumed(folder: Path, model: str | None, data: str | Path | None, given: Ma
     return record._replace(settings=fill(record.recipe.settings, {**saved, **given}))
 
 
-def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Refuse a folder that would lose a run or something else."""
-    if resume or not folder.is_dir():
-        return
-    if recipe.has_begun(folder):
-        raise ValueError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
-    if not (folder / RECORD).exists() and any(not _is_left_over(path.name) for path in folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and holds no run; give a new folder, so that nothing is overwritten")
-
-
-def _is_left_over(name: str) -> bool:
-    """Whether a process that was killed may have left this in a run's folder."""
-    return name.startswith(".") and name.endswith((".new", ".old", ".lock", LOCK))
-
-
-def _write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None:
-    path = folder / RECORD
-    if path.exists() and not recipe.has_begun(folder):
-        if _differs(recipe, data, settings, read_record(folder)):
-            for file in recipe.prepared(folder):
-                file.unlink(missing_ok=True)
-    write_text(
-        path,
-        "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
-        f"{_same_numbers(settings.deterministic)}"
-        f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}",
-    )
-
-
-def _clear_away(recipe: Recipe, folder: Path, existed: bool) -> None:
-    """A failed training that had not begun leaves nothing behind."""
-    if folder.is_dir() and not recipe.has_begun(folder) and {path.name for path in folder.iterdir()} <= {RECORD, STATUS}:
-        for name in (RECORD, STATUS):
-            (folder / name).unlink(missing_ok=True)
-        if not existed:
-            folder.rmdir()
-
-
 # ---------------------------------------------------------------- what there is
-def read_record(run: str | Path) -> Record:
-    """The recipe, the data and the settings of a run; FileNotFoundError or ValueError where it is none."""
-    path = Path(run) / RECORD
-    if not path.is_file():
-        raise FileNotFoundError(f"{run} is not a run of `pplseq train`: it has no {RECORD}")
-    table = read_toml(path)
-    recipe = recipe_named(str(table.pop("model", None)))
-    data = str(table.pop("data", ""))
-    return Record(recipe, data, fill(recipe.settings, table, where=f"{path}: "))
-
-
 def recipe_of(folder: str | Path) -> Recipe:
     """The recipe of a run's folder, or of the folder of a model that was saved from Python.
 
@@ -269,7 +193,7 @@ def recipe_of(folder: str | Path) -> Recipe:
     if has_state(folder):
         return PERSONALIZED
     if (folder / RECORD).is_file():
-        return recipe_named(str(read_toml(folder / RECORD).get("model")))
+        return recipe_named(str(read_sealed_toml(folder / RECORD).get("model")))
     if not folder.exists() and not folder.with_name(f".{folder.name}.old").exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
     from pplseq.baselines.loading import model_folder
@@ -396,7 +320,7 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
 
 def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """How a run went, and the best it came to."""
-    from pplseq.runs.metrics_log import read_metrics
+    from pplseq.runs.metrics_log import metrics_of
 
     course: dict[str, Any] = {"status": run_status(folder)}
     if (summary := recipe.summary(folder)) is not None:  # a training without a loop of steps
@@ -404,10 +328,10 @@ def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
         if course["status"]["status"] == "absent":
             course["status"] = {"status": "stopped" if reason == "interrupted" else "finished", "reason": reason}
         course["summary"] = {name: value for name, value in summary.items() if name not in ("stop_reason", "sizes")}
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        course["best"] = next(
-            (record for record in reversed(read_metrics(folder / "metrics.jsonl")) if record.get("best")), None
-        )
+    with contextlib.suppress(OSError):
+        metrics = metrics_of(folder / "metrics.jsonl")
+        course["best"] = next((record for record in reversed(metrics.records) if record.get("best")), None)
+        course |= {} if metrics.damage is None else {"metrics.jsonl": metrics.damage}
     return course
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 import json
 import re
@@ -34,11 +35,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pplseq.checks import nearest, setting  # noqa: F401  (which fields are made with)
+from pplseq.folder import FolderError
 
 Duration = Annotated[float, "duration"]  # seconds; as text also 90s, 10m, 2h, 1d
 Bounds = Annotated[int, "bounds"]  # a whole number, or two as text, 12-20, which become a pair
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
+SEAL = "# sha256 "
 S = TypeVar("S")
 
 
@@ -174,6 +177,28 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     return {key.replace("-", "_"): value for key, value in table.items()}
+
+
+def seal_toml(text: str) -> str:
+    """The lines of a TOML file under a comment with their SHA-256, for :func:`read_sealed_toml`."""
+    return f"{SEAL}{hashlib.sha256(text.encode()).hexdigest()} (of the other lines; who changes them removes this one)\n{text}"
+
+
+def read_sealed_toml(path: Path) -> dict[str, Any]:
+    """As :func:`read_toml`, where a comment of :func:`seal_toml` stands in the file after its lines were compared with it.
+
+    Raises:
+        FolderError: they are not those that were written.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    seals = [line for line in lines if line.startswith(SEAL.encode())]
+    rest = hashlib.sha256(b"".join(line for line in lines if line not in seals)).hexdigest()
+    if seals and [line.split()[2:3] for line in seals] != [[rest.encode()]]:
+        raise FolderError(
+            f"{path}: damaged: its checksum is not that of its content; put back a copy of it, or, where you changed it "
+            f"yourself, remove the line that begins with {SEAL.strip()!r}"
+        )
+    return read_toml(path)
 
 
 def to_toml(settings: Any) -> str:

@@ -10,8 +10,9 @@ Layout of `RUN/last`::
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,40 @@ TRAINING = FolderKind(
     "pplseq-training", 2, header="training.json", tensors="training.safetensors", what="training checkpoint",
     again="resume from another checkpoint, or train again from the start",
 )  # fmt: skip
+
+
+def check_numbers(tensors: Mapping[str, Tensor], state: Mapping[str, Any], folder: Path, *, dropped: bool = False) -> None:
+    """Refuse a checkpoint from which a training would go on to wrong numbers.
+
+    Args:
+        tensors: none may hold NaN or +inf, which no weight, logit, belief or moment is, those of an optimizer no -inf either.
+        state: from JSON; no NaN anywhere, and in `progress` nothing infinite but the best loss before there is one.
+        dropped: the training keeps restarts that it drops for their NaN; then only `progress` is looked at.
+
+    Raises:
+        FolderError: naming what is not finite.
+    """
+    again = f"the run was spoilt before this was saved; {TRAINING.again}"
+    for name, value in () if dropped else tensors.items():
+        if value.is_floating_point():
+            bad = ~torch.isfinite(value) if name.startswith("optimizer.") else torch.isnan(value) | (value == torch.inf)
+            if bool(bad.any()):
+                raise FolderError(f"{folder}: the checkpoint: {name} holds values that are not finite; {again}")
+    for name, value in _floats(state["progress"] if dropped else state):
+        if math.isnan(value):
+            raise FolderError(f"{folder}: the checkpoint: {name} is not a number; {again}")
+    for name, value in _floats(state["progress"]):
+        if math.isinf(value) and name != "best":
+            raise FolderError(f"{folder}: the checkpoint: progress.{name} is {value}; {again}")
+
+
+def _floats(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers with a point in what JSON holds, with their names."""
+    if isinstance(value, float):
+        yield name, value
+    elif isinstance(value, (Mapping, list)):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _floats(part, f"{name}.{key}" if name else str(key))
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -104,6 +139,11 @@ def restore_random_states(tensors: dict[str, Tensor], device: torch.device) -> N
         torch.cuda.set_rng_state(tensors["random.cuda"], device)
 
 
+def is_held_here(folder: Path) -> bool:
+    """Whether this thread keeps others out of a run's folder: a command is around that says when the run is finished."""
+    return (folder.resolve(), threading.get_ident()) in _HELD
+
+
 @contextlib.contextmanager
 def only_one_run(folder: Path, *, within: bool = False) -> Iterator[None]:
     """Keeps a second process out of a run's folder, which two would spoil for each other; one that died holds nothing.
@@ -115,10 +155,10 @@ def only_one_run(folder: Path, *, within: bool = False) -> Iterator[None]:
         ValueError: if another process is training there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    key = folder.resolve(), threading.get_ident()
-    if within and key in _HELD:
+    if within and is_held_here(folder):
         yield
         return
+    key = folder.resolve(), threading.get_ident()
     busy = f"{folder}: another process is training there (process {{pid}}); wait for it, or choose another folder"
     with locked(folder / LOCK, busy):
         _HELD.add(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from pplseq.folder import replace_folder, whole_folder
 from pplseq.runs import processes
-from pplseq.runs.checkpoint import TRAINING, only_one_run
-from pplseq.runs.metrics_log import MetricsLog
+from pplseq.runs.checkpoint import TRAINING, check_numbers, is_held_here, only_one_run
+from pplseq.runs.metrics_log import MetricsLog, metrics_of
 from pplseq.runs.settings import History, NonFiniteLoss, Progress
 from pplseq.runs.signals import Stopped, StopSignals, TimeOver
 from pplseq.runs.status import say_status
@@ -52,12 +53,14 @@ class Training:
         progress: counters, which a subclass moves (`step`, `epoch`, `position`) and the loop keeps (`best`, `seconds`, ...).
         records: set by the loop: what was written so far. clock: likewise: seconds of the run, over all resumptions.
         says_best: whether the steps say what is best (:attr:`Step.best`), instead of validations.
+        drops: whether it goes on where parts of it become NaN, as restarts do that are dropped in the end.
     """
 
     progress: Progress
     records: list[dict[str, Any]]
     clock: Callable[[], float]
     says_best = False
+    drops = False
 
     def begin(self) -> None:
         """What comes before the first step. A signal, or the end of the time, may cut it short anywhere."""
@@ -154,8 +157,8 @@ def run_training(
     place = None if folder is None else Path(folder)
     if place is None and resume:
         raise ValueError("resume: there is no folder to resume from; give folder")
+    loop = _Loop(training, place, max_time, early_stop, checkpoint_interval, on_record, began)
     with nullcontext() if place is None or not processes.current().writes else only_one_run(place, within=True):
-        loop = _Loop(training, place, max_time, early_stop, checkpoint_interval, on_record, began)
         return loop.run(resume)
 
 
@@ -172,6 +175,8 @@ class _Loop:
         self.validated_at: int | None = None
         self.validation_seconds = 0.0
         self.best_due = False
+        # around the loop of a command there is more to write; the run is finished when the command is
+        self.finished = "finished" if folder is None or not is_held_here(folder) else "running"
 
     @property
     def progress(self) -> Progress:
@@ -183,14 +188,16 @@ class _Loop:
         elif self.together.writes and self.folder is not None and whole_folder(self.folder / "last").exists():
             raise ValueError(f"{self.folder} already holds a run; resume it, or choose another folder")
         path = None if self.folder is None or not self.together.writes else self.folder / "metrics.jsonl"
+        if resume and path is not None and (damage := metrics_of(path).damage) is not None:
+            warnings.warn(f"{path}: {damage}; the run goes on with the records that are whole", RuntimeWarning, stacklevel=3)
+        self._say("running")
         self.log = MetricsLog(path, self.progress.step if resume else None, self.progress.validation_due)
         self.training.records = self.log.records
-        self._say("running")
         reason, status = "", "failed"
         try:
             with self.signals:
                 try:
-                    reason, status = self._learn(resume), "finished"
+                    reason, status = self._learn(resume), self.finished
                 except Stopped:
                     reason, status = "signal", "stopped"
                     self._save_what_there_is()
@@ -204,7 +211,7 @@ class _Loop:
             raise
         finally:
             self.log.close()
-            self._say(status, reason)
+            self._say(status, reason, len(self.log.records))
         self.signals.reraise()
         return History(self.log.records, self.progress, reason)
 
@@ -365,13 +372,14 @@ class _Loop:
         assert self.folder is not None
         header, tensors, *_ = TRAINING.read(self.folder / "last")
         state = header["state"]
+        check_numbers(tensors, state, self.folder / "last", dropped=self.training.drops)
         self.training.progress = Progress(**state.pop("progress"))
         self.training.restore(tensors, state)
         if self.training.says_best:
             self.training.restore_best(self.folder / "best")
         self.seconds_before += self.progress.seconds
 
-    def _say(self, status: str, reason: str = "") -> None:
+    def _say(self, status: str, reason: str = "", num_records: int | None = None) -> None:
         if self.folder is None or not self.together.writes:
             return
-        say_status(self.folder, status, reason, self.progress.step, self._clock())
+        say_status(self.folder, status, reason, self.progress.step, self._clock(), num_records)

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
-from pplseq.files import is_held, json_line, write_text
+from pplseq.files import is_held, write_text
+from pplseq.folder import FolderError, sealed, unsealed
 
 STATUS, LOCK = "status.json", ".lock"
 UNFINISHED = ("stopped", "died", "failed")
 
 
-def say_status(folder: Path, status: str, reason: str = "", step: int = 0, seconds: float = 0.0) -> None:
-    """Write `status.json`; a disk that does not take it is no reason to end."""
+def say_status(
+    folder: Path, status: str, reason: str = "", step: int = 0, seconds: float = 0.0, num_records: int | None = None
+) -> None:
+    """Write `status.json`; a disk that does not take it is no reason to end.
+
+    Args:
+        num_records: lines of `metrics.jsonl`, where no more will be written.
+    """
     said: dict[str, Any] = {"status": status, "reason": reason, "step": step, "seconds": round(seconds, 1)}
+    said |= {} if num_records is None else {"num_records": num_records}
     said |= {"pid": os.getpid(), "host": socket.gethostname()}
     with contextlib.suppress(OSError):  # a full disk is told where something is lost
-        write_text(folder / STATUS, json_line(said) + "\n")
+        write_text(folder / STATUS, sealed(said))
 
 
 def run_status(folder: str | Path) -> dict[str, Any]:
-    """What `status.json` of a run's folder says: status, reason, step, seconds, pid, host.
+    """What `status.json` of a run's folder says: status, reason, step, seconds, num_records of its metrics, pid, host.
 
     Its status is "running", "stopped" (by a signal: resume it), "finished" (see reason), "failed" (see reason), "died" (the
-    process ended without a word: resume it) or "absent".
+    process ended without a word: resume it), "absent", or "damaged": the file is not what was written.
     """
     path = Path(folder) / STATUS
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        status = unsealed(path, "")
+    except OSError:
         return {"status": "absent"}
-    if not isinstance(status, dict) or not isinstance(status.get("status"), str):
-        return {"status": "absent"}
+    except FolderError:
+        return {"status": "damaged"}
     here = status.get("host") == socket.gethostname()
     if status["status"] == "running" and here and not is_held(Path(folder) / LOCK):
         status["status"] = "died"
@@ -48,6 +55,9 @@ def unfinished(folder: str | Path) -> str | None:
     where = f" at step {status['step']:,}" if isinstance(status.get("step"), int) and status["step"] else ""
     if status["status"] == "running":
         return f"{folder} is still in training{where}; this is its best checkpoint so far"
+    if status["status"] == "damaged":
+        again = f"`pplseq train --resume {folder}` finds out and writes it anew"
+        return f"{folder}/{STATUS} is damaged, so it is not known whether the training came to its end; {again}"
     if status["status"] in UNFINISHED:
         why = f" ({status['reason']})" if status.get("reason") not in ("", None, "signal") else ""
         how = _VERBS[status["status"]]

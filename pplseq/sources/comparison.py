@@ -14,7 +14,14 @@ from pplseq.report.personal import StreamTotals
 from pplseq.runs.signals import Stopped, StopSignals
 from pplseq.sources.lines import LineReader, LineWriter
 from pplseq.sources.opening import check_same_words, needs_words, open_all
-from pplseq.sources.personal_model import SourceModel, StreamModel, load_personal, personal_name, score_line
+from pplseq.sources.personal_model import (
+    SourceModel,
+    StreamError,
+    StreamModel,
+    load_personal,
+    personal_name,
+    score_line,
+)
 from pplseq.sources.settings import StreamOptions
 from pplseq.sources.stream import resumed_options
 from pplseq.sources.stream_state import has_learned, has_state, load_state
@@ -73,10 +80,24 @@ class StreamPair:
         """A line under both models; one that cannot be read has an "error" in its answer.
 
         Raises:
-            StreamError: a model failed in the line.
+            StreamError: a model failed in the line. Both are then where they stood before it, unless the message names one that
+                cannot be put back.
         """
         line = self.encoder.encode(number, raw)
-        scored = [score_line(model, line, learn=learn, by_line=self.options.by_line) for model in self.models]
+        marks = [model.mark(learn=learn) for model in self.models]
+        try:
+            scored = [score_line(model, line, learn=learn, by_line=self.options.by_line) for model in self.models]
+        except BaseException as error:
+            for back in marks:
+                if back is not None:
+                    back()
+            lost = [name for name, back in zip(self.names, marks, strict=True) if back is None]
+            if isinstance(error, StreamError) and lost:
+                raise StreamError(
+                    f"{error}; and {', '.join(lost)} could not be put back to before the line, as a source has neither mark() "
+                    "nor state_dict(): begin anew"
+                ) from error
+            raise
         odds = next((tokens for tokens in scored if tokens and tokens[0].log_odds is not None), None)
         return ComparedLine(
             line,

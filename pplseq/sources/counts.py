@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.props.source import PutBack
+from pplseq.models.props.source import PutBack, Trail
 
 LARGEST = 1e12  # a decaying cache counts in units that grow; above this they are scaled back
 
@@ -78,7 +79,7 @@ class UnigramCache:
             0.0,
             1.0,
         )  # counts are in units that grow by 1 / decay
-        self._before: tuple[int, np.ndarray, float, float, float] | None = None  # the last token, as far as it is marked
+        self._trail = Trail()
 
     def predict(self) -> np.ndarray:
         """(V,) probabilities."""
@@ -92,7 +93,7 @@ class UnigramCache:
 
     def observe(self, y: int) -> None:
         """Counts a token."""
-        self._before = y, self.counts, self.counts[y], self.total, self._unit
+        self._trail.add(partial(self._take_back, y, self.counts, self.counts[y], self.total, self._unit))
         self._unit /= self.decay
         if self._unit > LARGEST:
             self.counts = self.counts / self._unit  # the old ones stay as they are, to be put back
@@ -101,16 +102,13 @@ class UnigramCache:
         self.counts[y] += self._unit
         self.total += self._unit
 
+    def _take_back(self, y: int, counts: np.ndarray, count: float, total: float, unit: float) -> None:
+        self.counts, self.total, self._unit = counts, total, unit
+        self.counts[y] = count
+
     def mark(self) -> PutBack:
-        """Takes back a token that is counted from here on."""
-        self._before = None
-
-        def back() -> None:
-            if self._before is not None:
-                y, self.counts, count, self.total, self._unit = self._before
-                self.counts[y] = count
-
-        return back
+        """Takes back the tokens that are counted from here on."""
+        return self._trail.mark()
 
     def reset(self) -> None:
         """Nothing: a cache lasts from sequence to sequence."""
@@ -157,7 +155,7 @@ class OnlineNGram:
         self.counts: dict[tuple[int, ...], dict[int, int]] = {}  # context -> token -> how often
         self.totals: dict[tuple[int, ...], int] = {}
         self._context: deque[int] = deque(maxlen=order - 1)
-        self._counted: list[tuple[tuple[int, ...], int]] = []  # n-grams of the last token, to be taken back
+        self._trail = Trail()
 
     def _contexts(self) -> list[tuple[int, ...]]:
         """The contexts of the next token, shortest first, as far as they were seen."""
@@ -191,33 +189,33 @@ class OnlineNGram:
 
     def observe(self, y: int) -> None:
         """Counts the token behind all its contexts."""
-        context, self._counted = tuple(self._context), []
+        context, counted = tuple(self._context), list[tuple[int, ...]]()
+        self._trail.add(partial(self._take_back, context, counted, y))
         for length in range(len(context) + 1):
             part = context[len(context) - length :]
             followers = self.counts.setdefault(part, {})
             followers[y] = followers.get(y, 0) + 1
             self.totals[part] = self.totals.get(part, 0) + 1
-            self._counted.append((part, y))
+            counted.append(part)
         self._context.append(y)
 
+    def _take_back(self, context: tuple[int, ...], counted: list[tuple[int, ...]], y: int) -> None:
+        self._context = deque(context, maxlen=self.order - 1)
+        for part in counted:
+            self.totals[part] -= 1
+            self.counts[part][y] -= 1
+            if not self.counts[part][y]:
+                del self.counts[part][y]
+            if not self.totals[part]:
+                del self.totals[part], self.counts[part]
+
     def mark(self) -> PutBack:
-        """Takes back a token that is counted from here on."""
-        self._counted, context = [], tuple(self._context)
-
-        def back() -> None:
-            self._context = deque(context, maxlen=self.order - 1)
-            for part, y in self._counted:
-                self.totals[part] -= 1
-                self.counts[part][y] -= 1
-                if not self.counts[part][y]:
-                    del self.counts[part][y]
-                if not self.totals[part]:
-                    del self.totals[part], self.counts[part]
-
-        return back
+        """Takes back the tokens that are counted from here on."""
+        return self._trail.mark()
 
     def reset(self) -> None:
         """The context is empty; the counts stay."""
+        self._trail.add(partial(self._take_back, tuple(self._context), [], 0))
         self._context.clear()
 
     def state_dict(self) -> dict[str, Any]:

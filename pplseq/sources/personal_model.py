@@ -42,6 +42,9 @@ class StreamModel(Protocol):
     def new_line(self) -> None:
         """The next word begins a sequence of its own."""
 
+    def mark(self, *, learn: bool) -> PutBack | None:
+        """Puts the model back where it stands before a line, which is learned from or not; None where it cannot be put back."""
+
 
 class Overheard:
     """A source that tells afterwards what it gave to the word that came.
@@ -113,6 +116,10 @@ class PersonalModel:
         """The next word begins a sequence of its own."""
         self.learner.new_sequence()
 
+    def mark(self, *, learn: bool) -> PutBack | None:
+        """Puts learner and sources back where they stand."""
+        return self.learner.mark(learn=learn)
+
     def save(self, folder: Path) -> None:
         """Write the statistics and what the sources remember."""
         self.learner.save(folder / "props")
@@ -154,6 +161,10 @@ class SourceModel:
     def new_line(self) -> None:
         """The next word begins a sequence of its own."""
         self.source.reset()
+
+    def mark(self, *, learn: bool) -> PutBack | None:
+        """Puts the source back where it stands."""
+        return self.source.mark()
 
 
 def personal_name(sources: Sequence[Any]) -> str:

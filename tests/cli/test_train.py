@@ -60,7 +60,9 @@ def numbers(run):
 
 def test_a_run_has_everything(finished):
     names = {path.name for path in finished.iterdir()}
-    assert names == {"best", "last", "clusters.paths", "config.toml", "data.json", "metrics.jsonl", "status.json"}
+    assert names == {
+        "best", "last", "clusters.paths", "clusters.paths.sha256", "config.toml", "data.json", "metrics.jsonl", "status.json",
+    }  # fmt: skip
     config = tomllib.loads((finished / "config.toml").read_text())
     assert config["num_states"] == 48 and config["lr"] == 0.003 and config["init_scale"] == 0.1 and config["clip"] == 5.0
     kinds = [record["kind"] for record in numbers(finished)]

@@ -1,6 +1,5 @@
 """What is not finished, or not finite, says so: runs, checkpoints, states that learned from the text they are asked about."""
 
-import json
 import os
 
 import pytest
@@ -12,7 +11,7 @@ from support.stored import rewrite_tensors
 import pplseq
 from pplseq.cli import main
 from pplseq.files import locked
-from pplseq.folder import FolderError
+from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import IOHMM, PROPSLearner
 
 
@@ -36,7 +35,7 @@ def hmm(data, tmp_path_factory):
 
 def status(run, **said):
     path = run / "status.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    path.write_text(sealed({**unsealed(path, ""), **said}))
 
 
 def used(run, data, tmp_path):
@@ -60,6 +59,9 @@ def test_an_unfinished_run_says_so_wherever_it_is_used(hmm, data, tmp_path):
         note = f"Note: {hmm} is still in training at step 1; this is its best checkpoint so far"
         assert [note in told for told in used(hmm, data, tmp_path)] == [True] * 3
     (hmm / "status.json").write_text("{")
+    note = f"Note: {hmm}/status.json is damaged, so it is not known whether the training came to its end"
+    assert [note in told for told in used(hmm, data, tmp_path)] == [True] * 3
+    (hmm / "status.json").unlink()
     assert not any("Note" in told for told in used(hmm, data, tmp_path))
     (hmm / "status.json").write_text(before)
 

@@ -64,6 +64,7 @@ class AutomatonTraining(Training):
     """
 
     says_best = True
+    drops = True
 
     def __init__(self, learner: Any, told: Told, each: Callable[[TriedSize], None] | None):
         self.learner, self.told, self.each, self.progress = learner, told, each, Progress()

@@ -15,7 +15,15 @@ import torch
 from pplseq import checks
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
 from pplseq.models.props.settings import StepInfo
-from pplseq.models.props.source import CallableSource, all_or_none, check_probs, source_state
+from pplseq.models.props.source import (
+    CallableSource,
+    PutBack,
+    all_or_none,
+    check_probs,
+    mark_of,
+    put_back,
+    source_state,
+)
 from pplseq.models.props.storage import as_tensors, check_kind, pack_stream, unpack_checked
 from pplseq.models.props.word_statistics import word_id
 from pplseq.models.storage import MODEL
@@ -243,6 +251,25 @@ class PROPSLearner(checks.NamedArguments):
                 source.reset()
         self.state.new_sequence()
         self._predictions = [None] * len(self.sources)
+
+    def mark(self, *, learn: bool = True) -> PutBack | None:
+        """A function that puts learner and sources back where they stand now; None where a source cannot be.
+
+        Args:
+            learn: False, which is quicker, where tokens will only be followed.
+        """
+        backs, predictions = [mark_of(source) for source in self.sources], list(self._predictions)
+        state, kept = self.state, self.state.copy() if learn else None
+        filtered = put_back(state, "filter", "fresh", "detached")
+
+        def back() -> None:
+            filtered()
+            self.state, self._predictions = state if kept is None else kept, predictions
+            for source_back in backs:
+                assert source_back is not None
+                source_back()
+
+        return None if None in backs else back
 
     # ---------------------------------------------------------------- prediction
     def predict_proba_one(self) -> np.ndarray:

@@ -173,6 +173,33 @@ def put_back(thing: Any, *names: str) -> PutBack:
     return lambda: vars(thing).update(values)
 
 
+class Trail:
+    """What a source changes in place, to be taken back to any of its marks; kept only as far as there are marks."""
+
+    def __init__(self) -> None:
+        self._end: list[Any] = [None, None]  # (how it is taken back, what came next): older ones nobody but marks refers to
+
+    def add(self, take_back: PutBack) -> None:
+        """A change was made, or is about to be."""
+        self._end[1] = [take_back, None]
+        self._end = self._end[1]
+
+    def mark(self) -> PutBack:
+        """Takes back all changes from here on, the last one first."""
+        place = self._end
+
+        def back() -> None:
+            changes, entry = [], place[1]
+            while entry is not None:
+                changes.append(entry[0])
+                entry = entry[1]
+            for take_back in reversed(changes):
+                take_back()
+            place[1], self._end = None, place
+
+        return back
+
+
 def mark_of(source: Any) -> PutBack | None:
     """A function that puts a source back where it stands, by its ``mark`` or a copy of its state; None where it has neither."""
     if hasattr(source, "mark"):
@@ -202,7 +229,7 @@ def all_or_none(sources: Sequence[Any], called: Callable[[int], str]) -> Iterato
         if not lost or not isinstance(error, Exception):
             raise
         raise RuntimeError(
-            f"{error} ({type(error).__name__}); and {', '.join(lost)} could not be put back to before this token, having "
+            f"{error} ({type(error).__name__}); and {', '.join(lost)} could not be put back to where they stood, having "
             "neither mark() nor state_dict(): begin anew, or from a state that was saved"
         ) from error
 

@@ -8,8 +8,10 @@ one number a state, and one running product of (1 - g) for all of them.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +35,13 @@ class ColdWords:
         self.sums = np.zeros((16 if averaging else 0, num_own))
         self.corrections = np.zeros_like(self.sums)
         self.scale, self.weighted = 1.0, 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ColdWords:
+        """A copy; of all words at once, as a stream has many."""
+        new = copy.copy(self)
+        new.places, new.values = dict(self.places), self.values.copy()
+        new.sums, new.corrections = self.sums.copy(), self.corrections.copy()
+        return new
 
     def place(self, word: int) -> int:
         """Where the word's numbers are."""

@@ -23,7 +23,7 @@ from pplseq.data.clusters import Clusters
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.blocks import share_states
-from pplseq.files import new_file
+from pplseq.folder import write_with_sum
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.runs.checkpoint import only_one_run
@@ -247,14 +247,17 @@ def make_clusters(
 
 
 def cached_clusters(folder: Path, text: Text, blocks: str, num_blocks: int, **options: Any) -> Clusters:
-    """:func:`make_clusters`, computed once and kept in a run's folder as `clusters.paths`."""
+    """:func:`make_clusters`, computed once and kept in a run's folder as `clusters.paths`, beside the checksum of that file.
+
+    Raises:
+        FolderError: the file is not what was written.
+    """
     cached = folder / "clusters.paths"
     if cached.exists():
         return clustering.read_paths(cached, text.vocabulary)
     clusters = make_clusters(text, blocks, num_blocks, **options)
     folder.mkdir(parents=True, exist_ok=True)
-    with new_file(cached) as new:
-        clustering.write_paths(new, clusters, text.vocabulary)
+    write_with_sum(cached, lambda new: clustering.write_paths(new, clusters, text.vocabulary))
     return clusters
 
 

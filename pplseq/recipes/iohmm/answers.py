@@ -18,6 +18,7 @@ from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
+from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 from pplseq.runs.progress import Watch
 
@@ -159,6 +160,8 @@ def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterat
 def _automaton(run: Run, options: Any) -> dict[str, Any]:
     if run.record["kind"] != "strings":
         raise ValueError(f"{run.folder} was trained on a table; automata are learned from labelled strings")
+    if (run.folder / AUTOMATON).exists():
+        check_automaton(run.folder)
     chosen = next(entry for entry in run.record["automata"] if entry["chosen"])
     automaton = Automaton.from_dict(chosen["automaton"])
     if options.dot:

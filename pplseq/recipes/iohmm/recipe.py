@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pplseq.folder import FolderError
 from pplseq.recipes.iohmm.settings import (
+    AUTOMATON,
     BEST,
     QUESTIONS,
     RUN,
@@ -16,6 +18,7 @@ from pplseq.recipes.iohmm.settings import (
     TABLES,
     IOHMMAsking,
     IOHMMSettings,
+    check_automaton,
 )
 from pplseq.recipes.recipe import Job, Recipe, register
 from pplseq.recipes.settings import options_of
@@ -45,9 +48,17 @@ class IOHMMRecipe(Recipe):
         if not RUN.is_at(folder / BEST):
             return False
         record = RUN.read_header(folder / BEST)
-        return record["kind"] != "strings" or ("stop_reason" in record["summary"] and (folder / "automaton.dot").is_file())
+        if record["kind"] != "strings":
+            return True
+        try:
+            check_automaton(folder)
+        except (FileNotFoundError, FolderError):
+            return False
+        return "stop_reason" in record["summary"] and (folder / "automaton.dot").is_file()
 
     def summary(self, folder: Path) -> Mapping[str, Any] | None:
+        if (folder / AUTOMATON).exists():
+            check_automaton(folder)
         found = RUN.read_header(folder / BEST)["summary"] if RUN.is_at(folder / BEST) else {}
         return found if "stop_reason" in found else None  # until it ends it has none
 

@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Literal
 
 from pplseq import checks
-from pplseq.folder import FolderKind
+from pplseq.folder import FolderKind, unsealed
 from pplseq.recipes.recipe import Question, RunSettings, UseSettings
 from pplseq.recipes.settings import setting
 
 BEST = "best"  # the folder of a run that holds its model
 SIZE = "size_"  # begins the name of the folder of a number of states that is being fitted
+AUTOMATON = "automaton.json"  # beside it, of a run from strings
 RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again")
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {
     "num_states", "num_restarts", "validation", "max_iterations", "repair", "merging", "seed", "picture", "device", "threads",
     "max_time", "deterministic",
 }  # fmt: skip
+
+
+def check_automaton(folder: Path) -> None:
+    """Raises FolderError where the automaton that a run from strings leaves for people and other programs is damaged."""
+    unsealed(folder / AUTOMATON, "remove it, and call the training of this run again: it is written anew")
 
 
 @dataclass(kw_only=True)

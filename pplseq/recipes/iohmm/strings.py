@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.files import write_text
+from pplseq.folder import sealed
 from pplseq.models import RestartBlock
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
-from pplseq.recipes.iohmm.settings import BEST, RUN
+from pplseq.recipes.iohmm.settings import AUTOMATON, BEST, RUN
 from pplseq.recipes.iohmm.tables import read_record, sizes_of, write_run
 from pplseq.recipes.recipe import Job
 from pplseq.runs.status import run_status
@@ -124,7 +124,7 @@ def _write_strings(
 def _write_automaton(job: Job, automaton: Automaton) -> None:
     """The automaton beside its model, for people and other programs."""
     out = job.folder
-    write_text(out / "automaton.json", json.dumps(automaton.to_dict(), indent=1) + "\n")
+    write_text(out / AUTOMATON, sealed(automaton.to_dict()))
     write_text(out / "automaton.dot", automaton.to_dot())
     if job.settings.picture:
         try:

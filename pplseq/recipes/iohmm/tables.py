@@ -28,7 +28,6 @@ SCORES = {
     "validation": "log-likelihood of the validation data",
     "smallest_consistent": "1: every target is right",
 }
-LARGEST = 1e100  # of numbers, whose squares are added up
 
 
 def sizes_of(states: str | None, default: Sequence[int]) -> list[int]:
@@ -125,15 +124,7 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         raise ValueError(
             f"{data}: column {outputs[0]!r} holds one class only, {table.output_levels[0]!r}; there is nothing to learn"
         )
-    for names, parts in ((inputs, table.inputs), (outputs, table.outputs)):
-        rows = np.concatenate(parts)
-        large = np.abs(rows) > LARGEST
-        if rows.ndim == 2 and large.any():
-            row, place = np.argwhere(large)[0]
-            raise ValueError(
-                f"{data}: column {names[place]!r} holds {rows[row, place]:g}; expected numbers of size {LARGEST:g} at most, "
-                "give it in other units"
-            )
+    table.check_sizes(data)
     levels = [list(names) if names is not None else None for names in (table.input_levels, table.output_levels)]
     columns = columns._replace(input_levels=levels[0], output_levels=levels[1])
     if inputs and levels[0] is None and settings.standardize:

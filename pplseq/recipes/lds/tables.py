@@ -113,6 +113,7 @@ def _check_columns(settings: Any) -> None:
 
 def _read(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
     table = read_table(data, sequence_id=settings.sequence_id, inputs=settings.inputs, outputs=settings.outputs)
+    table.check_sizes(data)
     return Columns.of(table, settings.sequence_id, settings.standardize), table
 
 

@@ -25,7 +25,7 @@ from pplseq.models import answers as state_answers
 from pplseq.models import constrained_answers
 from pplseq.models.constraints.constraint import Constraint
 from pplseq.recipes.recipe import Lines, choose_device
-from pplseq.recipes.runs import RECORD, Record, read_record
+from pplseq.recipes.run_folder import RECORD, Record, read_record
 from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current

@@ -50,7 +50,7 @@ class TextRecipe(Recipe):
         return train(self.name, job)
 
     def prepared(self, folder: Path) -> Iterable[Path]:
-        return (folder / "clusters.paths",)
+        return (folder / "clusters.paths", folder / "clusters.paths.sha256")
 
     def report(self, folder: Path, about: dict[str, Any], settings: Any, watch: Watch) -> Iterator[Path]:
         from pplseq.recipes.text.report import report

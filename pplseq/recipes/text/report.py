@@ -10,15 +10,15 @@ import numpy as np
 
 from pplseq.data.text import Text, load_corpus, read_text
 from pplseq.files import write_text
+from pplseq.recipes.run_folder import Record
 from pplseq.recipes.run_report import page_path
-from pplseq.recipes.runs import Record
 from pplseq.recipes.settings import options_of
 from pplseq.recipes.text.answers import load, reading_of, record_of
 from pplseq.report.page import render_page
 from pplseq.report.picture import draw_picture
 from pplseq.report.sentence import split_sentence
 from pplseq.report.summary import summarise
-from pplseq.runs.metrics_log import read_metrics
+from pplseq.runs.metrics_log import metrics_of
 from pplseq.runs.progress import Watch
 
 
@@ -51,8 +51,9 @@ def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
     if text is None:
         notes.append("States are measured on sentences that the model wrote itself; there is no perplexity of them.")
     try:
-        records = read_metrics(folder / "metrics.jsonl")
-    except (OSError, UnicodeDecodeError) as error:
+        records, damage = metrics_of(folder / "metrics.jsonl")
+        notes += [] if damage is None else [f"metrics.jsonl: {damage}"]
+    except OSError as error:
         records = []
         notes.append(f"metrics.jsonl could not be read: {error}")
     for note in notes:

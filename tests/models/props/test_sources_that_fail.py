@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pplseq.models import PROPSLearner
-from pplseq.sources import CallableSource, NGramSource, OnlineNGram, PersonalStream, UnigramCache
+from pplseq.sources import CallableSource, NGramSource, OnlineNGram, PersonalStream, StreamPair, UnigramCache
 from pplseq.sources.opening import open_all
 from pplseq.sources.personal_model import StreamError
 
@@ -162,3 +162,68 @@ def test_functions_and_ngrams_are_put_back():
     back()
     assert source.prefix == [1]
     assert hasattr(NGramSource, "mark")
+
+
+def test_many_tokens_are_taken_back():
+    """Marks within marks, as of a line and of its words; what nobody marks is not kept."""
+    for source in (UnigramCache(5, decay=0.5), OnlineNGram(5, 3)):
+        for y in STREAM:
+            source.observe(y)
+        whole = repr(source.state_dict())
+        outer = source.mark()
+        for k, y in enumerate(STREAM[3:]):
+            inner, before = source.mark(), repr(source.state_dict())
+            source.observe(y)
+            if k % 3 == 1:
+                inner()
+                assert repr(source.state_dict()) == before
+            elif k % 3 == 2:
+                source.reset()
+        assert repr(source.state_dict()) != whole
+        outer()
+        assert repr(source.state_dict()) == whole
+        outer()
+        assert repr(source.state_dict()) == whole and source._trail._end[1] is None
+
+
+@pytest.mark.parametrize("learn", [True, False])
+@pytest.mark.parametrize("by_line", [True, False])
+def test_a_pair_of_models_stands_where_it_stood(tmp_path, learn, by_line):
+    (tmp_path / "text").write_text("the cat sees a dog\na dog sees the cat\n" * 9)
+    text, state = f"ngram:{tmp_path / 'text'}", tmp_path / "state"
+    with PersonalStream.open([text, "cache", "online-ngram"], state=state, averaging="recent") as stream:
+        for line in ["the cat sees a cat", "a dog sees"] * 3:
+            stream.read(line)
+    failing, twin = (StreamPair([str(state), text], by_line=by_line) for _ in range(2))
+    lines = [b"the cat sees", b"a dog sees the cat", b"the dog"]
+    source = failing.models[1].source.source  # of the second model, which comes after the first one has read the line
+
+    def words(pair, number):
+        found = pair.read(number, lines[number - 1], learn=learn)
+        return found.log_probs, found.log_odds
+
+    assert words(failing, 1) == words(twin, 1)
+    observe = source.observe
+    for left in (1, 4):
+        calls = iter(range(left))
+        source.observe = lambda y, calls=calls: observe(y) if next(calls, None) is not None else 1 / 0
+        with pytest.raises(StreamError, match=f"line 2, word {left + 1}.*division by zero"):
+            words(failing, 2)
+        source.observe = observe
+    assert words(failing, 2) == words(twin, 2) and words(failing, 3) == words(twin, 3)
+
+
+def test_a_pair_with_a_model_that_cannot_be_put_back_says_so(tmp_path):
+    (tmp_path / "text").write_text("the cat sees a dog\n" * 9)
+    pair = StreamPair([f"ngram:{tmp_path / 'text'}", f"unigram:{tmp_path / 'text'}"])
+    source = pair.models[0].source.source
+
+    class Forgetful:
+        name, num_words, predict, log_prob_of, reset = "own", source.num_words, source.predict, source.log_prob_of, source.reset
+
+        def observe(self, y):
+            raise ConnectionError("gone")
+
+    pair.models[0].source.source = Forgetful()
+    with pytest.raises(StreamError, match=r"gone; and 5-gram, text could not be put back to before the line"):
+        pair.read(1, b"the cat")

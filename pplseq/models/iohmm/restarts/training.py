@@ -26,6 +26,8 @@ class RestartTraining(Training):
         save: writes the model into a folder. num_steps: of the data, for records.
     """
 
+    drops = True
+
     def __init__(
         self,
         begin_group: Callable[[int], RestartRun],
