@@ -79,7 +79,7 @@ def connected(
             ) from error
         check_versions(client)
         if say is not None:
-            count = len(client.scheduler_info(n_workers=-1)["workers"])
+            count = Cluster(client).num_workers
             say(f"{count} worker{'s' * (count != 1)}; dashboard: {client.dashboard_link}")
         with client.as_current():
             yield Cluster(client)
@@ -133,6 +133,11 @@ class Cluster:
 
     def __init__(self, client: Any):
         self.client = client
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are now."""
+        return len(self.client.scheduler_info(n_workers=-1)["workers"])
 
     def keep(self, values: Sequence[Any]) -> list[Any]:
         """Values that stay on the workers, and are sent anew where one dies; what stands for them in the calls below."""

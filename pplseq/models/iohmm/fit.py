@@ -19,6 +19,7 @@ from pplseq.models.fitting import check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.parameters import FLOOR, IOParameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
+from pplseq.models.iohmm.restarts.cluster import fit_on
 from pplseq.models.iohmm.restarts.em import EMRun
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.gradient import SGDRun
@@ -48,6 +49,7 @@ class FitPlan(NamedTuple):
     resume: bool = False
     max_time: float | None = None
     on_record: Callable[[dict[str, Any]], None] | None = None
+    cluster: Any = None
 
     @property
     def on_disk(self) -> bool:
@@ -88,6 +90,9 @@ class FitPlan(NamedTuple):
 
 def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan: FitPlan) -> FitHistory:
     """Leaves the model at what the fit has found."""
+    if plan.cluster is not None and (plan.on_disk or plan.method not in ("em", "gem")):
+        why = "folder, max_time, on_record" if plan.on_disk else f"method {plan.method!r}"
+        raise ValueError(f"cluster: restarts of 'em' and 'gem' are fitted there, whole; leave out {why}, or cluster")
     if plan.method in ("svi", "nuts"):
         if plan.on_disk:
             raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
@@ -184,10 +189,13 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     held_out = None if validation is None else restart_problem(model, validation, networks)
     history: RestartHistory | None = None
 
+    def draw_group(number: int) -> tuple[Parameters, list[RestartBlock]]:
+        return _as_restart(model) if plan.warm_start else draw_parameters(problem, groups[number]), groups[number]
+
     def begin_group(number: int) -> RestartRun:
         problem.forget()
-        parameters = _as_restart(model) if plan.warm_start else draw_parameters(problem, groups[number])
-        common: dict[str, Any] = dict(blocks=groups[number], precisions=precisions, **plan.options)
+        parameters, blocks = draw_group(number)
+        common: dict[str, Any] = dict(blocks=blocks, precisions=precisions, **plan.options)
         if plan.method == "sgd":
             return SGDRun(problems, parameters, **common)
         return EMRun(problem, parameters, gradient=plan.method == "gem", **common)
@@ -204,6 +212,10 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
         return history.reason
 
     load = functools.partial(load_restart, model)
+    if plan.cluster is not None:
+        common = dict(precisions=precisions, gradient=plan.method == "gem", **plan.options)
+        conclude(fit_on(plan.cluster, problem, [draw_group(number) for number in range(len(groups))], common))
+        return _told(history, loud)
     training = RestartTraining(begin_group, len(groups), load, conclude, model.save, problem.num_steps)
     if plan.on_disk:
         run_training(
@@ -214,8 +226,12 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
             cast(RestartHistory, history).reason = "max_time"
     while not training.ended():
         training.step()
+    return _told(history, loud)
+
+
+def _told(history: RestartHistory | None, loud: list[str]) -> RestartHistory:
     for note in loud:
-        warnings.warn(note, RuntimeWarning, stacklevel=4)
+        warnings.warn(note, RuntimeWarning, stacklevel=5)
     return cast(RestartHistory, history)
 
 

@@ -306,7 +306,7 @@ class IOHMM(IOHMMQueries):
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
         validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
         folder: str | Path | None = None, resume: bool = False, max_time: float | None = None,
-        on_record: Callable[[dict[str, Any]], None] | None = None, **options,
+        on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None, **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
@@ -329,6 +329,7 @@ class IOHMM(IOHMMQueries):
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same arguments.
             max_time: seconds, over all resumptions; the choice is then among what the restarts have come to, and
                 ``history.reason`` is "max_time". on_record: called with the record of every iteration.
+            cluster: an address as of :func:`pplseq.runs.cluster.connected`, whose workers fit the restarts of "em" and "gem".
             **options: max_iterations (100) and tolerance (1e-5 nats per step) of "em" and "gem"; num_steps and lr
                 of "sgd" and "svi"; those of :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
 
@@ -344,7 +345,7 @@ class IOHMM(IOHMMQueries):
         plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
-        plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record)
+        plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
         batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
         held_out = None
         if validation is not None:
