@@ -44,6 +44,9 @@ SYSTEMS = {
     "plain": System("hmm-tagger", "plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
     "latent": System("latent-tagger", None, {}, "HMM over tags split into substates"),
     "crf": System("crf-tagger", None, {}, "linear-chain conditional random field"),
+    "spans": System(
+        "crf-tagger", "of_spans", {}, "crf of chunks or entities (B-NP I-NP O), which keeps to their scheme"
+    ),
     "memm": System("memm-tagger", None, {}, "maximum-entropy Markov model"),
     "most-frequent": System("most-frequent", None, {}, "the most frequent tag of every word"),
     "rules": System("rules", None, {}, "regular expressions"),
@@ -66,8 +69,8 @@ SYSTEMS = {
         "dictionary-tagger", "unsupervised", {}, "HMM, Baum-Welch on words alone; its tags are numbered states", True
     ),
 }
-# those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text
-COMPARED = tuple(name for name, system in SYSTEMS.items() if name != "trigram" and not system.untagged)
+# those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text or tags
+COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in ("trigram", "spans") and not system.untagged)
 
 
 class SavedTagger(NamedTuple):

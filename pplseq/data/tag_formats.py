@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, Self
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 NO_TAG = "_"  # as CoNLL-U writes what is not specified
@@ -34,6 +34,43 @@ class LineError(ValueError):
         self.number = number
 
 
+class Word(str):
+    """A word with what further columns of its line say of it; equal to the word alone.
+
+    Attributes:
+        columns: by their numbers, the word's own left out.
+    """
+
+    columns: Mapping[int, str]
+
+    def __new__(cls, word: str, columns: Mapping[int, str]) -> Self:
+        made = super().__new__(cls, word)
+        made.columns = dict(columns)
+        return made
+
+    def __repr__(self) -> str:
+        return f"Word({str.__repr__(self)}, {self.columns!r})"
+
+    def __reduce__(self) -> tuple[type[Word], tuple[str, Mapping[int, str]]]:
+        return Word, (str(self), self.columns)
+
+
+def words_with(words: Sequence[str], lines: Sequence[Line], rows: Sequence[Sequence[str]], wanted: Sequence[int]) -> tuple:
+    """The words with the columns that are wanted, of the columns of their lines.
+
+    Raises:
+        LineError: a line that lacks one.
+    """
+    if not wanted:
+        return tuple(words)
+    for line, row in zip(lines, rows, strict=True):
+        if len(row) <= max(wanted):
+            raise LineError(
+                line.number, f"expected a column {max(wanted)} (the first is 0), which the model looks at: {_shown(line.text)}"
+            )
+    return tuple(Word(word, {i: row[i] for i in wanted}) for word, row in zip(words, rows, strict=True))
+
+
 class ParsedSentence(NamedTuple):
     """words, tags (None where there is none), and for each word where it stands: the index of its line, or its index in
     the line where a line is a sentence."""
@@ -49,10 +86,12 @@ class TagFormat(ABC):
     Attributes:
         name: as `read_tagged` takes it.
         line_is_sentence: whether a line is a whole sentence; otherwise it is a word, and blank lines end sentences.
+        word_columns: numbers of further columns that words are read with; see :class:`Word`.
     """
 
     name: ClassVar[str]
     line_is_sentence: ClassVar[bool] = False
+    word_columns: Sequence[int] = ()
 
     @abstractmethod
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:
@@ -104,7 +143,7 @@ class ConlluFormat(TagFormat):
             self.column = column
 
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:
-        words, tags, places = [], [], []
+        words, tags, places, rows = [], [], [], []
         for place, (number, text) in enumerate(lines):
             if text.startswith("#"):
                 continue
@@ -132,7 +171,9 @@ class ConlluFormat(TagFormat):
             untagged = columns[self.column] == NO_TAG and self.column != FEATS
             tags.append(None if untagged else columns[self.column])
             places.append(place)
-        return ParsedSentence(tuple(words), tuple(tags), tuple(places))
+            rows.append(columns)
+        with_columns = words_with(words, [lines[place] for place in places], rows, self.word_columns)
+        return ParsedSentence(with_columns, tuple(tags), tuple(places))
 
     def render(self, words, tags, probabilities=None, lines=None, places=()):
         if probabilities is not None and self.column == 9:
@@ -201,7 +242,7 @@ class ColumnsFormat(TagFormat):
         self.width = width  # now that the sentence is known to be sound
         tags = (row[self.column] if self.column < len(row) else NO_TAG for row in rows)
         return ParsedSentence(
-            tuple(row[0] for row in rows),
+            words_with([row[0] for row in rows], lines, rows, self.word_columns),
             tuple(None if tag == NO_TAG else tag for tag in tags),
             tuple(range(len(rows))),
         )

@@ -105,6 +105,7 @@ def read_tagged(
     tags: str = "required",
     separator: str = "_",
     to_tag: bool = False,
+    word_columns: Sequence[int] = (),
 ) -> TaggedFile:
     """Read a file of tagged sentences.
 
@@ -117,6 +118,7 @@ def read_tagged(
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".
+        word_columns: numbers of further columns that words are read with, as a :class:`~pplseq.data.tag_formats.Word`.
         to_tag: it may be empty, and is taken for words unless it is clearly something else: see `guess_format`.
 
     Returns:
@@ -141,6 +143,10 @@ def read_tagged(
         format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample, to_tag=to_tag)
     chosen = column.get(format) if isinstance(column, Mapping) else column
     tag_format = make_format(format, chosen, separator=separator, tags_optional=optional)
+    if word_columns and tag_format.line_is_sentence:
+        raise ValueError(f"{name}: the format {format!r} has no columns {', '.join(map(str, word_columns))} beside the words, "
+                         "which the model looks at; give a file of columns")  # fmt: skip
+    tag_format.word_columns = tuple(word_columns)
     sentences, blocks, skipped = [], [], []
     for block in blocks_of(raw, tag_format):
         first, last = block[0][0], block[-1][0]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pplseq.models.taggers.comparison import CurvePoint, SystemResult
 from pplseq.models.taggers.scores import McNemar, Share, TagScores, mcnemar
+from pplseq.models.taggers.spans.scores import SpanScores
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> str:
@@ -53,6 +54,15 @@ def per_tag_table(scores: TagScores) -> str:
     ]
     rows.append(["mean of gold tags", "", "", _ratio(scores.macro_f1), "", ""])
     return plain_table(["tag", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
+
+
+def spans_table(scores: SpanScores) -> str:
+    """Precision, recall and F1 of whole spans, of all and by kind."""
+    rows = [
+        [name, _ratio(s.precision), _ratio(s.recall), _ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
+        for name, s in [("all spans", scores.overall), *scores.by_kind.items()]
+    ]
+    return plain_table(["span", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
 
 
 def confusion_table(scores: TagScores, top: int = 10) -> str:

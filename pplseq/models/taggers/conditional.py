@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain as chained
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from pplseq.models.taggers.columns import ColumnSource
 from pplseq.models.taggers.conditional_programs import MEMM, FeatureWeights, LinearChainCRF
 from pplseq.models.taggers.features import DEFAULT_TEMPLATES, TagFeatures
 from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
+from pplseq.models.taggers.spans.schemes import SCHEMES, all_tags, allowed, converted
+from pplseq.models.taggers.spans.templates import column_templates, list_templates
+from pplseq.models.taggers.spans.word_lists import read_clusters, read_gazetteers
 from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
 from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
 from pplseq.models.taggers.weights import SEARCHES, CRFSettings, SparseRows, TagData
@@ -37,12 +41,25 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         columns: ColumnSource | None = None,
         column_scale: float = 1.0,
         pairs: str = "observed",
+        spans: str | None = None,
+        word_columns: Sequence[int] = (),
+        clusters: str | Path | Mapping[str, str] | None = None,
+        gazetteers: Sequence[str | Path] | Mapping[str, Sequence[str]] = (),
         settings: CRFSettings | None = None,
         dtype: str = "float32",
         decoder: str = "viterbi",
         **options: Any,
     ):
-        self.features, self.templates = TagFeatures(templates, min_count), tuple(templates)
+        self.templates, self.word_columns = tuple(templates), tuple(word_columns)
+        self.clusters = clusters if clusters is None or isinstance(clusters, Mapping) else read_clusters(clusters)
+        self.gazetteers = gazetteers if isinstance(gazetteers, Mapping) else read_gazetteers(gazetteers)
+        more = (*column_templates(self.word_columns), *list_templates(self.clusters, self.gazetteers))
+        self.features = TagFeatures(
+            dict.fromkeys((*templates, *more)), min_count, clusters=self.clusters, gazetteers=self.gazetteers
+        )
+        self.spans = None if spans is None else checks.choice("spans", spans, SCHEMES)
+        if spans is not None and not issubclass(self.weights_class, LinearChainCRF):
+            raise ValueError(f"spans: a {type(self).__name__} chooses tags one by one; use CRFTagger, got {spans!r}")
         self.columns, self.min_count = columns, min_count
         self.pairs = checks.choice("pairs", pairs, ("observed", "all"))
         self.dtype = checks.choice("dtype", dtype, ("float32", "float64"))
@@ -115,9 +132,12 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         """
         check_sentences(x, need_tags=False)
         sentences = [sentence for sentence in x if len(sentence.words)]
+        if self.spans is not None:
+            sentences = converted(sentences, self.spans)
         tags = tag_names(sentences)
         if not tags:
             raise ValueError("x: not one word has a tag")
+        tags = tags if self.spans is None else all_tags(tags, self.spans)
         words = [sentence.words for sentence in sentences]
         self.tags, self.known_words = tags, frozenset(chained.from_iterable(words))
         self.features.fit(words)
@@ -140,7 +160,11 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
 
     def _new_weights(self, pairs: Tensor) -> FeatureWeights:
         dtype = getattr(torch, self.dtype)
-        return self.weights_class(pairs, self.num_features, len(self.tags), self.num_dense_columns, dtype)
+        weights = self.weights_class(pairs, self.num_features, len(self.tags), self.num_dense_columns, dtype)
+        if self.spans is not None and isinstance(weights, LinearChainCRF):
+            first, after, last = map(torch.from_numpy, allowed(self.tags, self.spans))
+            weights.allowed = first, after, last
+        return weights
 
     # ---------------------------------------------------------------- questions
     def tag_of_state(self) -> Tensor:
@@ -177,6 +201,10 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             "column_scale": self.column_scale,
             "num_columns": [self.num_sparse_columns, self.num_dense_columns],
             "pairs": self.pairs,
+            "spans": self.spans,
+            "word_columns": list(self.word_columns),
+            "clusters": self.clusters,
+            "gazetteers": self.gazetteers,
             "dtype": self.dtype,
             "decode": self.decoder,
             "settings": asdict(self.settings),
@@ -193,12 +221,16 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             min_count=config["features"]["min_count"],
             column_scale=config["column_scale"],
             pairs=config["pairs"],
+            spans=config["spans"],
+            word_columns=config["word_columns"],
+            clusters=config["clusters"],
+            gazetteers=config["gazetteers"],
             dtype=config["dtype"],
             decoder=config["decode"],
             settings=CRFSettings(**config["settings"]),
         )
         codes = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
-        tagger.features = TagFeatures.from_state(config["features"], codes)
+        tagger.features = tagger.features.restored(config["features"], codes)
         tagger.tags, tagger.known_words = tuple(config["tags"]), frozenset(config["known_words"])
         tagger.num_sparse_columns, tagger.num_dense_columns = config["num_columns"]
         tagger.column_moments = tensors.get("column_moments")
@@ -223,6 +255,14 @@ class CRFTagger(FeatureTagger):
         column_scale: standard deviation that dense columns are brought to, a factor of sparse ones: the smaller, the more the
             penalty holds their weights back.
         pairs: "observed": only pairs of feature and tag seen in training have a weight, as in crfsuite; or "all".
+        spans: tags stand for spans (B-NP, I-NP, O) in this scheme: "bio", "bioes" or "iob1". Tags of the training text are
+            brought to it from whatever scheme they have, and taggings that break it have no share in Z: neither in training nor
+            in any answer. None: tags are tags.
+        word_columns: numbers of the columns of a file that are looked at beside the words (a part of speech, say), as
+            `read_tagged(..., word_columns=)` or a :class:`~pplseq.data.tag_formats.Word` gives them.
+        clusters: the cluster of each word as a string of bits, or a file of `path word` lines; prefixes of it are features.
+        gazetteers: lists of names by what they are lists of, or files with a name a line, called by the file's name; a word in
+            one of the longest names that are found has it as a feature.
         settings: penalty and optimiser; **options: the fields of the settings, instead.
         dtype: in which features are summed up; all else is float64.
         decoder: "viterbi" or "posterior".
@@ -232,6 +272,11 @@ class CRFTagger(FeatureTagger):
 
     name = "crf-tagger"
     weights_class = LinearChainCRF
+
+    @classmethod
+    def of_spans(cls, **options: Any) -> CRFTagger:
+        """For chunks and entities: spans keep to the scheme "bio", unless told otherwise."""
+        return cls(**{"spans": "bio", **options})
 
 
 class MEMMTagger(FeatureTagger):

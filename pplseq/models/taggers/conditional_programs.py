@@ -96,11 +96,25 @@ class FeatureWeights(PyroModule):
 
 
 class LinearChainCRF(FeatureWeights):
-    """p(tags | words) = exp(sum_t scores[t, tag_t] + sum_t transition[tag_{t-1}, tag_t]) / Z(words)."""
+    """p(tags | words) = exp(sum_t scores[t, tag_t] + sum_t transition[tag_{t-1}, tag_t]) / Z(words).
+
+    Attributes:
+        allowed: first (K,), after (K, K) and last (K,), bool: tags that may begin, follow and end; Z sums over these taggings.
+            None: all.
+    """
+
+    allowed: tuple[Tensor, Tensor, Tensor] | None = None
 
     def paths(self, bucket: Bucket, scores: Tensor) -> LinearChain:
         """The distribution of tag paths of some sentences; scores (N, K) of all words."""
-        return LinearChain(bucket.take(scores), self.transition, bucket.lengths)
+        scores, transition = bucket.take(scores), self.transition
+        if self.allowed is not None:
+            first, after, last = self.allowed
+            ends = (torch.arange(scores.shape[1]) == bucket.lengths.unsqueeze(-1) - 1).unsqueeze(-1)
+            begins = (torch.arange(scores.shape[1]) == 0).unsqueeze(-1)
+            scores = scores.masked_fill((begins & ~first) | (ends & ~last), -torch.inf)
+            transition = transition.masked_fill(~after, -torch.inf)
+        return LinearChain(scores, transition, bucket.lengths)
 
     def sentence_chain(self, bucket: Bucket, scores: Tensor) -> Chain:
         return self.paths(bucket, scores).chain()

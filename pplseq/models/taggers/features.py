@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain as chained
 from itertools import groupby
@@ -11,6 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from pplseq import checks
+from pplseq.models.taggers.spans.word_lists import Gazetteers
 
 BEGIN, END, FIRST_VALUE = 0, 1, 2  # values beyond a sentence's ends, and the first of an attribute's own
 ABSENT = -1
@@ -73,6 +74,7 @@ ATTRIBUTES: dict[str, Callable[[str], str | None]] = {
     "hyphen": hyphen,
 }
 AFFIXES = {"prefix": prefix, "suffix": suffix}
+COLUMN, CLUSTER, GAZETTEER = "column", "cluster", "gazetteer"  # of tokens; of words with lists; of tokens with lists
 
 DEFAULT_TEMPLATES = (
     "word[0]", "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 6)),
@@ -92,8 +94,9 @@ class _Template:
         for part in text.split("|"):
             match = PART.fullmatch(part)
             name, size = (match[1], match[2]) if match else ("", None)
-            if match is None or name not in (ATTRIBUTES if size is None else AFFIXES) or (size and int(size) < 1):
-                known = ", ".join([*ATTRIBUTES, *(f"{affix}N" for affix in AFFIXES)])
+            known_names = (*ATTRIBUTES, GAZETTEER) if size is None else (*AFFIXES, COLUMN, CLUSTER)
+            if match is None or name not in known_names or (size and int(size) < 1):
+                known = ", ".join([*ATTRIBUTES, GAZETTEER, *(f"{name}N" for name in (*AFFIXES, COLUMN, CLUSTER))])
                 raise ValueError(
                     f"templates: {text!r} is none; expected attributes with the place they are looked up at, such as "
                     f"'suffix3[-1]' or 'lower[0]|lower[1]', with attributes of: {known}"
@@ -103,11 +106,20 @@ class _Template:
             raise ValueError(f"templates: {text!r} has {len(self.parts)} parts, at most {63 // PART_BITS} are possible")
 
 
-def _attribute(name: str) -> Callable[[str], str | None]:
-    if name in ATTRIBUTES:
-        return ATTRIBUTES[name]
-    stem = name.rstrip("0123456789")
-    return partial(AFFIXES[stem], size=int(name[len(stem) :]))
+def _of_token(name: str) -> bool:
+    """Whether an attribute differs between places where the same word stands."""
+    return name.startswith((COLUMN, GAZETTEER))
+
+
+def _column(word: str, number: int) -> str | None:
+    """What a file's further column says of a word."""
+    columns = getattr(word, "columns", {})
+    if number not in columns:
+        raise ValueError(
+            f"x: the word {str(word)!r} has no column {number}, which features look at; read the text with "
+            f"word_columns=({number},), or give words as Word({str(word)!r}, {{{number}: ...}})"
+        )
+    return columns[number]
 
 
 class TagFeatures:
@@ -115,9 +127,11 @@ class TagFeatures:
 
     Args:
         templates: attributes of words at places relative to the current one, joined by `|`. Attributes: word, lower, shape,
-            short_shape, capitals, digits, hyphen, prefixN, suffixN (N letters). Beyond the ends of a sentence an attribute
-            has values of its own.
+            short_shape, capitals, digits, hyphen, prefixN, suffixN (N letters), columnN (the N-th column of a file, of words
+            that are a :class:`~pplseq.data.tag_formats.Word`), clusterN (N bits), gazetteer. Beyond the ends of a sentence an
+            attribute has values of its own.
         min_count: how often a feature must occur in training to be kept.
+        clusters: the cluster of each word as a string of bits. gazetteers: names, by what they are lists of.
 
     Example::
 
@@ -125,8 +139,16 @@ class TagFeatures:
         features.encode([["The", "cat"]])       # (2, number of templates) feature numbers
     """
 
-    def __init__(self, templates: Iterable[str] = DEFAULT_TEMPLATES, min_count: int = 1):
-        self.templates = tuple(templates)
+    def __init__(
+        self,
+        templates: Iterable[str] = DEFAULT_TEMPLATES,
+        min_count: int = 1,
+        *,
+        clusters: Mapping[str, str] | None = None,
+        gazetteers: Mapping[str, Sequence[str]] | None = None,
+    ):
+        self.templates, self.clusters = tuple(templates), clusters or {}
+        self.gazetteers = Gazetteers(gazetteers or {})
         if not self.templates:
             raise ValueError("templates: expected at least one, such as 'word[0]'; got none")
         checks.count("min_count", min_count)
@@ -176,6 +198,9 @@ class TagFeatures:
         if not words:
             return np.zeros((0, len(self._templates)), dtype=np.int64)
         values = np.array([self._of_word.get(word) or self._remember(word) for word in words])
+        for column, name in enumerate(self._values):
+            if _of_token(name):
+                values[:, column] = self._numbers(name, self._of_tokens(name, sentences), False)
         lengths = np.array([len(sentence) for sentence in sentences])
         end = np.repeat(lengths.cumsum(), lengths)[:, None, None]
         attributes, offsets, leading, known, first_known, first = self._joined
@@ -210,7 +235,7 @@ class TagFeatures:
         """The numbers of all attributes' values of a word."""
         if len(self._of_word) >= KEPT_WORDS:
             self._of_word.clear()
-        found = [int(self._value_numbers(name, (word,), False)[0]) for name in self._values]
+        found = [ABSENT if _of_token(name) else int(self._value_numbers(name, (word,), False)[0]) for name in self._values]
         self._of_word[word] = found
         return found
 
@@ -225,29 +250,52 @@ class TagFeatures:
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         place = np.arange(len(tokens)) - np.repeat(lengths.cumsum() - lengths, lengths)
         rest = np.repeat(lengths, lengths) - place  # how many words of the sentence from here on
-        of_word = {name: self._value_numbers(name, number, grow) for name in self._values}
+        of_token = {
+            name: self._numbers(name, self._of_tokens(name, sentences), grow)
+            if _of_token(name)
+            else self._value_numbers(name, number, grow)[tokens]
+            for name in self._values
+        }
         for template in self._templates:
             code, absent = np.zeros(len(tokens), dtype=np.int64), np.zeros(len(tokens), dtype=bool)
             for name, offset in template.parts:
                 before, behind = place + offset < 0, rest - offset <= 0
                 inside = ~(before | behind)
                 value = np.where(before, BEGIN, END)
-                value[inside] = of_word[name][tokens[np.flatnonzero(inside) + offset]]
+                value[inside] = of_token[name][np.flatnonzero(inside) + offset]
                 absent |= value == ABSENT
                 code = (code << PART_BITS) | value.clip(0)
             code[absent] = ABSENT
             yield code
 
+    def _attribute(self, name: str) -> Callable[[str], str | None]:
+        """What gives an attribute's value of a word."""
+        if name in ATTRIBUTES:
+            return ATTRIBUTES[name]
+        stem = name.rstrip("0123456789")
+        size = int(name[len(stem) :])
+        if stem == CLUSTER:
+            # a path that is shorter than a prefix is a cluster of its own
+            return lambda word: (self.clusters.get(word) or self.clusters.get(word.lower(), ""))[:size] or None
+        return partial(AFFIXES[stem], size=size)
+
+    def _of_tokens(self, name: str, sentences: Sentences) -> Iterable[str | None]:
+        """The values of an attribute of tokens at all of them."""
+        if name == GAZETTEER:
+            return chained.from_iterable(map(self.gazetteers.of_sentence, sentences))
+        number = int(name.removeprefix(COLUMN))
+        return (_column(word, number) for word in chained.from_iterable(sentences))
+
     def _value_numbers(self, name: str, words: Iterable[str], grow: bool) -> np.ndarray:
         """(number of different words,) the number of an attribute's value of each."""
-        values, attribute = self._values[name], _attribute(name)
+        return self._numbers(name, map(self._attribute(name), words), grow)
+
+    def _numbers(self, name: str, found: Iterable[str | None], grow: bool) -> np.ndarray:
+        """The numbers of an attribute's values."""
+        values = self._values[name]
         if not grow:
-            found = (attribute(word) for word in words)
             return np.array([ABSENT if value is None else values.get(value, ABSENT) for value in found], dtype=np.int64)
-        numbers = []
-        for word in words:
-            value = attribute(word)
-            numbers.append(ABSENT if value is None else values.setdefault(value, len(values) + FIRST_VALUE))
+        numbers = [ABSENT if value is None else values.setdefault(value, len(values) + FIRST_VALUE) for value in found]
         if len(values) + FIRST_VALUE > 1 << PART_BITS:
             raise ValueError(
                 f"x: {len(values)} values of {name}, at most {(1 << PART_BITS) - FIRST_VALUE} are possible"
@@ -283,9 +331,12 @@ class TagFeatures:
 
     @classmethod
     def from_state(cls, header: dict, arrays: dict[str, np.ndarray]) -> TagFeatures:
-        """What :meth:`state` was called on."""
-        features = cls(header["templates"], header["min_count"])
-        for name in features._values:
-            features._values[name] = {value: i for i, value in enumerate(header["values"][name], FIRST_VALUE)}
-        features._codes = [np.asarray(arrays[f"codes_{i}"]) for i in range(len(features.templates))]
-        return features
+        """What :meth:`state` was called on, which keeps no clusters or gazetteers."""
+        return cls(header["templates"], header["min_count"]).restored(header, arrays)
+
+    def restored(self, header: dict, arrays: dict[str, np.ndarray]) -> TagFeatures:
+        """With the values and codes that :meth:`state` told."""
+        for name in self._values:
+            self._values[name] = {value: i for i, value in enumerate(header["values"][name], FIRST_VALUE)}
+        self._codes = [np.asarray(arrays[f"codes_{i}"]) for i in range(len(self.templates))]
+        return self

@@ -15,6 +15,8 @@ from pplseq.data.tagged import TaggedFile, read_tagged
 from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
+from pplseq.models.taggers.spans.schemes import are_spans
+from pplseq.models.taggers.spans.scores import SpanScores, score_spans
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
 
@@ -32,11 +34,13 @@ def read(
     *,
     tags: str = "required",
     to_tag: bool = False,
+    word_columns: Sequence[int] = (),
 ) -> TaggedFile:
     """A file of sentences, by default with the column of a saved tagger.
 
     Args:
         reading: with column, format, separator and on_error. say: told what was skipped.
+        word_columns: that a tagger looks at; those of a saved one are known.
     """
     column = int(reading.column) if reading.column is not None and reading.column.isdecimal() else reading.column
     if column is None and saved is not None:
@@ -49,6 +53,7 @@ def read(
         tags=tags,
         separator=reading.separator,
         to_tag=to_tag,
+        word_columns=word_columns if saved is None else getattr(saved.tagger, "word_columns", ()),
     )
     if to_tag and reading.format is None and found.format in ("columns", "word_tag") and "-" != path:
         say(f"{found.name}: read as {found.format}, by its first lines; --format says otherwise")
@@ -137,13 +142,15 @@ def _cut(shown: int, num: int, what: str) -> list[str]:
 
 class Scored(NamedTuple):
     """Scores of a tagger on a text, the tags it gave, those it has never seen with counts, and seconds of tagging. clusters:
-    how well clusters agree with tags, and what each is called; None of a tagger whose tags have names."""
+    how well clusters agree with tags, and what each is called; None of a tagger whose tags have names. spans: scores of whole
+    spans, where the right tags stand for spans."""
 
     scores: TagScores
     tags: list[tuple[str, ...]]
     unseen: Counter[str]
     seconds: float
     clusters: dict[str, Any] | None = None
+    spans: SpanScores | None = None
 
 
 def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, clusters: bool = False) -> Scored:
@@ -162,7 +169,10 @@ def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, cluste
         agreement = {**score_clusters(sentences, tags)._asdict(), "names": names}
         tags = [tuple(names.get(cluster) for cluster in row) for row in tags]
     training = TrainingWords(frozenset(saved.tagger.known_words), saved.ambiguous)
-    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds, agreement)
+    spans = None
+    if not clusters and are_spans(tag for sentence in sentences for tag in sentence.tags) and are_spans(saved.tagger.tags):
+        spans = score_spans(sentences, tags)
+    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds, agreement, spans)
 
 
 def scores_text(model: Path, result: Scored, top: int, against: Path | None, other: Scored | None) -> str:
@@ -172,6 +182,8 @@ def scores_text(model: Path, result: Scored, top: int, against: Path | None, oth
     if result.clusters is not None:
         shown = " ".join(f"{name} {result.clusters[name]:.4f}" for name in ("v_measure", "homogeneity", "completeness"))
         parts[0] += f"\nclusters called by their most frequent tag (many-to-one); {shown}"
+    if result.spans is not None:
+        parts.append(tag_tables.spans_table(result.spans))
     if result.unseen:
         listed = ", ".join(f"{tag} {count:,}" for tag, count in result.unseen.most_common())
         parts.append(f"tags that the model has not seen in training, always wrong: {listed}")
@@ -191,6 +203,8 @@ def scores_json(model: str, text: str, result: Scored, against: Path | None, oth
     found |= {"interval": result.scores.interval(), "unseen_tags": dict(result.unseen), "seconds": result.seconds}
     if result.clusters is not None:
         found["clusters"] = result.clusters
+    if result.spans is not None:
+        found["spans"] = result.spans.summary()
     found["confusions"] = [pair._asdict() for pair in result.scores.confusion_pairs(50)]
     if other is not None:
         test = mcnemar(result.scores, other.scores)._asdict()

@@ -46,8 +46,10 @@ def train(job: Job) -> dict[str, Any]:
     tagger = make_tagger(settings.system, **chosen)  # before the text is read: it may be refused
     partial = settings.partial or SYSTEMS[settings.system].untagged
     with job.preparing(f"reading {Path(job.data).name}"):
-        sentences = read(job.data, settings, job.watch.say, tags="optional" if partial else "required")
-        dev = None if settings.dev is None else read(settings.dev, settings, job.watch.say)
+        columns = getattr(tagger, "word_columns", ())
+        tags = "optional" if partial else "required"
+        sentences = read(job.data, settings, job.watch.say, tags=tags, word_columns=columns)
+        dev = None if settings.dev is None else read(settings.dev, settings, job.watch.say, word_columns=columns)
     what = f"training {settings.system} on {len(sentences):,} sentences"
     if not isinstance(tagger, IterativeTagger):
         with job.preparing(what):

@@ -1,0 +1,86 @@
+"""Chunking on CoNLL-2000: F1 of whole chunks as conlleval counts it, of the CRF that keeps to the scheme of its tags.
+
+    python scripts/reproduce/conll2000_chunks.py
+    python scripts/reproduce/conll2000_chunks.py --held-out --l2 0.3 1 --spans bioes      # a tenth of train in place of test
+
+The given part-of-speech tags are features beside the words. Trained on CoNLL-2000 train (sections 15-18 of the treebank),
+tested on its test (section 20); settings are chosen on held-out sentences of train. Adds its rows to
+results/conll2000_chunks.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+from record import data_folder, record  # noqa: E402
+
+
+def run_one(train, test, **settings) -> dict:
+    """A row: scores of chunks and seconds."""
+    from pplseq.baselines.tagging_systems import make_tagger
+    from pplseq.models.taggers.spans.scores import score_spans
+
+    tagger = make_tagger("spans", word_columns=[1], **settings)
+    began = time.process_time(), time.perf_counter()
+    tagger.fit(train)
+    seconds = time.process_time() - began[0], time.perf_counter() - began[1]
+    began = time.process_time()
+    found = tagger.tag([sentence.words for sentence in test])
+    tagging = time.process_time() - began
+    scores = score_spans(test, found)
+    return {
+        **{name: round(100 * getattr(scores.overall, name), 2) for name in ("f1", "precision", "recall")},
+        "kinds": {kind: round(100 * score.f1, 2) for kind, score in scores.by_kind.items() if score.num_gold},
+        "training_cpu_seconds": round(seconds[0], 1),
+        "training_seconds": round(seconds[1], 1),
+        "tokens_per_cpu_second": round(sum(len(sentence.words) for sentence in test) / tagging),
+        "loss": [round(value, 1) for value in tagger.history[-1:]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--l2", type=float, nargs="+", default=[0.3], help="penalties")
+    parser.add_argument("--spans", nargs="+", default=["bio"], choices=("bio", "bioes"), help="schemes to learn in")
+    parser.add_argument("--tolerance", type=float, default=3e-4, help="relative gain in ten iterations that ends training")
+    parser.add_argument("--held-out", action="store_true", help="train on nine tenths of train and test on the tenth")
+    parser.add_argument("--max-sentences", type=int, help="of train; for a look")
+    options = parser.parse_args()
+
+    import torch
+
+    from pplseq.data.tagged import read_tagged
+
+    torch.set_num_threads(1)
+    folder = data_folder() / "conll2000"
+    train, test = (
+        list(read_tagged(folder / f"{part}.txt", "columns", 2, word_columns=[1])) for part in ("train", "test")
+    )
+    if options.held_out:
+        train, test = [s for i, s in enumerate(train) if i % 10 != 9], train[9::10]
+    train = train[: options.max_sentences]
+    stem = "conll2000_chunks" + ("_held_out" if options.held_out else "")
+    path = ROOT / "results" / f"{stem}.json"
+    for spans, l2 in itertools.product(options.spans, options.l2):
+        row = run_one(train, test, spans=spans, l2=l2, tolerance=options.tolerance)
+        results = json.loads(path.read_text())["results"] if path.is_file() else {}
+        name = f"spans={spans} l2={l2:g}" + ("" if options.max_sentences is None else f" sentences={len(train)}")
+        results[name] = row
+        print(name, json.dumps(row), flush=True)
+        record(
+            stem, results, folder=".", tolerance=options.tolerance,
+            protocol="CoNLL-2000 train to test, given parts of speech, F1 of conlleval, one core; rows of several runs",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
