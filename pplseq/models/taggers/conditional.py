@@ -18,14 +18,14 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.models.taggers.columns import ColumnSource
 from pplseq.models.taggers.conditional_programs import MEMM, FeatureWeights, LinearChainCRF
 from pplseq.models.taggers.features import DEFAULT_TEMPLATES, TagFeatures
+from pplseq.models.taggers.penalty import FeatureTraining
 from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
 from pplseq.models.taggers.spans.schemes import SCHEMES, all_tags, allowed, converted
 from pplseq.models.taggers.spans.templates import column_templates, list_templates
 from pplseq.models.taggers.spans.word_lists import read_clusters, read_gazetteers
 from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
-from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
-from pplseq.models.taggers.weights import SEARCHES, CRFSettings, SparseRows, TagData
-from pplseq.runs.checkpoint import named_weights, restore_weights
+from pplseq.models.taggers.training import IterativeTagger
+from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData
 
 
 class FeatureTagger(IterativeTagger, ProbabilisticTagger):
@@ -70,6 +70,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         self.column_moments: Tensor | None = None  # (2, h) mean and standard deviation of dense columns in training
         self.num_sparse_columns = self.num_dense_columns = 0
         self.weights: FeatureWeights  # after fit
+        self.l2 = self.settings.l2  # that was chosen, after fit
         self.history: list[float] = []
 
     # ---------------------------------------------------------------- numbers
@@ -125,7 +126,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
 
     # ---------------------------------------------------------------- training
     def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> FeatureTraining:
-        """Of weights; words without a tag (None) are summed over. Held-out sentences are not needed, and not used.
+        """Of weights; words without a tag (None) are summed over. Held-out sentences choose the penalty, unless it is given.
 
         Raises:
             ValueError: no words, or not one tag.
@@ -148,7 +149,10 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             self.num_sparse_columns, self.num_dense_columns = (number, 0) if self.columns.sparse else (0, number)
         data = self.encode(words, [sentence.tags for sentence in sentences])
         self.weights = self._new_weights(self._pairs(data))
-        return FeatureTraining(self, x, data)
+        held_out = [sentence for sentence in dev or () if len(sentence.words)]
+        if self.spans is not None:
+            held_out = converted(held_out, self.spans)
+        return FeatureTraining(self, x, data, sentences, held_out)
 
     def _pairs(self, data: TagData) -> Tensor:
         num_tags = len(self.tags)
@@ -208,6 +212,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             "dtype": self.dtype,
             "decode": self.decoder,
             "settings": asdict(self.settings),
+            "l2": self.l2,
         }
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()} | dict(self.weights.state_dict())
         if self.column_moments is not None:
@@ -229,6 +234,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             decoder=config["decode"],
             settings=CRFSettings(**config["settings"]),
         )
+        tagger.l2 = config["l2"]
         codes = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
         tagger.features = tagger.features.restored(config["features"], codes)
         tagger.tags, tagger.known_words = tuple(config["tags"]), frozenset(config["known_words"])
@@ -289,35 +295,3 @@ class MEMMTagger(FeatureTagger):
 
     name = "memm-tagger"
     weights_class = MEMM
-
-
-class FeatureTraining(TaggerTraining):
-    """A period of L-BFGS, or an epoch of SGD, a step."""
-
-    tagger: FeatureTagger
-
-    def __init__(self, tagger: FeatureTagger, x: Sequence[TaggedSentence], data: TagData):
-        weights, settings = tagger.weights, tagger.settings
-        self.search = SEARCHES[settings.method](
-            weights.parameters(), lambda part, share: weights.loss(part, settings.l2, share), data, settings
-        )
-        super().__init__(tagger, x, self.search.num_steps)
-
-    def ended(self) -> str:
-        return self.search.reason
-
-    def iterate(self) -> float:
-        return self.search.step()
-
-    def publish(self) -> None:
-        self.tagger.history = self.search.losses()
-
-    def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, state = self.search.state()
-        weights = {f"weights.{name}": value for name, value in named_weights(self.tagger.weights).items()}
-        return weights | {f"search.{name}": value for name, value in tensors.items()}, state
-
-    def relearn(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        restore_weights(self.tagger.weights, tensors)
-        found = {name.removeprefix("search."): value for name, value in tensors.items() if name.startswith("search.")}
-        self.search.restore(found, state)

@@ -163,14 +163,15 @@ class TagData:
 class CRFSettings(checks.NamedArguments):
     """How weights are found.
 
-    l2: the penalty l2 * |w|^2 on weights, as crfsuite's c2 (a Gaussian prior of variance 1 / (2 l2)).
+    l2: the penalty l2 * |w|^2 on weights, as crfsuite's c2 (a Gaussian prior of variance 1 / (2 l2)). None: the one that
+        gives most held-out words their right tag; see :class:`~pplseq.models.taggers.penalty.FeatureTraining`.
     method: "lbfgs", all sentences at once, or "sgd", some at a time with AdaGrad's step sizes.
     max_iterations, tolerance, period: of L-BFGS; it stops when `period` iterations improve the loss by less than this share.
     history_size: of L-BFGS's approximation of the curvature.
     epochs, batch_size (sentences), lr, seed: of SGD; its steps shrink to nothing over the last half of the epochs.
     """
 
-    l2: float = 1.0
+    l2: float | None = None
     method: str = "lbfgs"
     max_iterations: int = 300
     tolerance: float = 1e-5
@@ -184,8 +185,8 @@ class CRFSettings(checks.NamedArguments):
     def __post_init__(self):
         if self.method not in ("lbfgs", "sgd"):
             raise ValueError(f"method: expected 'lbfgs' or 'sgd', got {self.method!r}")
-        if not self.l2 >= 0:
-            raise ValueError(f"l2: expected 0 or more, got {self.l2}")
+        if self.l2 is not None and not self.l2 >= 0:
+            raise ValueError(f"l2: expected 0 or more, or None to choose it on held-out sentences, got {self.l2}")
         for name in ("max_iterations", "period", "history_size", "epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
