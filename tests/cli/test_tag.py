@@ -217,6 +217,16 @@ def test_nothing_to_tag(model, files, text):
     assert "the file is empty" in pplseq("tag", "eval", model, "-", input=text, code=2).stderr
 
 
+@pytest.mark.slow
+def test_run_on_a_cluster(tmp_path):
+    write_tagged(tmp_path / "train.conllu", TRAIN)
+    pplseq("train", "tagger", tmp_path / "train.conllu", "--system", "latent", "--out", tmp_path / "run")
+    text = "the dog barks\na dog\n" * 3
+    alone = pplseq("tag", "run", tmp_path / "run", "--probabilities", input=text)
+    shared = pplseq("tag", "run", tmp_path / "run", "--probabilities", "--cluster", "local:1", input=text)
+    assert shared.stdout == alone.stdout and "1 worker; dashboard: http://" in shared.stderr
+
+
 def test_run_to_a_file(model, files):
     pplseq("tag", "run", model, files / "test.conllu", "--out", files / "test.conllu")  # over itself
     assert read_tagged(files / "test.conllu")[0].tags == ("D", "V", "D")

@@ -42,6 +42,9 @@ def tag() -> None:
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page of coloured sentences."
 )
 @click.option("--max-sentences", default=200, show_default=True, type=click.IntRange(1), help="Of the page.")
+@click.option(
+    "--cluster", metavar="ADDRESS", help="Tag on the workers of a Dask cluster: tcp://HOST:PORT, or local:N for N processes."
+)
 @THREADS
 @click.pass_context
 def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as_json: bool, **options: Any) -> None:
@@ -57,7 +60,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
-    from pplseq.models.taggers.answers import answer_each, check_answerable
+    from pplseq.models.taggers.answers import answer_each, answer_on, check_answerable
     from pplseq.recipes.taggers.tagging import other_tags, read, run_page
 
     use_threads(options["threads"])
@@ -69,7 +72,11 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
         say(note)
-    answers = answer_each(saved.tagger, [sentence.words for sentence in sentences], questions)
+    words = [sentence.words for sentence in sentences]
+    if options["cluster"] is None:
+        answers = answer_each(saved.tagger, words, questions)
+    else:
+        answers = answer_on(options["cluster"], saved.tagger, words, questions, say=say)
     for number, found in enumerate(answers):
         if "error" in found:
             failed += 1

@@ -11,9 +11,11 @@ from typing import Any
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.answers import why
 from pplseq.models.taggers.questions import TagQuestions
+from pplseq.runs.cluster import connected
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
+PART_SENTENCES = 4 * BATCH_SENTENCES  # of a part that a worker of a cluster tags
 MOST_SURPRISING = 3  # words of a sentence that are named
 SHARED_TAGS = 0.5  # of a text's words must have tags that the model knows
 
@@ -75,21 +77,46 @@ def answer(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> 
     return answers
 
 
-def answer_each(tagger: Any, sentences: Sequence[Words], questions: TagQuestions) -> list[dict[str, Any]]:
-    """As :func:`answer`; a sentence that has none, whatever the reason, gives {"words", "error"}."""
+def answer_each(tagger: Any, sentences: Sequence[Words], questions: TagQuestions, first: int = 0) -> list[dict[str, Any]]:
+    """As :func:`answer`; a sentence that has none, whatever the reason, gives {"words", "error"}.
+
+    Args:
+        first: the number of the first sentence in a larger text.
+    """
     check_answerable(tagger, questions)
     answers = []
     for start in range(0, len(sentences), BATCH_SENTENCES):
         part = sentences[start : start + BATCH_SENTENCES]
         try:
-            answers += _answer_batch(tagger, part, questions, start)
+            answers += _answer_batch(tagger, part, questions, first + start)
         except Exception:
-            for place, words in enumerate(part, start):
+            for place, words in enumerate(part, first + start):
                 try:
                     answers += _answer_batch(tagger, [words], questions, place)
                 except Exception as error:
                     answers.append({"words": list(words), "error": why(error)})
     return answers
+
+
+def answer_on(
+    where: Any, tagger: Any, sentences: Sequence[Words], questions: TagQuestions, **options: Any
+) -> list[dict[str, Any]]:
+    """:func:`answer_each` by the workers of a cluster.
+
+    Args:
+        where, **options: see :func:`pplseq.runs.cluster.connected`.
+
+    Raises:
+        PartFailed: names the sentences that no worker could do, where workers died.
+    """
+    check_answerable(tagger, questions)
+    starts = range(0, len(sentences), PART_SENTENCES)
+    parts = [[list(words) for words in sentences[start : start + PART_SENTENCES]] for start in starts]
+    names = [f"sentences {start + 1:,} to {start + len(part):,}" for start, part in zip(starts, parts, strict=True)]
+    with connected(where, **options) as cluster:
+        [kept] = cluster.keep([tagger])
+        found = cluster.each(answer_each, [(kept, part, questions, n) for part, n in zip(parts, starts, strict=True)], names)
+    return [answer for part in found for answer in part]
 
 
 def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestions, start: int) -> list[dict[str, Any]]:

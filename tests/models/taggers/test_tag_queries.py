@@ -9,7 +9,7 @@ from support.toy_tagger import PlainTagger, ToyTagger
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import answers as tag_queries
-from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable, unseen_tags
+from pplseq.models.taggers.answers import TagQuestions, answer, answer_each, answer_on, check_answerable, unseen_tags
 
 TRAIN = [TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")), TaggedSentence(("dog", "barks"), ("N", "N"))]
 SENTENCES = [("the", "barks"), (), ("new",)]
@@ -67,6 +67,16 @@ def test_parts_are_the_whole(tagger, monkeypatch):
     assert answer(tagger, SENTENCES * 3, EVERYTHING) == whole
     drawn = [found["samples"] for found in answer(tagger, [("new",) * 9] * 2, TagQuestions(num_samples=2))]
     assert drawn[0] != drawn[1]  # a seed a sentence
+
+
+@pytest.mark.filterwarnings("default")  # Dask's own
+def test_a_cluster_answers_as_one_process(here, tagger, monkeypatch):
+    expected = answer_each(tagger, SENTENCES * 3, EVERYTHING)
+    monkeypatch.setattr(tag_queries, "PART_SENTENCES", 2)
+    assert answer_on(here, tagger, SENTENCES * 3, EVERYTHING) == expected
+    assert answer_on(here, tagger, [], EVERYTHING) == []
+    with pytest.raises(ValueError, match="cluster: expected 'local:N'"):
+        answer_on("somewhere", tagger, SENTENCES, EVERYTHING)
 
 
 def test_questions_without_an_answer():
