@@ -21,8 +21,9 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.props.source import PutBack, put_back
+from pplseq.sources.piece_reader import CachedReader, PieceTree, Reader, has_cache
 
-BATCH = 64  # contexts that go through the network at once
+BATCH = 64  # contexts that go through a network without a cache at once
 MAX_CONTEXT = 512  # pieces, where nothing else is said
 LEAST = 1e-12  # probability of the unknown word, where the others leave nothing
 
@@ -47,15 +48,18 @@ class HuggingFaceSource:
             in which pieces that begin a word start with a mark (GPT-2's and Llama's do).
         vocabulary: of the stream; it must have an unknown word. `<eos>` is a line's end, "\\n" to the model.
         start: pieces before the first word; default: the tokenizer's beginning or end of text.
-        max_context: pieces the model reads at most; default: as many as it has positions, 512 at most.
+        max_context: pieces the model reads at most; default: as many as it has positions, 512 at most. A context that has no
+            room for another word loses its older half.
+        cache: keep keys and values of the context, so that a word costs what its own pieces cost; None where the model has
+            them (``past_key_values``) and they can be cut. False reads the whole context anew for every word.
 
     A word that the vocabulary has not leaves nothing in the context, as nobody knows its spelling.
 
     Raises:
         ValueError: a vocabulary without an unknown word, no start, or more context than the model has positions.
 
-    Cost: ``log_prob_of`` reads the context twice, whatever V is (the unknown word's needs all V); ``predict`` reads it once
-    for each beginning of a word that other words share, which is some thousands of times, so it is for small vocabularies.
+    Cost: ``log_prob_of`` reads the word's pieces, whatever V is; ``predict``, which the unknown word's probability needs too,
+    reads every piece of the tree that the V words make up, once. Without a cache each reads the context as well.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class HuggingFaceSource:
         *,
         start: list[int] | None = None,
         max_context: int | None = None,
+        cache: bool | None = None,
     ):
         if vocabulary.unknown_id is None:
             raise ValueError(
@@ -84,6 +89,11 @@ class HuggingFaceSource:
         self.pieces = [self._spell(word) for word in vocabulary.words]
         num_pieces = int(model.get_output_embeddings().weight.shape[0])
         self._begins = torch.tensor(self._word_beginnings(num_pieces), device=self.device)
+        self.tree = PieceTree(self.pieces)
+        if cache and not has_cache(model):
+            raise ValueError(f"cache: {self.name} keeps no keys and values that can be cut; give cache=None or False")
+        cached = has_cache(model) if cache is None else cache
+        self._reader: Reader = CachedReader(model, self.device) if cached else Reader(self._read_anew)
         self.context: list[int] = list(self.start)
         self._known: np.ndarray | None = None  # (V,) probabilities of the next word, once somebody asked for all
 
@@ -122,8 +132,8 @@ class HuggingFaceSource:
         return flags + [False] * (num_pieces - size)
 
     @torch.no_grad()
-    def _read(self, contexts: list[list[int]]) -> Tensor:
-        """(N, S) log-probabilities of the next piece behind each context."""
+    def _read_anew(self, contexts: list[list[int]]) -> Tensor:
+        """(N, S) log-probabilities of the next piece behind each context, by reading it from its start."""
         rows = []
         for first in range(0, len(contexts), BATCH):
             batch = [context[-self.max_context :] for context in contexts[first : first + BATCH]]
@@ -136,8 +146,7 @@ class HuggingFaceSource:
         return torch.cat(rows)
 
     def _log_prob_of_pieces(self, pieces: list[int]) -> float:
-        contexts = [self.context + pieces[:n] for n in range(len(pieces) + 1)]
-        rows = self._read(contexts)
+        rows = self._reader.along(self.context, pieces)
         spelled = sum(float(rows[n, piece]) for n, piece in enumerate(pieces))
         return spelled + float(torch.logsumexp(rows[-1][self._begins], 0))
 
@@ -152,23 +161,14 @@ class HuggingFaceSource:
         """(V,) probabilities; the unknown word has what the others leave."""
         if self._known is not None:
             return self._known
-        prefixes = sorted({tuple(pieces[:n]) for pieces in self.pieces for n in range(len(pieces) + 1)})
-        number = {prefix: n for n, prefix in enumerate(prefixes)}
-        after, ends = {}, np.empty(len(prefixes))
-        wanted: dict[tuple[int, ...], set[int]] = {}
-        for pieces in self.pieces:
-            for n, piece in enumerate(pieces):
-                wanted.setdefault(tuple(pieces[:n]), set()).add(piece)
-        for first in range(0, len(prefixes), BATCH):
-            part = prefixes[first : first + BATCH]
-            rows = self._read([self.context + list(prefix) for prefix in part])
-            ends[first : first + len(part)] = torch.logsumexp(rows[:, self._begins], -1).cpu().numpy()
-            for prefix, row in zip(part, rows, strict=True):
-                after |= {(prefix, piece): float(row[piece]) for piece in wanted.get(prefix, ())}
-        probs = np.zeros(self.num_words)
-        for word, pieces in enumerate(self.pieces):
-            spelled = sum(after[tuple(pieces[:n]), piece] for n, piece in enumerate(pieces))
-            probs[word] = math.exp(spelled + ends[number[tuple(pieces)]])
+        mass = torch.zeros(len(self.tree), dtype=torch.float64)  # log p of the pieces from the root to each node
+        ends = torch.zeros(len(self.tree), dtype=torch.float64)
+        for nodes, rows in self._reader.over(self.context, self.tree):
+            ends[nodes] = torch.logsumexp(rows[:, self._begins], -1).cpu()
+            for node, row in zip(nodes, rows.cpu(), strict=True):
+                children = self.tree.children[node]
+                mass[children] = mass[node] + row[self.tree.piece[children]]
+        probs = (mass + ends)[self.tree.words].exp().numpy()
         unknown = self.vocabulary.unknown_id
         probs[unknown] = 0.0
         probs[unknown] = max(1 - probs.sum(), LEAST)
@@ -178,7 +178,9 @@ class HuggingFaceSource:
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""
         pieces = [] if y == self.vocabulary.unknown_id else self.pieces[y]
-        self.context = (self.context + pieces)[-self.max_context :]
+        self.context = self.context + pieces
+        if len(self.context) + self.tree.depth > self.max_context:
+            self.context = self.context[-max(self.max_context // 2, 1) :]
         self._known = None
 
     def reset(self) -> None:

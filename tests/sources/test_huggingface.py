@@ -50,6 +50,7 @@ def slow_log_prob(source, context, pieces):
     return total + math.log(float(last[:4].sum()))  # end, line end, " a", " b": a word is over
 
 
+@pytest.mark.slow  # importing transformers takes seconds
 @torch.no_grad()
 def test_words_out_of_pieces(source):
     source.reset()
@@ -66,6 +67,7 @@ def test_words_out_of_pieces(source):
         assert source.context == (context + source.pieces[y] if y != 6 else context)
 
 
+@pytest.mark.slow  # importing transformers takes seconds
 @torch.no_grad()
 def test_all_strings_of_letters_share_the_mass(source):
     """Words of up to 3 letters, and beginnings of longer ones: with the line's end they make up everything."""
@@ -75,18 +77,19 @@ def test_all_strings_of_letters_share_the_mass(source):
         for n in (1, 2, 3)
         for w in itertools.product(range(2), repeat=n)
     )
-    rows = source._read([source.context])[0].exp()
+    rows = source._read_anew([source.context])[0].exp()
     longer = 0.0
     for w in itertools.product(range(2), repeat=3):
         pieces, ids, prob = [2 + w[0], *(4 + letter for letter in w[1:])], list(source.context), 1.0
         for piece in pieces:
-            prob *= float(source._read([ids])[0, piece].exp())
+            prob *= float(source._read_anew([ids])[0, piece].exp())
             ids.append(piece)
-        longer += prob * float(source._read([ids])[0, 4:].exp().sum())
+        longer += prob * float(source._read_anew([ids])[0, 4:].exp().sum())
     # a word may begin with a letter that no space stands before only in the middle of a line's first word
     np.testing.assert_allclose(total + longer, float(rows[2:4].sum()), rtol=1e-9)
 
 
+@pytest.mark.slow  # importing transformers takes seconds
 def test_state_and_errors(source):
     source.reset()
     source.observe(3)
@@ -130,3 +133,79 @@ def test_the_context_ends_where_the_positions_do():
     before = list(source.context)
     source.observe(6)
     assert source.context == before  # an unknown word is no text "<unk>"
+
+
+def tiny(kind, num_pieces=40):
+    """A model of some architecture with random weights, and words of one to four pieces."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": num_pieces, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.5}
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_positions=24, n_embd=16, n_layer=2, n_head=2, **sizes)
+        return transformers.GPT2LMHeadModel(config).double()
+    config = transformers.LlamaConfig(
+        max_position_embeddings=24, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, **sizes
+    )
+    return transformers.LlamaForCausalLM(config).double()
+
+
+class Numbers:
+    """A tokenizer of words like "3.17.20": a piece a number."""
+
+    bos_token_id, eos_token_id, all_special_ids = None, 0, [0]
+
+    def __len__(self):
+        return 40
+
+    def encode(self, text, add_special_tokens=False):
+        if text in ("\n", " <unk>"):
+            return [1]
+        first, *rest = (int(part) for part in text.strip().split("."))
+        return [2 + first % 19, *(21 + part % 19 for part in rest)]
+
+    def convert_ids_to_tokens(self, ids):
+        return ["<|end|>" if n == 0 else "\n" if n == 1 else f" {n}" if n < 21 else str(n) for n in ids]
+
+
+@pytest.mark.slow  # importing transformers takes seconds
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_cache_changes_nothing(kind):
+    """Words in and out, sequences begun anew, contexts that overflow, states put back: as without the cache."""
+    random = np.random.default_rng(0)
+    words = sorted({".".join(map(str, random.integers(19, size=n))) for n in (1, 2, 3, 4) for _ in range(100)})
+    vocabulary = Vocabulary((*words, "<eos>", "<unk>"))
+    model, unknown = tiny(kind), len(words) + 1
+    fast, slow = (HuggingFaceSource(model, Numbers(), vocabulary, cache=cache) for cache in (None, False))
+    assert type(fast._reader).__name__ == "CachedReader" and len(fast.tree) > 256
+    for t, y in enumerate(random.integers(len(words), size=14).tolist()):
+        asked = [y, *random.integers(len(words), size=2).tolist(), *([unknown] if t % 5 == 2 else [])]
+        np.testing.assert_allclose([fast.log_prob_of(w) for w in asked], [slow.log_prob_of(w) for w in asked], rtol=1e-9)
+        if t % 6 == 3:
+            np.testing.assert_allclose(fast.predict(), slow.predict(), rtol=1e-8)
+        back = fast.mark()
+        for source in (fast, slow):
+            source.observe(unknown if t == 4 else y)
+        assert fast.context == slow.context and len(fast.context) + 4 <= 24
+        if t == 5:
+            expected = fast.log_prob_of(3)
+            back()
+            fast.observe(y)
+            assert fast.log_prob_of(3) == pytest.approx(expected, abs=1e-12)
+        if t == 9:
+            fast.reset(), slow.reset()
+
+
+@pytest.mark.slow  # importing transformers takes seconds
+def test_a_model_that_fails_leaves_the_cache_as_it_was():
+    model = tiny("gpt2")
+    source = HuggingFaceSource(model, Numbers(), Vocabulary(("1", "2.3", "<eos>", "<unk>")))
+    source.observe(1)
+    expected = source.log_prob_of(0)
+    forward = model.lm_head.forward
+    model.lm_head.forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        source.log_prob_of(1)
+    model.lm_head.forward = forward
+    assert source.log_prob_of(0) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ValueError, match="cache: Positions keeps no keys"):
+        HuggingFaceSource(Positions(), Letters(), Vocabulary(("a", "b", "<eos>", "<unk>")), cache=True)
