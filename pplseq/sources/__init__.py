@@ -20,6 +20,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "ArraySource": "@pplseq.models.props.source",
         "UniformSource": "counts",
         "UnigramCache": "counts",
+        "ContinuousCache": "continuous_cache",
+        "DynamicEvaluation": "dynamic_evaluation",
         "OnlineNGram": "counts",
         "NGramSource": "ngram",
         "TorchLanguageModelSource": "torch_model",

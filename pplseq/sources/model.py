@@ -37,6 +37,19 @@ class ModelSource:
             self._step = int(y), self.model.posterior(x, start=self._belief)
         return self._step[1]
 
+    def hidden_state(self) -> np.ndarray:
+        """(Z,) square roots of the states' probabilities, whose inner products are Bhattacharyya coefficients.
+
+        Raises:
+            TypeError: a model whose states lie in blocks, of which every word opens another one.
+        """
+        belief = self._belief
+        if belief is None:
+            return np.full(self.model.num_states, self.model.num_states**-0.5)
+        if belief.ids is not None:
+            raise TypeError(f"model: {self.name} opens another block of states with every word; it has no vector in common")
+        return belief.log_probs[0].double().softmax(-1).sqrt().cpu().numpy()
+
     @torch.no_grad()
     def predict(self) -> np.ndarray:
         """(V,) probabilities."""

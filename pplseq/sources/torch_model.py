@@ -50,6 +50,7 @@ class TorchLanguageModelSource:
         self._tokens = [self.first]  # what a module reads
         self._state = self.model.initial_state(1) if self.own else ()
         self._log_probs: Tensor | None = None  # of the next token, once somebody asked
+        self._features: Tensor | None = None  # (D,) behind them, of a library's model
         self._next_state: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
@@ -58,12 +59,24 @@ class TorchLanguageModelSource:
             ids = torch.tensor([self._tokens], device=self.device)
             if self.own:
                 features, self._next_state = self.model(ids, self._state)
-                logits = self.model.logits(features[0, -1])
+                self._features = features[0, -1]
+                logits = self.model.logits(self._features)
             else:
                 result = self.model(ids)
                 logits = getattr(result, "logits", result)[0, -1]
             self._log_probs = torch.log_softmax(logits.double(), -1)
         return self._log_probs
+
+    def hidden_state(self) -> np.ndarray:
+        """(D,) what a library's model has of the tokens so far: its softmax is linear in it.
+
+        Raises:
+            TypeError: another module, whose hidden state nobody knows.
+        """
+        self._ask()
+        if self._features is None:
+            raise TypeError(f"model: {self.name} is no network of the library; its hidden state is not known")
+        return self._features.double().cpu().numpy()
 
     def predict(self) -> np.ndarray:
         """(V,) probabilities."""
@@ -88,7 +101,7 @@ class TorchLanguageModelSource:
 
     def mark(self) -> PutBack:
         """The tokens and the carried state."""
-        return put_back(self, "_tokens", "_state", "_log_probs", "_next_state")
+        return put_back(self, "_tokens", "_state", "_log_probs", "_features", "_next_state")
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """(T,) nats of a stream from where the source stands, which stays there; a library's model takes it at once."""
