@@ -49,7 +49,8 @@ class DynamicEvaluation:
                 f"model: dynamic evaluation takes a network of the library (RNN, LSTM, FeedForward), got {type(model).__name__}"
             )
         self.model: NeuralLanguageModel = model.eval()
-        self.step, self.every, self.clip = checks.positive("step", step), checks.count("every", every), checks.positive("clip", clip)
+        self.step, self.clip = checks.positive("step", step), checks.positive("clip", clip)
+        self.every = checks.count("every", every)
         self.decay = checks.share("decay", decay, "[0, 1)")
         self.num_words, self.first = model.num_words, model.vocabulary.eos_id
         self.name = f"dynamic {model.name}"

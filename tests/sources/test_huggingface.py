@@ -170,7 +170,7 @@ class Numbers:
 @pytest.mark.slow  # importing transformers takes seconds
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_cache_changes_nothing(kind):
-    """Words in and out, sequences begun anew, contexts that overflow, states put back: as without the cache."""
+    """Words in and out, sequences begun anew, contexts that overflow: as without the cache."""
     random = np.random.default_rng(0)
     words = sorted({".".join(map(str, random.integers(19, size=n))) for n in (1, 2, 3, 4) for _ in range(100)})
     vocabulary = Vocabulary((*words, "<eos>", "<unk>"))
