@@ -25,9 +25,8 @@ class ContinuousCache:
     every network.
 
     Args:
-        source: has ``hidden_state()``, a vector (D,) of what comes next: a :class:`~pplseq.sources.TorchLanguageModelSource`
-            of the library's networks, a :class:`~pplseq.sources.ModelSource` of an HMM, a
-            :class:`~pplseq.sources.DynamicEvaluation`. It is only looked at: whoever holds it lets it observe, after this one was asked.
+        source: has ``hidden_state()``, a vector (D,) of what comes next: a network or an HMM of the library as a source, or a
+            :class:`DynamicEvaluation`. It is only looked at: whoever holds it lets it observe, after this one was asked.
         sharpness: theta; 0 is a plain cache of the last words.
         size: words kept, n at most.
         smoothing: a, words' worth of the uniform distribution.
