@@ -49,7 +49,7 @@ def _polyline(x: Iterable[float], y: Iterable[float], name: str) -> str:
 
 def _figure(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" '
+        f'<svg viewBox="0 0 {width:g} {height:g}" style="width:{width:g}px" role="img" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
@@ -146,7 +146,7 @@ def map_figure(
     left, top, right = 92.0, 90.0, 74.0
     cell = min((width - left - right) / count, 24.0)
     side = cell * count
-    size = min(11.5, max(cell * 0.9, 8.0))
+    size = min(11.5, max(cell * 0.9, 10.0))  # legible on a phone too, where the map scrolls
     labelled = labelled_rows(np.asarray(shares), max(1, math.ceil(size * 0.98 / cell)))
     levels = np.rint(np.sqrt(np.clip(probs, 0, 1)) * HEAT_LEVELS).astype(int)
     largest = max(max(shares), 1e-300)
@@ -175,8 +175,8 @@ def map_figure(
         parts.append(f"<g>{''.join(row)}</g>")
     parts.append(f'<text class="label" x="{left - 5}" y="{top - 6}" text-anchor="end">from ↓ to →</text>')
     parts.append(f'<text class="label" x="{left + side + 6:.1f}" y="{top - 6}">use ≤ {largest:.1%}</text>')
-    parts.append(_heat_legend(left, top + side + 10, min(side, 240.0)))
-    return _figure(left + side + right, top + side + 36, "Transitions between groups of states", parts)
+    parts.append(_heat_legend(left, top + side + 10, 240.0))
+    return _figure(left + max(side + right, 260.0), top + side + 36, "Transitions between groups of states", parts)
 
 
 def _heat_legend(left: float, top: float, width: float) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from pplseq import __version__
 from pplseq.report.blocks import Groups
 from pplseq.report.style import STYLE
+from pplseq.runs.provenance import code_version, today
 
 # even where a word got past `escape`, nothing would be run, fetched or sent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -17,19 +17,23 @@ def page(title: str, head: str, sections: Sequence[tuple[str, str]], footer: str
     """A whole page that needs no other file and runs no script.
 
     Args:
-        title: of the window, as it is. head: HTML above the sections. sections: (heading, HTML) each, numbered from 1.
-        footer: HTML in front of the version. style: CSS beside the common sheet.
+        title: of the window, as it is. head: HTML above the sections, in the page's header.
+        sections: (heading, HTML) each, numbered from 1; the page begins with their list.
+        footer: HTML in front of the day and the version. style: CSS beside the common sheet.
     """
     body = "".join(
-        f'<section><h2><span class="n">{i}</span>{name}</h2>{content}</section>'
+        f'<section id="s{i}"><h2><span class="n">{i}</span>{name}</h2>{content}</section>'
         for i, (name, content) in enumerate(sections, 1)
     )
+    listed = "".join(f'<li><a href="#s{i}">{name}</a></li>' for i, (name, _) in enumerate(sections, 1))
+    contents = f'<nav class="contents" aria-label="Contents"><ol>{listed}</ol></nav>' if len(sections) > 1 else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n"
-        f"<body>{head}{body}<footer>{footer}, pplseq version {escape(__version__)}.</footer></body></html>\n"
+        f"<body><header>{head}</header>{contents}<main>{body}</main>"
+        f"<footer>{footer} on {today()}, pplseq version {escape(code_version())}.</footer></body></html>\n"
     )
 
 
@@ -91,17 +95,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str, capt
     """
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag} class={kind}>{cell}</{tag}>" for kind, cell in zip(columns, row, strict=True))
+        named = [tag if cell else "td" for cell in row]  # a header without text is none
+        return "".join(f"<{t} class={k}>{cell}</{t}>" for t, k, cell in zip(named, columns, row, strict=True))
 
-    top = f"<caption>{caption}</caption>" if caption else ""
     head_row = f"<thead><tr>{cells('th', head)}</tr></thead>" if head else ""
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table class="{name}">{top}{head_row}<tbody>{body}</tbody></table></div>'
+    drawn = wide(f'<table class="{name}">{head_row}<tbody>{body}</tbody></table>')
+    return f"<figure><figcaption>{caption}</figcaption>{drawn}</figure>" if caption else drawn
+
+
+def wide(content: str) -> str:
+    """Content that may be wider than the page: it scrolls in its own box, also by keys."""
+    return f'<div class="wide" role="group" aria-label="scrolls sideways" tabindex="0">{content}</div>'
 
 
 def figure(drawing: str, caption: str) -> str:
     """A drawing with its caption."""
-    return f'<figure><div class="wide">{drawing}</div><figcaption>{caption}</figcaption></figure>'
+    return f"<figure>{wide(drawing)}<figcaption>{caption}</figcaption></figure>"
 
 
 def folded(summary: str, content: str) -> str:

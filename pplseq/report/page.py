@@ -74,7 +74,7 @@ def _head(report: Report) -> str:
     facts = "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for value, label in keys)
     notes = "".join(f'<p class="notice">{escape(note)}</p>' for note in report.notes)
     title = escape(report_title(report))
-    return f'<header><h1>{title}</h1><p class="lead">{lead}.</p>{notes}<dl class="keys">{facts}</dl></header>'
+    return f'<h1>{title}</h1><p class="lead">{lead}.</p>{notes}<dl class="keys">{facts}</dl>'
 
 
 def _run(report: Report) -> str:
@@ -145,7 +145,9 @@ def _learning(report: Report) -> str:
         caption += " Training perplexity is that of the steps since the record before"
         caption += ", with state dropout." if report.model_config.get("state_dropout") else "."
     if learning.rate_drops:
-        caption += " Triangles on the axis: the learning rate was lowered."
+        some = ", ".join(f"{step:,}" for step in learning.rate_drops[:12])
+        more = ", ..." if len(learning.rate_drops) > 12 else ""
+        caption += f" Triangles on the axis: the learning rate was lowered, at steps {some}{more}."
     if not learning.validation:
         caption += " No validation was recorded."
     return figure(curve_figure(learning), caption)
@@ -192,13 +194,21 @@ def _transitions(report: Report) -> str:
     shown = np.sort(np.argsort(-shares, kind="stable")[:MAX_MAP_GROUPS])
     names = [summaries[g].name if blocks else f"{summaries[g].id} {summaries[g].name}" for g in shown]
 
-    def drawing(probs: np.ndarray) -> str:
-        titles = []
-        for g in shown:
-            best = np.argsort(-probs[g], kind="stable")[:6]
-            into = ", ".join(f"{summaries[j].name} {percent(probs[g, j])}" for j in best if probs[g, j] > 0)
-            titles.append(f"{summaries[g].name} ({percent(shares[g])} of the tokens) → {into or 'nowhere'}")
-        return map_figure(probs[np.ix_(shown, shown)], names, shares[shown].tolist(), titles)
+    def drawing(probs: np.ndarray, caption: str) -> str:
+        """The map, and its rows in numbers."""
+        best = [np.argsort(-probs[g], kind="stable")[:6] for g in shown]
+        into = [[(summaries[j].name, probs[g, j]) for j in row if probs[g, j] > 0] for g, row in zip(shown, best, strict=True)]
+        titles = [
+            f"{summaries[g].name} ({percent(shares[g])} of the tokens) → "
+            f"{', '.join(f'{name} {percent(p)}' for name, p in row) or 'nowhere'}"
+            for g, row in zip(shown, into, strict=True)
+        ]
+        drawn = map_figure(probs[np.ix_(shown, shown)], names, shares[shown].tolist(), titles)
+        rows = [
+            (word(name), percent(share), words(row) or "–")
+            for name, share, row in zip(names, shares[shown].tolist(), into, strict=True)
+        ]
+        return figure(drawn, caption) + folded("The map’s rows in numbers", table(("From", "Use", "To"), rows, "lrl"))
 
     kind = "blocks" if blocks else "states"
     some = len(shown) < (len(summaries) if blocks else report.num_states)
@@ -206,13 +216,12 @@ def _transitions(report: Report) -> str:
         f"<b>Transitions between {kind},</b> "
         f"{'in the order of their tree, each named by its most frequent word' if blocks else 'by use'}: p(to | from) of the "
         "model, averaged over the states that the text is expected to be in, given all its words."
-        f"{f' The {len(shown)} {kind} used most.' if some else ''} At the right, each row’s share of the text. "
-        "Hover over a row for its most probable transitions."
+        f"{f' The {len(shown)} {kind} used most.' if some else ''} At the right, each row’s share of the text."
     )
-    parts = [figure(drawing(report.transitions.probs), caption)]
+    parts = [drawing(report.transitions.probs, caption)]
     if report.transitions.text is not None:
-        found = figure(
-            drawing(report.transitions.text_probs),
+        found = drawing(
+            report.transitions.text_probs,
             "<b>Pairs of blocks in the text itself.</b> A word opens one block, so these are counts, not posteriors.",
         )
         parts.append(folded("The text’s own pairs of blocks, to compare", found))

@@ -13,7 +13,7 @@ import numpy as np
 
 from pplseq.report.markup import escape, folded, number, page, table, token, word
 
-MAX_ROWS = 500  # of the folded table of numbers
+MAX_ROWS = 5000  # of the folded table of numbers
 LISTED_WORDS = 10
 LONGEST_WORD = 24
 PERSONAL_STYLE = """
@@ -24,11 +24,12 @@ PERSONAL_STYLE = """
   text-align: center; background: rgb(var(--c, 128 128 128) / calc(var(--wash) * var(--s, 0)));
   border-bottom: 2px solid rgb(var(--c, 128 128 128) / var(--s, 0)); print-color-adjust: exact;
   -webkit-print-color-adjust: exact }
-.stream small { display: block; color: var(--ink); opacity: .72; font: .66rem/1.25 system-ui, "Helvetica Neue", Arial,
+.stream small { display: block; color: var(--ink); font: .66rem/1.25 system-ui, "Helvetica Neue", Arial,
   sans-serif }
 .up { --c: var(--cold) } .down { --c: var(--hot) }
-.scale { display: flex; align-items: center; gap: .5rem; font: .78rem system-ui, Arial, sans-serif; color: var(--muted) }
-.scale i { width: 11rem; height: .7rem; border-radius: 3px; background: linear-gradient(90deg,
+.scale { display: flex; flex-wrap: wrap; align-items: center; gap: .5rem; color: var(--muted);
+  font: .78rem system-ui, Arial, sans-serif }
+.scale i { width: 11rem; max-width: 45vw; height: .7rem; border-radius: 3px; background: linear-gradient(90deg,
   rgb(var(--hot) / var(--wash)), transparent, rgb(var(--cold) / var(--wash))) }
 """
 
@@ -155,6 +156,19 @@ class StreamView:
         totals.add(self.log_probs)
         return totals
 
+    def place(self, count: int | None = None) -> str:
+        """Which words of the stream the first `count` shown ones are (default: all that are shown)."""
+        count = len(self.words) if count is None else min(count, len(self.words))
+        total = self.summed.num_tokens
+        first = total - len(self.words) + 1
+        if count == total:
+            return f"all {total:,} words"
+        named = f"words {first:,} to {first + count - 1:,} of {total:,}"
+        if self.line_numbers is None:
+            return named
+        numbers = [number for number, places in self.lines() if places.start < count]
+        return f"{named}, " + (f"line {numbers[0]}" if len(numbers) == 1 else f"lines {numbers[0]} to {numbers[-1]}")
+
     def lines(self) -> Iterator[tuple[int | None, range]]:
         """(number of the line or None, places of its tokens)."""
         starts = [0] if self.line_starts is None else [int(start) for start in self.line_starts]
@@ -218,13 +232,13 @@ def render_personal_page(view: StreamView, *, title: str, notes: Sequence[str] =
     sections.append(("Numbers", _numbers(view)))
     paragraphs = "".join(f'<p class="notice">{escape(note)}</p>' for note in notes)
     by = f" by <code>{escape(command)}</code>" if command else ""
-    head = f"<header><h1>{escape(title)}</h1>{_lead(view)}{paragraphs}{_keys(view)}</header>"
+    head = f"<h1>{escape(title)}</h1>{_lead(view)}{paragraphs}{_keys(view)}"
     return page(title, head, sections, f"Written{by}", PERSONAL_STYLE)
 
 
 def _lead(view: StreamView) -> str:
-    count, shown = view.summed.num_tokens, len(view.words)
-    lead = f"{count:,} tokens" + (f", of which {shown:,} are shown" if count > shown else "")
+    count = view.summed.num_tokens
+    lead = f"{count:,} tokens" + (f"; shown are {view.place()}" if count > len(view.words) else "")
     if view.known is not None and not all(view.known):
         lead += "; words unknown to the models are dotted"
     return f'<p class="lead">{lead}.</p>'

@@ -43,8 +43,7 @@ def draw_personal_picture(view: StreamView, path: str | Path, *, title: str = ""
     height = 0.75 + len(panels) * (HEAD + ROW * (rows[-1][0] + 1)) + 0.1
     figure.set_size_inches(WIDTH, height)
     heading = plain(title, 90) or "Words of a stream"
-    if count < len(view.words):
-        heading += f"  (the first {count} words)"
+    heading += f"  ({view.place(count)})"
     figure.text(MARGIN / WIDTH, 1 - 0.45 / height, heading, fontsize=14, color=INK, parse_math=False)
     top = height - 0.75
     for name, values in panels:

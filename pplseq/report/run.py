@@ -23,7 +23,7 @@ def render_run_page(title: str, facts: Mapping[str, Any], records: Sequence[Mapp
     own = {name: value for name, value in facts.items() if not isinstance(value, Mapping)}
     sections = [("The run", _facts(own)), ("Learning", _learning(records))]
     sections += [(_title(name), _facts(value)) for name, value in facts.items() if isinstance(value, Mapping) and value]
-    head = f"<header><h1>{escape(title)}</h1></header>"
+    head = f"<h1>{escape(title)}</h1>"
     return page(title, head, sections, "Written by <code>pplseq report</code>")
 
 

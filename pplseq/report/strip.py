@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from pplseq.report.blocks import Groups
-from pplseq.report.markup import escape, folded, number, percent, state_colour, table, word, words
+from pplseq.report.markup import escape, folded, number, percent, state_colour, table, wide, word, words
 from pplseq.report.sentence import SentencePosterior, TokenPosterior
 
 HOT_BITS = 12.0  # surprisal at which a word is fully coloured
@@ -34,7 +34,7 @@ def strip_caption(groups: Groups) -> str:
 def sentence_strip(groups: Groups, sentence: SentencePosterior) -> str:
     """The strip of a sentence, its totals, and the same as a table to unfold."""
     lines = "".join(
-        f'<div class="wide"><div class="strip">{ROW_LABELS}{"".join(_column(groups, token) for token in line)}</div></div>'
+        wide(f'<div class="strip">{ROW_LABELS}{"".join(_column(groups, token) for token in line)}</div>')
         for line in _lines(sentence.tokens)
     )
     log_prob = f"{sentence.log_prob:.2f}".replace("-", "−")

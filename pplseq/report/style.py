@@ -20,6 +20,7 @@ body {
     Georgia, "DejaVu Serif", serif;
   font-variant-numeric: lining-nums;
 }
+h1, .lead, td, dt, figcaption { overflow-wrap: anywhere }
 h1 { font-size: 1.9rem; line-height: 1.2; font-weight: 600; margin: 0 0 .5rem; letter-spacing: -.01em }
 h2 { font-size: 1.18rem; font-weight: 600; margin: 3.2rem 0 .5rem; padding-top: .9rem; border-top: 1px solid var(--rule) }
 h2 .n { color: var(--muted); font-weight: 400; margin-right: .55em }
@@ -27,17 +28,21 @@ h3 { font-size: 1rem; font-weight: 600; font-style: italic; margin: 1.8rem 0 .3r
 p { margin: .5rem 0; max-width: 44rem; hyphens: auto }
 .lead { color: var(--muted); font-size: 1.06rem; max-width: 42rem }
 .notice { border-left: 3px solid rgb(var(--hot)); padding-left: .8rem }
+nav.contents ol { display: flex; flex-wrap: wrap; gap: .1rem 1.5rem; list-style: none; margin: 1.6rem 0 0; padding: .5rem 0 0;
+  counter-reset: n; font-size: .9rem; border-top: 1px solid var(--rule) }
+nav.contents li::before { counter-increment: n; content: counter(n) "\\2002"; color: var(--muted) }
+a { color: var(--accent) } :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 .keys { display: flex; flex-wrap: wrap; gap: .6rem 2.6rem; margin: 1.6rem 0 0; padding: 0 }
 .keys div { display: flex; flex-direction: column-reverse }
 .keys dt { color: var(--muted); font-size: .84rem }
 .keys dd { margin: 0; font-size: 1.65rem; line-height: 1.15; font-variant-numeric: lining-nums tabular-nums }
 figure { margin: 1.4rem 0 .6rem }
-figcaption, caption, .caption { font-size: .88rem; line-height: 1.42; color: var(--muted); text-align: left; max-width: 44rem }
-figcaption { margin-top: .5rem } caption { padding-bottom: .45rem }
-figcaption b, caption b, .caption b { color: var(--ink); font-weight: 600 }
+figcaption, .caption { font-size: .88rem; line-height: 1.42; color: var(--muted); text-align: left; max-width: 44rem }
+figcaption { margin-top: .5rem }
+figcaption b, .caption b { color: var(--ink); font-weight: 600 }
 svg { display: block; width: 100%; height: auto; overflow: visible }
 svg text, .strip { font-family: system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif }
-figure svg { min-width: 32rem }
+figure svg { max-width: none }
 svg text { font-variant-numeric: tabular-nums }
 .tick { font-size: 11px; fill: var(--muted) } .name { fill: var(--ink) } .label { font-size: 11.5px; fill: var(--muted) }
 .grid { stroke: var(--rule); stroke-width: .7 } .axis { stroke: var(--muted); stroke-width: .8 }
@@ -54,10 +59,10 @@ svg text.train-text { fill: var(--muted) }
 g:hover > .row { fill: var(--faint) } .bar { fill: var(--train); opacity: .75 }
 .hot { fill: rgb(var(--hot) / calc(.25 + .75 * var(--s))) }
 .mark { stroke: var(--ink); stroke-width: .9; stroke-dasharray: 3 2 }
-.wide { overflow-x: auto }
+.wide { overflow-x: auto; max-width: 100% }
 table { border-collapse: collapse; width: 100%; margin: 1.2rem 0; font-size: .9rem; line-height: 1.38;
   border-top: 1.5px solid var(--ink); border-bottom: 1.5px solid var(--ink) }
-caption { caption-side: top }
+figcaption + .wide table { margin-top: .45rem }
 th { font-weight: 600; text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: .8px solid var(--ink);
   vertical-align: bottom }
 td { padding: .28rem .8rem .28rem 0; vertical-align: top; border-bottom: .5px solid var(--rule) }

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from pplseq.data.universal_tags import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
 from pplseq.models.taggers.scores import Share, TagScores
-from pplseq.report.markup import escape, folded, page, percent, table, word
+from pplseq.report.markup import escape, folded, page, percent, table, wide, word
 
 MAX_MATRIX_TAGS = 60
+SURE, MAX_UNSURE = 0.95, 2000  # alternatives of surer words are not listed
 # tags of Universal Dependencies among the twelve universal ones, so that both get the same colour
 _UD_CLASSES = {
     "CCONJ": "CONJ",
@@ -22,17 +23,20 @@ _UD_CLASSES = {
     "SYM": ".",
 }
 _TAGGING_STYLE = """
+:root { --tint: .42 } @media (prefers-color-scheme: dark) { :root { --tint: .26 } }
 .tagged { line-height: 1.2; margin: 1rem 0 1.5rem; max-width: none; hyphens: none }
 .tagged .n { color: var(--muted); font-size: .78rem; margin-inline-end: .6rem }
 .tagged > span { display: inline-block; margin: 0 .12rem .35rem; padding: .1rem .3rem .15rem; border-radius: 3px;
-  text-align: center; background: hsl(var(--h) 55% calc(42% + 20% * var(--k)) / calc(.08 + .42 * var(--c)));
+  text-align: center; background: hsl(var(--h) 55% calc(42% + 20% * var(--k)) / calc(.06 + var(--tint) * var(--c)));
   border-bottom: 2px solid transparent }
 .tagged > span small { display: block; color: var(--ink); font: .68rem/1.25 system-ui, "Helvetica Neue", Arial, sans-serif }
-.tagged > span.wrong { border-bottom-color: rgb(var(--hot)) } .tagged s { color: rgb(var(--hot)) }
+.tagged > span.wrong { border-bottom-color: rgb(var(--hot)) }
+.tagged s { text-decoration-color: rgb(var(--hot)); text-decoration-thickness: 2px }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem .5rem; font: .8rem system-ui, Arial, sans-serif }
-.legend span { padding: .05rem .4rem; border-radius: 3px; background: hsl(var(--h) 55% calc(42% + 20% * var(--k)) / .5) }
+.legend span { padding: .05rem .4rem; border-radius: 3px;
+  background: hsl(var(--h) 55% calc(42% + 20% * var(--k)) / var(--tint)) }
 .matrix { font: .72rem/1.2 system-ui, Arial, sans-serif } .matrix td, .matrix th { padding: .15rem .3rem; text-align: right }
-.matrix td { background: rgb(var(--hot) / calc(.85 * var(--s, 0))) } .matrix td.right { background: var(--faint) }
+.matrix td { background: rgb(var(--hot) / calc(var(--wash) * var(--s, 0))) } .matrix td.right { background: var(--faint) }
 """
 
 
@@ -76,7 +80,10 @@ def render_tagging_page(
     colours = tag_colours(_all_tags(views))
     sections = [] if scores is None else [("Scores", _keys(scores))]
     sections.append(
-        ("Sentences", _notes(notes) + _legend(views, colours) + "".join(_sentence(v, colours) for v in views))
+        (
+            "Sentences",
+            _notes(notes) + _legend(views, colours) + "".join(_sentence(v, colours) for v in views) + _unsure(views),
+        )
     )
     if scores is not None:
         sections += [("Tags", _tags(scores)), ("Errors", _pairs(scores) + _matrix(scores))]
@@ -167,6 +174,25 @@ def _token(view: SentenceView, i: int, colours: dict[str, tuple[float, float]]) 
     )
 
 
+def _unsure(views: Sequence[SentenceView]) -> str:
+    """The alternatives of the words that the tagger is not sure of, as a table: a pointer is not everywhere."""
+    rows = [
+        (
+            "" if v.number is None else f"{v.number}",
+            word(text),
+            " ".join(f"{escape(other)}&nbsp;<small>{percent(p)}</small>" for other, p in rest),
+        )
+        for v in views
+        for text, rest in zip(v.words, v.alternatives or (), strict=False)
+        if rest and rest[0][1] < SURE
+    ]
+    if not rows:
+        return ""
+    cut = "" if len(rows) <= MAX_UNSURE else f", the first {MAX_UNSURE:,}"
+    table_of = table(("sentence", "word", "tags"), rows[:MAX_UNSURE], "rll")
+    return folded(f"Words whose tag has less than {SURE:.0%}, with alternatives: {len(rows):,}{cut}", table_of)
+
+
 def _keys(scores: TagScores) -> str:
     shares = [
         ("all words", scores.all_words),
@@ -214,13 +240,13 @@ def _matrix(scores: TagScores) -> str:
     """The confusion matrix: counts, coloured by the share of the gold tag's tokens."""
     ranked = [scores.tags.index(score.tag) for score in scores.per_tag()][:MAX_MATRIX_TAGS]
     counts = scores.confusion
-    head = "<tr><th></th>" + "".join(f"<th>{escape(scores.tags[k])}</th>" for k in ranked) + "</tr>"
+    head = "<tr><td></td>" + "".join(f"<th>{escape(scores.tags[k])}</th>" for k in ranked) + "</tr>"
     rows = []
     for gold in ranked:
         total = max(int(counts[gold].sum()), 1)
         cells = "".join(f"<td{_heat(gold == k, counts[gold, k] / total)}>{counts[gold, k] or ''}</td>" for k in ranked)
         rows.append(f"<tr><th>{escape(scores.tags[gold])}</th>{cells}</tr>")
-    drawn = f'<div class="wide"><table class="matrix">{head}{"".join(rows)}</table></div>'
+    drawn = wide(f'<table class="matrix">{head}{"".join(rows)}</table>')
     return folded("Confusion matrix: gold tags down, predicted tags across", drawn)
 
 

@@ -86,7 +86,7 @@ def test_nothing_breaks_out_of_the_page():
 
 def test_lines_and_their_numbers():
     page = render_personal_page(view(), title="x")
-    panel = page.partition("<section>")[2].partition("</section>")[0]
+    panel = page.partition("<section id=")[2].partition("</section>")[0]
     lines = re.findall(r'<p class="stream" dir="auto">(.*?)</p>', panel)
     assert [re.match(r'<span class="n">(\d+)</span>', line)[1] for line in lines] == ["1", "2", "4"]
     assert [line.count("title=") for line in lines] == [3, 3, 2]
@@ -105,7 +105,7 @@ def test_totals_of_a_longer_stream():
     assert totals.mean_ratio("a", "b") == pytest.approx(1.0)
     assert totals.mean_prob("b") == pytest.approx((2 * math.exp(-2) + math.exp(-5)) / 3)
     page = render_personal_page(StreamView(["w"], {"a": [-1.0], "b": [-2.0]}, totals=totals), title="x")
-    assert "3 tokens, of which 1 are shown" in page and "7.39" in page and "+1.000" in page
+    assert "3 tokens; shown are words 3 to 3 of 3" in page and "7.39" in page and "+1.000" in page
     totals.add({"a": [-math.inf], "b": [0.0]})
     assert totals.perplexity("a") == math.inf and totals.mean_ratio("a", "b") == -math.inf
     with pytest.raises(ValueError, match="as many values of each of a, b"):
