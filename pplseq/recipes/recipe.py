@@ -79,9 +79,11 @@ class ReportSettings(UseSettings):
 
     Args:
         out: the page, FILE.html, or a folder for report.html (default: RUN/report.html).
+        data: measure on these data (default: the run's own held-out data, else its training data, which the page then says).
     """
 
     out: Path | None = None
+    data: str | None = None
 
 
 @dataclass
@@ -176,6 +178,10 @@ class Recipe:
         """The file with `load`, `evaluate` and `query`; that of :meth:`training` by default."""
         return self.training()
 
+    def viewing(self) -> Any:
+        """The file with `view`: what a report shows beside facts, scores beside a rival's and sentences; None for nothing."""
+        return None
+
     def train(self, job: Job) -> dict[str, Any]:
         """Train, leaving a model in RUN/best and RUN/last or wherever :meth:`load` looks.
 
@@ -227,7 +233,8 @@ class Recipe:
         """Writes the report, a file after the other; by default a page of `about`, what `info` says, and the records."""
         from pplseq.recipes.run_report import report
 
-        return report(folder, about, settings)
+        shown = self.viewing()
+        return report(folder, about, settings, None if shown is None else shown.view(folder, settings))
 
     def info(self, data: str, settings: Any) -> dict[str, Any]:
         """Sizes of data, and what training with these settings would cost."""

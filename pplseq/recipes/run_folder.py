@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pplseq.files import write_text
 from pplseq.recipes.recipe import Recipe, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_sealed_toml, seal_toml, to_toml
+from pplseq.runs.provenance import code_version
 from pplseq.runs.status import LOCK, STATUS
 
 RECORD = "config.toml"
@@ -60,6 +61,11 @@ def _is_left_over(name: str) -> bool:
     return name.startswith(".") and name.endswith((".new", ".old", ".lock", LOCK))
 
 
+def record_of(folder: Path) -> Record | None:
+    """What a run says of itself; None of a model's own folder."""
+    return read_record(folder) if (folder / RECORD).exists() else None
+
+
 def write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None:
     """Write config.toml; what was prepared for a run of other settings that has not begun is dropped."""
     path = folder / RECORD
@@ -69,7 +75,7 @@ def write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None
                 file.unlink(missing_ok=True)
     text = (
         "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
-        f"{_same_numbers(settings.deterministic)}"
+        f"# Trained by pplseq {code_version()}\n{_same_numbers(settings.deterministic)}"
         f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}"
     )
     write_text(path, seal_toml(text))

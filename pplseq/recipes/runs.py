@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.checks import nearest
-from pplseq.recipes.recipe import RECIPES, Job, Lines, Recipe, UseSettings, recipe_named
+from pplseq.recipes.recipe import RECIPES, Job, Lines, Recipe, recipe_named
 from pplseq.recipes.run_folder import RECORD, Record, check_folder, differs, held, read_record, write_record
 from pplseq.recipes.settings import fill, options_of, read_sealed_toml
+from pplseq.recipes.streams import PERSONALIZED
 from pplseq.runs import processes
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver, all_as_interrupts
 from pplseq.runs.status import UNFINISHED, run_status, say_status, unfinished
 from pplseq.sources.stream_state import describe_state, has_state
-
-PERSONALIZED = Recipe("personalize", "", "", UseSettings, limits="it is the state of a stream")  # not trained as others are
 
 
 # ---------------------------------------------------------------- training

@@ -17,8 +17,7 @@ MAX_MAP_GROUPS = 128  # rows of the map: those used most
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers between two positive ones on a logarithmic axis, four or more."""
     if high < 1.5 * low:
-        step = _round_step((high - low) / 4)
-        return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        return linear_between(low, high, 4)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), np.arange(1, 10, 0.5), np.arange(1, 10, 0.1)):
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [float(f"{step * 10.0**e:.6g}") for e in exponents for step in steps]
@@ -36,6 +35,12 @@ def linear_ticks(high: float, count: int = 6) -> list[float]:
     return [i * step for i in range(int(high / step * 1.0001) + 1)]
 
 
+def linear_between(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers between two."""
+    step = _round_step((high - low) / count)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def _round_step(rough: float) -> float:
     """The next round number from `rough` on."""
     size = 10.0 ** math.floor(math.log10(rough))
@@ -47,7 +52,8 @@ def _polyline(x: Iterable[float], y: Iterable[float], name: str) -> str:
     return f'<polyline class="{name}" points="{points}"/>'
 
 
-def _figure(width: float, height: float, label: str, parts: Sequence[str]) -> str:
+def svg_figure(width: float, height: float, label: str, parts: Sequence[str]) -> str:
+    """An SVG element of a fixed size that a screen reader can name."""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" style="width:{width:g}px" role="img" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
@@ -111,7 +117,7 @@ def curve_figure(learning: Learning, width: float = 816, height: float = 330) ->
     for y, (_, name, label, value) in zip(_apart([e[0] for e in ends], 14.0), ends, strict=True):
         text = f"{escape(label)} {number(value)}"
         parts.append(f'<text class="{name} label" x="{edge + 8}" y="{y + 4:.1f}">{text}</text>')
-    return _figure(width, height, "Perplexity against training steps", parts)
+    return svg_figure(width, height, "Perplexity against training steps", parts)
 
 
 def _dots(xs, ys, name: str, radius: float) -> str:
@@ -176,7 +182,7 @@ def map_figure(
     parts.append(f'<text class="label" x="{left - 5}" y="{top - 6}" text-anchor="end">from ↓ to →</text>')
     parts.append(f'<text class="label" x="{left + side + 6:.1f}" y="{top - 6}">use ≤ {largest:.1%}</text>')
     parts.append(_heat_legend(left, top + side + 10, 240.0))
-    return _figure(left + max(side + right, 260.0), top + side + 36, "Transitions between groups of states", parts)
+    return svg_figure(left + max(side + right, 260.0), top + side + 36, "Transitions between groups of states", parts)
 
 
 def _heat_legend(left: float, top: float, width: float) -> str:
@@ -248,4 +254,4 @@ def histogram_figure(bits: np.ndarray, width: float = 560, height: float = 200) 
         f'<text class="label" x="{(left + edge) / 2}" y="{height - 5}" text-anchor="middle">surprisal, bits</text>'
     )
     parts.append(f'<text class="label" x="2" y="{top - 16}">share of tokens</text>')
-    return _figure(width, height, "Tokens by surprisal", parts)
+    return svg_figure(width, height, "Tokens by surprisal", parts)

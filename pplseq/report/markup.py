@@ -81,6 +81,11 @@ def token(text: str, length: int = 40) -> str:
     return f'<bdi class="w">{escape(shortened(text, length))}</bdi>'
 
 
+def words_of(sentence: Sequence[str]) -> str:
+    """The words of a sentence, each isolated."""
+    return " ".join(word(text) for text in sentence)
+
+
 def words(shares: Sequence[tuple[str, float]], count: int = 8) -> str:
     """Words with their probabilities, on a ground that shows where a comma is a word."""
     return " ".join(token(text) + f"&nbsp;<small>{percent(share)}</small>" for text, share in shares[:count])

@@ -9,6 +9,7 @@ import numpy as np
 
 from pplseq.report.drawing import MAX_MAP_GROUPS, curve_figure, histogram_figure, map_figure
 from pplseq.report.markup import escape, figure, folded, number, page, percent, swatch, table, token, word, words
+from pplseq.report.run import measures_table, written
 from pplseq.report.strip import sentence_strip, strip_caption
 from pplseq.report.summary import Report
 
@@ -18,6 +19,7 @@ def render_page(report: Report) -> str:
     blocks = report.groups.kind == "block"
     sections = [
         ("The run", _run(report)),
+        *_test(report),
         ("Learning", _learning(report)),
         ("Sentences", _sentences(report)),
         ("States", _states(report)),
@@ -134,6 +136,15 @@ def _model_line(report: Report) -> str:
     if config.get("reset_id") is not None:
         parts.append("fresh start after every line")
     return ", ".join(parts)
+
+
+def _test(report: Report) -> list[tuple[str, str]]:
+    """Test scores beside those of a rival, and sentences that the model writes."""
+    view = report.view
+    if view is None:
+        return []
+    parts = [("Scores", measures_table(view))] if view.measures else []
+    return [*parts, ("Sentences that it writes", written(view.sentences))] if view.sentences else parts
 
 
 def _learning(report: Report) -> str:

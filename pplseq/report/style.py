@@ -20,7 +20,7 @@ body {
     Georgia, "DejaVu Serif", serif;
   font-variant-numeric: lining-nums;
 }
-h1, .lead, td, dt, figcaption { overflow-wrap: anywhere }
+h1, .lead, dt, figcaption, td.k + td.l { overflow-wrap: anywhere } td { overflow-wrap: break-word }
 h1 { font-size: 1.9rem; line-height: 1.2; font-weight: 600; margin: 0 0 .5rem; letter-spacing: -.01em }
 h2 { font-size: 1.18rem; font-weight: 600; margin: 3.2rem 0 .5rem; padding-top: .9rem; border-top: 1px solid var(--rule) }
 h2 .n { color: var(--muted); font-weight: 400; margin-right: .55em }
@@ -91,6 +91,7 @@ small { font-size: .82em; color: var(--muted); font-variant-numeric: lining-nums
 .stack i { display: block; border-top: 1px solid var(--paper) }
 .labels .word { background: none; border-color: transparent; padding: .22rem 0; text-align: right; font-size: inherit }
 .labels .stack { background: none } .labels .value { text-align: right }
+.written { max-width: 44rem; hyphens: none; padding-left: 1.2em; text-indent: -1.2em; overflow-wrap: anywhere }
 .facts { color: var(--muted); font-size: .88rem; font-variant-numeric: lining-nums }
 details { margin: .6rem 0 1.4rem } summary { cursor: pointer; color: var(--muted); font-size: .88rem }
 footer { margin-top: 3.5rem; color: var(--muted); font-size: .84rem; border-top: 1px solid var(--rule); padding-top: .8rem }

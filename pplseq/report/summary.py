@@ -22,6 +22,7 @@ from pplseq.report.blocks import (
     transition_map,
 )
 from pplseq.report.learning import Learning, read_learning
+from pplseq.report.run import RunView
 from pplseq.report.sentence import SentencePosterior, sentence_posterior, split_sentence, typical_lines
 from pplseq.report.tokens import TokenCosts, token_costs
 from pplseq.report.usage import Usage, first_lines, state_usage, written_text
@@ -44,6 +45,7 @@ class Report:
         costs: where the nats go, under the first protocol of `scores`.
         sentences: the posteriors shown; `chosen` if the reader did not ask for them.
         notes: what is missing, and why.
+        view: scores of test text beside a rival's, and sentences that the model wrote; None for neither.
     """
 
     model_name: str
@@ -69,6 +71,7 @@ class Report:
     sentences: list[SentencePosterior]
     chosen: bool
     notes: list[str] = field(default_factory=list)
+    view: RunView | None = None
 
 
 def summarise(
@@ -83,6 +86,7 @@ def summarise(
     num_tokens: int = 10_000,
     num_states: int = 24,
     notes: Sequence[str] = (),
+    view: RunView | None = None,
 ) -> Report:
     """Measure a model on a text and on sentences.
 
@@ -96,7 +100,7 @@ def summarise(
         sentences: to show posteriors of; none: typical lines of the text.
         num_tokens: tokens of the text used, from its start, in whole lines.
         num_states: states described.
-        notes: to hand on to the reader.
+        notes, view: to hand on to the reader.
 
     Raises:
         ValueError: a sentence without words, a text or sentence the vocabulary cannot encode, or a model that does not
@@ -160,6 +164,7 @@ def summarise(
         sentences=posteriors,
         chosen=not split,
         notes=notes,
+        view=view,
     )
 
 

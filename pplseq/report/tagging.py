@@ -22,7 +22,7 @@ _UD_CLASSES = {
     "PUNCT": ".",
     "SYM": ".",
 }
-_TAGGING_STYLE = """
+TAGGING_STYLE = """
 :root { --tint: .42 } @media (prefers-color-scheme: dark) { :root { --tint: .26 } }
 .tagged { line-height: 1.2; margin: 1rem 0 1.5rem; max-width: none; hyphens: none }
 .tagged .n { color: var(--muted); font-size: .78rem; margin-inline-end: .6rem }
@@ -86,8 +86,13 @@ def render_tagging_page(
         )
     )
     if scores is not None:
-        sections += [("Tags", _tags(scores)), ("Errors", _pairs(scores) + _matrix(scores))]
-    return page(title, f"<h1>{escape(title)}</h1>", sections, "Written by <code>pplseq tag</code>", _TAGGING_STYLE)
+        sections += score_sections(scores)
+    return page(title, f"<h1>{escape(title)}</h1>", sections, "Written by <code>pplseq tag</code>", TAGGING_STYLE)
+
+
+def score_sections(scores: TagScores) -> list[tuple[str, str]]:
+    """Sections on the scores of a text: every tag's precision, recall and F1; errors and the confusion matrix."""
+    return [("Tags", _tags(scores)), ("Errors", _pairs(scores) + _matrix(scores))]
 
 
 def tag_colours(tags: Sequence[str]) -> dict[str, tuple[float, float]]:

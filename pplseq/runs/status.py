@@ -10,6 +10,7 @@ from typing import Any
 
 from pplseq.files import is_held, write_text
 from pplseq.folder import FolderError, sealed, unsealed
+from pplseq.runs.provenance import code_version, today
 
 STATUS, LOCK = "status.json", ".lock"
 UNFINISHED = ("stopped", "died", "failed")
@@ -25,13 +26,15 @@ def say_status(
     """
     said: dict[str, Any] = {"status": status, "reason": reason, "step": step, "seconds": round(seconds, 1)}
     said |= {} if num_records is None else {"num_records": num_records}
+    said |= {"day": today(), "version": code_version()}
     said |= {"pid": os.getpid(), "host": socket.gethostname()}
     with contextlib.suppress(OSError):  # a full disk is told where something is lost
         write_text(folder / STATUS, sealed(said))
 
 
 def run_status(folder: str | Path) -> dict[str, Any]:
-    """What `status.json` of a run's folder says: status, reason, step, seconds, num_records of its metrics, pid, host.
+    """What `status.json` of a run's folder says: status, reason, step, seconds, num_records of its metrics, day,
+    version, pid, host.
 
     Its status is "running", "stopped" (by a signal: resume it), "finished" (see reason), "failed" (see reason), "died" (the
     process ended without a word: resume it), "absent", or "damaged": the file is not what was written.

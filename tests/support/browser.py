@@ -1,7 +1,7 @@
 """A real browser without a window, and what it finds wrong with a page: axe-core's violations, and sideways scrolling.
 
-Chromium and its driver come from the system (`apt-get install chromium chromium-driver`), selenium from the extra `browser`, axe-core
-from `npm install axe-core` in the repository's root (ignored by git) or from the file that PPLSEQ_AXE names.
+Chromium and its driver come from the system (`apt-get install chromium chromium-driver`), selenium from the extra
+`browser`, axe-core from `npm install axe-core` in the repository's root (git ignores it), or PPLSEQ_AXE names its file.
 """
 
 import importlib.util

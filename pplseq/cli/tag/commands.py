@@ -173,6 +173,7 @@ def evaluate(
 @click.option("--seed", default=0, show_default=True, help="Of the sentences drawn for the learning curve.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the learning curves (PNG).")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page: systems, tags, errors.")
 @THREADS
 @click.pass_context
 def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads: int | None, **options: Any) -> None:
@@ -186,7 +187,7 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
 
     if options["plot"] is not None and options["learning_curve"] is None:
         raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")
-    check_writable(out, options["plot"])
+    check_writable(out, options["plot"], options["html"])
     use_threads(threads)
     reading = TaggedReading(**given(ctx, TaggedReading))
     systems, fractions = names_between(options["systems"]), numbers_between(options["learning_curve"])
@@ -197,6 +198,11 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     click.echo(printable(tagging.comparison_text(found)))
     if out is not None:
         tagging.write_json(out, {"train": text, "test": test, **found.summary()})
+    if options["html"] is not None:
+        from pplseq.report.tag_comparison import render_comparison_page
+
+        title = f"Taggers trained on {Path(text).name}, on {Path(test).name}"
+        write_text(options["html"], render_comparison_page(found.results, title=title))
     if options["plot"] is not None:
         from pplseq.report.tagging_picture import draw_learning_curves
 

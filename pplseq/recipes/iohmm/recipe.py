@@ -95,6 +95,11 @@ class IOHMMRecipe(Recipe):
 
         return tables.info(data, settings) if self.is_table(data, settings) else strings.info(data)
 
+    def viewing(self) -> Any:
+        from pplseq.recipes.iohmm import view
+
+        return view
+
 
 register(
     IOHMMRecipe(

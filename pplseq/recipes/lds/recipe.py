@@ -108,6 +108,11 @@ class LDSRecipe(Recipe):
 
         return tables
 
+    def viewing(self) -> Any:
+        from pplseq.recipes.lds import view
+
+        return view
+
 
 register(
     LDSRecipe(

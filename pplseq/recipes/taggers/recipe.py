@@ -34,6 +34,11 @@ class TaggerRecipe(Recipe):
 
         return training
 
+    def viewing(self) -> Any:
+        from pplseq.recipes.taggers import view
+
+        return view
+
 
 register(
     TaggerRecipe(

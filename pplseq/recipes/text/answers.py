@@ -25,7 +25,7 @@ from pplseq.models import answers as state_answers
 from pplseq.models import constrained_answers
 from pplseq.models.constraints.constraint import Constraint
 from pplseq.recipes.recipe import Lines, choose_device
-from pplseq.recipes.run_folder import RECORD, Record, read_record
+from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
@@ -144,11 +144,6 @@ def text_to_score(folder: Path, data: str | None, settings: Any, vocabulary: Voc
         there = [name for name in ("train", "valid", "test") if getattr(corpus, name) is not None]
         raise ValueError(f"{source} has no {split} split; choose --split {' or '.join(there)}")
     return text
-
-
-def record_of(folder: Path) -> Record | None:
-    """What a run says of itself; None of a model's own folder."""
-    return read_record(folder) if (folder / RECORD).exists() else None
 
 
 def reading_of(record: Record | None, lower: bool | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pplseq.recipes.recipe import Job, Recipe, ReportSettings, register
+from pplseq.recipes.recipe import Job, Recipe, register
 from pplseq.recipes.text.settings import (
     CONSTRAINED_QUESTIONS,
     QUESTIONS,
@@ -21,6 +21,7 @@ from pplseq.recipes.text.settings import (
     FeedForwardSettings,
     HMMSettings,
     LSTMSettings,
+    NetworkReportSettings,
     NetworkSettings,
     TextReportSettings,
     VLHMMSettings,
@@ -73,10 +74,15 @@ class NetworkRecipe(TextRecipe):
     """A network, which has no states to ask about and reads from left to right."""
 
     asking = AskSettings
-    reporting = ReportSettings
+    reporting = NetworkReportSettings
     report = Recipe.report
 
     questions = {name: QUESTIONS[name] for name in ("score", "next-word")}
+
+    def viewing(self) -> Any:
+        from pplseq.recipes.text import view
+
+        return view
 
 
 CORPUS = "builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file"

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.data.text import Text, load_corpus, read_text
+from pplseq.data.text import Corpus, Text, load_corpus, read_text
 from pplseq.files import write_text
-from pplseq.recipes.run_folder import Record
+from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.run_report import page_path
 from pplseq.recipes.settings import options_of
-from pplseq.recipes.text.answers import load, reading_of, record_of
+from pplseq.recipes.text.answers import load, reading_of
+from pplseq.recipes.text.view import states_view
 from pplseq.report.page import render_page
 from pplseq.report.picture import draw_picture
 from pplseq.report.sentence import split_sentence
@@ -47,7 +48,8 @@ def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
 def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
     """The report in numbers, with what can be read of the run: a moved corpus or absent metrics make a note."""
     vocabulary, record = model.vocabulary, record_of(folder)
-    text, counts, notes = _text(record, vocabulary, settings)
+    text, corpus, notes = _text(record, vocabulary, settings)
+    counts = None if corpus is None else np.bincount(corpus.train.tokens, minlength=len(vocabulary))
     if text is None:
         notes.append("States are measured on sentences that the model wrote itself; there is no perplexity of them.")
     try:
@@ -74,6 +76,7 @@ def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
         sentences=sentences,
         num_tokens=settings.tokens,
         notes=notes,
+        view=states_view(model, corpus, settings.tokens),
     )
 
 
@@ -83,8 +86,8 @@ def _settings(record: Record) -> dict[str, Any]:
     return {"model": record.recipe.name, "data": record.data, **{n: getattr(record.settings, n) for n in names}}
 
 
-def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text | None, np.ndarray | None, list[str]]:
-    """(text on which states are measured, word counts of the training text, notes on what is not there)."""
+def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text | None, Corpus | None, list[str]]:
+    """(text on which states are measured, the corpus it is of, notes on what is not there)."""
     how = reading_of(record)
     if settings.data is not None and (settings.data == "-" or Path(settings.data).is_file()):
         return read_text(settings.data, vocabulary, lower=how["lower"]), None, []
@@ -98,4 +101,4 @@ def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text |
             raise
         return None, None, [f"The run's corpus could not be read, so --data may help: {error}"]
     text = next(part for part in (corpus.valid, corpus.test, corpus.train) if part is not None)
-    return text, np.bincount(corpus.train.tokens, minlength=len(vocabulary)), []
+    return text, corpus, []

@@ -326,6 +326,19 @@ class ConstrainedAsking(AskSettings):
 
 
 @dataclass(kw_only=True)
+class NetworkReportSettings(ReportSettings):
+    """What it shows.
+
+    Args:
+        data: measure on this text file (default: test text of the run's corpus).
+        tokens: tokens of that text used, from its start, in whole lines.
+    """
+
+    data: str | None = None
+    tokens: int = setting(10_000, check=partial(checks.count, least=2))
+
+
+@dataclass(kw_only=True)
 class TextReportSettings(ReportSettings):
     """What it shows.
 

@@ -150,6 +150,11 @@ class TextLDSRecipe(Recipe):
 
         return readable(answer) or super().readable(answer)
 
+    def viewing(self) -> Any:
+        from pplseq.recipes.text_lds import view
+
+        return view
+
 
 register(
     TextLDSRecipe(
