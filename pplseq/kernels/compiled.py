@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 # all of "fast" but what takes NaN and infinities for impossible
 REORDERED = {"contract", "reassoc", "nsz", "arcp"}
@@ -83,6 +85,11 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
 # a forked child has none of its parent's threads
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def array(value: Tensor) -> np.ndarray:
+    """The same numbers for a loop, without gradients and without gaps."""
+    return value.detach().contiguous().numpy()
 
 
 def by_rows(run: Callable[[int, int, int], None], num_rows: int, work: int) -> None:

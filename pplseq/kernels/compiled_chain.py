@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import compiled
+from pplseq.kernels.compiled import array
 
 CELLS = 1 << 13  # numbers of one piece of time: with its messages it stays in a core's own cache
 POINTERS = 1 << 22  # back pointers kept at a time
@@ -71,10 +72,6 @@ def links_of(log: Tensor, shared: bool, batch: torch.Size) -> Links:
         return Links(table, torch.zeros(num_rows, dtype=torch.int64), 0)
     number = torch.arange(len(table)).reshape(log.shape[:-2]).expand(batch).reshape(-1)
     return Links(table, number.contiguous(), 0)
-
-
-def array(value: Tensor) -> np.ndarray:
-    return value.detach().contiguous().numpy()
 
 
 def lengths_of(valid: Tensor | None, emit: Tensor) -> np.ndarray:

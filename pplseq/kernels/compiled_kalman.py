@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import compiled
-from pplseq.kernels.compiled_chain import array
+from pplseq.kernels.compiled import array
 
 MOST_STATES = 64  # dimensions of a state up to which loops over covariances are the faster way
 MOST_ALONE = 32  # and of means

@@ -1,4 +1,4 @@
-"""Expectation-maximisation: the loop, batch and stepwise, and the closed-form maximisers that models build theirs from."""
+"""Expectation-maximisation: the loop, batch and stepwise, and its acceleration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.infer.fit.acceleration import FAILURES, Acceleration
 
 Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
 
@@ -20,6 +19,10 @@ NOTHING = 1e-10  # expected visits below which nothing is known
 LOST = 1e-12  # of the mean square: variances below are errors of rounding
 # a fall of the objective by more than this share of it is no rounding
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+FARTHEST = 0.5  # units of a coordinate ahead of M; variances that all but vanish at one stride would hold EM there
+COLLINEAR = 1e-4  # singular values of the changes, in the share of the largest, that say nothing
+FAILURES = (ValueError, ArithmeticError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Batch(NamedTuple):
@@ -144,7 +147,7 @@ def expectation_maximization(
         tolerance: stop when a pass gains less than this, nats per token.
         step_size: None for batch EM; a :class:`StepSize`, or its exponent in (0.5, 1], for stepwise EM.
         acceleration: how many iterations batch EM extrapolates from, of models that have ``em_coordinates()``; it then ends
-            when two passes in a row gain less than the tolerance. 0: plain EM. See :mod:`pplseq.infer.fit.acceleration`.
+            when two passes in a row gain less than the tolerance. 0: plain EM. See :class:`Acceleration`.
         cluster: whose workers do the E-steps of batch EM, a batch each; None: this process.
         on_iteration: called with the history after every pass.
 
@@ -181,6 +184,57 @@ def expectation_maximization(
     for note in history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     return history
+
+
+class Acceleration:
+    """Fewer iterations: steps extrapolated from the last few.
+
+    EM is a map M of the parameters whose fixed point is wanted, and near it nearly linear. Anderson's acceleration finds, among
+    the affine combinations of the last iterates, the one whose change M(theta) - theta is smallest, and goes on from the same
+    combination of their images. The map's own image is kept for where this loses.
+
+    Args:
+        model: offers ``em_coordinates()``, a vector of its free parameters in which any number is allowed, with a vector of
+            their units, and ``set_em_coordinates(vector)``. depth: how many differences of iterates are combined.
+
+    Attributes:
+        memory: "iterates" and "images", each (k, P), k <= depth + 1; what a checkpoint holds.
+
+    Source: D. G. Anderson (1965), Iterative procedures for nonlinear integral equations; H. F. Walker and P. Ni (2011),
+    Anderson acceleration for fixed-point iterations, eq. 2.3.
+    """
+
+    def __init__(self, model: Any, depth: int = 5):
+        self.model, self.depth = model, depth
+        self.memory: dict[str, Tensor] = {}
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the model's parameters are extrapolated, and not M of the iterate before."""
+        return len(self.memory.get("images", ())) > 1
+
+    def step(self, iterate: Tensor) -> None:
+        """Moves the model, which stands at M(iterate), ahead."""
+        image, units = self.model.em_coordinates()
+        pairs: dict[str, Tensor] = {"iterates": iterate, "images": image}
+        for name, value in pairs.items():
+            known = self.memory.get(name, value.new_zeros(0, len(value)))
+            self.memory[name] = torch.cat([known, value.unsqueeze(0)])[-self.depth - 1 :]
+        if self.is_ahead:
+            images = self.memory["images"]
+            changes = (images - self.memory["iterates"]) / units
+            weights = changes[-1] @ torch.linalg.pinv(changes.diff(dim=0), rtol=COLLINEAR)
+            ahead = -weights @ images.diff(dim=0)
+            ahead = ahead * (FARTHEST / (ahead / units).abs().amax().clamp_min(FARTHEST))
+            try:
+                self.model.set_em_coordinates(images[-1] + ahead)
+            except FAILURES:
+                self.fall_back()
+
+    def fall_back(self) -> None:
+        """Back to M of the last iterate; what was known is forgotten."""
+        self.model.set_em_coordinates(self.memory["images"][-1])
+        self.memory.clear()
 
 
 def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
@@ -308,80 +362,7 @@ def _stepwise_iteration(model, batches, step_size: StepSize):
     return iterate
 
 
-# ------------------------------------------------------------------------------------------------ closed forms
-def dirichlet_mode(counts: Tensor, concentration: Tensor | float | None, previous: Tensor) -> Tensor:
-    """log of the most probable rows of a table: p_i ~ counts_i + concentration_i - 1.
-
-    Args:
-        counts: (..., N) expected counts. concentration: of the Dirichlet prior, at least 1; None for none.
-        previous: (..., N) log-probabilities of rows that nothing is known about, which keep them.
-    """
-    weight = counts if concentration is None else counts + (concentration - 1.0)
-    total = weight.sum(-1, keepdim=True)
-    return torch.where(total > 0, (weight / total).log(), previous.to(weight.dtype))
-
-
-class NormalWishart(NamedTuple):
-    """Prior of a Gaussian's mean and precision: L ~ Wishart(2 shape + D - 1, (2 rate)^-1 I), mean ~ N(loc, (strength L)^-1).
-
-    In one dimension, and for diagonal covariances in each, L ~ Gamma(shape, rate).
-    """
-
-    loc: Tensor  # (D,)
-    strength: float
-    shape: float
-    rate: float
-
-
-def gaussian_mode(
-    weight: Tensor, first: Tensor, second: Tensor, covariance: str, prior: NormalWishart | None, floor: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The most probable means and covariances of weighted Gaussian data.
-
-    Args:
-        weight: (Z,) expected visits. first: (Z, D) sum of x. second: (Z, D) sum of x^2 for "diag" and "spherical",
-            (Z, D, D) sum of x x' for "full", the same summed over states (D, D) for "tied".
-        covariance: which kind; "tied" is one full matrix for all states.
-        prior: of means and precisions, or None. The density is maximised over (mean, precision).
-        floor: smallest variance in any direction, or (D,) variances that no covariance may lie below anywhere ("spherical":
-            below their mean); the result is the maximum under that constraint.
-
-    Returns:
-        means (Z, D); covariances (Z, D), (Z, D, D), (D, D) or for "spherical" (Z, 1); a mask (Z,) (tied: (1,)) of those
-        that met the floor. Rows of states with weight 0 are meaningless without a prior.
-    """
-    size = first.shape[-1]
-    floor = torch.as_tensor(floor).to(first).expand(size)
-    strength, extra, centre = (prior.strength, 2 * prior.rate, prior.loc) if prior else (0.0, 0.0, torch.zeros(size))
-    centre = centre.to(first)
-    mass = (weight + strength).unsqueeze(-1)
-    mean = (first + strength * centre) / mass
-    # the prior's pseudo-observations lie at its centre; precision's prior and the mean's normaliser add to the count
-    count = weight + 1 + 2 * (prior.shape - 1) if prior else weight
-    if covariance in ("diag", "spherical"):
-        scatter = second + strength * centre**2 - mass * mean**2
-        if covariance == "spherical":
-            scatter = scatter.sum(-1, keepdim=True)
-            floor = floor.mean()
-            count = (weight + 1) * size + 2 * (prior.shape - 1) if prior else weight * size
-        variance = (scatter + extra) / count.unsqueeze(-1)
-        return mean, variance.maximum(floor), (variance < floor).any(-1)
-    unit = floor.sqrt()
-    unit = torch.outer(unit, unit)  # in these units the floor is 1 in every direction
-    around = strength * torch.outer(centre, centre) - mass.unsqueeze(-1) * mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    if covariance == "tied":
-        known = torch.isfinite(around).all(-1).all(-1)
-        scatter = second + around[known].sum(0)
-        count = weight.sum() + len(weight) + 2 * (prior.shape - 1) if prior else weight.sum()
-        value, floored = floor_eigenvalues((scatter + extra * torch.eye(size).to(first)) / count / unit, 1.0)
-        return mean, value * unit, floored.reshape(1)
-    scatter = second + around + extra * torch.eye(size).to(first)
-    scatter = scatter / count[:, None, None] / unit
-    known = torch.isfinite(scatter).all(-1).all(-1)  # the eigenvalues of NaN raise
-    value, floored = floor_eigenvalues(scatter.where(known[:, None, None], torch.eye(size).to(first)), 1.0)
-    return mean, value * unit, floored & known
-
-
+# ------------------------------------------------------------------------------------------------ floors of M-steps
 def least_variances(count: Tensor, first: Tensor, second: Tensor, share: float) -> Tensor:
     """(D,) a share of the variances of vectors, from their number, their sum (D,) and that of their squares (D,).
 

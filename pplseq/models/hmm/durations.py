@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
+from pplseq.infer.fit.closed_forms import dirichlet_mode
+from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.models.base import Given
 from pplseq.models.hmm.program import HMM
 from pplseq.models.regimes import RegimeQueries

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
-from pplseq.infer.fit.em import NOTHING, Statistics, dirichlet_mode, gaussian_mode, least_variances
+from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode
+from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
 from pplseq.models.hmm import partly_seen
 from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 

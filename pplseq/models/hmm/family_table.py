@@ -13,7 +13,8 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
-from pplseq.infer.fit.em import NOTHING, Statistics, dirichlet_mode
+from pplseq.infer.fit.closed_forms import dirichlet_mode
+from pplseq.infer.fit.em import NOTHING, Statistics
 from pplseq.models.hmm.emissions import (
     GaussianTable,
     check_vectors,

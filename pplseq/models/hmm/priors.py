@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pplseq.infer.fit.em import NormalWishart
+from pplseq.infer.fit.closed_forms import NormalWishart
 
 Concentration = float | list
 

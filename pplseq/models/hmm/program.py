@@ -17,7 +17,8 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Belief, Emission
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import NextDistribution
-from pplseq.infer.fit.em import Batch, Statistics, dirichlet_mode
+from pplseq.infer.fit.closed_forms import dirichlet_mode
+from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
 from pplseq.models.constrained import Constrainable

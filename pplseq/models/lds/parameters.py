@@ -45,7 +45,7 @@ class Parameters(NamedTuple):
 
     def detach(self) -> Parameters:
         """The same without gradients."""
-        parts: Any = (None if value is None else value.detach() for value in self)
+        parts: Any = [None if value is None else value.detach() for value in self]
         return Parameters(*parts)
 
     def columns(self, kind: str) -> dict[str, Tensor]:

@@ -7,14 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq.infer.fit.em import (
-    Batch,
-    NormalWishart,
-    StepSize,
-    dirichlet_mode,
-    expectation_maximization,
-    gaussian_mode,
-)
+from pplseq.infer.fit.closed_forms import NormalWishart, dirichlet_mode, gaussian_mode
+from pplseq.infer.fit.em import Batch, StepSize, expectation_maximization
 from pplseq.models import HMM
 
 F64 = torch.float64

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from pplseq.infer.fit.em import dirichlet_mode
+from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, ModuleNetwork, TableNetwork
 from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs

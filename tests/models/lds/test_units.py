@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq.infer.fit.acceleration import Acceleration
+from pplseq.infer.fit.em import Acceleration
 from pplseq.models import LDS
 from pplseq.models.lds.coordinates import from_coordinates, to_coordinates
 
