@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "TorchLanguageModelSource": "torch_model",
         "ModelSource": "model",
         "HuggingFaceSource": "huggingface",
+        "ConstraintProcessor": "steering",
         "MixtureSource": "mixture",
         "PersonalStream": "stream",
         "StreamError": "personal_model",

@@ -13,9 +13,8 @@ import argparse
 import os
 import time
 
-from record import machine, record
-
 import torch
+from record import machine, record
 
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.moves import WordMoves

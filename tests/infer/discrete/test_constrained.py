@@ -275,3 +275,59 @@ def test_texts_that_are_accepted():
         [2],
     )
     assert sorted(found) == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("name", ["Forbidden", "UnevenBlocks", "Reset"])
+def test_rows_do_not_meet(name):
+    """Prefixes side by side, each with its own state of the automaton, as each alone."""
+    family = FAMILIES[name](seed=3)
+    x = torch.tensor([[0, 1], [1, 4], [3, 1], [1, 1]])
+    with torch.no_grad():
+
+        def chain_of(rows):
+            words = x[rows]
+            chain = build_chain(*family.specs(), words.T, inputs=family.inputs(words.T, None, None), check=False)
+            return chain.constrained(LOOSE, 3, 1, start=LOOSE.run(words))
+
+        whole = chain_of(slice(None))
+        together, best = whole.marginals(), whole.k_best(4)
+        for row in range(4):
+            alone = chain_of(slice(row, row + 1))
+            for ours, own in zip(together, alone.marginals(), strict=True):
+                close(ours[row], own[0])
+            close(best.log_prob[:, row], alone.k_best(4).log_prob[:, 0])
+            close(whole.next()[row], alone.next()[0])
+        drawn = whole.sample(200)
+        assert drawn.words.shape == (200, 4, 3)
+        for row in range(4):
+            first = torch.bincount(drawn.words[:, row, 0], minlength=5) / 200
+            assert float((first - together.words[row, 0]).abs().max()) < 0.15
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_automaton_on_any_family(seed):
+    """Random automata: dead ends, states that are never reached, classes without words, everything or nothing accepted."""
+    generator = torch.Generator().manual_seed(seed)
+    size, classes = int(torch.randint(1, 6, (), generator=generator)), int(torch.randint(1, 5, (), generator=generator))
+    moves = WordMoves.of(
+        torch.randint(classes, (5,), generator=generator),
+        torch.randint(size, (size, classes), generator=generator),
+        torch.rand(size, generator=generator) < 0.4,
+        int(torch.randint(size, (), generator=generator)),
+    )
+    for name in ("Dense", "OneState", "OneStateBlocks", "OneBlock", "ForbiddenBlocks"):
+        family = FAMILIES[name](seed=seed)
+        initial, matrix, emission = (v.detach() if torch.is_tensor(v) else v for v in family.tables())
+        table = emission(torch.arange(5)).T.detach()
+        with torch.no_grad():
+            lengths = [product_log_prob(initial, matrix, table, *moves, length=n) for n in range(5)]
+            chain = constrain(*family.specs(), moves, 4, 0)
+            expected = torch.logsumexp(torch.stack(lengths), 0) - math.log(5)
+            close(chain.log_prob()[0], expected)
+            if expected > -math.inf:
+                found = chain.marginals()
+                close(found.lengths[0], (torch.stack(lengths) - math.log(5) - expected).exp())
+                close(found.words.sum(-1), 1 - found.lengths.cumsum(-1)[:, :-1])
+                best = chain.viterbi()
+                text = best.words[0, 0, : best.lengths[0, 0]]
+                assert bool(moves.accepting[moves.run(text.unsqueeze(0))[0]])

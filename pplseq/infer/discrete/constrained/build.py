@@ -67,4 +67,4 @@ def constrain(
         stop[shortest:] = log_lengths
     if first is None:
         first = transition.initial_log_prob().unsqueeze(0)
-    return ConstrainedChain(transition, emission, first, moves, stop, start=start, kept_bytes=kept_bytes)
+    return ConstrainedChain(transition, emission, first, moves, stop, start=start, end=end, kept_bytes=kept_bytes)

@@ -33,6 +33,7 @@ class ConstrainedChain:
         moves: the automaton. start: (B,) its states before the first word; by default ``moves.start``.
         log_stop: (N+1,) what a text that ends after s words counts, in logs: 0 for one number of words alone, -inf where it
             must not end. Where several are allowed and no end word tells them apart these are log-probabilities of lengths.
+        end: the word that ends texts in the automaton, for who asks.
         kept_bytes: of transition probabilities that are kept between steps; beyond, they are made anew.
     """
 
@@ -45,6 +46,7 @@ class ConstrainedChain:
         log_stop: Tensor,
         *,
         start: Tensor | None = None,
+        end: int | None = None,
         kept_bytes: float = KEPT_BYTES,
     ):
         if not hasattr(emission, "num_words") or getattr(emission, "takes_inputs", False) or emission.batch_shape:
@@ -61,7 +63,7 @@ class ConstrainedChain:
         moves = moves.to(first.device)
         self.moves = moves if reset_id is None else moves.alone(reset_id)
         self.words = ClassEmission(emission, self.moves, reset_id)
-        self.first, self.stop = first, log_stop.to(first)
+        self.first, self.stop, self.end = first, log_stop.to(first), end
         self.num_steps = len(log_stop) - 1
         self.start = torch.full((len(first),), moves.start, device=first.device) if start is None else start
         rows = int(self.moves.reached(self.start, self.num_steps).sum())
@@ -88,11 +90,15 @@ class ConstrainedChain:
 
     def ahead(self, at: TextSoFar) -> Tensor:
         """(B,) log p(constraint | words read)."""
-        stop = self._table.stop_at(at.step, at.automaton)
+        stop = self.stop_at(at)
         if at.step == self.num_steps:
             return stop
         go_on = logsumexp(at.states + self._weights(self._table, at.step, at.automaton), -1)
         return logsumexp(torch.stack([stop, go_on]), 0)
+
+    def stop_at(self, at: TextSoFar) -> Tensor:
+        """(B,) what it counts, in logs, that the text ends here; -inf where it must not."""
+        return self._table.stop_at(at.step, at.automaton)
 
     def _weights(self, table: BackwardTable, step: int, states: Tensor) -> Tensor:
         distinct, which = states.unique(return_inverse=True)
