@@ -19,7 +19,7 @@ class PartlyObserved(Conditional):
 
     Args:
         state: (*B, h), or the symbol of a state under ``KalmanCollapse``.
-        matrix: (n, h) C, or (*B, n, h). noise: (n, n), or (n,) variances.
+        matrix: (n, h) C, or (*B, n, h). noise: (n, n), (n,) variances, or (*B, n, n).
         offset: (n,) or None. inputs: (matrix (n, U), values (*B, U)) or None.
         observed: (*B, n) bool. Values at other coordinates must be finite; they do not count.
     """
@@ -43,15 +43,15 @@ class PartlyObserved(Conditional):
     @property
     def timed(self) -> bool:
         """Whether something differs between the steps of a vectorised loop."""
-        return any(isinstance(v, Timed) for v in (self.matrix, self.offset, self.observed, *(self.inputs or ())))
+        return any(isinstance(v, Timed) for v in (self.matrix, self.noise, self.offset, self.observed, *(self.inputs or ())))
 
     def of_all_steps(self, rows: int) -> PartlyObserved:
         """The same with time in front of ``rows`` dimensions of rows, in the place of :class:`Timed` tensors."""
         inputs = None if self.inputs is None else (self.inputs[0], all_steps(self.inputs[1], 1, rows))
         offset, observed = all_steps(self.offset, 1, rows), all_steps(self.observed, 1, rows)
-        matrix = all_steps(self.matrix, 2, rows)
+        matrix, noise = all_steps(self.matrix, 2, rows), all_steps(self.noise, 2, rows)
         return PartlyObserved(
-            self.state, matrix, self.noise, offset, inputs, observed=observed, batch_shape=self.batch_shape
+            self.state, matrix, noise, offset, inputs, observed=observed, batch_shape=self.batch_shape
         )
 
     @property
@@ -69,13 +69,16 @@ class PartlyObserved(Conditional):
         shape = torch.broadcast_shapes(value.shape, self.observed.shape)
         observed = self.observed.expand(shape)
         residual = torch.where(observed, value - self._shift, 0.0)
-        if self.matrix.dim() > 2:
-            matrix = self.matrix.expand(*shape[:-1], *self.matrix.shape[-2:]).flatten(0, -3)
-            patterns, which = observed.reshape(-1, shape[-1]), torch.arange(len(matrix), device=matrix.device)
+        matrix, noise = self.matrix, self.noise
+        if matrix.dim() > 2 or noise.dim() > 2:
+            matrix, noise = (
+                m.expand(*shape[:-1], *m.shape[-2:]).flatten(0, -3) if m.dim() > 2 else m for m in (matrix, noise)
+            )
+            patterns = observed.reshape(-1, shape[-1])
+            which = torch.arange(len(patterns), device=patterns.device)
         else:  # few patterns occur
-            matrix = self.matrix
             patterns, which = torch.unique(observed.reshape(-1, shape[-1]), dim=0, return_inverse=True)
-        return LinearEvidence(residual, matrix, self.noise, which.reshape(shape[:-1]), patterns)
+        return LinearEvidence(residual, matrix, noise, which.reshape(shape[:-1]), patterns)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(observed coordinates of value | state), nats."""

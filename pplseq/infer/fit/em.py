@@ -33,6 +33,11 @@ class Batch(NamedTuple):
     states: Tensor | None = None  # (B, T) observed states, negative where unknown
     inputs: Any = None  # (B, T, U), or a mapping from parts of a model to such
     source_log_probs: Tensor | None = None  # (B, T, K_s[, V]) what sources say of the observations
+    # of linear dynamical systems, (B, T, ...): known matrices of single steps, and covariances to add to those of the noises
+    transitions: Tensor | None = None
+    emissions: Tensor | None = None
+    state_noises: Tensor | None = None
+    emission_noises: Tensor | None = None
 
     @property
     def known(self) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def _flat_linear(
 ) -> Evidence | Numbers:
     loadings, noise, observed = evidence.loadings, evidence.noise, evidence.observed
     loadings = loadings if loadings.dim() == 3 else loadings.unsqueeze(0)
-    noise = torch.diag(noise) if noise.dim() == 1 else noise
+    alone = noise.dim() == 1
+    noise = torch.diag(noise) if alone else noise
     noise = noise if noise.dim() == 3 else noise.unsqueeze(0)
     n, kinds = evidence.residual.shape[-1], {len(p) for p in (loadings, noise, observed) if p is not None} - {1}
     shapes = loadings.shape[1:], noise.shape[1:], (n,) if observed is None else observed.shape[1:]
@@ -130,7 +131,7 @@ def _flat_linear(
         residual = torch.where(seen, residual, 0.0)
     mask = None if observed is None else observed.to(residual)
     numbers = Numbers(residual, loadings, noise, mask, which, constant)
-    return numbers if n <= h else fewer_numbers(numbers, used)
+    return numbers if n <= h else fewer_numbers(numbers, used, alone)
 
 
 def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence) -> None:

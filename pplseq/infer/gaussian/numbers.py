@@ -33,11 +33,14 @@ class Numbers(NamedTuple):
     constant: Tensor | None
 
 
-def fewer_numbers(numbers: Numbers, used: Tensor | None) -> Evidence | Numbers:
+def fewer_numbers(numbers: Numbers, used: Tensor | None, alone: bool) -> Evidence | Numbers:
     """Of n > h numbers h that say the same about the state: L^-1 M = O U (orthonormal, triangular), and y becomes O' L^-1 y.
 
     What is left of y, at right angles to O, depends on no state. Where some directions of the state are not observed there
     is no smooth O: few numbers stay as they are, and many become evidence.
+
+    Args:
+        alone: whether each number has noise of its own, whatever its parameters will be.
     """
     n, h = numbers.loadings.shape[-2:]
     real = numbers.residual.dtype
@@ -60,7 +63,7 @@ def fewer_numbers(numbers: Numbers, used: Tensor | None) -> Evidence | Numbers:
     kinds = max(len(inverse), len(basis))
     which = None if kinds == 1 else numbers.which
     reader, basis, inverse = (m.expand(kinds, -1, -1) for m in (basis.mT @ inverse, basis, inverse))
-    kept, rest = _parted(numbers.residual, reader, basis, inverse, which)
+    kept, rest = _parted(numbers.residual, reader, basis, inverse, which, alone)
     constant = (constant[0] if which is None else constant.expand(kinds)[which]).to(real) - rest / 2
     constant = constant if numbers.constant is None else constant + numbers.constant
     constant = constant if used is None else torch.where(used, constant, 0.0)
@@ -69,7 +72,7 @@ def fewer_numbers(numbers: Numbers, used: Tensor | None) -> Evidence | Numbers:
 
 
 def _parted(
-    residual: Tensor, reader: Tensor, basis: Tensor, inverse: Tensor, which: Tensor | None
+    residual: Tensor, reader: Tensor, basis: Tensor, inverse: Tensor, which: Tensor | None, alone: bool
 ) -> tuple[Tensor, Tensor]:
     """Numbers that say all about the state, O' L^-1 y (T, R, h), and the squared length (T, R) of what is left of L^-1 y."""
 
@@ -78,9 +81,8 @@ def _parted(
             return values @ matrices[0].mT.to(values)
         return apply_matrices(matrices.to(values), MatrixIndex(which.expand(values.shape[:-1]), len(matrices)), values)
 
-    alone = which is None and bool(
-        (inverse[0] == torch.diag(inverse[0].diagonal())).all()
-    )  # numbers have noise of their own
+    # a covariance that happens to be diagonal has a gradient beside its diagonal
+    alone = which is None and (alone or not inverse.requires_grad) and bool((inverse[0].tril(-1) == 0).all())
     scaled = residual * inverse[0].diagonal().to(residual) if alone else times(inverse, residual)
     squares = torch.linalg.vecdot(scaled, scaled)
     if float(squares.detach().amax()) <= PRECISE * residual.shape[-1]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.gaussian.given import check_covariance
 
 
 def check_observations(x: Tensor, num_features: int) -> None:
@@ -89,6 +93,37 @@ def step_matrices(name: str, value: Tensor | None, size: tuple[int, int], shape:
             f"{name} must have shape {(*shape, *size)} or, for all rows, {(shape[1], *size)}; got {tuple(value.shape)}"
         )
     return value if value.dim() == 4 else value.unsqueeze(0)
+
+
+def with_steps(batch: Batch, x, sizes: Mapping[str, tuple[int, int]], **given) -> Batch:
+    """The batch of x with matrices of single steps: a list of (T_i, *size) as x is one, or (B, T, *size), or (T, *size).
+
+    Args:
+        sizes: of the matrices of each name. Covariances are those of square matrices whose names speak of noise.
+    """
+    for name, value in given.items():
+        if value is None:
+            continue
+        size = sizes[name]
+        if isinstance(value, (list, tuple)) and isinstance(x, (list, tuple)):
+            rows = [as_tensor(row).to(batch.x) for row in value]
+            wanted = [(len(row), *size) for row in x]
+            if (came := [tuple(row.shape) for row in rows]) != wanted:
+                raise ValueError(f"{name} must have the shapes {wanted}, as the sequences of x; got {came}")
+            value = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        else:
+            value = as_tensor(value).to(batch.x)
+        value = step_matrices(name, value, size, (batch.x.shape[0], batch.x.shape[1]))
+        assert value is not None
+        value = value.expand(len(batch.x), *value.shape[1:])
+        if batch.lengths is not None:
+            known = torch.arange(batch.x.shape[1], device=value.device) < batch.lengths.unsqueeze(-1)
+            value = value.where(known[..., None, None], 0.0)
+        checks.finite(name, value)
+        if "noise" in name:
+            check_covariance(name, value)
+        batch = batch._replace(**{name: value})
+    return batch
 
 
 def as_tensor(values) -> Tensor:

@@ -13,7 +13,9 @@ from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.gaussian.diffuse import DiffuseChain
 from pplseq.infer.gaussian.given import Dynamics
+from pplseq.infer.gaussian.results import GaussianStates, StepCovariances
 from pplseq.models.lds import statistics as regressions
+from pplseq.models.lds.by_step import of_steps, regression_by_step
 from pplseq.models.lds.parameters import REGRESSIONS, Parameters, RegressionPrior, stationary_belief, stationary_mean
 from pplseq.models.lds.start import guess_parameters
 
@@ -109,10 +111,13 @@ def e_step(parameters: Parameters, chain: GaussianChain, batch: Batch) -> Statis
     extras = [parameters.extras(kind, x, batch.inputs) for kind in REGRESSIONS]
     weights = [parameters.weights(kind) for kind in REGRESSIONS]
     means, covariances = smoothed.means, smoothed.covariances
-    moves = regressions.transition_statistics(means, covariances, lag_one, valid, weights[0], extras[0])
-    seen = regressions.emission_statistics(
-        means, covariances, x.nan_to_num(0.0), ~x.isnan(), valid, weights[1], extras[1], parameters.emission_noise
-    )
+    if of_steps(batch):
+        moves, seen = _by_step(parameters, smoothed, lag_one, batch, weights, extras)
+    else:
+        moves = regressions.transition_statistics(means, covariances, lag_one, valid, weights[0], extras[0])
+        seen = regressions.emission_statistics(
+            means, covariances, x.nan_to_num(0.0), ~x.isnan(), valid, weights[1], extras[1], parameters.emission_noise
+        )
     begun = valid[:, 0]
     only_first = torch.zeros_like(valid)
     only_first[:, 0] = begun
@@ -128,6 +133,28 @@ def e_step(parameters: Parameters, chain: GaussianChain, batch: Batch) -> Statis
         "state_square": states.square().sum((0, 1)) + covariances.total().diagonal(),
         "data_count": observed.sum((0, 1)).to(x), "data_sum": known.sum((0, 1)), "data_square": known.square().sum((0, 1)),
     }  # fmt: skip
+
+
+def _by_step(
+    parameters: Parameters, smoothed: GaussianStates, lag_one: StepCovariances, batch: Batch, weights, extras
+) -> list[regressions.Regression]:
+    """Of moves and observations, with what is known of single steps."""
+    (means, covariances), valid = (smoothed.means, smoothed.covariances.dense()), valid_steps(batch)
+    extras = [part.where(valid.unsqueeze(-1), 0.0) for part in extras]
+    lags, none = lag_one.dense(), torch.zeros_like(batch.x).unsqueeze(-1)
+    moves = [None if part is None else part[:, 1:] for part in (batch.transitions, batch.state_noises)]
+    noise = parameters.emission_noise
+    return [
+        regression_by_step(
+            means[:, 1:], covariances[:, 1:], lags, means[:, :-1], covariances[:, :-1], weights[0], extras[0][:, 1:],
+            parameters.state_noise, seen=valid[:, 1:, None].expand(-1, -1, means.shape[-1]), matrices=moves[0], added=moves[1],
+        ),
+        regression_by_step(
+            batch.x.nan_to_num(0.0), none @ none.mT, none.expand(-1, -1, -1, means.shape[-1]), means, covariances, weights[1],
+            extras[1], torch.diag(noise) if noise.dim() == 1 else noise, seen=~batch.x.isnan() & valid.unsqueeze(-1),
+            matrices=batch.emissions, added=batch.emission_noises,
+        ),
+    ]  # fmt: skip
 
 
 def floors(statistics: Statistics, floor: float | None) -> dict[str, float | Tensor]:

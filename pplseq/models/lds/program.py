@@ -29,7 +29,9 @@ from pplseq.models.lds.arguments import (
     step_matrices,
     to_come,
     with_inputs,
+    with_steps,
 )
+from pplseq.models.lds.by_step import of_steps
 from pplseq.models.lds.coordinates import from_coordinates, parameter_units, to_coordinates
 from pplseq.models.lds.fit import (
     EMOptions,
@@ -100,6 +102,8 @@ class LDS(LDSTensors):
         *,
         transitions: Tensor | None = None,
         emissions: Tensor | None = None,
+        state_noises: Tensor | None = None,
+        emission_noises: Tensor | None = None,
         **sizes: Unpack[Sizes],
     ):
         """The generative program.
@@ -112,11 +116,15 @@ class LDS(LDSTensors):
             transitions: (B, T, h, h) or (T, h, h) matrices of the moves into each step, in the place of ``transition``;
                 the first is used after ``start`` only.
             emissions: (B, T, n, h) or (T, n, h) matrices in the place of ``emission``: a design that changes in time.
+            state_noises, emission_noises: (B, T, h, h) or (T, h, h), and (B, T, n, n) or (T, n, n): known covariances that
+                are added to ``state_noise`` and ``emission_noise``.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
         given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
-        transition, emission = self.specs(given, start, transitions, emissions)
+        added = {"state_noises": state_noises, "emission_noises": emission_noises}
+        added = {name: value for name, value in added.items() if value is not None}
+        transition, emission = self.specs(given, start, transitions, emissions, **added)
         z = start
         with given.plate:
             for t in markov(given.steps):
@@ -148,10 +156,15 @@ class LDS(LDSTensors):
         observed = ~x.isnan()
         return x.nan_to_num(0.0), observed
 
-    def specs(self, given: Given, start: GaussianBelief | None, transitions: Tensor | None, emissions: Tensor | None):
+    def specs(
+        self, given: Given, start: GaussianBelief | None, transitions: Tensor | None, emissions: Tensor | None,
+        state_noises: Tensor | None = None, emission_noises: Tensor | None = None,
+    ):  # fmt: skip
         """Functions of (state, step): the distributions of the next state, and of what is observed of a state."""
         moves = step_matrices("transitions", transitions, (self.num_states, self.num_states), given.shape)
         designs = step_matrices("emissions", emissions, (self.num_features, self.num_states), given.shape)
+        shaken = step_matrices("state_noises", state_noises, (self.num_states, self.num_states), given.shape)
+        blurred = step_matrices("emission_noises", emission_noises, (self.num_features, self.num_features), given.shape)
         matrix, offset, weights = self._coefficients("transition")
         loadings, emission_offset, emission_weights = self._coefficients("emission")
         state_noise, noise = self.state_noise, self._emission_noise
@@ -163,11 +176,13 @@ class LDS(LDSTensors):
             if first is not None and z is None:
                 return LinearGaussian(None, matrix, first.covariance, first.mean)
             driven = None if weights is None else (weights, given.input(t))
-            return LinearGaussian(z, matrix if moves is None else moves[:, t], state_noise, offset, driven)
+            spread = state_noise if shaken is None else state_noise + shaken[:, t]
+            return LinearGaussian(z, matrix if moves is None else moves[:, t], spread, offset, driven)
 
         def emission(z, t) -> LinearGaussian | PartlyObserved:
             driven = None if emission_weights is None else (emission_weights, given.input(t))
-            about = (z, loadings if designs is None else designs[:, t], noise, emission_offset, driven)
+            spread = noise if blurred is None else (torch.diag(noise) if noise.dim() == 1 else noise) + blurred[:, t]
+            about = (z, loadings if designs is None else designs[:, t], spread, emission_offset, driven)
             observed = given.coordinates(t)
             return LinearGaussian(*about) if observed is None else PartlyObserved(*about, observed=observed)
 
@@ -179,11 +194,21 @@ class LDS(LDSTensors):
         return values if torch.is_grad_enabled() else [None if v is None else v.detach() for v in values]
 
     # ---------------------------------------------------------------- data
-    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
-        """x, its lengths and inputs as tensors of the model's type and device; see the class of all estimators."""
+    def as_batch(
+        self, x, lengths=None, *, states=None, inputs=None, transitions=None, emissions=None, state_noises=None,
+        emission_noises=None,
+    ) -> Batch:  # fmt: skip
+        """x, its lengths and inputs, and matrices of single steps (see :meth:`model`), as tensors of the model's type and
+        device; see the class of all estimators."""
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
         batch = super().as_batch(x, lengths)
+        h, n = self.num_states, self.num_features
+        sizes = {"transitions": (h, h), "emissions": (n, h), "state_noises": (h, h), "emission_noises": (n, n)}
+        batch = with_steps(
+            batch, x, sizes, transitions=transitions, emissions=emissions, state_noises=state_noises,
+            emission_noises=emission_noises,
+        )  # fmt: skip
         if inputs is not None:
             x, _ = in_form(x, lengths, num_features=self.num_features)
             inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
@@ -237,6 +262,9 @@ class LDS(LDSTensors):
                 :func:`~pplseq.models.lds.start.guess_parameters`. num_restarts: only "random" starts differ.
             fixed: names of parameters, as in :meth:`set_parameters`, that keep their values. With "transition" or
                 "emission" among them the fit is a warm start: they say in which coordinates states are.
+            **options: also ``inputs``, and what is known of single steps: ``transitions`` and ``emissions``, in whose place
+                the parameters of these names are then fixed, ``state_noises`` and ``emission_noises``, which are added to
+                the covariances that are learned; see :meth:`model`.
 
         Raises:
             ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than
@@ -244,6 +272,12 @@ class LDS(LDSTensors):
         """
         names = [name for name in self.values._fields if self._parameter_of(name) is not None]
         held = {fixed} if isinstance(fixed, str) else set(fixed)
+        held |= {name for name in ("transition", "emission") if options.get(f"{name}s") is not None}
+        if self.initial == "stationary" and any(options.get(name) is not None for name in ("transitions", "state_noises")):
+            raise ValueError(
+                "initial: a stationary start is that of one transition and noise, and transitions or state_noises are given; "
+                "make the model with initial='learned' or 'diffuse'"
+            )
         if not held <= set(names):
             unknown = ", ".join(sorted(held - set(names)))
             raise ValueError(f"fixed: {unknown} are no parameters of this model; it has {', '.join(names)}")
@@ -278,6 +312,8 @@ class LDS(LDSTensors):
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     @torch.no_grad()
     def chain_of(self, batch: Batch) -> GaussianChain:
+        if of_steps(batch):
+            return self.posterior(batch.x, batch.lengths, **batch.known)
         return chain_of(self.values, batch)
 
     def expected_statistics(self, chain: GaussianChain, batch: Batch) -> Statistics:

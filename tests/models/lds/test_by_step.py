@@ -1,0 +1,168 @@
+"""Matrices and noises of single steps that are known: likelihoods against the textbook's filter, and EM."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
+from pplseq.models import LDS
+
+F64 = torch.float64
+B, T, H, N, U = 3, 6, 2, 3, 2
+LENGTHS = torch.tensor([6, 1, 4])
+close = torch.testing.assert_close
+NAMES = ("transitions", "emissions", "state_noises", "emission_noises")
+SIZES = {"transitions": (H, H), "emissions": (N, H), "state_noises": (H, H), "emission_noises": (N, N)}
+
+
+def spd(*shape):
+    root = torch.randn(*shape, shape[-1], dtype=F64)
+    return root @ root.mT / shape[-1] + 0.1 * torch.eye(shape[-1], dtype=F64)
+
+
+def made(which, *, rows=True, missing=True, seed=0, **options):
+    """A model, and data with what is known of its steps."""
+    torch.manual_seed(seed)
+    model = LDS(H, N, **options).set_parameters(
+        transition=0.5 * torch.randn(H, H), state_noise=spd(H) if options.get("state_noise") != "diagonal" else [0.3, 2.0],
+        emission=torch.randn(N, H), emission_noise=[0.5, 1.0, 2.0], initial_mean=torch.randn(H), initial_covariance=spd(H),
+        transition_offset=torch.randn(H), emission_offset=torch.randn(N),
+    )  # fmt: skip
+    x, known = torch.randn(B, T, N, dtype=F64), {}
+    if missing:
+        x[0, 2], x[0, 4, 1], x[2, 0, :2] = torch.nan, torch.nan, torch.nan
+    for name in which:
+        shape = (*((B, T) if rows else (T,)), *SIZES[name])
+        known[name] = spd(*shape[:-1]) if "noise" in name else torch.randn(shape, dtype=F64)
+    return model, x, known
+
+
+def truth(model, x, known):
+    total = 0.0
+
+    def at(name, row, default):
+        value = known.get(name)
+        return [default] * T if value is None else list(value if value.dim() == 3 else value[row])
+
+    for row, n in enumerate(LENGTHS.tolist()):
+        A, C = at("transitions", row, model.transition), at("emissions", row, model.emission)
+        Q = [model.state_noise + part for part in at("state_noises", row, 0.0)]
+        R = [model.emission_noise + part for part in at("emission_noises", row, 0.0)]
+        seen = [~y.isnan() for y in x[row, :n]]
+        total = total + kalman_loop(GaussianSequence(
+            *model.initial_belief, A[1:n], Q[1:n], [model.transition_offset] * (n - 1),
+            [C[t][o] for t, o in enumerate(seen)], [R[t][o][:, o] for t, o in enumerate(seen)],
+            [model.emission_offset[o] for o in seen], [x[row, t][o] if bool(o.any()) else None for t, o in enumerate(seen)],
+        )).log_prob  # fmt: skip
+    return total
+
+
+SOME = [(name,) for name in NAMES] + [NAMES, ("transitions", "emission_noises")]
+
+
+@pytest.mark.parametrize("which", SOME, ids="+".join)
+@pytest.mark.parametrize(("rows", "missing", "noise"), [(True, True, "full"), (False, True, "diagonal"), (True, False, "full")])
+def test_likelihoods_and_gradients_are_the_textbook_s(which, rows, missing, noise):
+    model, x, known = made(which, rows=rows, missing=missing, emission_noise=noise)
+    for value in known.values():
+        value.requires_grad_()
+    wanted, found = truth(model, x, known), model.log_joint(x, LENGTHS, **known)
+    close(found, wanted, rtol=1e-11, atol=0)
+    held = [*known.values(), *model.parameters()]
+    grads = [torch.autograd.grad(value, held, allow_unused=True) for value in (found, wanted)]
+    for one, other, of in zip(*grads, held, strict=True):
+        one, other = (torch.zeros_like(of) if g is None else g for g in (one, other))
+        if of.dim() > 2 and of.shape[-1] == of.shape[-2] and of is not known.get("transitions"):
+            one, other = one + one.mT, other + other.mT  # of covariances only the symmetric part is defined
+        close(one, other, rtol=1e-8, atol=1e-9)
+    with torch.no_grad():
+        plain = {name: value.detach() for name, value in known.items()}
+        assert model.score(x, LENGTHS, **plain) == pytest.approx(float(wanted), rel=1e-11)
+
+
+@pytest.mark.parametrize("which", SOME, ids="+".join)
+@pytest.mark.parametrize("missing", [False, True])
+def test_statistics_have_the_gradient_of_the_likelihood(which, missing):
+    """Fisher's identity: at the parameters of the E-step the expected log-density rises as the likelihood does."""
+    model, x, known = made(which, missing=missing)
+    batch = model.as_batch(x, LENGTHS, **known)
+    found = model.expected_statistics(model.chain_of(batch), batch)
+    model.log_joint(batch.x, batch.lengths, **batch.known).backward()
+    for kind, size in (("transition", H), ("emission", N)):
+        noise = getattr(model, "state_noise" if kind == "transition" else "emission_noise").detach()
+        slope = torch.linalg.solve(noise, found[f"{kind}_cross"])
+        weights = getattr(model, kind).grad
+        close(slope[:, :H], torch.zeros(size, H, dtype=F64) if weights is None else weights, rtol=1e-8, atol=1e-8)
+        close(slope[:, H], getattr(model, f"{kind}_offset").grad, rtol=1e-8, atol=1e-8)
+        inverse = torch.linalg.inv(noise)
+        wanted = (inverse @ found[f"{kind}_scatter"] @ inverse - found[f"{kind}_count"] * inverse) / 2
+        scale = model.state_scale if kind == "transition" else model.emission_scale
+        if kind == "transition":
+            close((2 * wanted @ scale.detach()).tril(), scale.grad.tril(), rtol=1e-8, atol=1e-8)
+        else:
+            factor = scale.detach().tril(-1) + torch.diag(scale.detach().diagonal().exp())
+            slopes = 2 * wanted @ factor
+            close(slopes.tril(-1) + torch.diag(slopes.diagonal() * factor.diagonal()), scale.grad.tril(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_constant_matrices_have_the_sums_of_the_fast_way(missing):
+    model, x, _ = made((), missing=missing)
+    same = {"state_noises": torch.zeros(T, H, H), "emission_noises": torch.zeros(T, N, N)}
+    batches = [model.as_batch(x, LENGTHS, **known) for known in ({}, same)]
+    plain, stepwise = (model.expected_statistics(model.chain_of(batch), batch) for batch in batches)
+    for name, value in plain.items():
+        close(stepwise[name], value, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("which", [("emission_noises",), NAMES], ids="+".join)
+def test_em_never_falls(which):
+    model, x, known = made(which, seed=2)
+    before = [model.transition.detach().clone(), model.emission.detach().clone()]
+    model.fit(x, LENGTHS, **known, warm_start=True, max_iterations=8, tolerance=0.0, fixed=("initial_mean",))
+    likelihoods = model.history.log_likelihoods
+    assert (np.diff(likelihoods) > -1e-9).all() and likelihoods[-1] > likelihoods[0] + 1
+    for name, value in zip(("transition", "emission"), before, strict=True):  # what is not asked stays
+        assert torch.equal(getattr(model, name), value) == (f"{name}s" in which)
+
+
+def test_measurement_errors_that_are_known_are_told_from_the_noise():
+    """A level observed with errors of known and very different sizes: what is learned is the rest."""
+    torch.manual_seed(1)
+    steps = 200
+    level = torch.randn(steps, dtype=F64).mul(0.3).cumsum(0)
+    sizes = torch.where(torch.arange(steps) % 2 == 0, 0.1, 25.0).to(F64)
+    x = (level + sizes.sqrt() * torch.randn(steps, dtype=F64) + 0.5 * torch.randn(steps, dtype=F64))[None, :, None]
+    errors = sizes[:, None, None]
+    found = []
+    for method in ("em", "lbfgs"):
+        model = LDS(1, 1, offsets="none", initial="diffuse").set_parameters(transition=[[1.0]], emission=[[1.0]])
+        model.fit(x, emission_noises=errors, fixed=("transition", "emission"), method=method)
+        found.append([model.state_noise.item(), model.emission_noise.item(), model.score(x, emission_noises=errors)])
+    close(torch.tensor(found[0]), torch.tensor(found[1]), rtol=0.02, atol=0.01)
+    assert 0.03 < found[1][0] < 0.2 and 0.1 < found[1][1] < 0.6  # drawn with 0.09 and 0.25, of which 200 steps say so much
+    assert model.score(x, emission_noises=errors) > model.score(x) + 50
+    ragged = [x[0, :7], x[0, 7:9]]
+    found = model.smooth(ragged, emission_noises=[errors[:7], errors[7:9]])
+    close(found.means[1], model.smooth(x[:, 7:9], emission_noises=errors[7:9]).means[0])
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"emission_noises": torch.ones(T, N)}, r"emission_noises must have shape \(3, 6, 3, 3\)"),
+        ({"emission_noises": -torch.eye(N).expand(T, N, N)}, "emission_noises must be positive semidefinite"),
+        ({"state_noises": torch.randn(T, H, H)}, "state_noises must be"),
+        ({"transitions": torch.full((T, H, H), torch.nan)}, "transitions must be finite"),
+        ({"emissions": [torch.zeros(2, N, H)] * 3}, "emissions must have shape|emissions must have the shapes"),
+    ],
+)
+def test_what_does_not_fit_is_said(known, message):
+    model, x, _ = made(())
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.score(x, **known)
+
+
+def test_a_stationary_start_needs_one_transition():
+    with pytest.raises(ValueError, match="initial: a stationary start is that of one transition"):
+        LDS(H, N, initial="stationary").fit(torch.randn(2, 9, N), transitions=torch.zeros(9, H, H))
