@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pplseq.models.taggers.comparison import CurvePoint, SystemResult
 from pplseq.models.taggers.scores import McNemar, Share, TagScores, mcnemar
-from pplseq.models.taggers.spans.scores import SpanScores
+from pplseq.models.taggers.spans.scores import SpanScore, SpanScores
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> str:
@@ -58,11 +58,16 @@ def per_tag_table(scores: TagScores) -> str:
 
 def spans_table(scores: SpanScores) -> str:
     """Precision, recall and F1 of whole spans, of all and by kind."""
+    return f1_table("span", {"all spans": scores.overall, **scores.by_kind})
+
+
+def f1_table(what: str, scores: Mapping[str, SpanScore]) -> str:
+    """Precision, recall and F1 by name."""
     rows = [
         [name, _ratio(s.precision), _ratio(s.recall), _ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
-        for name, s in [("all spans", scores.overall), *scores.by_kind.items()]
+        for name, s in scores.items()
     ]
-    return plain_table(["span", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
+    return plain_table([what, "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
 
 
 def confusion_table(scores: TagScores, top: int = 10) -> str:

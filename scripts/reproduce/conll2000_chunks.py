@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--l2", type=float, nargs="+", default=[0.3], help="penalties")
     parser.add_argument("--spans", nargs="+", default=["bio"], choices=("bio", "bioes"), help="schemes to learn in")
     parser.add_argument("--tolerance", type=float, default=3e-4, help="relative gain in ten iterations that ends training")
+    parser.add_argument("--max-iterations", type=int, default=300, help="of L-BFGS")
     parser.add_argument("--held-out", action="store_true", help="train on nine tenths of train and test on the tenth")
     parser.add_argument("--max-sentences", type=int, help="of train; for a look")
     options = parser.parse_args()
@@ -70,13 +71,13 @@ def main() -> None:
     stem = "conll2000_chunks" + ("_held_out" if options.held_out else "")
     path = ROOT / "results" / f"{stem}.json"
     for spans, l2 in itertools.product(options.spans, options.l2):
-        row = run_one(train, test, spans=spans, l2=l2, tolerance=options.tolerance)
+        row = run_one(train, test, spans=spans, l2=l2, tolerance=options.tolerance, max_iterations=options.max_iterations)
         results = json.loads(path.read_text())["results"] if path.is_file() else {}
         name = f"spans={spans} l2={l2:g}" + ("" if options.max_sentences is None else f" sentences={len(train)}")
         results[name] = row
         print(name, json.dumps(row), flush=True)
         record(
-            stem, results, folder=".", tolerance=options.tolerance,
+            stem, results, folder=".", tolerance=options.tolerance, max_iterations=options.max_iterations,
             protocol="CoNLL-2000 train to test, given parts of speech, F1 of conlleval, one core; rows of several runs",
         )  # fmt: skip
 

@@ -37,6 +37,9 @@ def tag() -> None:
 @click.argument("text", default="-")
 @click.option("--out", default="-", help="File to write.  [default: stdout]")
 @click.option("--to", type=click.Choice(FORMATS[:3]), help="Format to write.  [default: that of the input]")
+@click.option(
+    "--splitter", type=click.Path(path_type=Path), help="TEXT is raw: this one, of `pplseq tag splitter`, finds its words."
+)
 @click.option("--json", "as_json", is_flag=True, help="A JSON line a sentence, as with any option marked JSON.")
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page of coloured sentences."
@@ -52,7 +55,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
 
     The output is the input with other tags: comments, multiword tokens, empty nodes and other columns stay. Lines of words
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
-    further column, or behind the tag (dog_NN_0.9731).
+    further column, or behind the tag (dog_NN_0.9731). Raw text (--splitter) comes out as CoNLL-U.
 
     A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
     cannot be tagged has _ for tags. The exit code is then 1 (0 for what --on-error skip left out).
@@ -61,14 +64,17 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
     from pplseq.models.taggers.answers import answer_each, answer_on, check_answerable
-    from pplseq.recipes.taggers.tagging import other_tags, read, run_page
+    from pplseq.recipes.taggers.tagging import other_tags, read, read_raw, run_page
 
     use_threads(options["threads"])
     saved = load_tagger(model)
     questions = TagQuestions(**given(ctx, TagQuestions))
     check_answerable(saved.tagger, questions)
     reading = TolerantReading(**given(ctx, TolerantReading))
-    sentences = read(text, reading, say, saved, tags="optional", to_tag=True)
+    if options["splitter"] is None:
+        sentences = read(text, reading, say, saved, tags="optional", to_tag=True)
+    else:
+        sentences = read_raw(text, options["splitter"], saved)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
         say(note)
@@ -104,6 +110,41 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         run_page(saved, sentences, options["html"], options["max_sentences"], questions.decoder)
     if failed:
         ctx.exit(1)
+
+
+@tag.command(cls=GroupedCommand)
+@click.argument("text")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the splitter.")
+@THREADS
+def splitter(text: str, out: Path, threads: int | None) -> None:
+    """Learn to split raw text into sentences and words from TEXT, a treebank in CoNLL-U.
+
+    Then `pplseq tag run MODEL book.txt --splitter OUT` tags raw text.
+    """
+    from pplseq.recipes.taggers.tagging import train_splitter
+
+    use_threads(threads)
+    found = train_splitter(text, out)
+    say(f"learned from {', '.join(f'{number:,} {what}' for what, number in found.items())}; written to {out}")
+
+
+@tag.command(cls=GroupedCommand)
+@click.argument("gold")
+@click.argument("found")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def score(gold: str, found: str, as_json: bool) -> None:
+    """Score FOUND, raw text that was split and tagged, by GOLD; both in CoNLL-U, of the same text.
+
+    F1 of tokens, sentences, words, UPOS, XPOS, universal features and lemmas, as the CoNLL 2018 shared task defines them.
+    """
+    from pplseq.recipes.taggers.tagging import raw_scores
+    from pplseq.report.tag_tables import f1_table
+
+    scores = raw_scores(gold, found)
+    if as_json:
+        click.echo(json_line({name: score.summary() for name, score in scores.items()}))
+    else:
+        click.echo(f1_table("metric", scores))
 
 
 @tag.command("eval", cls=GroupedCommand)

@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pplseq.baselines.tagging_systems import Comparison, SavedTagger
-from pplseq.data.tagged import TaggedFile, read_tagged
+from pplseq.baselines.tagging_systems import Comparison, SavedTagger, check_out
+from pplseq.data.columns import TaggedSentence
+from pplseq.data.sources import read_text
+from pplseq.data.tag_formats import ConlluFormat, Line
+from pplseq.data.tagged import SentenceBlock, TaggedFile, read_tagged
 from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
 from pplseq.models.taggers.spans.schemes import are_spans
-from pplseq.models.taggers.spans.scores import SpanScores, score_spans
+from pplseq.models.taggers.spans.scores import SpanScore, SpanScores, score_spans
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
 
@@ -63,6 +66,46 @@ def read(
     if found.skipped:
         say(f"{found.name}: {len(found.skipped):,} skipped, {len(found):,} sentences read")
     return found
+
+
+def read_raw(path: str, splitter: Path, saved: SavedTagger) -> TaggedFile:
+    """The sentences that a splitter finds in a raw text, as a CoNLL-U file whose words have no tags yet."""
+    from pplseq.models.taggers.raw_text.splitter import TextSplitter
+    from pplseq.models.taggers.raw_text.treebank import conllu_lines
+
+    if getattr(saved.tagger, "word_columns", ()):
+        raise ValueError(f"splitter: the model looks at columns {saved.tagger.word_columns}, which raw text has not")
+    name, lines_of_text = read_text(path)
+    tag_format = ConlluFormat(saved.column if saved.format == ConlluFormat.name else None)
+    sentences, blocks = [], []
+    for sentence in TextSplitter.load(splitter).split("\n".join(lines_of_text)):
+        lines = conllu_lines(sentence)
+        parsed = tag_format.parse([Line(number, line) for number, line in enumerate(lines, start=1)])
+        sentences.append(TaggedSentence(parsed.words, parsed.tags))
+        first = blocks[-1].first_line + len(blocks[-1].lines) + 1 if blocks else 1
+        blocks.append(SentenceBlock(first, tuple(lines), parsed.places))
+    return TaggedFile(name, tag_format, sentences, blocks)
+
+
+def train_splitter(path: str, folder: Path) -> dict[str, int]:
+    """Learn a splitter from a treebank and keep it; how much it was learned from."""
+    from pplseq.models.taggers.raw_text.splitter import TextSplitter
+    from pplseq.models.taggers.raw_text.treebank import read_paragraphs
+
+    paragraphs = read_paragraphs(path)
+    check_out(folder)
+    TextSplitter().fit(paragraphs).save(folder)
+    sentences = [sentence for paragraph in paragraphs for sentence in paragraph]
+    return {"paragraphs": len(paragraphs), "sentences": len(sentences), "tokens": sum(map(len, sentences))}
+
+
+def raw_scores(gold: str, found: str) -> dict[str, SpanScore]:
+    """Scores of a CoNLL-U file that was made from raw text."""
+    from pplseq.models.taggers.raw_text.scores import score_raw_text
+    from pplseq.models.taggers.raw_text.treebank import read_paragraphs
+
+    texts = ([sentence for paragraph in read_paragraphs(path) for sentence in paragraph] for path in (gold, found))
+    return score_raw_text(*texts)
 
 
 def describe(path: str, reading: Any) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""Raw text: units, what a splitter learns from a treebank's spaces, CoNLL-U and back, scores as CoNLL 2018 defines them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from pplseq.cli import main
+from pplseq.models.taggers.raw_text.scores import score_raw_text
+from pplseq.models.taggers.raw_text.splitter import TextSplitter, units_of
+from pplseq.models.taggers.raw_text.treebank import Token, conllu_lines, raw_text, read_paragraphs
+
+TEXTS = [  # tokens end at |, where no space follows at ~, sentences end at ||
+    "Mr.|Smith|saw|her~|.|| She|ca+n't|come~|.", "Dogs|bark~|.|| It|is|3.50~|,|he|says~|!",
+    "Who|is|Mr.|Dog~|?|| He|is+n't|here~|.",
+    "She|saw|a|dog~|.|| Mr.|Dog|barks~|!|| Here|!", "He|does+n't|bark~|,|she|says~|.|| He|saw|it~|.",
+]  # fmt: skip
+
+
+def sentences_of(text):
+    found = []
+    for part in text.split("||"):
+        tokens = []
+        for piece in part.strip().split("|"):
+            words = tuple(piece.rstrip("~").split("+"))
+            tokens.append(Token("".join(words), not piece.endswith("~"), words))
+        found.append(tokens)
+    return found
+
+
+PARAGRAPHS = [sentences_of(text) for text in TEXTS * 6]
+
+
+def plain(sentences):
+    return [[token._replace(columns=()) for token in sentence] for sentence in sentences]
+
+
+@pytest.fixture(scope="module")
+def splitter():
+    return TextSplitter(max_iterations=60).fit(PARAGRAPHS)
+
+
+def test_units_hold_all_characters():
+    text = "Ann's 3.50€,\n  naïve e\u0301te\u0301 日本語 \t!?"
+    units = units_of(text)
+    assert "".join(unit.text for unit in units) == "".join(text.split())
+    words = ["Ann", "'", "s", "3", ".", "50", "€", ",", "naïve", "e\u0301", "te\u0301", *"日本語!?"]
+    assert [unit.text for unit in units] == words
+    assert all(text[unit.start :].startswith(unit.text) for unit in units)
+    assert [unit.text for unit in units if unit.spaced] == ["3", "naïve", "e\u0301", "日", "!"] and units_of(" \n") == []
+
+
+def test_a_text_is_split_as_the_treebank_was(splitter):
+    for paragraph in PARAGRAPHS[:5]:
+        text = raw_text(paragraph)
+        found = splitter.split(text)
+        assert [[token.text for token in s] for s in found] == [[token.text for token in s] for s in paragraph]
+        assert found == [*paragraph[:-1], [*paragraph[-1][:-1], paragraph[-1][-1]._replace(space_after=True)]]
+        assert raw_text(found) == text
+    # a blank line ends a sentence; other white space is as a space; nothing is nothing
+    found = splitter.split("He saw\nMr.  Dog\n \nShe barks.\n")
+    assert [[token.text for token in s] for s in found] == [["He", "saw", "Mr.", "Dog"], ["She", "barks", "."]]
+    assert splitter.split("") == splitter.split(" \n\n ") == []
+
+
+def test_words_of_tokens(splitter):
+    assert splitter.words_of_token("Can't") == ("Ca", "n't") and splitter.words_of_token("ISN'T") == ("IS", "N'T")
+    assert splitter.words_of_token("haven't") == ("have", "n't")  # by its ending
+    assert splitter.words_of_token("n't") == ("n't",) and splitter.words_of_token("dog") == ("dog",)
+
+
+def test_kept_and_loaded(splitter, tmp_path):
+    loaded = TextSplitter.load(splitter.save(tmp_path / "splitter"))
+    text = raw_text(PARAGRAPHS[0]) + " Haven't"
+    assert loaded.split(text) == splitter.split(text)
+    with pytest.raises(ValueError, match="no splitter of text; `pplseq tag splitter` makes one"):
+        TextSplitter.load(splitter.crf.save(tmp_path / "tagger"))
+
+
+def test_conllu_and_back(tmp_path):
+    lines = []
+    for paragraph in PARAGRAPHS[:3]:
+        for number, sentence in enumerate(paragraph):
+            lines += [*(["# newpar"] if number == 0 else []), *conllu_lines(sentence), ""]
+    (tmp_path / "a.conllu").write_text("\n".join(lines) + "\n")
+    assert [plain(paragraph) for paragraph in read_paragraphs(tmp_path / "a.conllu")] == PARAGRAPHS[:3]
+    (tmp_path / "b.conllu").write_text("1\ta\n\n")
+    with pytest.raises(ValueError, match="b.conllu, line 1: expected 10 columns"):
+        read_paragraphs(tmp_path / "b.conllu")
+
+
+def tagged(*tokens):
+    """Tokens of words of form/upos."""
+    found = []
+    for text, *words in tokens:
+        pairs = [word.split("/") for word in words]
+        columns = tuple((form, upos, "_", f"Case={upos}|Odd=x", *["_"] * 4) for form, upos in pairs)
+        found.append(Token(text, True, tuple(form for form, _ in pairs), columns))
+    return found
+
+
+def test_scores_of_hand_made_texts():
+    gold = [tagged(("can't", "ca/AUX", "n't/PART"), ("go", "go/VERB")), tagged(("a", "a/X"), ("b", "b/Y"))]
+    assert all(score.f1 == 1 for score in score_raw_text(gold, gold).values())
+    found = [[*tagged(("ca", "ca/AUX"), ("n't", "n't/X"), ("go", "go/VERB"), ("ab", "ab/X"))]]
+    scores = score_raw_text(gold, found)
+    # tokens: go; sentences: none of 2; words: ca and n't are found in the multiword token, go as it stands
+    assert scores["tokens"] == (1, 4, 4) and scores["sentences"] == (0, 1, 2) and scores["words"] == (3, 4, 5)
+    assert scores["upos"] == (2, 4, 5) and scores["ufeats"] == (2, 4, 5) and scores["lemmas"] == (3, 4, 5)
+    crossing = [tagged(("can'tg", "ca/AUX", "n't/PART", "g/X"), ("oab", "oab/X"))]
+    assert score_raw_text(gold, crossing)["words"] == (2, 4, 5)
+    with pytest.raises(ValueError, match="differs at character 3 .*'n'.*'r'|differs at character 3"):
+        score_raw_text(gold, [tagged(("car", "car/X"))])
+
+
+def pplseq(*arguments, input=None):
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=input, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_raw_text_from_training_to_scores(tmp_path):
+    lines = []
+    for paragraph in PARAGRAPHS:
+        for number, sentence in enumerate(paragraph):
+            rows = [line.split("\t") for line in conllu_lines(sentence)]
+            for row in rows[1:]:
+                row[3] = "PUNCT" if row[1] in ".,!?" else "WORD"
+            lines += [*(["# newpar"] if number == 0 else []), *("\t".join(row) for row in rows), ""]
+    treebank, text, out = tmp_path / "a.conllu", tmp_path / "a.txt", tmp_path / "out.conllu"
+    treebank.write_text("\n".join(lines) + "\n")
+    text.write_text("\n\n".join(map(raw_text, PARAGRAPHS)))
+    pplseq("train", "tagger", treebank, "--system", "hmm", "--out", tmp_path / "run")
+    pplseq("tag", "splitter", treebank, "--out", tmp_path / "splitter")
+    pplseq("tag", "run", tmp_path / "run", text, "--splitter", tmp_path / "splitter", "--out", out)
+    scores = json.loads(pplseq("tag", "score", treebank, out, "--json"))
+    assert scores["tokens"]["f1"] > 0.99 and scores["sentences"]["f1"] > 0.99 and scores["upos"]["f1"] > 0.98
+    assert "sentences" in pplseq("tag", "score", treebank, out)
+    told = pplseq("tag", "run", tmp_path / "run", "--splitter", tmp_path / "splitter", input="She can't bark.")
+    assert told.splitlines()[0] == "# text = She can't bark." and "2-3\tcan't\t_" in told
+    assert "4\tbark\t_\tWORD\t" in told and "SpaceAfter=No" in told
