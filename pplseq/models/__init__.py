@@ -52,6 +52,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "LearnedAutomaton": "@pplseq.models.automata.learner",
         "merge_states": "@pplseq.models.automata.state_merging",
         "learn_by_asking": "@pplseq.models.automata.asking",
+        "learn_distribution": "@pplseq.models.automata.probabilistic",
         "extract_automaton": "@pplseq.models.automata.of_iohmm",
         "model_of_tables": "@pplseq.models.automata.of_iohmm",
         "PROPS": "@pplseq.models.props.program",
