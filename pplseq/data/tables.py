@@ -27,10 +27,12 @@ class SequenceTable:
 
     Attributes:
         ids: of the sequences, in the file's order. lengths: steps of each.
-        inputs: of each sequence (T, U) numbers, or (T,) codes of a column of symbols.
+        inputs: of each sequence (T, U) numbers, or (T,) codes of the only column, of symbols. Beside other columns one of
+            symbols is a number 0 or 1 for each of its symbols but the first, which is where all of them are 0.
         outputs: of each sequence (T, D) numbers, NaN where missing, or (T,) codes, -1 where missing.
-        input_names, output_names: columns.
+        input_names, output_names: columns; "weather=rain" is 1 where the symbol of the column weather is rain.
         input_levels, output_levels: the symbols, in the order of their codes; None for numbers.
+        input_symbols: of each column of symbols beside other inputs, its symbols.
         errors: id -> why a sequence could not be read, where `read_table` was to leave such ones out.
         all_ids: with theirs, in the file's order.
     """
@@ -45,6 +47,7 @@ class SequenceTable:
     output_levels: tuple[str, ...] | None
     errors: Mapping[str, str] = field(default_factory=dict)
     all_ids: tuple[str, ...] = ()
+    input_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def check_sizes(self, name: str) -> None:
         """Raises ValueError, with the name of the table, for numbers whose squares are too large to be added up."""
@@ -69,6 +72,8 @@ class SequenceTable:
         }  # fmt: skip
         for name, levels in (("input_symbols", self.input_levels), ("output_symbols", self.output_levels)):
             about |= {} if levels is None else {name: list(levels)}
+        if self.input_symbols:
+            about["input_symbols"] = {name: list(levels) for name, levels in self.input_symbols.items()}
         return about
 
 
@@ -81,6 +86,7 @@ def read_table(
     symbols: Sequence[str] = (),
     input_levels: Sequence[str] | None = None,
     output_levels: Sequence[str] | None = None,
+    input_symbols: Mapping[str, Sequence[str]] | None = None,
     allow_missing_outputs: bool = True,
     leave_out: bool = False,
 ) -> SequenceTable:
@@ -90,8 +96,9 @@ def read_table(
         path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input.
         sequence_id: column that says which sequence a row is of; the rows of a sequence stand together. None: all are one.
         inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
-        symbols: those of them that hold names instead of numbers; then there is one input column, or one output column.
-        input_levels, output_levels: the symbols of another table, to give the same codes; default: those that occur, sorted.
+        symbols: those of them that hold names instead of numbers; of outputs then there is one column.
+        input_levels, output_levels, input_symbols: the symbols of another table, to give the same codes; default: those that
+            occur, sorted.
         allow_missing_outputs: take an empty output for a missing one, instead of an error.
         leave_out: leave a sequence out whose cells cannot be read, and note why, where the table has several.
 
@@ -109,7 +116,7 @@ def read_table(
         path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
         leave_out=leave_out,
     )  # fmt: skip
-    return reader.read(input_levels, output_levels)
+    return reader.read(input_levels, output_levels, dict(input_symbols or {}))
 
 
 class _Reader:
@@ -121,12 +128,12 @@ class _Reader:
         for what, names in (("inputs", inputs), ("outputs", outputs)):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what}: a column is named twice in {', '.join(names)}")
-            if len(names) > 1 and any(name in symbols for name in names):
+            if what == "outputs" and len(names) > 1 and any(name in symbols for name in names):
                 raise ValueError(
                     f"{what}: a column of symbols must be the only one, got {', '.join(names)}; join them into one"
                 )
 
-    def read(self, input_levels, output_levels) -> SequenceTable:
+    def read(self, input_levels, output_levels, input_symbols) -> SequenceTable:
         rows = _parquet_rows(self.path) if self.name.lower().endswith(".parquet") else self._text_rows()
         with contextlib.closing(rows):  # and the file with it, whatever comes
             try:
@@ -166,8 +173,14 @@ class _Reader:
                 numbers[-1].append(number)
         if not ids:
             raise ValueError(f"{self.name}: it has names of columns, but no rows")
+        mixed = self.symbols.intersection(self.inputs) if len(self.inputs) > 1 else frozenset()
+        named = {
+            name: self._levels((name,), [[[row[n]] for row in part[0]] for part in cells], input_symbols.get(name)) or ()
+            for n, name in enumerate(self.inputs)
+            if name in mixed
+        }
         levels = [
-            self._levels(names, [part[k] for part in cells], given)
+            None if k == 0 and mixed else self._levels(names, [part[k] for part in cells], given)
             for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
         ]
         kept: list[str] = []
@@ -179,7 +192,10 @@ class _Reader:
                 both = [
                     self._encode(names, part[k], rows, levels[k], missing=k == 1 and self.allow_missing)
                     for k, names in enumerate((self.inputs, self.outputs))
+                    if k or not named
                 ]
+                if named:
+                    both.insert(0, self._encode_mixed(part[0], rows, named))
             except ValueError as error:
                 if self.errors is None:
                     raise
@@ -189,8 +205,8 @@ class _Reader:
             for side, codes in zip(coded, both, strict=True):
                 side.append(codes)
         return SequenceTable(
-            tuple(kept), list(map(len, coded[1])), *coded, self.inputs, self.outputs, levels[0], levels[1],
-            self.errors or {}, tuple(ids),
+            tuple(kept), list(map(len, coded[1])), *coded, expanded_names(self.inputs, named), self.outputs, levels[0],
+            levels[1], self.errors or {}, tuple(ids), named,
         )  # fmt: skip
 
     def _id_column(self) -> tuple[str, ...]:
@@ -235,6 +251,15 @@ class _Reader:
             for row, n in zip(part, rows, strict=True)
         ]
         return np.array(values, dtype=np.float64).reshape(len(rows), len(names))
+
+    def _encode_mixed(self, part, rows, named: Mapping[str, tuple[str, ...]]) -> np.ndarray:
+        """(T, U) numbers of inputs some of which are symbols."""
+        columns: list[np.ndarray] = []
+        for place, name in enumerate(self.inputs):
+            cells, levels = [[row[place]] for row in part], named.get(name)
+            found = self._encode((name,), cells, rows, levels, missing=False)
+            columns.append(found if levels is None else np.eye(len(levels))[found][:, 1:])
+        return np.concatenate(columns, 1)
 
     def _code(self, column: str, cell: Any, row: int, code: dict[str, int], missing: bool) -> int:
         if _missing(cell):
@@ -301,6 +326,13 @@ def _parquet_rows(path: str | Path) -> Generator[list[Any], None, None]:
             yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
+
+
+def expanded_names(names: Sequence[str], symbols: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The names of inputs' numbers: of a column of symbols one for each but the first."""
+    return tuple(
+        part for name in names for part in ([f"{name}={level}" for level in symbols[name][1:]] if name in symbols else [name])
+    )
 
 
 def _missing(cell: Any, words: set[str] = EMPTY) -> bool:

@@ -437,3 +437,37 @@ def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
     monkeypatch.setattr(IOHMM, "score", failing)
     told = lines(pplseq("query", run, "score", folder / "test.csv", code=1))
     assert [answer.get("error") for answer in told] == [None, None, "RuntimeError: gone", None, None]
+
+
+def test_symbols_and_numbers_are_inputs_together(tmp_path):
+    """A switch and a kind move the state, a number is the slope: as the same table with the symbols written as numbers."""
+    rng, rows, state = np.random.default_rng(0), [], 0
+    for _ in range(300):
+        kind, switch, u = rng.choice(["low", "high", "off"]), rng.choice(["stay", "move"]), rng.normal(3, 2)
+        state = 1 - state if switch == "move" else state
+        y = [2, -2][state] * u + (kind == "high") * 5 + 0.1 * rng.normal()
+        rows.append((kind, switch, u, y))
+    table = write(tmp_path / "mixed.csv", rows, header="kind,switch,u,y")
+    options = ["--outputs", "y", "--mealy", "--num-restarts", 4, "--num-states", 2]
+    chosen = ["--inputs", "kind,switch,u", "--symbols", "kind,switch"]
+    pplseq("train", "iohmm", table, *chosen, *options, "--out", tmp_path / "run")
+    (found,) = lines(pplseq("evaluate", tmp_path / "run", table))
+    codes = {"high": (0, 0), "low": (1, 0), "off": (0, 1)}
+    numbers = [(*codes[kind], int(switch == "stay"), (u - np.mean([r[2] for r in rows])) / np.std([r[2] for r in rows]), y)
+               for kind, switch, u, y in rows]  # fmt: skip
+    plain = write(tmp_path / "numbers.csv", numbers, header="low,off,stay,u,y")
+    pplseq("train", "iohmm", plain, "--inputs", "low,off,stay,u", "--raw", *options, "--out", tmp_path / "plain")
+    (expected,) = lines(pplseq("evaluate", tmp_path / "plain", plain))
+    assert found["log_likelihood"] == pytest.approx(expected["log_likelihood"], abs=1e-6)
+    assert found["prediction"]["root_mean_squared_error"]["y"] < 2.5
+    effects = lines(pplseq("query", tmp_path / "run", "effects", "--feature", "switch"))
+    moves = {line["switch"]: np.array(line["transition"]) for line in effects}
+    assert moves["stay"].diagonal().min() > 0.9 > 0.1 > moves["move"].diagonal().max()
+    ahead = write(tmp_path / "ahead.csv", [("low", "stay", 1.0)], header="kind,switch,u")
+    (line,) = lines(pplseq("query", tmp_path / "run", "forecast", table, "--future", ahead))
+    assert abs(abs(line["outputs"][0]["y"]) - 2) < 0.5
+    kinds = ["effects", "--feature", "kind", "--values", "0:1:2"]
+    assert "all of which" in pplseq("query", tmp_path / "run", *kinds, code=2).stderr
+    same = write(tmp_path / "same.csv", [("a", 1.0, 2.0), ("a", 2.0, 3.0)], header="k,u,y")
+    told = ["--inputs", "k,u", "--symbols", "k", "--outputs", "y", "--out", tmp_path / "same"]
+    assert "tells nothing" in pplseq("train", "iohmm", same, *told, code=2).stderr

@@ -73,6 +73,24 @@ def test_symbols_and_their_codes(path):
     assert again.outputs[0].tolist() == [0, 1, -1, 3, 2] and again.inputs[0].shape == (5, 0)
 
 
+def test_symbols_beside_numbers_are_numbers_of_their_own(tmp_path):
+    (tmp_path / "t.csv").write_text("w,u,k,y\nrain,1,b,5\nsun,2,a,6\nrain,3,a,7\nfog,4,b,8\n")
+    options = {"sequence_id": None, "inputs": ["w", "u", "k"], "outputs": ["y"], "symbols": ["w", "k"]}
+    table = read_table(tmp_path / "t.csv", **options)
+    assert table.input_names == ("w=rain", "w=sun", "u", "k=b") and table.input_levels is None
+    assert table.inputs[0].tolist() == [[1, 0, 1, 1], [0, 1, 2, 0], [1, 0, 3, 0], [0, 0, 4, 1]]  # fog and a are 0
+    assert table.describe()["input_symbols"] == {"w": ["fog", "rain", "sun"], "k": ["a", "b"]}
+    (tmp_path / "new.csv").write_text("k,w,u\nb,sun,1\n")
+    again = read_table(tmp_path / "new.csv", **options | {"outputs": []}, input_symbols=table.input_symbols)
+    assert again.inputs[0].tolist() == [[0, 1, 1, 1]]
+    (tmp_path / "new.csv").write_text("k,w,u\nb,snow,1\n")
+    with pytest.raises(ValueError, match="row 2, column 'w': unknown symbol 'snow'; known: fog, rain, sun"):
+        read_table(tmp_path / "new.csv", **options | {"outputs": []}, input_symbols=table.input_symbols)
+    (tmp_path / "new.csv").write_text("k,w,u\nb,,1\n")
+    with pytest.raises(ValueError, match="row 2, column 'w': an input is empty"):
+        read_table(tmp_path / "new.csv", **options | {"outputs": []}, input_symbols=table.input_symbols)
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [

@@ -12,7 +12,6 @@ from pplseq import checks
 from pplseq.models.automata.automaton import String
 from pplseq.models.hmm.program import HMM
 
-
 CONFIDENCES = (0.005, 0.05, 0.2, 0.5, 1.0)
 
 
@@ -99,9 +98,9 @@ def learn_distribution(
     Args:
         strings: str where every symbol is one character, else sequences of symbols; as often as they were seen.
         symbols: that strings may hold; None: those that they do.
-        confidence: epsilon of the bound in (0, 2): larger merges less. None: that of :data:`CONFIDENCES` (and 10 over the number
-            of all symbols and ends) under which every fifth string, left out, is most probable; a string that then cannot be
-            counts as one of symbols drawn evenly.
+        confidence: epsilon of the bound in (0, 2): larger merges less. None: the one of :data:`CONFIDENCES`, and of 10 over the
+            number of all symbols and ends, under which every fifth string, left out, is most probable; a string that then
+            cannot be counts as one of symbols drawn evenly.
 
     Raises:
         ImportError: AALpy is not installed. ValueError: no strings, or a symbol that is not among ``symbols``.

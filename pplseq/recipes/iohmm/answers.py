@@ -195,7 +195,10 @@ def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
         raise ValueError(
             f"feature: say which input varies with --feature, one of {', '.join(columns.inputs)}; got {feature!r}"
         )
-    place = columns.inputs.index(feature)
+    if columns.input_symbols and feature in columns.input_symbols:
+        yield from _symbol_effects(run, columns, feature, options)
+        return
+    place = columns.input_names.index(feature)
     mean, scale = (columns.mean[place], columns.scale[place]) if columns.mean else (0.0, 1.0)
     values = _values(options.values, mean, scale)
     curves = run.model.effect_curves(place, torch.as_tensor((values - mean) / scale))
@@ -205,6 +208,18 @@ def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
         plot_effects(curves.numpy(), values, feature, options.png)
     for value, matrix in zip(values.tolist(), curves.tolist(), strict=True):
         yield {feature: value, "transition": matrix}
+
+
+def _symbol_effects(run: Run, columns: Columns, feature: str, options: Any) -> Iterator[dict[str, Any]]:
+    """Transitions at every symbol of a column, the other inputs at their means, or first symbols."""
+    if unfit := [name for name in ("values", "png") if getattr(options, name) is not None]:
+        raise ValueError(f"{unfit[0]}: {feature!r} holds symbols, all of which are listed; leave it out")
+    assert columns.input_symbols is not None
+    for level in columns.input_symbols[feature]:
+        place = columns.input_names.index(f"{feature}={level}") if f"{feature}={level}" in columns.input_names else None
+        # at 0 the first of them is every column's reference symbol
+        curve = run.model.effect_curves(place or 0, torch.tensor([0.0 if place is None else 1.0]))
+        yield {feature: level, "transition": curve[0].tolist()}
 
 
 def _values(option: str | None, mean: float, scale: float) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pplseq.checks import nearest
-from pplseq.data.tables import SequenceTable, read_table
+from pplseq.data.tables import SequenceTable, expanded_names, read_table
 from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
 from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
@@ -82,12 +82,19 @@ class Columns(NamedTuple):
     output_levels: list[str] | None = None
     mean: list[float] | None = None  # of real inputs, where they are standardized
     scale: list[float] | None = None
+    input_symbols: dict[str, list[str]] | None = None  # of columns of symbols beside other inputs
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Of the numbers that the model is given: of symbols beside other inputs "weather=rain"."""
+        return expanded_names(self.inputs, self.input_symbols or {})
 
     def read(self, data: str, *, leave_out: bool = False) -> SequenceTable:
         """A table, its inputs standardized as the training table's were; `leave_out`: without what cannot be read."""
         table = read_table(
             data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
-            input_levels=self.input_levels, output_levels=self.output_levels, leave_out=leave_out,
+            input_levels=self.input_levels, output_levels=self.output_levels, input_symbols=self.input_symbols,
+            leave_out=leave_out,
         )  # fmt: skip
         return self.standardized(table)
 
@@ -126,11 +133,16 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         )
     table.check_sizes(data)
     levels = [list(names) if names is not None else None for names in (table.input_levels, table.output_levels)]
-    columns = columns._replace(input_levels=levels[0], output_levels=levels[1])
+    mixed = {name: list(found) for name, found in table.input_symbols.items()}
+    if alone := [name for name, found in mixed.items() if len(found) < 2]:
+        raise ValueError(f"{data}: column {alone[0]!r} holds {mixed[alone[0]][0]!r} everywhere and tells nothing; leave it out")
+    columns = columns._replace(input_levels=levels[0], output_levels=levels[1], input_symbols=mixed or None)
     if inputs and levels[0] is None and settings.standardize:
         rows = np.concatenate(table.inputs)
-        scale = rows.std(0)
-        columns = columns._replace(mean=rows.mean(0).tolist(), scale=np.where(scale > 0, scale, 1.0).tolist())
+        mean, scale = rows.mean(0), rows.std(0)
+        number = np.array([name in inputs for name in table.input_names])  # what says whether a symbol is there stays 0 or 1
+        mean, scale = np.where(number, mean, 0.0), np.where(number & (scale > 0), scale, 1.0)
+        columns = columns._replace(mean=mean.tolist(), scale=scale.tolist())
         table = columns.standardized(table)
     return columns, table
 
@@ -194,7 +206,7 @@ def _options(columns: Columns, table: SequenceTable, settings: Any) -> dict[str,
     """What the model is made with, beside the number of its states."""
     return dict(
         num_symbols=None if columns.input_levels is None else len(columns.input_levels),
-        num_inputs=len(columns.inputs) if columns.input_levels is None else None,
+        num_inputs=len(columns.input_names) if columns.input_levels is None else None,
         outputs=columns.family,
         num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
         mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
