@@ -14,12 +14,21 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.text import Text
+from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
 from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
-from pplseq.models.fitting import PART_STEPS, check_options, fit_parameters, on_cluster, run_fit, start_anew
+from pplseq.models.fitting import (
+    PART_STEPS,
+    check_options,
+    fit_parameters,
+    on_cluster,
+    parts_of_files,
+    run_fit,
+    start_anew,
+)
 from pplseq.models.forms import in_form, is_frame
 from pplseq.models.information import Summary, observed_tokens, summarize
 
@@ -105,7 +114,8 @@ class Estimator(SequenceModel):
         """Fits the parameters to data; ``history`` says afterwards how it went.
 
         Args:
-            x, lengths: the sequences; see the class.
+            x, lengths: the sequences; see the class. Of "em" and words also a :class:`~pplseq.data.text_parts.TextFiles`, read
+                a part at a time; the first part then says where the fit starts.
             method: one of ``methods``, by default the first: "em" (with priors: maximum a posteriori), "sgd" (Adam) or
                 "lbfgs" on the same objective, "svi" (needs priors; ``history.guide``), "nuts" (needs priors;
                 ``history.samples``). After the last two the parameters hold the guide's median, or the most probable draw.
@@ -141,14 +151,19 @@ class Estimator(SequenceModel):
         if num_restarts > 1 and (warm_start or "em" not in self.methods):
             why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
-        batch = self.as_batch(x, lengths, **known)
-        self.check_data(batch)
-        if options.get("cluster") is not None and batch_size is None:
-            batch_size = max(1, PART_STEPS // batch.x.shape[1])
-        batches = split_rows(batch, batch_size)
+        batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
+        if batch is not None:
+            self.check_data(batch)
         with seeded(seed), on_cluster(options) as options:
+            cluster = options.get("cluster")
+            if batch is None:
+                alone = dict(lengths=lengths, batch_size=batch_size, step_size=options.get("step_size"), **known)
+                batches = parts_of_files(self, x, method, alone, cluster)
+                batch = next(batches[0].batches(self))
+            else:
+                size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
+                batches = split_rows(batch, size)
             if not (warm_start or resume):
-                cluster = options.get("cluster")
                 start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts, cluster)
             if folder is None and max_time is None and not resume:
                 history = fit_parameters(self, batches, method, options)

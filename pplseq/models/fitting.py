@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,11 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.text_parts import TextFiles, TextPart, read_part
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, maximize_by_lbfgs, sample_parameters
+from pplseq.models.batch import to_batch
 from pplseq.runs.cluster import connected
 from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
 from pplseq.runs.loop import Step, run_training
@@ -148,6 +152,55 @@ def on_cluster(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return
     with connected(options["cluster"]) as cluster:
         yield options | {"cluster": cluster}
+
+
+@dataclass(frozen=True)
+class PartOfText:
+    """A part of :class:`~pplseq.data.text_parts.TextFiles`, as EM reads it: see :class:`pplseq.infer.fit.em.Part`."""
+
+    part: TextPart
+    vocabulary: Vocabulary
+    lower: bool
+    num_tokens: int
+
+    def batches(self, model: Any) -> Iterator[Batch]:
+        """Its lines, those of about the same length together."""
+        text = read_part(self.part, self.vocabulary, self.lower)
+        rows = sorted((row for row in text.lines() if len(row)), key=len, reverse=True)
+        while rows:
+            count = max(1, PART_STEPS // len(rows[0]))
+            yield to_batch(rows[:count], words=True, reference=model.reference)
+            rows = rows[count:]
+
+
+def parts_of_files(model: Any, files: TextFiles, method: str, refused: dict[str, Any], cluster: Any) -> list[PartOfText]:
+    """The parts of a text that has a token, for EM.
+
+    Args:
+        refused: arguments of a fit that go with data in memory only.
+
+    Raises:
+        ValueError, TypeError: for another method, or a model that does not learn from these words; an empty text.
+    """
+    if method != "em":
+        raise ValueError(f"method: a text in files is learned by 'em', a part at a time; got {method!r}")
+    for name, value in refused.items():
+        if value is not None:
+            raise ValueError(f"{name}: is about data in memory; leave it out where x is a text in files")
+    if model.num_words != len(files.vocabulary):
+        has = "vectors" if model.num_words is None else f"{model.num_words:,} words"
+        raise ValueError(f"x: its vocabulary has {len(files.vocabulary):,} words, and the model is of {has}")
+    ask = [(part, files.vocabulary, files.lower) for part in files.parts]
+    names = list(map(str, files.parts))
+    counts = [_num_tokens(*one) for one in ask] if cluster is None else cluster.each(_num_tokens, ask, names)
+    parts = [PartOfText(*one, count) for one, count in zip(ask, counts, strict=True) if count]
+    if not parts:
+        raise ValueError(f"x: {files.source}: the text is empty (no words)")
+    return parts
+
+
+def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:
+    return read_part(part, vocabulary, lower).num_tokens
 
 
 def start_anew(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from pplseq import checks
 from pplseq.data.lag_counting import sparse
-from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_disjoint, check_settings
+from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_settings
 from pplseq.data.lag_counts import Part as CountedPart
 from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabulary, save_counts
 from pplseq.data.lag_streaming import count_lags, word_counts
-from pplseq.data.locations import matching
-from pplseq.data.streams import TextStream
+from pplseq.data.text_parts import TextPart, files_of, parts_of
 from pplseq.data.vocabulary import UNKNOWN, Vocabulary, WordForms
 from pplseq.folder import FolderError
 from pplseq.recipes.count_settings import CountSettings
@@ -73,64 +71,6 @@ def summary(folder: Path, **more: object) -> dict[str, Any]:
     names = ("num_words", "num_tokens", "max_lag", "num_pairs", "num_entries", "unit")
     shards = [f"{part['shard']}/{part['num_shards']}" for part in header["parts"] if part["num_shards"] > 1]
     return {"counts": str(folder), **{name: header[name] for name in names}, "shards": shards, **more}
-
-
-class TextPart(NamedTuple):
-    """What one worker reads at once.
-
-    Args:
-        source: as `TextStream` takes it. span: bytes of it, or None for all.
-    """
-
-    source: str
-    span: tuple[int, int] | None = None
-
-    def __str__(self) -> str:
-        return self.source if self.span is None else "{}, bytes {:,} to {:,}".format(self.source, *self.span)
-
-    def stream(self) -> TextStream:
-        """Its text, to be read once."""
-        return TextStream(self.source, self.span, is_part=True)
-
-
-def files_of(source: str | Path) -> list[TextStream]:
-    """The files that a source names, each once.
-
-    Args:
-        source: a file, a URL, a folder with a *train* file, "x.jsonl#column", or a pattern of such with *.
-
-    Raises:
-        FileNotFoundError: no such file. ValueError: standard input and sources without a file; a file, or its copy, that
-            stands there twice.
-    """
-    streams = [TextStream(name) for name in matching(source)]
-    for stream in streams:
-        if stream.file is None:
-            raise ValueError(f"{stream.name}: a cluster reads files that its workers can open; put the text in one")
-    check_disjoint([CountedPart(stream.name, str(stream.fingerprint)) for stream in streams])
-    return streams
-
-
-def parts_of(files: Sequence[TextStream], unit: str = "line", part_bytes: int = PART_BYTES) -> list[TextPart]:
-    """A text in parts that are counted by themselves.
-
-    Args:
-        files: see :func:`files_of`; the workers must reach them by the same address. A packed or Parquet file is a part.
-        unit: where pairs end; of articles, every file is a part.
-        part_bytes: of a part of another file, about.
-    """
-    checks.count("part_bytes", part_bytes)
-    parts: list[TextPart] = []
-    for stream in files:
-        assert stream.file is not None
-        address = f"{stream.file.address}#{stream.file.column}" if stream.file.column else stream.file.address
-        size = stream.file.num_bytes
-        if stream.can_be_cut and unit == "line" and size > part_bytes:
-            edges = [*range(0, size, part_bytes), size]
-            parts += [TextPart(address, span) for span in zip(edges[:-1], edges[1:], strict=True)]
-        else:
-            parts.append(TextPart(address))
-    return parts
 
 
 def count_on(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pplseq.data.universal_tags import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
+from pplseq.data.columns import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
 from pplseq.models.taggers.scores import Share, TagScores
 from pplseq.report.markup import escape, folded, page, percent, table, wide, word
 

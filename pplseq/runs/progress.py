@@ -6,6 +6,8 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pplseq.files import printable
@@ -116,3 +118,17 @@ class TrainingBar(Watch):
         """The end."""
         self.stepping.set()
         self.bar.close()
+
+
+@contextmanager
+def parts_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of parts on a terminal, else nothing: gives what is told how many of how many are done."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit=" parts", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+
+        def done(number: int, count: int) -> None:
+            bar.total = count
+            bar.update(number - bar.n)
+
+        yield done

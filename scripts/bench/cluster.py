@@ -84,7 +84,7 @@ def growth(path, vocabulary):
     """Entries of the counts of 1, 2, 4, ... parts, and the seconds to add two halves up."""
     from pplseq.data.lag_counts import LagCounts
     from pplseq.data.lag_streaming import count_lags
-    from pplseq.recipes.counting import files_of, parts_of
+    from pplseq.data.text_parts import files_of, parts_of
 
     counts = [count_lags(part.stream(), MAX_LAG, vocabulary=vocabulary) for part in parts_of(files_of(path), "line", 1 << 22)]
     rows = []

@@ -162,9 +162,9 @@ the number of different strings, which in raw text from the web never ends: a vo
 
 The statistics of a hidden Markov model of K states and V words are K^2 + K V numbers, whatever the text: 1,024 states
 and 50,000 words are 0.4 GB in float64, ten levels of them a second or two each on the links assumed, an iteration. So
-an iteration is bound by the E-steps, as long as a worker's share takes longer than half a minute. The parts' data are
-sent once and stay on the workers, but the head reads them first: its memory must hold the encoded text (4 to 8 bytes
-a word), which ends near 10^10 words.
+an iteration is bound by the E-steps, as long as a worker's share takes longer than half a minute. Of data in memory the
+head sends each part once, and holds them all itself; of files (`TextFiles`) the workers read a part at a time, in
+every iteration, and nobody holds the text.
 
 ## Training by gradients
 

@@ -13,9 +13,10 @@ from pplseq.data.lag_files import load_counts
 from pplseq.data.lag_streaming import count_lags
 from pplseq.data.locations import located, matching
 from pplseq.data.streams import TextStream
+from pplseq.data.text_parts import files_of, parts_of
 from pplseq.data.vocabulary import WordForms
 from pplseq.recipes import counting
-from pplseq.recipes.counting import count_on, files_of, parts_of
+from pplseq.recipes.counting import count_on
 from pplseq.runs.cluster import PartFailed
 
 pytest.importorskip("distributed")

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from pplseq import HMM
 from pplseq.cli import main
 from pplseq.data.text import Text, read_text
+from pplseq.data.text_parts import files_of, parts_of, read_part
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.recipes.counting import files_of, parts_of
-from pplseq.recipes.text.parts import read_part, score_on
+from pplseq.recipes.text.parts import score_on
 from pplseq.runs.cluster import PartFailed
 from pplseq.runs.evaluation import score_sentences
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -49,6 +50,16 @@ class Batch(NamedTuple):
         return self.x.shape[0] * self.x.shape[1] if self.lengths is None else int(self.lengths.sum())
 
 
+class Part(Protocol):
+    """Data that are read when their turn comes, and forgotten after it."""
+
+    num_tokens: int
+
+    def batches(self, model: Any) -> Iterable[Batch]:
+        """The data, as batches for a model."""
+        ...
+
+
 class ExpectationModel(Protocol):
     """What a model offers to be fitted by EM."""
 
@@ -82,7 +93,7 @@ class ExpectationModel(Protocol):
 class Workers(Protocol):
     """What spreads E-steps over other processes: :class:`pplseq.runs.cluster.Cluster`."""
 
-    def expectation_of(self, model: Any, batches: Sequence[Batch]) -> Callable[[], tuple[Statistics, float]]:
+    def expectation_of(self, model: Any, batches: Sequence[Batch | Part]) -> Callable[[], tuple[Statistics, float]]:
         """An E-step over all batches, at the parameters that the model has when it is called."""
         ...
 
@@ -131,7 +142,7 @@ class FitHistory:
 
 def expectation_maximization(
     model: ExpectationModel,
-    batches: Sequence[Batch],
+    batches: Sequence[Batch | Part],
     *,
     max_iterations: int = 100,
     tolerance: float = 1e-5,
@@ -147,7 +158,8 @@ def expectation_maximization(
 
     Args:
         model: see :class:`ExpectationModel`.
-        batches: what an iteration goes through; sizes only bound the memory unless ``step_size`` is given.
+        batches: what an iteration goes through; sizes only bound the memory unless ``step_size`` is given. A :class:`Part` is
+            read anew in every pass.
         max_iterations: passes over the data.
         tolerance: stop when a pass gains less than this, nats per token.
         step_size: None for batch EM; a :class:`StepSize`, or its exponent in (0.5, 1], for stepwise EM.
@@ -248,12 +260,25 @@ def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
     return Acceleration(model, depth) if depth and hasattr(model, "em_coordinates") else None
 
 
-def expectation(model: ExpectationModel, batch: Batch) -> tuple[Statistics, float]:
+def total_expectation(model: ExpectationModel, batches: Iterable[Batch | Part]) -> tuple[Statistics, float]:
+    """The sum of :func:`expectation` over batches."""
+    total: Statistics = {}
+    log_likelihood = 0.0
+    for batch in batches:
+        statistics, log_prob = expectation(model, batch)
+        total = statistics if not total else {name: total[name] + value for name, value in statistics.items()}
+        log_likelihood += log_prob
+    return total, log_likelihood
+
+
+def expectation(model: ExpectationModel, batch: Batch | Part) -> tuple[Statistics, float]:
     """The E-step on one batch: expected statistics, and the log-likelihood in nats.
 
     Raises:
         ArithmeticError: for a log-likelihood that is NaN.
     """
+    if not isinstance(batch, Batch):
+        return total_expectation(model, batch.batches(model))
     chain = model.chain_of(batch)
     log_prob = float(chain.log_prob().detach().sum(dtype=torch.float64))
     if math.isnan(log_prob):
@@ -276,7 +301,7 @@ def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
 
 
 def batch_iteration(
-    model: Any, batches: Sequence[Batch], before: dict[str, Tensor] | None = None,
+    model: Any, batches: Sequence[Batch | Part], before: dict[str, Tensor] | None = None,
     acceleration: Acceleration | None = None, cluster: Workers | None = None,
 ) -> Callable[[FitHistory, float], bool]:
     """A function (history, tolerance) that makes one iteration of batch EM; True where it ended without an M-step, with the
@@ -289,16 +314,7 @@ def batch_iteration(
     """
     before = {} if before is None else before
 
-    def expect_here() -> tuple[Statistics, float]:
-        total: Statistics = {}
-        log_likelihood = 0.0
-        for batch in batches:
-            statistics, log_prob = expectation(model, batch)
-            total = statistics if not total else {name: total[name] + value for name, value in statistics.items()}
-            log_likelihood += log_prob
-        return total, log_likelihood
-
-    expect = expect_here if cluster is None else cluster.expectation_of(model, batches)
+    expect = partial(total_expectation, model, batches) if cluster is None else cluster.expectation_of(model, batches)
 
     def expect_ahead(least: float) -> tuple[Statistics, float]:
         """Where the parameters are extrapolated, and the objective there is not what it was: from M's own."""

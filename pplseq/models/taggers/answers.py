@@ -12,6 +12,7 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.models.answers import why
 from pplseq.models.taggers.questions import TagQuestions
 from pplseq.runs.cluster import connected
+from pplseq.runs.progress import parts_bar
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
@@ -113,9 +114,10 @@ def answer_on(
     starts = range(0, len(sentences), PART_SENTENCES)
     parts = [[list(words) for words in sentences[start : start + PART_SENTENCES]] for start in starts]
     names = [f"sentences {start + 1:,} to {start + len(part):,}" for start, part in zip(starts, parts, strict=True)]
-    with connected(where, **options) as cluster:
+    with connected(where, **options) as cluster, parts_bar("tagged") as done:
         [kept] = cluster.keep([tagger])
-        found = cluster.each(answer_each, [(kept, part, questions, n) for part, n in zip(parts, starts, strict=True)], names)
+        work = [(kept, part, questions, start) for part, start in zip(parts, starts, strict=True)]
+        found = cluster.each(answer_each, work, names, done=done)
     return [answer for part in found for answer in part]
 
 

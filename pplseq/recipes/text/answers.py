@@ -29,7 +29,7 @@ from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
-from pplseq.runs.progress import Watch
+from pplseq.runs.progress import Watch, parts_bar
 
 MANY_UNKNOWN = "Warning: more than a fifth of the words are unknown to the model; is this text of its kind?"
 
@@ -105,10 +105,10 @@ def _evaluate_on_cluster(folder: Path, data: str | None, settings: Any, watch: W
         check_same_vocabulary(model.vocabulary, settings.vocabulary)
     lower = reading_of(record_of(folder), settings.lower)["lower"]
     began = time.monotonic()
-    with connected(settings.cluster, say=watch.say) as cluster:
+    with connected(settings.cluster, say=watch.say) as cluster, parts_bar("scored") as done:
         score = score_on(
             cluster, model, data, lower=lower, batch_tokens=settings.batch_tokens,
-            part_bytes=settings.part_bytes or PART_BYTES,
+            part_bytes=settings.part_bytes or PART_BYTES, done=done,
         )  # fmt: skip
     if score.num_unknown > 0.2 * score.num_tokens:
         watch.say(MANY_UNKNOWN)

@@ -8,14 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pplseq.data.streams import decoded
-from pplseq.data.text import Text
-from pplseq.data.vocabulary import Vocabulary
-from pplseq.recipes.counting import TextPart, files_of, parts_of
+from pplseq.data.text_parts import PART_BYTES, TextPart, files_of, parts_of, read_part
 from pplseq.runs.cluster import Cluster
 from pplseq.runs.evaluation import TextScore, score_sentences
-
-PART_BYTES = 1 << 22  # of a part: a million tokens or less, so that what is done shows, and a lost worker loses little
 
 
 class PartScore(NamedTuple):
@@ -26,23 +21,6 @@ class PartScore(NamedTuple):
     num_unknown: int = 0
     log_prob: float = 0.0
     known_log_prob: float = 0.0
-
-
-def read_part(part: TextPart, vocabulary: Vocabulary, lower: bool = False) -> Text:
-    """The lines of a part, encoded; a part of blank lines may have no token.
-
-    Raises:
-        ValueError: an unknown word where the vocabulary has no ``<unk>``, or bytes that are not UTF-8.
-    """
-    name, lines, rest = str(part), [], ""
-    for piece in decoded(part.stream(), lower):
-        *whole, rest = (rest + piece.text).split("\n")
-        lines += [line.split() for line in whole]
-    if any(lines):
-        return Text.from_lines(lines, vocabulary, name=name, article_starts=[0, len(lines)])
-    ends = [] if vocabulary.eos_id is None else [vocabulary.eos_id]
-    tokens, starts = np.array(ends * len(lines), dtype=np.int32), np.arange(len(lines) + 1) * len(ends)
-    return Text(tokens, starts, np.array([0, len(lines)]), vocabulary, name)
 
 
 def score_part(model: Any, part: TextPart, lower: bool = False, batch_tokens: int | None = None) -> PartScore:
@@ -70,7 +48,7 @@ def score_on(
     Args:
         cluster: see :func:`pplseq.runs.cluster.connected`.
         model: of words, with its vocabulary, on the CPU; it is sent to the workers once.
-        source: see :func:`~pplseq.recipes.counting.files_of`. part_bytes: see :func:`~pplseq.recipes.counting.parts_of`.
+        source: see :func:`~pplseq.data.text_parts.files_of`. part_bytes: see :func:`~pplseq.data.text_parts.parts_of`.
         lower: lower-case the text. batch_tokens: as of ``score_sentences``.
         done: is told how many parts of how many are scored.
 
