@@ -46,7 +46,7 @@ class MaxEntTagger(FeatureAdapter):
             import scipy.sparse  # noqa: F401
             from sklearn.linear_model import LogisticRegression
         words = [sentence.words for sentence in sentences]
-        number = {tag: i for i, tag in enumerate(tags)}
+        number: dict[str | None, int] = {tag: i for i, tag in enumerate(tags)}
         gold = np.array([number[tag] for sentence in sentences for tag in sentence.tags])
         matrix = self._matrix(self.features.fit(words).encode(words))
         if len(tags) == 1:  # scikit-learn wants two classes

@@ -29,7 +29,7 @@ class SentenceBatch(NamedTuple):
 
     x: torch.Tensor
     lengths: torch.Tensor
-    index: torch.Tensor
+    index: torch.Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def is_first(self) -> bool:
@@ -47,6 +47,12 @@ class _Batches:
             raise ValueError(f"text: {text.name!r} has no tokens")
         self.text, self.seed = text, seed
         self._epoch, self._position, self._resume_at = 0, 0, 0
+
+    def _num_batches(self, epoch: int) -> int:
+        raise NotImplementedError
+
+    def _epoch_batches(self, epoch: int, start: int) -> Iterator:
+        raise NotImplementedError
 
     @property
     def epoch(self) -> int:
@@ -214,7 +220,7 @@ class SentenceBatches(_Batches):
         cuts = [0]
         while cuts[-1] < len(lengths):
             ahead = lengths[cuts[-1] : cuts[-1] + self.batch_tokens]
-            fitting = np.count_nonzero(np.arange(1, len(ahead) + 1) * ahead <= self.batch_tokens)
+            fitting = int(np.count_nonzero(np.arange(1, len(ahead) + 1) * ahead <= self.batch_tokens))
             cuts.append(cuts[-1] + max(1, fitting))
         return np.array(cuts)
 

@@ -232,7 +232,8 @@ def by_articles(pieces: Iterable[Piece], name: str) -> Iterator[Piece]:
     Raises:
         ValueError: the first heading stands so deep in the text that none was expected any more.
     """
-    marked, waiting, size, found = _mark_titles(pieces), [], 0, False
+    marked: Any = _mark_titles(pieces)  # whose pieces have `begins`
+    waiting, size, found = [], 0, False
     for piece in marked:
         waiting.append(piece)
         size += len(piece.text)
@@ -258,7 +259,8 @@ def by_articles(pieces: Iterable[Piece], name: str) -> Iterator[Piece]:
 
 def _mark_titles(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Put the lines of headings into `begins`; a heading at the end of a piece waits for the line behind it."""
-    held, blank_before = None, True
+    held: Any = None
+    blank_before = True
     for piece in pieces:
         if held is not None:
             piece = piece._replace(text=held.text + piece.text, continues=held.continues, first_line=held.first_line)

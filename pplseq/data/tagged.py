@@ -248,20 +248,20 @@ def render_tagged(
     """The lines that `write_tagged` writes, of all sentences."""
     sentences = list(sentences)
     _check(sentences, source, probabilities)
-    same = source is not None and format in (None, source.format)
-    if same:
-        tag_format = source.tag_format if column is None else make_format(source.format, column, separator=separator)
+    same = source if source is not None and format in (None, source.format) else None
+    if same is not None:
+        tag_format = same.tag_format if column is None else make_format(same.format, column, separator=separator)
     else:
         tag_format = make_format(format or ConlluFormat.name, column, separator=separator)
     found: list[str] = []
     after = _BLANK_LINES[tag_format.line_is_sentence]
-    if not same:
+    if same is None:
         for i, (words, tags) in enumerate(sentences):
             found += tag_format.render(words, tags, None if probabilities is None else probabilities[i])
             found += after
         return found
     i = 0
-    for block in source.blocks:
+    for block in same.blocks:
         if not block.places:
             found += [*block.lines, *after]
             continue

@@ -245,5 +245,5 @@ class WordForms:
             raise ValueError(f"digits: expected a word without digits, such as 'NUM', got {self.digits!r}")
 
     def __call__(self, word: str) -> str:
-        word = word.lower() if self.lower else word
-        return word if self.digits is None else DIGITS.sub(lambda _: self.digits, word)
+        word, digits = word.lower() if self.lower else word, self.digits
+        return word if digits is None else DIGITS.sub(lambda _: digits, word)

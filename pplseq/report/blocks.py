@@ -62,6 +62,7 @@ class TransitionMap:
     @property
     def text_probs(self) -> np.ndarray:
         """(G, G) p(to | from) of the text, rows of groups that never occur are 0."""
+        assert self.text is not None
         return self.text / np.maximum(self.text.sum(1), 1)[:, None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def _curve(label: str, records: list[Mapping[str, Any]]) -> Curve:
     return Curve(label, np.array([r["step"] for r in records]), np.array([float(r["nats_per_token"]) for r in records]))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -53,7 +53,7 @@ class LineReader:
         self.name = "<stdin>" if source == "-" else source
         self.place = place or Place()
         self._pending, self._ended, self._most = b"", False, max_line_bytes()
-        self._file = sys.stdin.buffer if source == "-" else self._open(source)
+        self._file: Any = sys.stdin.buffer if source == "-" else self._open(source)
 
     def _open(self, source: str) -> Any:
         path = existing_path(source)

@@ -88,6 +88,7 @@ class AutomatonTraining(Training):
         if self.fit is None:
             self.seconds, self.since = 0.0, time.perf_counter()
             self.fit = self.learner.begin_size(tree, self.sizes[len(self.tried)], len(self.told.names))
+        assert self.fit is not None
         best = float(self.fit.step().nan_to_num(-torch.inf).max())
         self.progress.step += 1
         record = {"kind": "train", "nats_per_token": -best / float(tree.weight.sum()), "states": len(self.fit.parts[0].start)}
@@ -203,6 +204,7 @@ class AutomatonTraining(Training):
         if found["fit"] is not None:
             assert self.sizes is not None
             self.fit = self.learner.begin_size(self.told.tree, self.sizes[len(self.tried)], len(self.told.names))
+            assert self.fit is not None
             self.fit.restore(found["fit"])
         self.seconds, self.since = state["seconds"], time.perf_counter()
 

@@ -162,8 +162,12 @@ def floors(statistics: Statistics, floor: float | None) -> dict[str, float | Ten
     of = {"state_noise": "state", "initial_covariance": "state", "emission_noise": "data"}
     if floor is not None:
         return dict.fromkeys(of, floor)
-    parts = {kind: [statistics[f"{kind}_{part}"] for part in ("count", "sum", "square")] for kind in ("state", "data")}
-    return {name: least_variances(*parts[kind], FLOOR) for name, kind in of.items()}
+
+    def least(kind: str) -> Tensor:
+        count, first, second = (statistics[f"{kind}_{part}"] for part in ("count", "sum", "square"))
+        return least_variances(count, first, second, FLOOR)
+
+    return {name: least(kind) for name, kind in of.items()}
 
 
 @torch.no_grad()
@@ -196,10 +200,11 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
     if parameters.initial_covariance is not None and not bool(parameters.initial_covariance.isinf().any()):
         count = statistics["num_sequences"]
         mean = parameters.initial_mean if "initial_mean" in options.held else statistics["first_mean"] / count
+        before = new.initial_covariance
+        assert mean is not None and before is not None
         cross = torch.outer(statistics["first_mean"], mean)
         scatter = statistics["first_second"] - cross - cross.T + count * torch.outer(mean, mean)
-        before, lowest = new.initial_covariance, lowest["initial_covariance"]
-        covariance = regressions.floored_covariance(scatter / count, lowest, False, before)[0]
+        covariance = regressions.floored_covariance(scatter / count, lowest["initial_covariance"], False, before)[0]
         new = new._replace(initial_mean=mean, initial_covariance=covariance)
     return new, notes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -36,11 +37,11 @@ class DenseStream:
     initial: np.ndarray
     transition: np.ndarray
     emission: np.ndarray
-    step_sizes: object
+    step_sizes: Any
     warm_up: int | None = 20
-    smoothing: object = lambda t: 0.0  # noqa: E731
-    transition_prior: object = None
-    initial_prior: object = None
+    smoothing: Any = lambda t: 0.0  # noqa: E731
+    transition_prior: Any = None
+    initial_prior: Any = None
     num_steps: int = 0
     fresh: bool = True  # the next step begins a sequence
     history: list = field(default_factory=list)  # statistics after every step
@@ -120,7 +121,9 @@ class DenseStream:
 def averaged(history: list, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The weighted mean over steps of the statistics in a stream's history."""
     share = np.asarray(weights) / np.sum(weights)
-    return tuple(sum(w * step[part] for w, step in zip(share, history, strict=True)) for part in (0, 1))
+    means: Any = (sum(w * step[part] for w, step in zip(share, history, strict=True)) for part in (0, 1))
+    transition, emission = means
+    return transition, emission
 
 
 @dataclass
@@ -135,7 +138,7 @@ class DenseGaussianStream:
     transition: np.ndarray
     loc: np.ndarray
     covariances: np.ndarray
-    step_sizes: object
+    step_sizes: Any
     warm_up: int | None = 20
     num_steps: int = 0
 

@@ -124,7 +124,8 @@ class PosteriorColumns:
             row[: len(line)] = torch.from_numpy(line)
         with torch.no_grad():
             ids, probs = self._strongest(self.model.posterior(x, lengths).marginals())
-        return tuple([part[row, : len(line)] for row, line in enumerate(lines)] for part in (ids, probs))
+        states, shares = ([part[row, : len(line)] for row, line in enumerate(lines)] for part in (ids, probs))
+        return states, shares
 
     def _strongest(self, marginals) -> tuple[np.ndarray, np.ndarray]:
         """(B, T, k) states and probabilities, the largest first, -1 where less than `least`."""

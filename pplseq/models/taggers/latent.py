@@ -143,7 +143,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
 
         Its likelihood is p(words, tags), its posterior that of states given both.
         """
-        number = {tag: k for k, tag in enumerate(self.tags)}
+        number: dict[str | None, int] = {tag: k for k, tag in enumerate(self.tags)}
         types, x, lengths = self.encode([sentence.words for sentence in sentences])
         tags = torch.full_like(x, len(self.tags))
         for i, sentence in enumerate(sentences):

@@ -63,7 +63,7 @@ class ConfusionPair(NamedTuple):
 
     gold: str
     predicted: str
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     words: tuple[tuple[str, int], ...]
 
 

@@ -49,8 +49,8 @@ def _begin(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple
 
 
 def _go_on(model: Any, ids: Tensor, belief: GaussianBelief | None) -> tuple[Tensor, GaussianBelief]:
-    belief = model.posterior(ids, start=belief).filtered()
-    return word_probs(model, belief.mean @ model.transition.T).log(), belief
+    now = model.posterior(ids, start=belief).filtered()
+    return word_probs(model, now.mean @ model.transition.T).log(), now
 
 
 MIXTURE = answers.Reading(_begin, _go_on)

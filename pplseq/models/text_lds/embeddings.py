@@ -100,7 +100,8 @@ class TokenEmbedder:
         following = transition @ filtered @ transition.T + self._dynamics[1]
         backward = torch.linalg.solve(following, transition @ filtered).T
         matrices = forward, scale, backward, identity - backward @ transition
-        return tuple((self._basis @ m @ self._inverse).T.contiguous().to(self.dtype) for m in matrices)
+        f, x, j, rest = ((self._basis @ m @ self._inverse).T.contiguous().to(self.dtype) for m in matrices)
+        return f, x, j, rest
 
     def _head_gains(self, steps: int) -> list[tuple[Tensor, ...]]:
         """Gains of the first steps, at most `steps` of them; from the end of the list on the steady ones hold."""
@@ -166,7 +167,8 @@ class TokenEmbedder:
             for kept, end in zip(cuts[:-1], cuts[1:], strict=True):
                 piece = max(start, kept - self._memory), min(stop, end + self._memory), kept, end
                 (begins if kept == start else later).append(piece)
-        return tuple(np.array(pieces, dtype=np.int64).reshape(-1, 4) for pieces in (begins, later))
+        first, others = (np.array(pieces, dtype=np.int64).reshape(-1, 4) for pieces in (begins, later))
+        return first, others
 
     def _embed_pieces(self, tokens: np.ndarray, pieces: np.ndarray, from_start: bool, result: np.ndarray) -> None:
         starts, stops, first, last = pieces.T

@@ -176,7 +176,8 @@ def fit_counts(
     if training.best is None:
         raise TimeOver(f"max_time: {settings.max_time} s were over before there were any parameters; give more")
     fit = TextFit(history.records, training.best_gain, training.progress.best_step, history.stop_reason)
-    return training.model_of(training.best), fit
+    best: Any = training.best
+    return training.model_of(best), fit
 
 
 def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[TextParameters, Realisation]:
@@ -186,6 +187,7 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
     realisation = realise(
         found, cov, settings.start, max_iterations=settings.restricted_iterations, horizon=settings.horizon
     )
+    assert realisation.parameters is not None
     return realisation.parameters.rebased(), realisation
 
 
@@ -228,6 +230,7 @@ class _CountTraining(AsosTraining):
         return self.model_of(self.now).save(folder)
 
     def save_best(self, folder: Path) -> Path:
+        assert self.best is not None
         return self.model_of(self.best).save(folder)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -45,7 +45,7 @@ def head_difference(model: Any, x: Tensor, lengths: Tensor | None = None) -> Hea
         differences.append((error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt().cpu().numpy())
     num_seen = int((valid & (x >= 0)).sum())
     log_prob = float((exact.log_prob() - steady.log_prob()).sum()) / max(num_seen, 1)
-    return HeadDifference(*differences, log_prob, filter_decay(model))
+    return HeadDifference(differences[0], differences[1], log_prob, filter_decay(model))
 
 
 @torch.no_grad()

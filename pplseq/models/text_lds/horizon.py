@@ -130,7 +130,7 @@ def horizon_check(
         num_tokens=counts.sum() if cov.normalize == "tokens" else None,
         dtype=cov.dtype,
     )
-    check = HorizonCheck(asos_likelihood(steady, sample).gain, *gains, int(counts.sum()))
+    check = HorizonCheck(asos_likelihood(steady, sample).gain, gains[0], gains[1], int(counts.sum()))
     if abs(check.difference) > tolerance * max(abs(check.exact), 0.01):
         warnings.warn(
             f"the likelihood from lags 1..{horizon} is {check.asos:.4g} nats per token over independent words, but the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class DenseLagCovariances:
         grams = emission.T @ products
         if forward is None:
             return Moments(grams, None)
+        assert backward is not None
         lags, m, h = products.shape
         # two products with the lags side by side instead of 2 L small ones
         combination = products.transpose(1, 0, 2).reshape(m, lags * h) @ forward.reshape(lags * h, h)
@@ -138,10 +139,10 @@ class LagCovariances:
         self.num_words = self.size = len(self.probs)
         self.num_dimensions = self.num_words - 1
         self.max_lag = len(pairs)
-        self.frequencies = None if counts is None else counts / counts.sum()
-        self.trace = (
-            float(self.num_dimensions) if counts is None else float((self.frequencies / self.probs).sum()) - 1.0
-        )
+        self.frequencies, self.trace = None, float(self.num_dimensions)
+        if counts is not None:
+            self.frequencies = counts / counts.sum()
+            self.trace = float((self.frequencies / self.probs).sum()) - 1.0
         self._rows, self._columns, self._left, self._right = [], [], [], []
         scale = 1.0 / self.unit
         for lag, matrix in enumerate(pairs, 1):
@@ -320,10 +321,10 @@ class LagCovariances:
         later = [self._right[k].T @ emission for k in range(horizon)]
         earlier = [self._left[k].T @ emission for k in range(horizon)]
         at_zero = self._lag_zero(emission)
-        combination = None
-        if forward is not None:
-            forward, backward = forward.astype(self.dtype), backward.astype(self.dtype)
-            combination = np.empty((self.size, h), self.dtype)
+        combination = np.empty((self.size, h), self.dtype) if forward is not None else None
+        ways: Any = ()
+        if forward is not None and backward is not None:
+            ways = forward.astype(self.dtype), backward.astype(self.dtype)
 
         def rows(part: slice) -> np.ndarray:
             grams = np.empty((horizon + 1, h, h))
@@ -331,19 +332,20 @@ class LagCovariances:
             product = at_zero(part)
             grams[0] = block @ product
             if combination is not None:
-                combination[part] = product @ forward[0]
+                combination[part] = product @ ways[0][0]
             for k in range(horizon):
                 product = _take_rows(self._rows[k], part) @ emission
                 product += self._left[k][part] @ later[k]
                 grams[k + 1] = block @ product
                 if combination is not None:
-                    combination[part] += product @ forward[k + 1]
+                    combination[part] += product @ ways[0][k + 1]
                     product = _take_rows(self._columns[k], part) @ emission
                     product += self._right[k][part] @ earlier[k]
-                    combination[part] += product @ backward[k + 1]
+                    combination[part] += product @ ways[1][k + 1]
             return grams
 
-        return Moments(sum(self._over_rows(rows)), combination)
+        grams: Any = sum(self._over_rows(rows))
+        return Moments(grams, combination)
 
     def project(self, emission: np.ndarray) -> np.ndarray:
         """C with its columns orthogonal to u, which rounding may have bent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -187,18 +188,18 @@ def subspace_identification(
     observability = left[:, :, :h] * roots.astype(left.dtype)  # Gamma_i (V, h)
     reachability = right[:, :, :h] * roots.astype(right.dtype)  # Delta_j' (V, h)
     del left, right
-    cross = sum(gram(reachability[j], reachability[j + 1]) for j in range(blocks - 1))
-    square = sum(gram(reachability[j], reachability[j]) for j in range(1, blocks))
+    cross: Any = sum(gram(reachability[j], reachability[j + 1]) for j in range(blocks - 1))
+    square: Any = sum(gram(reachability[j], reachability[j]) for j in range(1, blocks))
     raw = np.linalg.solve(square, cross.T).T
     transition = on_arrays(lambda matrix: clip_eigenvalues(matrix, radius), raw)
     powers = [np.eye(h)]
     for _ in range(blocks - 1):
         powers.append(powers[-1] @ transition)
     weights = np.linalg.inv(sum(power @ power.T for power in powers))
-    emission = sum(observability[i] @ (powers[i].T @ weights).astype(cov.dtype) for i in range(blocks))
+    emission: Any = sum(observability[i] @ (powers[i].T @ weights).astype(cov.dtype) for i in range(blocks))
     weights = np.linalg.inv(sum(power.T @ power for power in powers))
     # block j (from 0) of Delta is A^{r-1-j} G
-    earlier = sum(reachability[j] @ (powers[blocks - 1 - j] @ weights).astype(cov.dtype) for j in range(blocks))
+    earlier: Any = sum(reachability[j] @ (powers[blocks - 1 - j] @ weights).astype(cov.dtype) for j in range(blocks))
     return Identification(
         transition, cov.project(emission), cov.project(earlier).T, values, float(np.abs(np.linalg.eigvals(raw)).max())
     )

@@ -199,7 +199,7 @@ def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
         yield from _symbol_effects(run, columns, feature, options)
         return
     place = columns.input_names.index(feature)
-    mean, scale = (columns.mean[place], columns.scale[place]) if columns.mean else (0.0, 1.0)
+    mean, scale = (columns.mean[place], columns.scale[place]) if columns.mean and columns.scale else (0.0, 1.0)
     values = _values(options.values, mean, scale)
     curves = run.model.effect_curves(place, torch.as_tensor((values - mean) / scale))
     if options.png:

@@ -54,7 +54,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
         own_block = settings.eos_block and corpus.vocabulary.eos_id is not None
         check_blocks(settings.num_states, num_words, settings.blocks, *sizes, own_block)
         options = {option: getattr(settings, option) for option in ("eos_block", "exchange_passes", "seed")}
-        blocks = settings.blocks if small is None else str(settings.grow_from / "clusters.paths")
+        blocks = settings.blocks if small is None else str(job.settings.grow_from / "clusters.paths")
         with job.preparing(f"clustering {num_words:,} words"), together.one_first():
             clusters = cached_clusters(folder, corpus.train, blocks, settings.num_blocks, **options)
     with job.preparing("building the model"):

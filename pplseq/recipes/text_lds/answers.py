@@ -171,7 +171,7 @@ def embedded(
     model: TextLDS, text: Text, *, kind: str, normalize: bool, eos: bool
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """(words, line_starts, embeddings) of a text, with or without the ends of its lines."""
-    vectors = model.embed_tokens(text, kind=kind, normalize=normalize)
+    vectors: Any = model.embed_tokens(text, kind=kind, normalize=normalize)
     tokens, starts = text.tokens, text.line_starts
     if not eos and text.vocabulary.eos_id is not None:
         kept = tokens != text.vocabulary.eos_id
@@ -205,7 +205,7 @@ def word_array(words: Sequence[str]) -> np.ndarray:
     return np.array(list(words), dtype=np.str_)
 
 
-def save_arrays(path: Path, **arrays: np.ndarray) -> None:
+def save_arrays(path: Path, **arrays: Any) -> None:
     """Write an .npz file, whole or not at all."""
     with new_file(path) as new, new.open("wb") as file:
         np.savez(file, **arrays)
