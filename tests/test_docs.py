@@ -76,3 +76,18 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=[\"']https?:", start)
+
+
+def test_places_of_changes_are_there():
+    """What CONTRIBUTING says of ten changes: every file is there, and every name in the file it is said to be in."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.split("## Ten changes and where they go")[1].split("\n\n")[1]
+    rows = [row.split("|")[2] for row in table.splitlines()[2:]]
+    assert len(rows) == 10
+    for row in rows:
+        found = re.findall(r"`([\w/]+(?:\.py|/))`(?:: `(\w+)`)?", row)
+        assert found, row
+        for place, name in found:
+            path = next((p for p in (ROOT / "pplseq" / place, ROOT / place) if p.exists()), None)
+            assert path is not None, place
+            assert not name or re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")), (place, name)

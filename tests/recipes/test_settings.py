@@ -1,5 +1,6 @@
 """Settings: what a dataclass says of its options, values from three doors, and TOML there and back."""
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -7,6 +8,8 @@ from typing import Literal
 import pytest
 
 from pplseq import checks
+from pplseq.baselines import AWDLSTM, LSTM, RNN, FeedForward
+from pplseq.models import VLHMM
 from pplseq.recipes import RECIPES
 from pplseq.recipes.settings import Duration, fill, options_of, read_toml, setting, to_toml
 
@@ -130,3 +133,22 @@ def test_every_setting_of_a_recipe_says_what_it_is(name, tmp_path):
     assert {"seed", "max_time"} <= set(options_of(recipe.settings))
     special = {read for question in recipe.questions.values() for read in question.reads}
     assert special <= set(options_of(recipe.asking))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "elsewhere"),
+    [
+        ("vlhmm", VLHMM, {"num_words", "blocks", "states_per_block", "reset_id"}),  # of the text and its clusters
+        ("lstm", LSTM, {"vocabulary"}), ("awd-lstm", AWDLSTM, {"vocabulary"}), ("ff", FeedForward, {"vocabulary"}),
+        ("rnn", RNN, {"vocabulary", "init_scale"}),
+    ],
+)  # fmt: skip
+def test_settings_bear_the_names_of_the_arguments_that_they_fill(name, model, elsewhere):
+    arguments = set(inspect.signature(model).parameters) - elsewhere
+    assert arguments <= set(options_of(RECIPES[name].settings))
+
+
+def test_one_name_for_a_thing():
+    words = {option for recipe in RECIPES.values() for option in options_of(recipe.settings)}
+    assert not words & {"states", "restarts", "layers", "iterations", "num_iterations", "learning_rate", "num_units", "init"}
+    assert {"num_states", "num_restarts", "num_layers", "max_iterations", "lr", "hidden_size", "initialization"} <= words
