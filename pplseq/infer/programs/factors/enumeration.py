@@ -117,8 +117,10 @@ class Enumeration(EnumMessenger):
             super()._pyro_sample(msg)
             return
         scope = msg["infer"].get("_markov_scope")
-        if scope is not None and msg["name"] in scope:  # seen before, by an intervention inside
-            msg["infer"]["_markov_scope"] = {name: depth for name, depth in scope.items() if name != msg["name"]}
+        if scope is not None and msg["name"] in scope:  # an intervention inside showed it to the loop twice, which counts
+            scope = {name: count // 2 for name, count in scope.items() if name != msg["name"]}
+            depth = msg["infer"]["_markov_depth"] // 2
+            msg["infer"] = {**msg["infer"], "_markov_scope": scope, "_markov_depth": depth}
         outside = None if msg["is_observed"] else outside_value(msg["name"])
         if self.guided and marked and outside is not None and isinstance(outside[0], ReplayMessenger):
             raise GuideSite(msg["name"])
@@ -183,6 +185,8 @@ class Enumeration(EnumMessenger):
 
     def _record_variable(self, msg: Any) -> None:
         infer, fn, value = msg["infer"], msg["fn"], msg["value"]
+        if value.dim() < fn.event_dim:  # Pyro squeezes the events of a support of one value too
+            value = msg["value"] = value.reshape(fn.event_shape)
         dim = infer["_enumerate_dim"]
         number = infer["_dim_to_id"][dim]
         values = value.reshape(-1, *fn.event_shape)

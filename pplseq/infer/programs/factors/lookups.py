@@ -55,6 +55,7 @@ def _plain(func, args, kwargs):
 
 def _version(value: Tensor) -> int:
     """How often a tensor was changed in place; inference tensors do not count."""
+    value = value.steps if isinstance(value, Timed) else value
     return -1 if value.is_inference() else value._version
 
 

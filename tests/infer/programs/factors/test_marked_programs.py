@@ -95,6 +95,15 @@ def test_states_set_by_handlers(handler):
     assert -log_density(handler(BlockedEnum()(hmm), data={"x_2": value}), y) == pytest.approx(expected, rel=1e-10)
 
 
+def test_an_intervention_on_what_nothing_reads_changes_nothing():
+    """poutine.do splits a site: what was observed stays observed, and only what comes after reads the new value."""
+    y = notes()
+    expected = TraceBlockedEnum_ELBO().loss(hmm, no_guide, y)
+    for site in ("y_0", "y_3"):
+        changed = poutine.do(hmm, data={site: torch.ones(B, D, dtype=F64)})
+        assert TraceBlockedEnum_ELBO().loss(changed, no_guide, y) == pytest.approx(expected, rel=1e-10)
+
+
 def test_outside_emission_conditioned():
     y = notes()
     expected = TraceBlockedEnum_ELBO().loss(hmm, no_guide, y)

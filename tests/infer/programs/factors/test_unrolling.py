@@ -182,3 +182,22 @@ def test_steps_that_do_not_look_back_alike_are_refused():
 
     with pytest.raises(ValueError, match="site 'z_1:5' of a vectorised loop was not in its first step"):
         log_prob(other_names, notes())
+
+
+def test_logits_chosen_by_data_of_every_step():
+    """A table's axis behind the indices are its values: Pyro's validation asks for the numbers of all steps."""
+    words, bits = (3 * torch.rand(B, T, D, dtype=F64)).long(), notes().long()
+
+    def model(loop):
+        trans, emit = table("trans", K, K), pyro.param("words", lambda: torch.randn(K, 2, 3, dtype=F64))
+        tones = pyro.plate("tones", D, dim=-1)
+        with rows() as row:
+            x = 0
+            for t in loop(range(T)):
+                with seen(t):
+                    x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                    with tones:
+                        pyro.sample(f"y_{t}", dist.Categorical(logits=emit[x, bits[row, t]]), obs=words[row, t])
+
+    losses = [TraceBlockedEnum_ELBO(max_plate_nesting=2).loss(model, no_guide, loop) for loop in (markov, pyro.markov)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
