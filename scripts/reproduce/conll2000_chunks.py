@@ -50,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--l2", type=float, nargs="+", default=[0.3], help="penalties")
     parser.add_argument("--spans", nargs="+", default=["bio"], choices=("bio", "bioes"), help="schemes to learn in")
+    parser.add_argument("--clusters", type=Path, help="file of word clusters, `path word count` a line")
     parser.add_argument("--tolerance", type=float, default=3e-4, help="relative gain in ten iterations that ends training")
     parser.add_argument("--max-iterations", type=int, default=300, help="of L-BFGS")
     parser.add_argument("--held-out", action="store_true", help="train on nine tenths of train and test on the tenth")
@@ -71,9 +72,12 @@ def main() -> None:
     stem = "conll2000_chunks" + ("_held_out" if options.held_out else "")
     path = ROOT / "results" / f"{stem}.json"
     for spans, l2 in itertools.product(options.spans, options.l2):
-        row = run_one(train, test, spans=spans, l2=l2, tolerance=options.tolerance, max_iterations=options.max_iterations)
+        settings = {"tolerance": options.tolerance, "max_iterations": options.max_iterations, "clusters": options.clusters}
+        row = run_one(train, test, spans=spans, l2=l2, **settings)
         results = json.loads(path.read_text())["results"] if path.is_file() else {}
-        name = f"spans={spans} l2={l2:g}" + ("" if options.max_sentences is None else f" sentences={len(train)}")
+        name = f"spans={spans} l2={l2:g}"
+        name += "" if options.clusters is None else f" clusters={options.clusters.name}"
+        name += "" if options.max_sentences is None else f" sentences={len(train)}"
         results[name] = row
         print(name, json.dumps(row), flush=True)
         record(

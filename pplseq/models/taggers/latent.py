@@ -35,6 +35,7 @@ class LatentTaggerSettings(checks.NamedArguments):
         num_substates: of each tag, a power of two; rounds of splitting are its logarithm.
         num_iterations: of EM in each round. noise: by which new substates differ; see
             :func:`~pplseq.models.taggers.substates.split_merge.split`.
+        min_count: words that a tag must have for each of the substates that it would be split into.
         merge: share of each round's splits that is undone where it helps least, except in the first round; num_substates then
             bounds the number.
         transition_count: pseudo-count of p(substate | tag before), to which transitions back off.
@@ -48,6 +49,7 @@ class LatentTaggerSettings(checks.NamedArguments):
     num_substates: int = 16
     num_iterations: int = 20
     noise: float = 0.1
+    min_count: float = 5.0
     merge: float = 0.0
     transition_count: float = 20.0
     emission_count: float = 10.0
@@ -64,7 +66,7 @@ class LatentTaggerSettings(checks.NamedArguments):
                 "num_iterations must not be negative, noise and merge be in [0, 1); got "
                 f"{self.num_iterations}, {self.noise} and {self.merge}"
             )
-        for setting in ("transition_count", "emission_count", "form_count", "form_l2", "max_count"):
+        for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "max_count"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
 
@@ -282,7 +284,10 @@ class LatentTraining(TaggerTraining):
     def _split(self) -> None:
         settings, number = self.tagger.settings, self.plan[: self.done - 1].count("split")
         seed = settings.seed + number
-        self.model = split_merge.split(self.model, self.tokens.tag_of_symbol, noise=settings.noise, seed=seed)
+        enough = torch.bincount(self.tokens.tag) >= settings.min_count * 2 * self.model.sizes
+        self.model = split_merge.split(
+            self.model, self.tokens.tag_of_symbol, noise=settings.noise, seed=seed, which=enough
+        )
 
     def _merge(self) -> None:
         counts = split_merge.expected_counts(self.model, self.tokens, merge_loss=True)

@@ -16,7 +16,7 @@ WORDS = [sentence.words for sentence in TEST]
 
 @pytest.fixture(scope="module")
 def tagger() -> LatentTagger:
-    return LatentTagger(num_substates=4, num_iterations=5).fit(TRAIN)
+    return LatentTagger(num_substates=4, num_iterations=5, min_count=0).fit(TRAIN)
 
 
 def test_the_program_is_the_chain(tagger):

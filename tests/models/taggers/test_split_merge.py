@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.block import BlockEmission, TableTransition
 from pplseq.infer.discrete.build import build_chain
+from pplseq.models.taggers.latent import LatentTagger
 from pplseq.models.taggers.substates import split_merge
 from pplseq.models.taggers.substates.split_merge import SubstateModel, TaggedTokens
 
@@ -161,3 +163,27 @@ def test_merging_undoes_the_least_useful_split():
 def test_no_words():
     with pytest.raises(ValueError, match="at least one sentence"):
         TaggedTokens.pack([[], []], TAG_OF_SYMBOL)
+
+
+def test_some_tags_alone_are_split():
+    """A tag that is not split keeps its numbers; what the model says of words and tags stays as it is without noise."""
+    model = split_merge.split(split_merge.supervised(TOKENS), TOKENS.tag_of_symbol, noise=0.3, seed=2)
+    before = split_merge.expected_counts(model, TOKENS).log_prob
+    for which in ([True, False], [False, True], [False, False]):
+        chosen = torch.tensor([*which, False, False])
+        parts = split_merge.split(model, TOKENS.tag_of_symbol, noise=0.0, which=chosen)
+        wanted = torch.where(chosen, 2 * model.sizes, model.sizes)
+        wanted[-1] = 1
+        assert parts.sizes.tolist() == wanted.tolist() and parts.width == int(wanted.max())
+        assert split_merge.expected_counts(parts, TOKENS).log_prob == pytest.approx(before, rel=1e-6)
+        matrix = parts.matrix()
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(len(matrix), dtype=matrix.dtype))
+
+
+def test_tags_of_few_words_are_not_split():
+    text = [TaggedSentence(("a", "b"), ("A", "B"))] * 12 + [TaggedSentence(("c",), ("C",))]
+    tagger = LatentTagger(num_substates=8, num_iterations=1, min_count=3).fit(text)
+    number = {tag: int((tagger.tag_of_state() == k).sum()) for k, tag in enumerate(tagger.tags)}
+    assert number == {"A": 4, "B": 4, "C": 1}
+    with pytest.raises(ValueError, match="min_count must not be negative"):
+        LatentTagger(min_count=-1)

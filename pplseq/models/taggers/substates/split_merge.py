@@ -206,26 +206,34 @@ def _merge_loss(outside: Tensor, emit: Tensor, back: Tensor, tokens: TaggedToken
 
 
 # ------------------------------------------------------------------------------------------------ splitting and merging
-def split(model: SubstateModel, tag_of_symbol: Tensor, *, noise: float = 0.1, seed: int = 0) -> SubstateModel:
-    """Every substate, except the boundary's, becomes two neighbours that differ by noise.
+def split(
+    model: SubstateModel, tag_of_symbol: Tensor, *, noise: float = 0.1, seed: int = 0, which: Tensor | None = None
+) -> SubstateModel:
+    """Every substate of some tags becomes two neighbours that differ by noise.
 
     Args:
         noise: each probability is multiplied by a number between 1 - noise and 1 + noise, and rows are normalised again.
+        which: (M,) the tags; None: all. The boundary has one substate always.
     """
     generator = torch.Generator().manual_seed(seed)
+    which = torch.ones(len(model.sizes), dtype=torch.bool) if which is None else which.clone()
+    which[-1] = False
+    sizes = torch.where(which, 2 * model.sizes, model.sizes)
+    slots = torch.arange(int(sizes.max()))
+    # the slot that each new one is made of; those beyond a tag's size are emptied below
+    source = torch.where(which.unsqueeze(-1), slots // 2, slots).clamp_max(model.width - 1)
 
     def shaken(value: Tensor) -> Tensor:
         return value * (1 + noise * (2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1))
 
-    last = torch.arange(len(model.sizes)) == len(model.sizes) - 1
-    sizes = torch.where(last, 1, 2 * model.sizes)
-    # into the boundary all mass stays in its one substate
-    transition = model.transition.repeat_interleave(2, 2).repeat_interleave(2, 3) / 2
-    transition[:, -1, :, 0] *= 2
-    transition[:, -1, :, 1:] = 0
-    emission = model.emission.repeat_interleave(2, 1)
-    filled = filled_slots(sizes, transition.shape[-1]).to(transition.dtype)
-    transition, emission = shaken(transition) * filled[:, None, :, None], shaken(emission) * filled[tag_of_symbol]
+    num_tags, width = source.shape
+    transition = model.transition.gather(2, source[:, None, :, None].expand(-1, num_tags, -1, model.width))
+    transition = transition.gather(3, source[None, :, None, :].expand(num_tags, -1, width, -1))
+    transition = transition * torch.where(which, 0.5, 1.0).to(transition)[:, None, None]
+    emission = model.emission.gather(1, source[tag_of_symbol])
+    filled = filled_slots(sizes, width).to(transition.dtype)
+    between = filled[:, None, :, None] * filled[None, :, None, :]
+    transition, emission = shaken(transition) * between, shaken(emission) * filled[tag_of_symbol]
     return maximise(SubstateCounts(0.0, transition, emission), tag_of_symbol, sizes)
 
 
