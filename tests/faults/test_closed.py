@@ -47,8 +47,26 @@ def commands(tmp_path_factory):
         "info run": ("info", place / "hmm"),
         "help": ("--help",),
         "lds file": ("query", place / "lds", "smooth", data["rows.csv"]),
+        **makers(data, place),
     }
     return {name: (found, name in reading) for name, found in {**reading, **writing}.items()}
+
+
+def makers(data, place):
+    """name -> arguments of commands whose result is what they write, {} being a folder of a call's own."""
+    text, shards = data["text.txt"], [place / f"shard{k}" for k in (0, 1)]
+    for k, shard in enumerate(shards):
+        warm(command("count", text, "--max-lag", 1, "--shard", f"{k + 1}/2", "--out", shard))
+    return {
+        "train": ("train", "tagger", data["tags.txt"], "--system", "hmm", "--out", "{}/run"),
+        "train loop": ("train", "lds", data["rows.csv"], "--outputs", "y", "--max-iterations", 2, "--out", "{}/run"),
+        "report": ("report", place / "lds", "--out", "{}/page.html"),
+        "cluster": ("cluster", text, "--num-clusters", 3, "--out", "{}/paths"),
+        "count-merge": ("count-merge", *shards, "--out", "{}/counts"),
+    }
+
+
+MADE = {"train": "run/tagger.json", "train loop": "run/best", "report": "page.html", "cluster": "paths", "count-merge": "counts"}
 
 
 def ended(arguments, given, log, closed=(), pipe=False):
@@ -112,12 +130,13 @@ def test_a_forked_process_computes_beside_threads():
     assert ended == (process, 0)
 
 
-QUICK = ["query", "personalize", "tag run", "query lds", "personalize state"]
+QUICK = ["query", "personalize", "tag run", "query lds", "personalize state", "train", "cluster"]
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
     for name in (
         "evaluate", "tag run json", "compare-streams", "count", "info", "query file", "query text", "personalize file",
         "compare-streams file", "evaluate file", "tag eval", "info run", "help", "lds file",
+        "train loop", "report", "count-merge",
     )
 ]  # fmt: skip
 
@@ -127,17 +146,23 @@ def test_a_reader_that_has_gone(name, commands, tmp_path):
     arguments, reads = commands[name]
     rows = b"u,y\n1,2\n2,3\n3,1\n"
     given = rows if "lds" in str(arguments) else b"the cat sees a dog\n" * 50
+    arguments = [str(part).replace("{}", str(tmp_path)) for part in arguments]
     code, told = ended(arguments, given if reads else b"", tmp_path / "log", pipe=True)
+    assert name not in MADE or (tmp_path / MADE[name]).exists()
     assert code in (0, 1) and "Traceback" not in told and "Broken pipe" not in told, told
 
 
-@pytest.mark.parametrize("closed", [(0, 1), *(pytest.param(each, marks=pytest.mark.slow) for each in [(0,), (1,)])])
+@pytest.mark.parametrize(
+    "closed", [(0, 1, 2), *(pytest.param(each, marks=pytest.mark.slow) for each in [(0,), (1,), (2,), (0, 1)])]
+)
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_nothing_is_open(name, closed, commands, tmp_path):
     arguments, reads = commands[name]
     rows = b"u,y\n1,2\n2,3\n3,1\n"
     given = rows if "lds" in str(arguments) else b"the cat sees a dog\n" * 3
+    arguments = [str(part).replace("{}", str(tmp_path)) for part in arguments]
     code, told = ended(arguments, given if reads else b"", tmp_path / "log", closed=closed)
+    assert name not in MADE or (tmp_path / MADE[name]).exists()
     assert code in (0, 1, 2) and "Traceback" not in told, told
     if not reads or 0 not in closed:
         assert code == 0, told
