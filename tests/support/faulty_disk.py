@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-NOT_TOLD = {"seconds", "tokens_per_second", "pid", "host", "path", "run", "seconds_per_token"}
+NOT_TOLD = {"seconds", "check", "tokens_per_second", "pid", "host", "path", "run", "seconds_per_token"}
 LONGEST = 120  # seconds that a call may take
 STUCK = "Timeout ("  # how faulthandler says so
 CHANGING = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "truncate", "fsync", "chmod")

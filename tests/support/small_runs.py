@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from pplseq.runs.cluster import Cluster, PartFailed
 from support.faulty_disk import command
 
 Begin = Callable[[Path], Callable[[], object]]
@@ -34,6 +38,45 @@ def write_data(folder: Path) -> dict[str, Path]:
     tags = {"the": "D", "a": "D", **dict.fromkeys(nouns, "N"), **dict.fromkeys(verbs, "V")}
     places["tags.txt"].write_text("".join(" ".join(f"{w}_{tags[w]}" for w in line.split()) + "\n" for line in lines))
     return places
+
+
+class WorkersHere(Cluster):
+    """A cluster whose work is done in this process, one part after the other, on the disk of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def keep(self, values: Sequence[Any]) -> list[Any]:
+        """The values."""
+        return list(values)
+
+    def each(self, function: Any, parts: Any, names: Any = None, *, done: Any = None) -> list[Any]:
+        """All parts, though some fail."""
+        found, failed = [], []
+        for part in parts:
+            try:
+                found.append(function(*part) if isinstance(part, tuple) else function(part))
+            except OSError as error:
+                failed.append(str(error))
+        if failed:
+            raise PartFailed("; ".join(failed))
+        return found
+
+    def total(self, function: Any, parts: Any, add: Any, names: Any = None) -> Any:
+        """From left to right."""
+        return reduce(add, self.each(function, parts))
+
+
+def count_in_parts(text: Path, place: Path) -> Callable[[], object]:
+    """`pplseq count --cluster` with such workers."""
+    options = ("--max-lag", 2, "--force", "--cluster", "local:1", "--part-bytes", 400)
+    call = command("count", text, "--out", place / "counts", *options)
+
+    def count() -> None:
+        with mock.patch("pplseq.recipes.counting.connected", lambda where, say=None: contextlib.nullcontext(WorkersHere())):
+            call()
+
+    return count
 
 
 def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, Begin]:
@@ -77,6 +120,7 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
             "--out", place / "out.jsonl", "--save-every", 4,
         ),
         "count": lambda place: command("count", data["text.txt"], "--max-lag", 4, "--out", place / "counts", "--force"),
+        "count parts": lambda place: count_in_parts(data["text.txt"], place),
         "cluster": lambda place: command("cluster", data["text.txt"], "--num-clusters", 3, "--out", place / "paths"),
     }  # fmt: skip
     if counts is not None:
