@@ -66,7 +66,9 @@ def makers(data, place):
     }
 
 
-MADE = {"train": "run/tagger.json", "train loop": "run/best", "report": "page.html", "cluster": "paths", "count-merge": "counts"}
+MADE = {
+    "train": "run/tagger.json", "train loop": "run/best", "report": "page.html", "cluster": "paths", "count-merge": "counts",
+}  # fmt: skip
 
 
 def ended(arguments, given, log, closed=(), pipe=False):
