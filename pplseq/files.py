@@ -174,6 +174,18 @@ def is_held(path: Path) -> bool:
     return False
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, with those it is in, where there is none; a link is followed, wherever it leads.
+
+    Raises:
+        NotADirectoryError: something else is there.
+    """
+    place = path.resolve()
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(f"{path}: expected a folder, got a file or a device; give the name of a folder")
+    place.mkdir(parents=True, exist_ok=True)
+
+
 def beside(path: Path, kind: str) -> Path:
     """A hidden neighbour of a file or folder."""
     return path.with_name(f".{path.name}.{kind}")

@@ -48,6 +48,8 @@ def differs(recipe: Recipe, data: str | Path | None, settings: Any, before: Reco
 
 def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Refuse a folder that would lose a run or something else."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: expected a folder for the run, got a file or a device; give another name")
     if resume or not folder.is_dir():
         return
     if recipe.has_begun(folder):
@@ -101,7 +103,7 @@ def held(recipe: Recipe, folder: Path) -> Iterator[None]:
     """
     from pplseq.runs.checkpoint import only_one_run
 
-    made = [place for place in (folder.absolute(), *folder.absolute().parents) if not place.exists()]
+    made = [place for place in (folder.resolve(), *folder.resolve().parents) if not place.exists()]
     try:
         with only_one_run(folder):
             before = set(folder.iterdir())

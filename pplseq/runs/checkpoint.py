@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.files import locked
+from pplseq.files import locked, make_folder
 from pplseq.folder import FolderError, FolderKind, check_finite
 from pplseq.runs.status import LOCK
 
@@ -154,7 +154,7 @@ def only_one_run(folder: Path, *, within: bool = False) -> Iterator[None]:
     Raises:
         ValueError: if another process is training there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if within and is_held_here(folder):
         yield
         return
