@@ -69,6 +69,9 @@ class Reading:
         return self._carried.detach()
 
 
+TRAINED_BYTES = 16  # a weight in training: it, its gradient and two moments in float32
+
+
 class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     """Next-word probabilities softmax(C f_t + c), where f_t is computed from the words before t.
 
@@ -316,6 +319,11 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             raise ValueError(f"{name}: {text.name!r} has no tokens")
 
 
+def check_weights(number: int) -> None:
+    """Raises ValueError for so many weights that they, their gradient and its two moments do not fit into memory."""
+    checks.fits("hidden_size", number * TRAINED_BYTES, "choose fewer units or layers")
+
+
 class TiedNetwork(NeuralLanguageModel):
     """A network with dropout and one (V, D) table of words, `embedding`, for input and output.
 
@@ -330,12 +338,21 @@ class TiedNetwork(NeuralLanguageModel):
         for name, size in sizes.items():
             setattr(self, name, checks.count(name, size))
         dropout = checks.share("dropout", dropout, "[0, 1)")
+        self._check_memory(dropout)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.embedding = nn.Parameter(torch.randn(len(vocabulary), hidden_size) / hidden_size**0.5)
             self.make_layers(dropout)
         self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
         self.dropout = nn.Dropout(dropout)
+
+    def _check_memory(self, dropout: float) -> None:
+        """Refuse, before anything is allocated, what cannot be trained here."""
+        for size in self.sizes.values():  # of which each takes some weights, and time even where none is allocated
+            check_weights(size * self.hidden_size)
+        with torch.device("meta"):
+            self.make_layers(dropout)
+        check_weights(len(self.vocabulary) * self.hidden_size + sum(weight.numel() for weight in self.parameters()))
 
     def make_layers(self, dropout: float) -> None:
         """Sets the modules between the two tables, with weights drawn from torch's generator."""

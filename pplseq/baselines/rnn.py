@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pplseq import checks
-from pplseq.baselines.neural import NeuralLanguageModel, State
+from pplseq.baselines.neural import NeuralLanguageModel, State, check_weights
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 
@@ -40,6 +40,7 @@ class RNN(NeuralLanguageModel):
     def __init__(self, vocabulary: Vocabulary, hidden_size: int, *, init_scale: float = 0.1, seed: int = 0) -> None:
         super().__init__(vocabulary)
         self.hidden_size, num_words = checks.count("hidden_size", hidden_size), len(vocabulary)
+        check_weights(hidden_size * (hidden_size + 2 * num_words))
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int) -> nn.Parameter:

@@ -28,6 +28,15 @@ def data(tmp_path_factory):
 REFUSED = {
     "vlhmm blocks": ("vlhmm", "text.txt", "--num-states", 6, "--num-blocks", 4, "--min-count", 1),
     "vlhmm memory": ("vlhmm", "text.txt", "--num-states", 1 << 36, "--num-blocks", 4, "--min-count", 1, "--hidden-size", 8),
+    "lstm memory": ("lstm", "text.txt", "--hidden-size", 10_000_000),
+    "awd-lstm memory": ("awd-lstm", "text.txt", "--num-layers", 10**12),
+    "ff memory": ("ff", "text.txt", "--hidden-size", 8, "--order", 10**12),
+    "rnn memory": ("rnn", "text.txt", "--hidden-size", 10_000_000),
+    "tagger memory": ("tagger", "tags.txt", "--system", "unsupervised", "--set", "num_states=100000000"),
+    "hmm memory": ("hmm", "text.txt", "--num-states", 10_000_000),
+    "lds memory": ("lds", "rows.csv", "--outputs", "y", "--num-states", 10_000_000),
+    "iohmm memory": ("iohmm", "rows.csv", "--outputs", "y", "--num-states", 10_000_000),
+    "strings memory": ("iohmm", "strings.txt", "--num-states", 10_000_000, "--no-merging"),
     "hmm empty": ("hmm", "empty.txt", "--num-states", 2),
     "hmm bytes": ("hmm", "binary.txt", "--num-states", 2),
     "lstm nothing there": ("lstm", "absent.txt"),
@@ -53,6 +62,7 @@ def test_nothing_is_left(name, data, tmp_path):
     result = CliRunner().invoke(main, ["train", model, str(data[source]), "--out", str(out), *map(str, options)])
     assert result.exit_code in (1, 2) and isinstance(result.exception, SystemExit), result.output
     assert os.listdir(tmp_path) == [], [*tmp_path.rglob("*")]
+    assert not name.endswith(" memory") or "memory" in result.output or "GiB" in result.output
 
 
 def test_what_was_there_stays(data, tmp_path):

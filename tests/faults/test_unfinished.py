@@ -13,6 +13,7 @@ from pplseq.cli import main
 from pplseq.files import locked
 from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import IOHMM, PROPSLearner
+from pplseq.runs.progress import Watch
 
 
 def call(*arguments, code=0, text=None):
@@ -110,6 +111,34 @@ def test_a_tagger_without_its_record_ends_its_training(data, tmp_path):
     (tmp_path / "run" / "tagger.json").write_text((tmp_path / "run" / "tagger.json").read_text().replace("1", "2"))
     with pytest.raises(FolderError, match="tagger.json: damaged"):
         pplseq.train(folder=tmp_path / "run", resume=True)
+
+
+def test_a_run_of_sizes_that_was_killed_before_its_first_model(data, tmp_path):
+    """A kill within a size leaves its folder, one behind it the folder of a size that is finished."""
+    options = dict(outputs="y", inputs="u", num_states="1,2", num_restarts=2, max_iterations=3)
+    summary = pplseq.train("iohmm", data["rows.csv"], folder=tmp_path / "run", **options)
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+
+    def again(run):
+        status(run, status="running")
+        found = pplseq.train("iohmm", data["rows.csv"], folder=run, **options)
+        assert sorted(path.name for path in run.iterdir()) == before
+        assert {**found, "seconds": 0, "run": ""} == {**summary, "seconds": 0, "run": ""}
+
+    (tmp_path / "run" / "size_1" / "last").mkdir(parents=True)
+    again(tmp_path / "run")
+    cut = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        pplseq.train("iohmm", data["rows.csv"], folder=cut, watch=Interrupting(), **options)
+    assert not (cut / "best").exists() and (cut / "size_1" / "last").exists()
+    again(cut)
+
+
+class Interrupting(Watch):
+    """Ctrl-C at the first record."""
+
+    def record(self, record):
+        raise KeyboardInterrupt
 
 
 def test_a_checkpoint_that_is_not_finite_is_not_resumed(data, tmp_path):

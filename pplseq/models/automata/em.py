@@ -63,6 +63,16 @@ class TableCounts(NamedTuple):
     output: Tensor
 
 
+def check_tables(blocks: Sequence[RestartBlock], num_states: int, num_symbols: int) -> None:
+    """Raises ValueError for more states and seeds than memory may hold."""
+    num_restarts = sum(block.num_restarts for block in blocks)
+    if num_restarts * num_symbols * num_states**2 > MAX_TABLES:
+        raise ValueError(
+            f"num_states: {num_states} states, {num_symbols} symbols and {num_restarts} restarts make tables of "
+            f"{num_restarts * num_symbols * num_states**2 / 2**27:,.0f} GiB; take fewer states or restarts"
+        )
+
+
 def draw_tables(
     blocks: Sequence[RestartBlock], num_states: int, num_symbols: int, num_labels: int, generator: np.random.Generator
 ) -> SymbolTables:
@@ -71,12 +81,7 @@ def draw_tables(
     Raises:
         ValueError: for more states and seeds than memory may hold.
     """
-    num_restarts = sum(block.num_restarts for block in blocks)
-    if num_restarts * num_symbols * num_states**2 > MAX_TABLES:
-        raise ValueError(
-            f"num_states: {num_states} states, {num_symbols} symbols and {num_restarts} restarts make tables of "
-            f"{num_restarts * num_symbols * num_states**2 / 2**27:,.0f} GiB; take fewer states or restarts"
-        )
+    check_tables(blocks, num_states, num_symbols)
 
     def dirichlet(concentration: float, *shape: int, axis: int) -> Tensor:
         drawn = generator.standard_gamma(concentration, shape).clip(np.finfo(np.float64).tiny)

@@ -17,7 +17,7 @@ from pplseq import checks
 from pplseq.files import write_text
 from pplseq.kernels import compiled
 from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
-from pplseq.models.automata.em import SymbolTables, TableFit, draw_tables, training_log_likelihood
+from pplseq.models.automata.em import SymbolTables, TableFit, check_tables, draw_tables, training_log_likelihood
 from pplseq.models.automata.labels import encoded_labels, refuse_contradictions
 from pplseq.models.automata.of_iohmm import model_of_tables
 from pplseq.models.automata.prefix_tree import PrefixTree
@@ -211,6 +211,8 @@ class AutomatonLearner(checks.NamedArguments):
             if not isinstance(validation, (tuple, list)) or len(validation) != 2:
                 raise TypeError("validation: expected (strings, labels)")
             _validation(*validation, tree.symbols, names)  # refused now rather than after training
+        if not self.merging:  # which may find that none of the sizes is needed
+            check_tables(self.blocks, max(self.sizes), len(tree.symbols))
         self._tried = None
         settings = self.sizes, self.largest, self.blocks, self.max_iterations, self.seed, self.repair, self.merging
         digest = hashlib.sha256(repr([list(strings), numbers, tree.symbols, *settings]).encode()).hexdigest()

@@ -90,6 +90,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         self.start = checks.choice("start", start, STARTS)
         self.decoder = checks.choice("decoder", decoder, DECODERS)
         self.num_states, self.min_count = checks.count("num_states", num_states), checks.count("min_count", min_count)
+        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
         self.max_iterations = checks.count("max_iterations", max_iterations)
         self.num_restarts = checks.count("num_restarts", num_restarts)
         if start == "clusters" and num_restarts != 1:

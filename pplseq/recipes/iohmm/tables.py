@@ -240,8 +240,11 @@ def train_table(job: Job) -> dict[str, Any]:
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; inputs {', '.join(columns.inputs) or 'none'}, outputs "
         f"{', '.join(columns.outputs)} ({columns.family})"
     )
-    record, kept, _ = read_run(job.folder) if job.resume else ({}, None, None)
+    # killed within its first size, a run has no model yet
+    record, kept, _ = read_run(job.folder) if job.resume and RUN.is_at(job.folder / BEST) else ({}, None, None)
     tried: list[dict[str, Any]] = record.get("tried", [])
+    for entry in tried:  # it may have been killed before its place was cleared
+        shutil.rmtree(_place(job, entry["states"]), ignore_errors=True)
     best = record["summary"]["score"] if tried else None
     stop_reason = "finished"
     for size in [size for size in sizes if size not in [entry["states"] for entry in tried]]:
