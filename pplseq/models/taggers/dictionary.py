@@ -87,9 +87,9 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         decoder: str = "viterbi",
     ):
         self.learn_from = checks.choice("learn_from", learn_from, LEARN_FROM)
-        self.start = checks.choice("start", start, STARTS)
-        self.decoder = checks.choice("decoder", decoder, DECODERS)
-        self.num_states, self.min_count = checks.count("num_states", num_states), checks.count("min_count", min_count)
+        self.start, self.seed = checks.choice("start", start, STARTS), int(seed)
+        self.decoder, self.min_count = checks.choice("decoder", decoder, DECODERS), checks.count("min_count", min_count)
+        self.num_states = checks.count("num_states", num_states)
         checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
         self.max_iterations = checks.count("max_iterations", max_iterations)
         self.num_restarts = checks.count("num_restarts", num_restarts)
@@ -99,11 +99,10 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
             raise ValueError(f"tagged_weight must be at least 1, got {tagged_weight}")
         if pseudo_count < 0 or emission_pseudo_count < 0 or (lexicon_strength is not None and not lexicon_strength > 0):
             raise ValueError("pseudo counts must not be negative, and lexicon_strength positive or None")
-        self.lexicon_strength, self.tolerance = lexicon_strength, float(tolerance)
+        self.lexicon_strength, self.tolerance, self.tagged_weight = lexicon_strength, float(tolerance), float(tagged_weight)
         self.lexicon = None if lexicon is None else TagDictionary.of(lexicon)
         self.open_tags = None if open_tags is None else tuple(open_tags)
         self.pseudo_count, self.emission_pseudo_count = float(pseudo_count), float(emission_pseudo_count)
-        self.tagged_weight, self.seed = float(tagged_weight), int(seed)
         self.history: FitHistory | None = None
         self.hmm: HMM  # after fit
 
