@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "TextLDS": "models",
         "IOHMM": "models",
         "SemiMarkovHMM": "models",
+        "ARHMM": "models",
         "SwitchingRegression": "models",
         "StructuralModel": "models",
         "PROPS": "models",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.models import (
+    ARHMM,
     HMM,
     IOHMM,
     LDS,
@@ -134,6 +135,9 @@ DISCRETE = {
         lambda: IOHMM(3, num_symbols={"transition": 3}, outputs="bernoulli", num_outputs=2), bits, SYMBOLS, fit=EM
     ),
     "iohmm, states": Case(lambda: IOHMM(6, num_inputs=2, outputs="states"), words, NUMBERS, fit=EM),
+    "autoregressive hmm": Case(
+        lambda: ARHMM(2, 2, order=0, num_inputs=2), vectors, NUMBERS, EVERYTHING - AHEAD, frozenset(AHEAD), fit=EM
+    ),
     "switching regression": Case(
         lambda: SwitchingRegression(3, num_inputs=2), numbers, NUMBERS, EVERYTHING - AHEAD, frozenset(AHEAD), fit=EM
     ),

@@ -1,0 +1,1 @@
+"""Hidden Markov models whose states are vector autoregressions."""

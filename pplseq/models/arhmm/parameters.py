@@ -1,0 +1,189 @@
+"""Parameters of an autoregressive HMM, the data it takes, and where a fit starts."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from pplseq import checks
+from pplseq.distributions.conditional import ConditionalEmission
+from pplseq.distributions.dense import DenseTransition, GaussianEmission
+from pplseq.infer.fit.em import Batch
+from pplseq.models.estimator import Estimator
+from pplseq.models.forms import in_form
+from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.lds.arguments import with_inputs
+from pplseq.models.lds.parameters import scale_of
+
+PERSISTENCE = 3.0  # first logits of staying
+
+
+class ARHMMParameters(Estimator):
+    """What an autoregressive HMM learns; see the class that has the program."""
+
+    num_words = None
+    num_features: int
+
+    def __init__(self, num_states: int, num_features: int, order: int, num_inputs: int, dtype: str):
+        super().__init__()
+        self.num_states = checks.count("num_states", num_states)
+        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.order, self.num_inputs = checks.count("order", order, 0), checks.count("num_inputs", num_inputs, 0)
+        real, size = DTYPES[checks.choice("dtype", dtype, DTYPES)], 1 + self.order * num_features + self.num_inputs
+        checks.fits("order", float(num_states * size**2), "choose a smaller order, or fewer states")
+        stay = PERSISTENCE * torch.eye(num_states, dtype=real)
+        self.transition_logits = nn.Parameter(stay + 0.1 * torch.randn(stay.shape, dtype=real))
+        self.initial_logits = nn.Parameter(torch.zeros(num_states, dtype=real))
+        self.weights = nn.Parameter(0.1 * torch.randn(num_states, num_features, size, dtype=real))  # of (1, lags, inputs)
+        self.scale = nn.Parameter(torch.zeros(num_states, num_features, num_features, dtype=real))  # logs on the diagonal
+        self.register_buffer("centre", torch.zeros(num_features, dtype=real))  # of the data fitted
+        self._config: dict[str, Any] = dict(
+            num_states=self.num_states, num_features=self.num_features, order=self.order, num_inputs=self.num_inputs
+        )
+        self.drawn()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
+
+    # ---------------------------------------------------------------- values
+    @property
+    def scale_tril(self) -> Tensor:
+        """(Z, D, D) factors of the covariances."""
+        return self.scale.tril(-1) + torch.diag_embed(self.scale.diagonal(dim1=-2, dim2=-1).exp())
+
+    @property
+    def covariances(self) -> Tensor:
+        """(Z, D, D) of what the regressions leave."""
+        factor = self.scale_tril
+        return factor @ factor.mT
+
+    def estimates(self) -> dict[str, Tensor]:
+        """Parameters by name, differentiable: transition (Z, Z), initial (Z,), constants (Z, D), lags (Z, p, D, D), of which
+        [z, l - 1, i, j] is the weight of x_j l steps before in x_i, inputs (Z, D, U), covariances (Z, D, D)."""
+        moves = {"transition": self.transition_logits, "initial": self.initial_logits}
+        moves = {name: torch.softmax(logits, -1) for name, logits in moves.items()}
+        return moves | self.by_name(self.weights) | {"covariances": self.covariances}
+
+    def by_name(self, weights: Tensor) -> dict[str, Tensor]:
+        """Weights (Z, D, K) of all regressors as constants, lags and inputs."""
+        order, size = self.order, self.num_features
+        constants, lags, inputs = weights.split([1, order * size, self.num_inputs], -1)
+        found = {"constants": constants.squeeze(-1)}
+        if order:
+            found["lags"] = lags.unflatten(-1, (order, size)).transpose(1, 2)
+        return found | ({"inputs": inputs} if self.num_inputs else {})
+
+    @torch.no_grad()
+    def set_parameters(self, **given) -> Self:
+        """Sets parameters by the names, and in the shapes, that :meth:`estimates` has; those that are not given stay.
+
+        Raises:
+            ValueError: for other names and shapes, rows that are no probabilities, and matrices that are no covariances.
+        """
+        values = {name: value.clone() for name, value in self.estimates().items()}
+        for name, value in given.items():
+            if name not in values:
+                raise ValueError(f"{name}: this model has none.{checks.nearest(name, values)}")
+            value = checks.shape(name, torch.as_tensor(value).to(self.reference), values[name].shape)
+            values[name] = checks.finite(name, value)
+            if name in ("transition", "initial") and not bool(
+                ((values[name] >= 0).all(-1) & ((values[name].sum(-1) - 1).abs() < 1e-4)).all()
+            ):
+                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+        factors = [scale_of(f"covariances[{z}]", value) for z, value in enumerate(values["covariances"])]
+        if not all(bool((factor.diagonal() > 0).all()) for factor in factors):
+            raise ValueError("covariances must be positive definite, got a singular one")
+        self.transition_logits.copy_(values["transition"].log())
+        self.initial_logits.copy_(values["initial"].log())
+        parts = [values["constants"].unsqueeze(-1)] + ([values["lags"].transpose(1, 2).flatten(2)] if self.order else [])
+        self.weights.copy_(torch.cat(parts + ([values["inputs"]] if self.num_inputs else []), -1))
+        factor = torch.stack(factors)
+        self.scale.copy_(factor.tril(-1) + torch.diag_embed(factor.diagonal(dim1=-2, dim2=-1).log()))
+        return self
+
+    def parameter_units(self) -> dict[str, Tensor]:
+        """How much the numbers of each parameter vary, by name: what L-BFGS measures its steps in."""
+        deviations = self.covariances.detach().diagonal(dim1=-2, dim2=-1).sqrt()  # (Z, D)
+        lags = (1 / deviations).repeat(1, self.order)
+        rows = torch.cat([torch.ones_like(deviations[:, :1]), lags, deviations.new_ones(len(lags), self.num_inputs)], -1)
+        scale = deviations.unsqueeze(-1).expand_as(self.scale).clone()
+        scale.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # logarithms
+        return {"weights": deviations.unsqueeze(-1) * rows.unsqueeze(-2), "scale": scale}
+
+    @property
+    def num_free_parameters(self) -> int:
+        states, size = self.num_states, self.num_features
+        return states**2 - 1 + self.weights.numel() + states * size * (size + 1) // 2
+
+    # ---------------------------------------------------------------- data
+    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+        """x, its lengths, known states and inputs as tensors; see the class of all estimators."""
+        batch = super().as_batch(x, lengths, states=states)
+        if inputs is not None:
+            x, _ = in_form(x, lengths, num_features=self.num_features)
+            inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
+        return with_inputs(batch, inputs, x, self.num_inputs)
+
+    def check_observations(self, x: Tensor) -> None:
+        size = self.num_features
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != size:
+            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a floating-point tensor (B, T, {size}), got {got}")
+        if self.order and x.shape[1] <= self.order:
+            raise ValueError(
+                f"x: the first {self.order} vectors are given, not explained; rows must be longer, got {x.shape[1]}"
+            )
+        if bool(x.isinf().any()):
+            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
+        missing = x.isnan()
+        if self.order and bool(missing.any()):
+            raise ValueError(
+                "x: a number is missing (NaN), and those after it are regressed on it; fill it, split the row there, or use LDS"
+            )
+        if bool((missing.any(-1) != missing.all(-1)).any()):
+            raise ValueError("x: a vector is missing in part; ARHMM takes whole vectors or none, HMM and LDS take parts")
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x without gaps, and which steps are explained: those that have all their lags."""
+        seen = ~x.isnan().any(-1)
+        seen[:, : self.order] = False
+        return x.to(self.reference.dtype).nan_to_num(0.0), seen
+
+    def explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """:meth:`observed`, without the steps behind the ends of rows."""
+        x, seen = self.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        return x, seen
+
+    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
+        """(B, T, K) of 1, the lags and inputs, for vectors (B, p + T, D) of which the first p come before the first step."""
+        steps = past.shape[1] - self.order
+        parts = [past.new_ones(len(past), steps, 1)]
+        parts += [past[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
+        return torch.cat(parts if inputs is None else [*parts, inputs], -1)
+
+    def check_data(self, batch: Batch) -> None:
+        """Refuses data of which nothing can be learned."""
+        x, seen = self.explained(batch)
+        rows = x[seen]
+        if len(rows) <= self.weights.shape[-1]:
+            raise ValueError(f"x: {self.weights.shape[-1]} weights of every number need more than {len(rows)} vectors")
+        flat = (rows == rows[0]).all(0).nonzero().flatten().tolist()
+        if flat:
+            raise ValueError(f"x: columns {flat} (from 0) hold one value only, so nothing can be learned of them")
+
+    # ---------------------------------------------------------------- distributions
+    def specs(self) -> tuple[DenseTransition, ConditionalEmission]:
+        """Transition of states, and emission given regressors (B, K)."""
+        weights, factor = self.weights, self.scale_tril
+
+        def build(regressors: Tensor) -> GaussianEmission:
+            loc = (weights @ regressors[..., None, :, None]).squeeze(-1)
+            return GaussianEmission(loc, scale_tril=factor.expand(*loc.shape, loc.shape[-1]))
+
+        moves = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
+        return DenseTransition(*moves), ConditionalEmission(build, self.num_states, event_shape=(self.num_features,))
