@@ -36,8 +36,8 @@ class ARHMM(ARHMMParameters):
         x_t ~ N(constants[z_t] + sum_l lags[z_t, l] x_{t-l} + inputs[z_t] u_t, covariances[z_t])
 
     The first ``order`` vectors of a row are given, and explained by nothing; with ``order=0`` vectors may be missing (NaN). EM
-    is in closed form: a weighted regression for each state. Single numbers with shared coefficients, or Hamilton's deviations from switching means, are
-    :class:`~pplseq.models.switching.program.SwitchingRegression`'s.
+    is in closed form: a weighted regression for each state. For single numbers with coefficients that states share, or
+    Hamilton's deviations from switching means, there is :class:`~pplseq.models.switching.program.SwitchingRegression`.
 
     Args:
         num_states: Z. num_features: D. order: p, or 0 for regressions on inputs alone. num_inputs: U, of exogenous regressors.
