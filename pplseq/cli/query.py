@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,7 +32,7 @@ class Questions(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The questions."""
-        return list(self.recipe.questions)
+        return list(self.recipe.questions_of(Path(self.run)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -67,7 +68,7 @@ class Questions(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The questions of this model."""
         with formatter.section("Questions"):
-            formatter.write_dl([(name, question.text) for name, question in self.recipe.questions.items()])
+            formatter.write_dl([(name, question.text) for name, question in self.recipe.questions_of(Path(self.run)).items()])
 
 
 def _ask(ctx: click.Context, recipe: Recipe, run: str, question: str) -> None:

@@ -220,6 +220,10 @@ class Recipe:
         """An answer for each line; one that cannot be answered is {"line": number from 1, "error": why}."""
         return self.using().query(folder, question, lines, settings)
 
+    def questions_of(self, folder: Path) -> Mapping[str, Question]:
+        """Those that the model of a folder answers."""
+        return self.questions
+
     def question(self, name: str) -> Question:
         """The question of a name; ValueError (with those it answers) where it has no answer to it."""
         if name not in self.questions:

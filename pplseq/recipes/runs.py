@@ -314,7 +314,7 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
         values = {name: getattr(record.settings, name) for name in options}
         found |= {"data": record.data, **_course(Path(what), recipe)}
         found["settings"] = {name: value for name, value in values.items() if value != options[name].default}
-    return found | {"questions": list(recipe.questions)}
+    return found | {"questions": list(recipe.questions_of(Path(what)))}
 
 
 def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:

@@ -112,6 +112,15 @@ def test_all_questions(run, folder, held_out):
     assert some[0]["output"]["y"] == pytest.approx(produced["outputs"][-1]["y"])
 
 
+def test_a_run_lists_the_questions_that_it_answers(run, automaton_run):
+    told = [json.loads(pplseq("info", folder, "--json").stdout)["questions"] for folder in (run, automaton_run)]
+    of_tables, of_strings = told
+    assert "automaton" not in of_tables and {"smooth", "forecast", "effects"} <= set(of_tables)
+    assert of_strings == ["filter", "produce", "classify", "effects", "automaton"]
+    shown = pplseq("query", automaton_run, "--help").stdout
+    assert "classify" in shown and "smooth" not in shown
+
+
 def test_other_commands_say_what_the_run_is(run):
     assert "an input-output HMM" in pplseq("personalize", run, code=2).stderr
 

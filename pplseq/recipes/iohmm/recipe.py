@@ -11,6 +11,7 @@ from pplseq.folder import FolderError
 from pplseq.recipes.iohmm.settings import (
     AUTOMATON,
     BEST,
+    OF_STRINGS,
     QUESTIONS,
     RUN,
     SIZE,
@@ -20,7 +21,7 @@ from pplseq.recipes.iohmm.settings import (
     IOHMMSettings,
     check_automaton,
 )
-from pplseq.recipes.recipe import Job, Recipe, register
+from pplseq.recipes.recipe import Job, Question, Recipe, register
 from pplseq.recipes.settings import options_of
 
 
@@ -38,6 +39,11 @@ class IOHMMRecipe(Recipe):
         from pplseq.recipes.iohmm import answers
 
         return answers
+
+    def questions_of(self, folder: Path) -> Mapping[str, Question]:
+        """Strings have no outputs on their way, and tables no automaton."""
+        strings = RUN.is_at(folder / BEST) and RUN.read_header(folder / BEST)["kind"] == "strings"
+        return {name: each for name, each in QUESTIONS.items() if (name in OF_STRINGS if strings else name != "automaton")}
 
     def has_begun(self, folder: Path) -> bool:
         """A model of a size, or a size that is being fitted, or the checkpoint of automata."""

@@ -149,3 +149,4 @@ QUESTIONS = {
     ),
     "automaton": Question("the automaton learned from strings (no data)", ("png", "dot"), takes="nothing"),
 }
+OF_STRINGS = ("classify", "produce", "filter", "effects", "automaton")  # what strings, without outputs on their way, answer
