@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
     further column, or behind the tag (dog_NN_0.9731). Raw text (--splitter) comes out as CoNLL-U.
 
+    Words of stdin are answered as they come, line by line.
+
     A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
     cannot be tagged has _ for tags. The exit code is then 1 (0 for what --on-error skip left out).
     """
@@ -64,6 +67,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import write_tagged
     from pplseq.models.taggers.answers import answer_each, answer_on, check_answerable
+    from pplseq.recipes.taggers.stream import holds_words, tag_stream
     from pplseq.recipes.taggers.tagging import other_tags, read, read_raw, run_page
 
     use_threads(options["threads"])
@@ -71,6 +75,20 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     questions = TagQuestions(**given(ctx, TagQuestions))
     check_answerable(saved.tagger, questions)
     reading = TolerantReading(**given(ctx, TolerantReading))
+    as_json = as_json or questions.beyond_tags
+    if as_json and to is not None:
+        raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
+    plain = (text, out) == ("-", "-") and reading.format in (None, "words") and options["on_error"] is None
+    whole = [options[name] for name in ("splitter", "html", "cluster")] + [getattr(saved.tagger, "word_columns", None)]
+    if plain and not any(whole) and holds_words(sys.stdin.buffer):
+
+        def write(lines: str) -> None:
+            click.echo(lines, nl=False)
+            sys.stdout.flush()
+
+        shape = {"to": to, "as_json": as_json, "separator": reading.separator}
+        failed = tag_stream(sys.stdin.buffer, saved, questions, write, say, **shape)
+        ctx.exit(1 if failed else 0)
     if options["splitter"] is None:
         sentences = read(text, reading, say, saved, tags="optional", to_tag=True)
     else:
@@ -87,9 +105,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         if "error" in found:
             failed += 1
             say(f"{sentences.name}, line {sentences.line_of(number)}: no tags: {found['error']}")
-    if as_json or questions.beyond_tags:
-        if to is not None:
-            raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
+    if as_json:
         placed = [(sentences.line_of(number), found) for number, found in enumerate(answers)]
         placed += [(bad.first_line, {"line": bad.line, "error": bad.message}) for bad in sentences.skipped]
         lines = "".join(json_line(found) + "\n" for _, found in sorted(placed, key=lambda place: place[0]))

@@ -1,0 +1,104 @@
+"""Words of standard input tagged as they come: what is there is answered at once, a line at a time or many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+from pplseq.baselines.tagging_systems import SavedTagger
+from pplseq.data.columns import TaggedSentence, decoded
+from pplseq.data.tag_formats import LineError, WordsFormat
+from pplseq.data.tagged import render_tagged
+from pplseq.files import json_line
+from pplseq.models.taggers.answers import TagQuestions, answer_each
+
+CHUNK = 1 << 16  # bytes that are taken at a time where as many are there
+
+
+def holds_words(stream: Any) -> bool:
+    """Whether a stream may be read as it comes and what it has first are words: no comment and no columns between tabs, as
+    CoNLL-U begins. Waits for the first bytes, which stay in the stream."""
+    peek = getattr(stream, "peek", None)
+    if peek is None:
+        return False
+    first = peek(1).removeprefix(b"\xef\xbb\xbf").lstrip(b" \r\n").partition(b"\n")[0]
+    return bool(first) and not first.startswith(b"#") and not re.match(rb"\d+(-\d+|\.\d+)?\t", first)
+
+
+def available_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
+    """The whole lines that are there, again and again; the last one may lack its end."""
+    rest = b""
+    while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]  # of buffered streams
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def tag_stream(
+    stream: BinaryIO,
+    saved: SavedTagger,
+    questions: TagQuestions,
+    write: Callable[[str], None],
+    say: Callable[[str], None],
+    *,
+    to: str | None = None,
+    as_json: bool = False,
+    separator: str = "_",
+) -> int:
+    """Tag a sentence a line; what is written is what the whole text at once would give.
+
+    Args:
+        write: takes text for the output, lines with their ends, which are to be seen at once. say: told what failed.
+        to: a format of tagged files; None: word_TAG.
+
+    Returns:
+        how many sentences could not be read or tagged.
+    """
+    tag_format, failed, number, seen = WordsFormat(separator), 0, 0, 0
+    for lines in available_lines(stream):
+        parsed: list[tuple[int, TaggedSentence | str]] = []
+        for raw in lines:
+            number += 1
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+            try:
+                words = tag_format.parse(decoded([(number, raw)])).words
+                parsed.append((number, TaggedSentence(words, (None,) * len(words))))
+            except LineError as error:
+                parsed.append((number, str(error)))
+        sentences = [found.words for _, found in parsed if not isinstance(found, str) and found.words]
+        answers = iter(answer_each(saved.tagger, sentences, replace(questions, seed=questions.seed + seen)))
+        seen += len(sentences)
+        text = ""
+        for place, found in parsed:
+            answer: dict[str, Any] | None = None
+            if isinstance(found, str):
+                failed += 1
+                say(f"<stdin>: skipped line {place}: line {place}: {found}")
+                text += json_line({"line": place, "error": found}) + "\n" if as_json else ""
+                continue
+            if found.words:
+                answer = next(answers)
+                if "error" in answer:
+                    failed += 1
+                    say(f"<stdin>, line {place}: no tags: {answer['error']}")
+            if as_json:
+                text += "" if answer is None else json_line(answer) + "\n"
+            elif answer is None:
+                text += "\n" if to in (None, "word_tag") else ""
+            else:
+                text += _written(answer, to, separator, questions.probabilities)
+        write(text)
+    return failed
+
+
+def _written(answer: dict[str, Any], to: str | None, separator: str, with_probabilities: bool) -> str:
+    """A sentence in a format of tagged files; `_` where it has no tags."""
+    words = tuple(answer["words"])
+    tags = tuple(answer.get("tags", ["_"] * len(words)))
+    probabilities = [answer.get("probabilities", [0.0] * len(words))] if with_probabilities else None
+    lines = render_tagged([TaggedSentence(words, tags)], to or "word_tag", probabilities=probabilities, separator=separator)
+    return "".join(line + "\n" for line in lines)
