@@ -43,6 +43,7 @@ SYSTEMS = {
     ),
     "plain": System("hmm-tagger", "plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
     "latent": System("latent-tagger", None, {}, "HMM over tags split into substates"),
+    "latent-product": System("product-tagger", None, {}, "product of several latent taggers"),
     "crf": System("crf-tagger", None, {}, "linear-chain conditional random field"),
     "spans": System(
         "crf-tagger", "of_spans", {}, "crf of chunks or entities (B-NP I-NP O), which keeps to their scheme"
@@ -69,8 +70,9 @@ SYSTEMS = {
         "dictionary-tagger", "unsupervised", {}, "HMM, Baum-Welch on words alone; its tags are numbered states", True
     ),
 }
-# those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text or tags
-COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in ("trigram", "spans") and not system.untagged)
+# those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text or tags, or slow
+NOT_COMPARED = ("trigram", "spans", "latent-product")
+COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in NOT_COMPARED and not system.untagged)
 
 
 class SavedTagger(NamedTuple):

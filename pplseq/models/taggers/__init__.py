@@ -10,6 +10,7 @@ TAGGERS = Registry(
         "hmm-tagger": "hmm:HMMTagger",
         "latent-tagger": "latent:LatentTagger",
         "self-trained-tagger": "substates.self_training:SelfTrainedTagger",
+        "product-tagger": "substates.products:ProductTagger",
         "crf-tagger": "conditional:CRFTagger",
         "memm-tagger": "conditional:MEMMTagger",
         "dictionary-tagger": "dictionary:DictionaryTagger",

@@ -1,0 +1,33 @@
+"""Products of latent taggers: the geometric mean of what each says, word by word."""
+
+import numpy as np
+import pytest
+from support.tagged_toy import tagged_sentences
+
+from pplseq.models import LatentTagger, ProductTagger
+
+TRAIN = tagged_sentences(30)
+WORDS = [s.words for s in tagged_sentences(8, seed=1)] + [(), ("unseen",)]
+SMALL = {"num_substates": 4, "num_iterations": 3, "min_count": 0}
+
+
+def test_the_product_is_the_geometric_mean():
+    product = ProductTagger(3, seed=5, **SMALL).fit(TRAIN)
+    each = [LatentTagger(seed=seed, **SMALL).fit(TRAIN).smooth(WORDS) for seed in (5, 6, 7)]
+    for words, found, *rows in zip(WORDS, product.smooth(WORDS), *each, strict=True):
+        assert found.shape == (len(words), len(product.tags))
+        for t in range(len(words)):
+            mean = np.prod([row[t] for row in rows], axis=0) ** (1 / 3)
+            np.testing.assert_allclose(found[t], mean / mean.sum(), rtol=1e-9, atol=1e-300)
+    for tags, sure, rows in zip(product.tag(WORDS), product.confidence(WORDS), product.smooth(WORDS), strict=True):
+        assert [product.tags[k] for k in rows.argmax(1)] == list(tags)
+        np.testing.assert_array_equal(sure, [row.max() for row in rows])
+
+
+def test_one_model_is_that_model():
+    alone, product = LatentTagger(**SMALL).fit(TRAIN), ProductTagger(1, **SMALL).fit(TRAIN)
+    assert product.tag(WORDS) == alone.tag(WORDS)
+    np.testing.assert_allclose(product.smooth(WORDS)[0], alone.smooth(WORDS)[0], rtol=1e-9)
+    assert product.get_params() == {"num_models": 1} | alone.get_params()
+    with pytest.raises(ValueError, match="num_models"):
+        ProductTagger(0)
