@@ -12,6 +12,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "ExpectedCounts": "@pplseq.infer.discrete.results",
         "NextDistribution": "@pplseq.infer.discrete.results",
         "SecondOrderChain": "@pplseq.infer.discrete.second_order",
+        "constrain_states": "@pplseq.infer.discrete.constrained.states",
+        "WordMoves": "@pplseq.infer.discrete.constrained.moves",
         "BlockedEnum": "@pplseq.infer.programs.blocked_enum",
         "markov": "@pplseq.infer.programs.markov",
         "TimeIndex": "@pplseq.infer.programs.markov",

@@ -14,7 +14,7 @@ import os
 import time
 
 import torch
-from record import machine, record
+from record import record
 
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.moves import WordMoves
@@ -115,8 +115,8 @@ def main() -> None:
         for transition in options.transitions:
             sizes, words, peer = ([1, 64], 2, 0) if large else ([1, 4, 16, 64, 256], 8, 64)
             results.append(measured(states, transition, options.hidden, sizes, words, 0 if large else 1 << 30, peer))
-    load = os.getloadavg() if hasattr(os, "getloadavg") else None
-    record(options.name, results, threads=torch.get_num_threads(), load=load, words=WORDS, processor=machine()["processor"])
+            load = os.getloadavg() if hasattr(os, "getloadavg") else None
+            record(options.name, results, threads=torch.get_num_threads(), load=load, words=WORDS)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,25 @@ class Constraint:
         table = WordTable(classes, moves, np.append(least.outputs.astype(bool), False)).smallest()
         return cls(table, f"of an automaton of {least.num_states} states", max_states=max_states)
 
+    @classmethod
+    def bio(cls, tags: Sequence[str]) -> Constraint:
+        """Sequences of tags in which I-X only stands behind B-X or I-X (the scheme BIO, or IOB2); other tags stand anywhere."""
+        kinds = {tag[2:]: place for place, tag in enumerate((t for t in tags if t.startswith("B-")), 1)}
+        dead = len(kinds) + 1
+        moves = np.zeros((dead + 1, len(tags) + 1), dtype=np.int64)
+        moves[:, 0] = dead  # what is none of the tags
+        for own, tag in enumerate(tags, 1):
+            if tag.startswith("B-"):
+                moves[:, own] = kinds[tag[2:]]
+            elif tag.startswith("I-"):
+                moves[:, own] = dead
+                if tag[2:] in kinds:
+                    moves[kinds[tag[2:]], own] = kinds[tag[2:]]
+        moves[dead] = dead
+        accepting = np.arange(dead + 1) < dead
+        table = WordTable({tag: own for own, tag in enumerate(tags, 1)}, moves, accepting)
+        return cls(table.smallest(), "of the scheme BIO")
+
     # ---------------------------------------------------------------- put together
     def __and__(self, other: Constraint) -> Constraint:
         parts = tuple(dict.fromkeys((*self.parts, *self._checked(other).parts)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,11 +14,17 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.constrained.moves import WordMoves
+from pplseq.infer.discrete.constrained.states import constrain_states
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.taggers.substates.taggings import PosteriorChain, best_taggings, entropy_bounds
 from pplseq.models.taggers.tagger import Tagger, Words, check_words
+
+if TYPE_CHECKING:
+    from pplseq.models.constraints.constraint import Constraint
 
 BATCH_CELLS = 1 << 21  # steps x rows x states of one batch
 DECODERS = ("viterbi", "posterior")
@@ -43,6 +50,7 @@ class ProbabilisticTagger(Tagger):
     """
 
     decoder: str = "viterbi"
+    _moves: WordMoves | None = None  # of a constraint, over states
 
     @abstractmethod
     def tag_of_state(self) -> Tensor:
@@ -52,11 +60,59 @@ class ProbabilisticTagger(Tagger):
     def chain(self, sentences: Sequence[Words]) -> Chain:
         """The chain of a batch of sentences, none empty: a :class:`~pplseq.infer.discrete.chain.Chain`, without gradients."""
 
+    # ---------------------------------------------------------------- constraints
+    def under(self, constraint: Constraint) -> Self:
+        """This tagger, answering about taggings that satisfy a constraint alone, exactly: its tags and :meth:`n_best`,
+        :meth:`smooth`, :meth:`confidence` and draws are given the words and the constraint.
+
+        Args:
+            constraint: a :class:`~pplseq.models.constraints.constraint.Constraint` on the sequence of tags of a sentence:
+                ``Constraint.bio(tagger.tags)``, ``Constraint.containing("VERB")``, ...
+
+        Raises:
+            ValueError: tags that there are not; asked: a sentence all of whose possible taggings the constraint rules out.
+
+        Cost: of an automaton of D states, D^2 that of a chain without it.
+        """
+        if not hasattr(constraint, "over"):
+            raise TypeError(f"constraint: expected a Constraint on tags, like Constraint.bio(tagger.tags), got {constraint!r}")
+        self.check_fitted()
+        over_tags = constraint.over(Vocabulary(tuple(self.tags), unknown=None))
+        tags = self.tag_of_state()
+        # states that no word has leave the automaton where it is
+        classes = torch.where(tags < 0, over_tags.num_classes, over_tags.classes[tags.clamp_min(0)])
+        stays = torch.arange(over_tags.num_states).unsqueeze(-1)
+        found = copy.copy(self)
+        found._moves = WordMoves.of(
+            classes, torch.cat([over_tags.moves, stays], -1), over_tags.accepting, over_tags.start
+        )
+        return found
+
+    def _answering(self, chain: Chain) -> Chain:
+        return chain if self._moves is None else constrain_states(chain, self._moves)
+
+    def constraint_log_prob(self, x: Sequence[Words]) -> np.ndarray:
+        """(N,) log p(the tagging satisfies the constraint of :meth:`under` | words) of each sentence; 0 without one."""
+
+        def each(sentences: list[Words]) -> float:
+            if self._moves is None or not len(sentences[0]):
+                return 0.0 if self._moves is None or bool(self._moves.accepting[self._moves.start]) else -math.inf
+            with torch.no_grad():
+                chain = self.chain(sentences)
+                inside = constrain_states(chain, self._moves, check=False)
+                return min(0.0, float(inside.log_prob()[0] - chain.log_prob()[0]))
+
+        self.check_fitted()
+        check_words(x)
+        return np.array([each([words]) for words in x])
+
     # ---------------------------------------------------------------- batches
     def batches(self, sentences: Sequence[Words]) -> Iterator[list[int]]:
         """Numbers of sentences of like length, shortest first, in batches that bound the memory; empty ones are left out."""
         order = sorted((i for i, words in enumerate(sentences) if len(words)), key=lambda i: len(sentences[i]))
         budget = max(BATCH_CELLS // max(len(self.tag_of_state()), 1), 1)
+        if self._moves is not None:
+            budget = max(budget // self._moves.num_states**2, 1)
         batch: list[int] = []
         for i in order:
             if batch and (len(batch) + 1) * (len(sentences[i]) + 1) > budget:
@@ -76,7 +132,8 @@ class ProbabilisticTagger(Tagger):
         with torch.no_grad():
             for batch in self.batches(sentences):
                 rows = [sentences[i] for i in batch]
-                for i, value in zip(batch, answer(self.chain(rows), [len(words) for words in rows]), strict=True):
+                chain = self._answering(self.chain(rows))
+                for i, value in zip(batch, answer(chain, [len(words) for words in rows]), strict=True):
                     found[i] = value
         return [empty() if len(words) == 0 else value for words, value in zip(sentences, found, strict=True)]
 
@@ -138,9 +195,12 @@ class ProbabilisticTagger(Tagger):
         return False
 
     def _posterior_chain(self, chain: Chain, row: int, length: int) -> PosteriorChain:
-        marginals = chain.marginals().dense(len(self.tag_of_state()))[row, :length]
-        pairs = chain.pair_marginals().probs[row, : length - 1]
-        states = self.tag_of_state().numpy()
+        states = self.tag_of_state()
+        if self._moves is None:
+            marginals = chain.marginals().dense(len(states))[row, :length]
+        else:  # given a constraint, states beside those of its automaton are a chain, and states alone are none
+            marginals, states = chain.marginals().probs[row, :length], states.repeat(self._moves.num_states)
+        pairs, states = chain.pair_marginals().probs[row, : length - 1], states.numpy()
         return PosteriorChain.of(marginals.cpu().numpy(), pairs.cpu().numpy(), states, len(self.tags))
 
     def entropy(self, x: Sequence[Words]) -> np.ndarray:

@@ -1,0 +1,95 @@
+"""Taggers under constraints on tags, against all taggings."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from support.tagged_toy import tagged_sentences
+
+from pplseq import Constraint, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
+from pplseq.data.columns import TaggedSentence
+
+DRAW = random.Random(0)
+WORDS, TAGS = "the bank rome fell".split(), ("B-N", "I-N", "O")
+SENTENCES = [
+    TaggedSentence(tuple(DRAW.choices(WORDS, k=size)), tuple(DRAW.choices(TAGS, k=size)))
+    for size in (1, 2, 3, 4) * 12  # any word may have any tag
+]
+ASKED = [("the", "rome", "fell"), ("bank",)]
+
+
+def order_one():
+    return HMMTagger(order=1)
+
+
+TAGGERS = {
+    "bigrams": order_one,
+    "trigrams": HMMTagger,
+    "latent": lambda: LatentTagger(),
+    "crf": CRFTagger,
+    "memm": MEMMTagger,
+}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name == "latent" else []) for name in TAGGERS]
+)
+def tagger(request):
+    return TAGGERS[request.param]().fit(SENTENCES)
+
+
+def test_bio_is_what_it_says():
+    bio = Constraint.bio(("B-N", "I-N", "O", "B-T", "I-T", "I-X"))
+    for text, right in {
+        "B-N I-N O": 1, "I-N": 0, "O I-N": 0, "B-N I-T": 0, "B-N B-T I-T I-T B-N": 1, "B-N O I-N": 0, "": 1, "I-X": 0, "Z": 0,
+    }.items():  # fmt: skip
+        assert bio.accepts(text) == bool(right), text
+    assert bio.num_states == 4
+
+
+@pytest.mark.parametrize("words", ASKED, ids=" ".join)
+@pytest.mark.parametrize("name", ["bio", "needs"])
+def test_answers_are_those_of_all_taggings_that_satisfy(tagger, words, name):
+    constraint = Constraint.bio(tagger.tags) if name == "bio" else Constraint.containing("B-N") & Constraint.excluding("O I-N")
+    every = tagger.n_best(words, len(tagger.tags) ** len(words))
+    some = [(tags, log_prob) for tags, log_prob in every if constraint.accepts(tags)]
+    total = np.logaddexp.reduce([log_prob for _, log_prob in some])
+    under = tagger.under(constraint)
+    assert under.constraint_log_prob([words])[0] == pytest.approx(total, abs=1e-4)
+    assert tagger.constraint_log_prob([words])[0] == 0.0
+    found = dict(under.n_best(words, 27))
+    assert found.keys() == {tags for tags, log_prob in some if log_prob > -math.inf}
+    for tags, log_prob in some:
+        assert found[tags] == pytest.approx(log_prob - total, abs=1e-3)
+    probs = np.zeros((len(words), len(tagger.tags)))
+    for tags, log_prob in some:
+        for t, tag in enumerate(tags):
+            probs[t, tagger.tags.index(tag)] += math.exp(log_prob - total)
+    np.testing.assert_allclose(under.smooth([words])[0], probs, atol=1e-4)
+    if not tagger.has_substates():
+        assert under.tag([words], decoder="viterbi")[0] == max(some, key=lambda entry: entry[1])[0]
+    for (draw,) in under.sample_states([words], 5, seed=0):
+        assert constraint.accepts(draw)
+    assert under.confidence([words])[0].shape == (len(words),)
+
+
+def test_batches_are_as_one_by_one(tagger):
+    under = tagger.under(Constraint.bio(tagger.tags))
+    assert under.tag([*ASKED, ()]) == [*(under.tag([words])[0] for words in ASKED), ()]
+    many = under.tag([sentence.words for sentence in SENTENCES], decoder="viterbi")
+    assert all(Constraint.bio(tagger.tags).accepts(tags) for tags in many)
+    assert tagger.tag(ASKED) == tagger.tag(ASKED)  # the tagger itself is as before
+
+
+def test_what_is_refused():
+    tagger = order_one().fit(tagged_sentences())
+    with pytest.raises(ValueError, match="'B-Q' of containing 'B-Q' is not in the vocabulary"):
+        tagger.under(Constraint.containing("B-Q"))
+    with pytest.raises(TypeError, match="expected a Constraint on tags"):
+        tagger.under("bio")
+    words = tuple(itertools.islice(tagged_sentences()[0].words, 2))
+    with pytest.raises(ValueError, match="no path of states that explains its observations is accepted"):
+        tagger.under(Constraint.length(7)).tag([words])
+    assert tagger.under(Constraint.length(7)).constraint_log_prob([words, ()]).tolist() == [-math.inf, -math.inf]
