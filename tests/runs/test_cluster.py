@@ -4,6 +4,8 @@ import copy
 import operator
 import os
 import signal
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -53,6 +55,21 @@ def test_parts_that_fail_are_named_when_the_others_are_done(here):
         here.each(square, [1, 13, 2, 17], ["a.txt", "b.txt", "c.txt", "d.txt"])
     with pytest.raises(PartFailed, match=r"part 2: ValueError: unlucky"):
         here.total(square, [1, 13, 2], operator.add)
+
+
+def late(number, place):
+    """The first part waits until all others are done."""
+    for _ in range(500 if number == 0 else 0):
+        if len(list(place.iterdir())) == 5:
+            break
+        time.sleep(0.02)
+    (place / f"{number} after {len(list(place.iterdir()))}").touch()
+    return number
+
+
+def test_a_straggler_holds_up_no_other_part(here, tmp_path):
+    assert here.each(partial(late, place=tmp_path), range(6)) == list(range(6))
+    assert (tmp_path / "0 after 5").exists()
 
 
 @pytest.mark.parametrize("batch_size", [4, 100])
