@@ -171,7 +171,7 @@ class Estimator(SequenceModel):
                 history = run_fit(self, batches, method, options, folder=folder, resume=resume, max_time=max_time)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         self.is_fitted = True
-        return self
+        return self.eval()  # as a loaded model is; queries need not change it and change it back
 
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""
