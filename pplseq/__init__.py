@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "IOHMM": "models",
         "SemiMarkovHMM": "models",
         "ARHMM": "models",
+        "ApproximateSwitchingLDS": "models",
         "SwitchingRegression": "models",
         "StructuralModel": "models",
         "PROPS": "models",

@@ -1,0 +1,1 @@
+"""Linear dynamical systems whose matrices switch, by approximation."""

@@ -1,0 +1,285 @@
+"""The switching linear dynamical system, of which everything but draws is approximate: Kim's filter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, Unpack
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from pplseq import checks
+from pplseq.infer.fit.em import Batch
+from pplseq.infer.programs.markov import markov
+from pplseq.models.base import Sizes
+from pplseq.models.batch import as_given
+from pplseq.models.estimator import Estimator
+from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.lds.arguments import check_observations
+from pplseq.models.lds.fit import check_enough, valid_steps
+from pplseq.models.lds.parameters import covariance_of, scale_of
+from pplseq.models.lds.program import LDS
+from pplseq.models.switching_lds.kim import Collapsed, KimChain, System
+
+PARTS = ("transition", "transition_offset", "state_noise", "emission", "emission_offset", "emission_noise")
+NOISES = {"state_noise": "state_scale", "emission_noise": "emission_scale"}
+PERSISTENCE = 3.0  # first logits of staying
+APPROXIMATE = "ApproximateSwitchingLDS: by Kim's filter, an approximation without a bound"
+SMALLEST = 1e-300  # probability that counts as none
+
+
+class RegimeMoments(NamedTuple):
+    """Approximate beliefs of each step: regimes (B, T, R) probabilities, means (B, T, h) and covariances (B, T, h, h) of the
+    state whatever the regime; 0 at padded steps; lists of them for ragged data."""
+
+    regimes: Tensor | list[Tensor]
+    means: Tensor | list[Tensor]
+    covariances: Tensor | list[Tensor]
+
+
+class ApproximateSwitchingLDS(Estimator):
+    """A linear dynamical system whose matrices are those of a regime, which moves as a Markov chain. **Approximate.**
+
+        z_t ~ N(transition[s_t] z_{t-1} + transition_offset[s_t], state_noise[s_t])
+        x_t ~ N(emission[s_t] z_t + emission_offset[s_t], emission_noise[s_t])
+
+    Exact answers would take R^T Gaussians. Kim's filter keeps one for each regime: likelihoods, fits and beliefs are
+    approximate, without a bound, and every call says so by a warning; they are exact for rows of at most two steps and for one
+    regime. Draws are exact. Where states are observed, :class:`~pplseq.models.arhmm.program.ARHMM` is exact.
+
+    Args:
+        num_regimes: R. num_states: h. num_features: n, of an observation.
+        switching: which of "transition", "transition_offset", "state_noise", "emission", "emission_offset" and
+            "emission_noise" differ between regimes; the others are shared.
+        dtype: "float64" or "float32".
+
+    Raises:
+        ValueError: for sizes or options that do not fit.
+
+    Source: C.-J. Kim and C. R. Nelson (1999), State-space models with regime switching, chapter 5.
+    """
+
+    name = "approximate_switching_lds"
+    methods = ("lbfgs", "sgd")
+    num_words = None
+    num_features: int
+
+    def __init__(
+        self, num_regimes: int, num_states: int, num_features: int, *,
+        switching: Sequence[str] | str = ("transition", "transition_offset", "state_noise"), dtype: str = "float64",
+    ):  # fmt: skip
+        super().__init__()
+        self.num_regimes, self.num_states = checks.count("num_regimes", num_regimes), checks.count("num_states", num_states)
+        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
+        parts = [switching] if isinstance(switching, str) else list(switching)
+        self.switching = tuple(checks.choice("switching", part, PARTS) for part in parts)
+        real, (h, n) = DTYPES[checks.choice("dtype", dtype, DTYPES)], (num_states, num_features)
+        shapes = {
+            "transition": (h, h), "transition_offset": (h,), "state_noise": (h, h), "emission": (n, h), "emission_offset": (n,),
+            "emission_noise": (n, n),
+        }  # fmt: skip
+        for part, shape in shapes.items():
+            rows = self.num_regimes if part in self.switching else 1
+            value = torch.zeros(rows, *shape, dtype=real) if "noise" in part else 0.3 * torch.randn(rows, *shape, dtype=real)
+            setattr(self, NOISES.get(part, part), nn.Parameter(value))
+        self.transition_logits = nn.Parameter(PERSISTENCE * torch.eye(self.num_regimes, dtype=real))
+        self.regime_logits = nn.Parameter(torch.zeros(self.num_regimes, dtype=real))
+        self.initial_mean = nn.Parameter(torch.zeros(h, dtype=real))
+        self.initial_scale = nn.Parameter(torch.eye(h, dtype=real))
+        self._config: dict[str, Any] = dict(
+            num_regimes=self.num_regimes, num_states=self.num_states, num_features=self.num_features,
+            switching=switching if isinstance(switching, list) else list(self.switching),
+        )  # fmt: skip
+        self.drawn()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
+
+    # ---------------------------------------------------------------- parameters
+    def estimates(self) -> dict[str, Tensor]:
+        """Parameters by name, differentiable: regime_transition (R, R), regime_initial (R,), initial_mean (h,),
+        initial_covariance (h, h), and those of the class, (R, ...) where they switch, (1, ...) where not."""
+        found = {
+            "regime_transition": torch.softmax(self.transition_logits, -1),
+            "regime_initial": torch.softmax(self.regime_logits, -1), "initial_mean": self.initial_mean,
+            "initial_covariance": covariance_of(self.initial_scale),
+        }  # fmt: skip
+        for part in PARTS:
+            value = getattr(self, NOISES.get(part, part))
+            if part in NOISES:
+                factor = value.tril(-1) + torch.diag_embed(value.diagonal(dim1=-2, dim2=-1).exp())
+                value = factor @ factor.mT
+            found[part] = value
+        return found
+
+    @torch.no_grad()
+    def set_parameters(self, **given) -> Self:
+        """Sets parameters by the names, and in the shapes, that :meth:`estimates` has; those that are not given stay.
+
+        Raises:
+            ValueError: for other names and shapes, rows that are no probabilities, matrices that are no covariances.
+        """
+        known = self.estimates()
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"{name}: this model has none.{checks.nearest(name, known)}")
+            value = checks.shape(name, torch.as_tensor(value).to(self.reference), known[name].shape)
+            given[name] = checks.finite(name, value)
+            if name.startswith("regime_"):
+                if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+                    raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+                given[name] = value.double().clamp_min(SMALLEST).log()
+            elif name == "initial_covariance":
+                given[name] = scale_of(name, value)
+            elif name in NOISES:
+                factor = torch.stack([scale_of(f"{name}[{r}]", matrix) for r, matrix in enumerate(value)])
+                given[name] = factor.tril(-1) + torch.diag_embed(factor.diagonal(dim1=-2, dim2=-1).log())
+        places = NOISES | {"regime_transition": "transition_logits", "regime_initial": "regime_logits"}
+        places["initial_covariance"] = "initial_scale"
+        for name, value in given.items():
+            getattr(self, places.get(name, name)).copy_(value)
+        return self
+
+    @property
+    def num_free_parameters(self) -> int:
+        total = self.num_regimes**2 - 1
+        for name, value in self.named_parameters():
+            if name.endswith("scale"):
+                size = value.shape[-1]
+                total += value.numel() // size**2 * size * (size + 1) // 2
+            elif not name.endswith("logits"):
+                total += value.numel()
+        return total
+
+    def system(self) -> System:
+        """The matrices of all regimes; differentiable."""
+        found = self.estimates()
+        parts = [found[part].expand(self.num_regimes, *found[part].shape[1:]) for part in PARTS]
+        moves = torch.log_softmax(self.transition_logits, -1), torch.log_softmax(self.regime_logits, -1)
+        return System(*moves, *parts, found["initial_mean"], found["initial_covariance"])
+
+    # ---------------------------------------------------------------- the program
+    def model(self, x: Tensor | None = None, lengths: Tensor | None = None, start=None, **sizes: Unpack[Sizes]):
+        """The generative program, for draws; its sums over regimes and states are Kim's, not a messenger's.
+
+        Args:
+            x: (B, T, n) observations, or None to generate. lengths: (B,) valid steps. start: none can be given.
+            **sizes: how much to generate: :class:`~pplseq.models.base.Sizes`.
+        """
+        given, s = self.given(x, lengths, start, **sizes), self.system()
+        regime = z = None
+        with given.plate:
+            for t in markov(given.steps, vectorize=False):
+                with given.valid(t):
+                    regime = pyro.sample(f"s_{t}", dist.Categorical(logits=s.first if regime is None else s.moves[regime]))
+                    mean, spread = s.mean, s.covariance
+                    if z is not None:
+                        mean = (s.transition[regime] @ z.unsqueeze(-1)).squeeze(-1) + s.transition_offset[regime]
+                        spread = s.state_noise[regime]
+                    z = pyro.sample(f"z_{t}", dist.MultivariateNormal(mean, spread))
+                    seen = (s.emission[regime] @ z.unsqueeze(-1)).squeeze(-1) + s.emission_offset[regime]
+                    pyro.sample(f"x_{t}", dist.MultivariateNormal(seen, s.emission_noise[regime]), obs=given.value(t))
+        return x
+
+    def forward(self, *args, **kwargs):
+        raise TypeError(
+            "ApproximateSwitchingLDS: its program cannot be summed exactly; score, log_joint, filter and smooth are Kim's "
+            "approximation, sample draws from the program"
+        )
+
+    def check_start(self, start, num_rows: int) -> None:
+        if start is not None:
+            raise ValueError("start: ApproximateSwitchingLDS takes whole rows, got the end of a segment")
+
+    def check_observations(self, x: Tensor) -> None:
+        check_observations(x, self.num_features)
+
+    def check_data(self, batch: Batch) -> None:
+        check_enough(batch, self.num_states)
+
+    def direct_chain(self, x, lengths=None, start=None) -> KimChain:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Kim's filter over x; see :class:`~pplseq.models.switching_lds.kim.KimChain`."""
+        self.check_start(start, len(x))
+        self.check_observations(x)
+        return KimChain(self.system(), x.to(self.reference), valid_steps(Batch(x, lengths)))
+
+    def posterior(self, x, lengths=None, start=None, **known) -> KimChain:
+        """Kim's filter over x, without gradients.
+
+        Warns:
+            UserWarning: where it is approximate.
+        """
+        batch = self.as_batch(x, lengths, **known)
+        with torch.no_grad():
+            chain = self.direct_chain(batch.x, batch.lengths, start)
+        if not chain.is_exact:
+            warnings.warn(APPROXIMATE, UserWarning, stacklevel=3)
+        return chain
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.nan_to_num(0.0), ~x.isnan().all(-1)
+
+    def fit(self, x, lengths=None, **options) -> Self:
+        """See :meth:`~pplseq.models.estimator.Estimator.fit`: what is maximised is Kim's approximation of the likelihood.
+
+        Warns:
+            UserWarning: that it is approximate.
+        """
+        if self.num_regimes > 1:
+            warnings.warn(APPROXIMATE, UserWarning, stacklevel=2)
+        return super().fit(x, lengths, **options)
+
+    def initialize(self, batch: Batch, how: str = "") -> None:
+        """A system of one regime, after a few iterations of EM, that regimes depart from a little."""
+        single = LDS(self.num_states, self.num_features).to(self.reference)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            single.fit(batch.x, batch.lengths, max_iterations=10)
+        values, regimes = single.values, self.num_regimes
+        widths = torch.linspace(-0.7, 0.7, regimes).to(self.reference).exp() if regimes > 1 else self.reference.new_ones(1)
+        parts = {}
+        for part in PARTS:
+            value = getattr(values, part)
+            rows = value.expand(regimes if part in self.switching else 1, *value.shape)
+            if part in self.switching:
+                rows = rows * widths.reshape(-1, 1, 1) if part in NOISES else rows + 0.1 * torch.randn_like(rows) * value.std()
+            parts[part] = rows
+        self.set_parameters(**parts, initial_mean=values.initial_mean, initial_covariance=values.initial_covariance)
+
+    # ---------------------------------------------------------------- queries
+    @torch.no_grad()
+    def filter(self, x, lengths=None) -> RegimeMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Approximate p(s_t | x_1..x_t) and moments of p(z_t | x_1..x_t) at each step."""
+        batch, chain = self._posterior(x, lengths)
+        return self._moments(chain.filtered, batch, x)
+
+    @torch.no_grad()
+    def smooth(self, x, lengths=None) -> RegimeMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Approximate p(s_t | x_1..x_T) and moments of p(z_t | x_1..x_T) at each step, by Kim's smoother."""
+        batch, chain = self._posterior(x, lengths)
+        return self._moments(chain.smoothed(), batch, x)
+
+    def _moments(self, found: Collapsed, batch: Batch, x) -> RegimeMoments:
+        probs, means = (part.transpose(0, 1) for part in (found.log_probs.exp(), found.means))
+        mean = (probs.unsqueeze(-1) * means).sum(2)
+        apart = means - mean.unsqueeze(2)
+        spread = found.covariances.transpose(0, 1) + apart.unsqueeze(-1) * apart.unsqueeze(-2)
+        parts, valid, like = (probs, mean, (probs[..., None, None] * spread).sum(2)), valid_steps(batch), self.results_like(x)
+        parts = [part.where(valid.reshape(*valid.shape, *(1,) * (part.dim() - 2)), 0.0) for part in parts]
+        return RegimeMoments(*(as_given(part, like) for part in parts))
+
+    def decode(self, x, lengths=None, **known):
+        raise TypeError("decode: ApproximateSwitchingLDS has no most probable path; ask smooth for regimes and states")
+
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known):
+        raise TypeError("sample_states: ApproximateSwitchingLDS has no posterior to draw from; ask smooth for its moments")
+
+    def forecast(self, x, num_steps: int, lengths=None, **known):
+        raise TypeError("forecast: ApproximateSwitchingLDS has none; give missing steps (NaN) behind x to filter")
+
+    def predict_next(self, x, lengths=None, **known):
+        raise TypeError("predict_next: ApproximateSwitchingLDS has none; give a missing step (NaN) behind x to filter")
