@@ -29,9 +29,20 @@ from pplseq.runs.training import model_device
 from pplseq.runs.training import train as descend
 
 
+def check_text(name: str, data: str) -> None:
+    """Raise ValueError for a table of columns, which would be read as lines of words."""
+    if data.lower().endswith((".csv", ".tsv", ".parquet")):
+        raise ValueError(
+            f"{Path(data).name} is a table, and {name} is trained on text. For states behind its numbers: pplseq train iohmm "
+            f"{Path(data).name} --outputs COLUMN --num-states 2; for forecasts: pplseq train lds; a column of text goes into a "
+            "file of lines"
+        )
+
+
 # ---------------------------------------------------------------- the training
 def train(name: str, job: Job) -> dict[str, Any]:
     """Train a vlhmm, an hmm or a network in a run's folder; the summary."""
+    check_text(name, job.data)
     settings, folder = job.settings, job.folder
     device = choose_device(settings.device)
     if device.type == "cpu":
@@ -201,6 +212,7 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     num_blocks = 1 if name != "vlhmm" or settings.blocks == "none" else settings.num_blocks
     if name == "vlhmm":
         check_divisible(settings.num_states, num_blocks)
+    check_text(name, data)
     corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":

@@ -1,0 +1,141 @@
+"""Transformers for scikit-learn: posteriors of states, and vectors of words, as the features of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from pplseq import checks
+from pplseq.data.text import Text
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+from pplseq.models.text_lds.program import TextLDS
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin, clone
+    from sklearn.utils.validation import check_is_fitted
+except ImportError:
+    raise ImportError('transformers for scikit-learn need it: pip install "pplseq[sklearn]"') from None
+
+Pool = Literal["mean", "last", "none"]
+BLOCKS = 4  # of TextLDS, where sentences are long enough
+POOLS = ("mean", "last", "none")
+
+
+class _Features(TransformerMixin, BaseEstimator):
+    """What a model says of each step of each sequence, one row a sequence or one a step."""
+
+    pool: Pool
+    model_: Any
+
+    def transform(self, X: Any) -> np.ndarray:
+        """(N, D) features of N sequences; with ``pool="none"`` (sum of T_i, D), their steps one behind the other."""
+        check_is_fitted(self, "model_")
+        rows = self._rows(X)
+        if empty := [i for i, row in enumerate(rows) if not len(row)]:
+            raise ValueError(f"X: sequence {empty[0]} has no step to make features of; leave it out")
+        if self.pool == "none":
+            return np.concatenate(rows)
+        return np.stack([row[-1] if self.pool == "last" else row.mean(0) for row in rows])
+
+    def _rows(self, X: Any) -> list[np.ndarray]:
+        raise NotImplementedError
+
+
+class StatePosteriors(_Features):
+    """p(z_t = k | the whole sequence), of a model with discrete states: :class:`HMM`, :class:`VLHMM`.
+
+    Args:
+        model: not fitted; each ``fit`` fits a copy. Its arguments are searched over as ``model__num_states``.
+        fit_options: of the model's ``fit``: num_restarts, seed, method, ...
+        pool: "mean" over the steps of a sequence, a row a sequence; "last" step; "none", a row a step.
+        given: "all", the whole sequence, or "past", the steps up to each one (filtered).
+
+    X is a list of sequences, as models take it. Cost: that of ``smooth``, and (N, Z) numbers of Z states.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        fit_options: Mapping[str, Any] | None = None,
+        pool: Pool = "mean",
+        given: Literal["all", "past"] = "all",
+    ) -> None:
+        self.model, self.fit_options, self.pool, self.given = model, fit_options, pool, given
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fits a copy of the model to the sequences X; `y` is not looked at. The model itself stays as it is."""
+        checks.choice("pool", self.pool, POOLS)
+        self.model_ = clone(self.model).fit(list(X), **(self.fit_options or {}))
+        return self
+
+    def _rows(self, X: Any) -> list[np.ndarray]:
+        checks.choice("given", self.given, ("all", "past"))
+        sequences = list(X)
+        found = (self.model_.smooth if self.given == "all" else self.model_.filter)(sequences)
+        ids = [None] * len(sequences) if found.ids is None else found.ids
+        return [self._dense(probs.detach().cpu().numpy(), of) for probs, of in zip(found.probs, ids, strict=True)]
+
+    def _dense(self, probs: np.ndarray, ids: Any) -> np.ndarray:
+        """(T, Z) of (T, K) probabilities of the states that were open."""
+        if ids is None:
+            return probs
+        dense = np.zeros((len(probs), self.model_.num_states), probs.dtype)
+        np.add.at(dense, (np.arange(len(probs))[:, None], ids.cpu().numpy()), probs)
+        return dense
+
+
+class TokenEmbeddings(_Features):
+    """Vectors of words in their sentences, posterior means of a :class:`TextLDS`; X is a list of sentences.
+
+    A sentence is a string, split at white space, or a list of words.
+
+    Args:
+        num_states: dimensions of a vector.
+        min_count: words seen less often in ``fit`` are unknown words, as are those that ``fit`` did not see.
+        fit_options: of ``TextLDS.fit``: pseudo_counts (for some thousand words rather 1 than 1000), max_iterations, ...
+        pool: "mean" over the words of a sentence, a row a sentence; "last" word; "none", a row a word.
+        kind: "smoothed", given the whole sentence, or "filtered", the words so far.
+
+    Source: Belanger and Kakade (2015), A Linear Dynamical System Model for Text.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_states: int = 20,
+        min_count: int = 1,
+        fit_options: Mapping[str, Any] | None = None,
+        pool: Pool = "mean",
+        kind: Literal["smoothed", "filtered"] = "smoothed",
+    ) -> None:
+        self.num_states, self.min_count, self.fit_options = num_states, min_count, fit_options
+        self.pool, self.kind = pool, kind
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fits a model to the sentences X, whose words become its vocabulary; `y` is not looked at."""
+        checks.choice("pool", self.pool, POOLS)
+        lines = _words(X)
+        vocabulary = Vocabulary.build(lines, min_count=self.min_count)
+        if vocabulary.unknown_id is None:  # words that are new to it come later
+            vocabulary = Vocabulary((*vocabulary.words, UNKNOWN))
+        self.model_ = TextLDS(len(vocabulary), self.num_states)
+        longest = max(map(len, lines)) + 1  # with its end: pairs of words as far apart as the longest sentence has them
+        options = {"blocks": max(2, min(BLOCKS, longest // 2)), **(self.fit_options or {})}
+        self.model_.fit(Text.from_lines(lines, vocabulary), **options)
+        self.model_.vocabulary = vocabulary
+        return self
+
+    def _rows(self, X: Any) -> list[np.ndarray]:
+        text = Text.from_lines(_words(X), self.model_.vocabulary)
+        vectors = self.model_.embed_tokens(text, kind=self.kind)
+        ends = text.line_starts[1:]
+        return [vectors[start : end - 1] for start, end in zip(text.line_starts, ends, strict=False)]  # without <eos>
+
+
+def _words(sentences: Any) -> list[list[str]]:
+    if isinstance(sentences, str):
+        raise TypeError("X: expected a list of sentences, got one string; write [sentence]")
+    return [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]

@@ -1,0 +1,94 @@
+"""States and words as features of scikit-learn's pipelines."""
+
+import numpy as np
+import pytest
+import torch
+
+sklearn = pytest.importorskip("sklearn")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.model_selection import GridSearchCV  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+
+from pplseq import HMM, VLHMM  # noqa: E402
+from pplseq.models import StatePosteriors, TokenEmbeddings  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def series():
+    """Two kinds of series: those that stay, and those that jump; ragged, with a gap."""
+    draw = np.random.default_rng(0)
+    found, kinds = [], []
+    for i in range(24):
+        path = np.repeat(draw.integers(0, 2, 6), 4) if i % 2 else np.tile([0, 1], 12)
+        row = 4.0 * path[: 20 + i % 5, None] + draw.normal(size=(20 + i % 5, 1))
+        row[3] = np.nan
+        found.append(row)
+        kinds.append(i % 2)
+    return found, np.array(kinds)
+
+
+@pytest.mark.parametrize("given", ["all", "past"])
+def test_rows_are_the_posteriors(series, given):
+    x, _ = series
+    features = StatePosteriors(HMM(2, num_features=1), fit_options={"seed": 1}, pool="none", given=given).fit(x)
+    told = features.model_.smooth(x) if given == "all" else features.model_.filter(x)
+    assert np.array_equal(features.transform(x), np.concatenate([row.numpy() for row in told.probs]))
+    pooled, last = (features.set_params(pool=pool).transform(x) for pool in ("mean", "last"))
+    assert np.allclose(pooled, [row.numpy().mean(0) for row in told.probs])
+    assert np.array_equal(last, [row[-1].numpy() for row in told.probs])
+
+
+def test_states_of_blocks_stand_at_their_own_places():
+    sentences = ["a b", "b a a", "c"] * 4
+    features = StatePosteriors(
+        VLHMM(num_states=8, hidden_size=4), fit_options={"num_blocks": 2, "epochs": 1, "batch_size": 2, "seed": 0}, pool="none"
+    ).fit(sentences)
+    dense = features.transform(sentences[:3])
+    told = features.model_.smooth(sentences[:3])
+    assert dense.shape == (6, 8) and np.allclose(dense.sum(1), 1, atol=1e-5)
+    for row, probs, ids in zip(dense, torch.cat(list(told.probs)), torch.cat(list(told.ids)), strict=True):
+        assert np.allclose(row[ids.numpy()], probs.numpy())
+
+
+def test_pipeline_grid_and_clone(series):
+    x, y = series
+    options = {"num_restarts": 2, "seed": 0, "max_iterations": 5}
+    pipeline = make_pipeline(StatePosteriors(HMM(2, num_features=1), fit_options=options, pool="last"), LogisticRegression())
+    search = GridSearchCV(pipeline, {"stateposteriors__model__num_states": [1, 2]}, cv=2, error_score="raise").fit(x, y)
+    assert {entry["stateposteriors__model__num_states"] for entry in search.cv_results_["params"]} == {1, 2}
+    best = search.best_estimator_[0]
+    assert best.model_.is_fitted and not best.model.is_fitted
+    again = clone(best)
+    assert not hasattr(again, "model_") and again.model is not best.model
+    assert again.get_params()["model__num_states"] == best.model.num_states
+    with pytest.raises(NotFittedError):
+        again.transform(x)
+
+
+def test_embeddings_tell_sentences_apart():
+    draw = np.random.default_rng(1)
+    topics = [["cat", "dog", "bird"], ["bond", "share", "price"]]
+    lines = [" ".join(["the", *draw.choice(topics[i % 2], 5)]) for i in range(60)]
+    y = np.arange(60) % 2
+    options = {"pseudo_counts": 1.0, "max_iterations": 2}
+    pipeline = make_pipeline(TokenEmbeddings(num_states=4, fit_options=options), LogisticRegression()).fit(lines[:40], y[:40])
+    assert pipeline.score(lines[40:], y[40:]) == 1.0
+    embeddings = clone(pipeline[0]).set_params(pool="none").fit(lines)
+    vectors = embeddings.transform(["the cat zebra", ["dog"]])
+    assert vectors.shape == (4, 4) and np.isfinite(vectors).all()
+    own = embeddings.model_.embed_tokens([embeddings.model_.vocabulary.encode(["dog", "<eos>"])])
+    assert np.allclose(vectors[3], own[0][0], atol=1e-5)
+
+
+def test_what_is_refused(series):
+    x, _ = series
+    with pytest.raises(ValueError, match="pool must be"):
+        StatePosteriors(HMM(2, num_features=1), pool="sum").fit(x)
+    with pytest.raises(TypeError, match=r"write \[sentence\]"):
+        TokenEmbeddings().fit("the cat")
+    fitted = TokenEmbeddings(num_states=2, fit_options={"pseudo_counts": 1.0, "max_iterations": 1}).fit(["a b a", "b a c"] * 9)
+    with pytest.raises(ValueError, match="sequence 1 has no step"):
+        fitted.transform(["a", ""])
