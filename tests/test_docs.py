@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python exec" in page.read_text(encoding="utf-8"))
-LONG = ("regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints")  # pages that take more than a few seconds
+LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints")  # more than a few seconds
 
 # what a reader waits for, a test need not
 QUICKER = [("max_time=20", "max_time=3"), ("range(300)", "range(3)")]
@@ -40,6 +40,18 @@ def test_code_of_a_page(page, tmp_path, monkeypatch):
         pyplot.close("all")
         pyplot.rcParams.update(settings)  # as they were before the pages' own
         sys.modules.pop("figures", None)
+
+
+def test_ten_jobs_take_ten_lines_at_most():
+    """As the table of the page says."""
+    page = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    told = {int(number): (name, int(lines)) for number, name, lines in re.findall(r"^\| (\d+)\. (.*?) \| (\d+) \|", page, re.M)}
+    assert sorted(told) == list(range(1, 11))
+    for number, name, body in re.findall(r"^## (\d+)\. (.*?)\n(.*?)(?=^## )", page, re.M | re.S):
+        code = re.search(r"```python exec[^\n]*\n(.*?)```", body, re.S)[1].splitlines()
+        lines = [line for line in code if line.strip() and not line.startswith(("import ", "from "))]
+        assert told.pop(int(number)) == (name, len(lines)) and len(lines) <= 10
+    assert told == {}
 
 
 def test_every_page_is_in_the_navigation():

@@ -1,5 +1,6 @@
 """`pplseq report` of every kind of run: its scores are those of `evaluate`, beside those of a simple rival."""
 
+import json
 import math
 import random
 import re
@@ -148,3 +149,21 @@ def test_comparison_of_taggers(data, tmp_path):
     systems = rows_of(page, "Systems")
     assert systems[0][:2] == first[:2] and {row[0] for row in systems} == {"hmm", "most-frequent baseline"}
     assert {row[0] for row in rows_of(page, "F1 of every tag")} == {"D", "N", "P", "V", "X"}
+
+
+def test_regimes_of_returns(tmp_path):
+    """A table of one column and nothing else said but how many states: both regimes are found."""
+    draw, path = np.random.default_rng(3), [0]
+    for _ in range(599):
+        path.append(path[-1] if draw.random() < (0.98 if path[-1] == 0 else 0.95) else 1 - path[-1])
+    calm = np.array(path) == 0
+    returns = np.where(calm, 0.0008, -0.002) + np.where(calm, 0.006, 0.022) * draw.normal(size=600)
+    (tmp_path / "returns.csv").write_text("return\n" + "\n".join(f"{value:.6f}" for value in returns) + "\n")
+    model = ("--outputs", "return", "--num-states", "2", "--num-restarts", "3", "--out", str(tmp_path / "run"))
+    pplseq("train", "iohmm", tmp_path / "returns.csv", *model)
+    told = pplseq("query", tmp_path / "run", "decode", tmp_path / "returns.csv")
+    found = np.array(json.loads(told.stdout)["path"])
+    agree = (found == np.array(path)).mean()
+    assert max(agree, 1 - agree) > 0.93
+    error, of_mean = (float(cell) for cell in rows_of(page_of(tmp_path / "run"), "Scores")[1][1:3])
+    assert error == pytest.approx(of_mean, rel=0.1)  # the level says little, the variance much: nothing to see in errors

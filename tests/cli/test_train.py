@@ -414,3 +414,14 @@ def test_train_and_evaluate_from_python(text, finished, tmp_path):
         library.train("vlhmm", text, folder=tmp_path / "other", num_staets=3)
     with pytest.raises(ValueError, match="already holds a run"):
         library.train("vlhmm", text, folder=tmp_path / "run")
+
+
+@pytest.mark.parametrize("model", ["hmm", "vlhmm", "lstm"])
+def test_a_table_is_not_read_as_text(tmp_path, model):
+    (tmp_path / "returns.csv").write_text("day,return\n1,0.2\n2,-0.1\n")
+    table = tmp_path / "returns.csv"
+    for command in (["train", model, table, "--out", tmp_path / "run"], ["info", model, table]):
+        result = CliRunner().invoke(main, [str(part) for part in command])
+        assert result.exit_code == 2 and "returns.csv is a table" in result.output
+        assert "pplseq train iohmm returns.csv --outputs COLUMN" in result.output
+    assert not (tmp_path / "run").exists()

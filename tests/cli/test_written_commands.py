@@ -1,4 +1,4 @@
-"""The commands that stand in the README, in scripts and with results are commands: every option they name is there."""
+"""The commands that stand in the README, in the documentation, in scripts and with results: every option they name is there."""
 
 import json
 import re
@@ -17,7 +17,10 @@ OF_A_RUN = ("evaluate", "query", "report", "personalize", "compare-streams")  # 
 def written():
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "scripts" / "demo.sh")]
     blocks = re.findall(r"```sh\n(.*?)```", texts[0], re.DOTALL)
-    found = re.findall(r"pplseq [^|\n#>]*", "\n".join([*blocks, texts[1]]))
+    for page in (ROOT / "docs").rglob("*.md"):
+        blocks += re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = [block.replace("\\\n", " ") for block in blocks]
+    found = re.findall(r"(?<!-m )pplseq [^|\n#>]*", "\n".join([*blocks, texts[1]]))
     for path in (ROOT / "results").rglob("*.json"):
         found += re.findall(r"pplseq (?:train|evaluate|query|tag|count|cluster|info) [^|>\n]*", _commands(path))
     return sorted({command.replace("${DEMO_EPOCHS:-3}", "3").strip() for command in found})
@@ -42,7 +45,7 @@ def test_parses(command, tmp_path, monkeypatch):
     with click.Context(main, info_name="pplseq") as context:
         group, name = main, arguments[0]
         while isinstance(group, click.Group):
-            if arguments[0] in OF_A_RUN:
+            if arguments[0] in OF_A_RUN or arguments[:2] == ["train", "--resume"]:
                 assert group.get_command(context, arguments[0]) is not None
                 return
             name, group, arguments = group.resolve_command(context, arguments)
