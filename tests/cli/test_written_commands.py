@@ -20,7 +20,7 @@ def written():
     for page in (ROOT / "docs").rglob("*.md"):
         blocks += re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     blocks = [block.replace("\\\n", " ") for block in blocks]
-    found = re.findall(r"(?<!-m )pplseq [^|\n#>]*", "\n".join([*blocks, texts[1]]))
+    found = re.findall(r"(?<!-m )pplseq [^|\n#<>]*", "\n".join([*blocks, texts[1]]))
     for path in (ROOT / "results").rglob("*.json"):
         found += re.findall(r"pplseq (?:train|evaluate|query|tag|count|cluster|info) [^|>\n]*", _commands(path))
     return sorted({command.replace("${DEMO_EPOCHS:-3}", "3").strip() for command in found})
