@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pplseq import checks
 from pplseq.distributions.blocks import BlockLayout
-from pplseq.distributions.state import MISSING, Belief, Emission, Transition
+from pplseq.distributions.state import MISSING, Belief, Emission, Transition, in_float32
 from pplseq.kernels.log_semiring import log1mexp, log_matmul, logsumexp, streamed_log_norm
 
 CACHED_WIDTH = 64  # from this many states a block, evaluation keeps the transition blocks it has computed
@@ -38,7 +38,7 @@ class BlockTransition(Transition):
     ):
         if reset_id is not None and emission is None:
             raise ValueError("emission: a transition with a reset_id needs the model's BlockEmission, got None")
-        self.layout, self.initial = layout, initial
+        self.layout, self.initial = layout, in_float32(initial)
         self.reset_id, self.emission = reset_id, emission
         self.num_states, self.device = layout.num_states, initial.device
         self._log_norm: Tensor | None = None
@@ -279,7 +279,7 @@ class EmbeddingTransition(BlockTransition):
         emission: BlockEmission | None = None,
     ):
         super().__init__(layout, initial, reset_id, emission)
-        self.out, self.into, self.out_of, self.product_dtype = out, into, out_of, product_dtype
+        self.out, self.into, self.out_of, self.product_dtype = in_float32(out), in_float32(into), out_of, product_dtype
 
     def scores(self, previous, following):
         return self.out[previous] @ self.into[following].transpose(-1, -2)
@@ -315,7 +315,7 @@ class TableTransition(BlockTransition):
 
     def __init__(self, layout, initial, table, *, reset_id=None, emission=None):
         super().__init__(layout, initial, reset_id, emission)
-        self.table = table
+        self.table = in_float32(table)
 
     def scores(self, previous, following):
         ids = self.layout.kept_ids
@@ -354,7 +354,7 @@ class BlockEmission(Emission):
         self.layout, self.block_of_word = layout, block_of_word
         if layout.filled is not None:  # a padded slot is no state
             word_log_probs = word_log_probs.masked_fill(~layout.filled[block_of_word], -math.inf)
-        self.word_log_probs = word_log_probs
+        self.word_log_probs = in_float32(word_log_probs)
         self.num_states, self.num_words = layout.num_states, len(block_of_word)
         self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pplseq.distributions.state import Emission, Transition, broadcast_shapes, take_rows
+from pplseq.distributions.state import Emission, Transition, broadcast_shapes, in_float32, take_rows
 from pplseq.kernels import twice
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
@@ -25,10 +25,11 @@ def check_normalised(name: str, log_probs: Tensor) -> None:
     """Rows must sum to one, or be -inf throughout; on as long as Pyro's validation is."""
     if not Distribution._validate_args or not log_probs.numel():
         return
-    total = torch.logsumexp(log_probs.detach(), -1)
-    if twice.holds((total.abs() < 1e-3).all()):
+    total = torch.logsumexp(in_float32(log_probs.detach()), -1)
+    near = max(1e-3, 8 * torch.finfo(log_probs.dtype).eps) if log_probs.is_floating_point() else 1e-3
+    if twice.holds((total.abs() < near).all()):
         return
-    off = ~((total.abs() < 1e-3) | torch.isneginf(total))  # NaN is off
+    off = ~((total.abs() < near) | torch.isneginf(total))  # NaN is off
     if twice.holds(off.any()):
         raise ValueError(
             f"{name} must hold log-probabilities that sum to one in each row; a row sums to {total[off][0].exp():.4g}. "
@@ -50,14 +51,14 @@ class DenseTransition(Transition):
         _check_states("initial", initial, "Z", matrix.shape[-1:])
         check_normalised("initial", initial)
         check_normalised("matrix", matrix)
-        self.initial, self.matrix = initial, matrix
+        self.initial, self.matrix = in_float32(initial), in_float32(matrix)
         self.num_states, self.device = matrix.shape[-1], matrix.device
         self.batch_shape = broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
 
     @classmethod
     def from_probs(cls, initial: Tensor, matrix: Tensor) -> DenseTransition:
         """The same from probabilities; zeros are allowed."""
-        return cls(initial.log(), matrix.log())
+        return cls(in_float32(initial).log(), in_float32(matrix).log())
 
     @classmethod
     def stationary(cls, matrix: Tensor) -> DenseTransition:
@@ -118,13 +119,13 @@ class StepTransition(Transition):
         self.batch_shape = initial.shape[:-1] if isinstance(initial, Tensor) else torch.Size()
 
     def initial_log_prob(self, inputs: Tensor | None = None):
-        return self.initial if isinstance(self.initial, Tensor) else self.initial(inputs)
+        return in_float32(self.initial if isinstance(self.initial, Tensor) else self.initial(inputs))
 
     def matrices(self, inputs: Tensor | None) -> Tensor:
         """(T-1, *B, Z, Z) for inputs (T-1, *B, U) of steps 2..T."""
         if inputs is None:
             raise ValueError("inputs: a StepTransition needs transition(z, inputs=u[:, t]) at every step, got None")
-        return self.matrix_of(inputs)
+        return in_float32(self.matrix_of(inputs))
 
     def rows(self, previous, inputs=None):
         if previous is None:
@@ -143,7 +144,7 @@ class CategoricalEmission(Emission):
         if log_probs.dim() < 2:
             raise ValueError(f"log_probs must have shape (..., Z, V), got {tuple(log_probs.shape)}")
         check_normalised("log_probs", log_probs)
-        self.log_probs = log_probs
+        self.log_probs = in_float32(log_probs)
         self.num_states, self.num_words = log_probs.shape[-2:]
         self.batch_shape = log_probs.shape[:-2]
         self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
@@ -151,7 +152,7 @@ class CategoricalEmission(Emission):
     @classmethod
     def from_probs(cls, probs: Tensor) -> CategoricalEmission:
         """The same from probabilities; zeros are allowed."""
-        return cls(probs.log())
+        return cls(in_float32(probs).log())
 
     def log_likelihood(self, obs):
         if self.log_probs.dim() == 2:
@@ -181,7 +182,8 @@ class GaussianEmission(Emission):
     def __init__(self, loc: Tensor, scale: Tensor | None = None, scale_tril: Tensor | None = None):
         if (scale is None) == (scale_tril is None):
             raise ValueError("scale, scale_tril: give exactly one of them")
-        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
+        self.loc = in_float32(loc)
+        self.scale, self.scale_tril = (None if part is None else in_float32(part) for part in (scale, scale_tril))
         self.num_states, size = loc.shape[-2:]
         self.event_shape = torch.Size([size])
         spread, dims = (scale, 2) if scale is not None else (scale_tril, 3)
@@ -197,6 +199,7 @@ class GaussianEmission(Emission):
     def log_likelihood(self, obs):
         if obs.shape[-1:] != self.event_shape:
             raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")
+        obs = in_float32(obs)
         if twice.holds(obs.detach().isnan().any()):
             return self._partly_seen(obs)
         density = self._all()

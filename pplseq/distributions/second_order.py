@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from pplseq.distributions.dense import check_normalised
-from pplseq.distributions.state import Transition, take_rows
+from pplseq.distributions.state import Transition, in_float32, take_rows
 
 
 class SecondOrderTransition(Transition):
@@ -26,7 +26,7 @@ class SecondOrderTransition(Transition):
             )
         check_normalised("initial", initial)
         check_normalised("table", table)
-        self.initial, self.table, self.num_tags = initial, table, size
+        self.initial, self.table, self.num_tags = in_float32(initial), in_float32(table), size
         self.num_states, self.device = size * size, table.device
 
     def initial_log_prob(self):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
+from pplseq.distributions.state import in_float32
 from pplseq.infer.programs.factors.lookups import Lookup
 
 MOST_ENTRIES = 8  # times as many entries of a table as there are cells, so that statistics stay no larger than the data
@@ -143,7 +144,7 @@ class Cells:
 def enumerated(part: Any) -> Tensor:
     """(1, *plates, *variables) of an enumerated site, the same at all steps that look it up."""
     reading, own = part.reading, part.variables.index(part.site.own)
-    logs, order = reading.lookup.table, reading.order
+    logs, order = in_float32(reading.lookup.table), reading.order
     if part.kind is dist.Bernoulli:
         logs = probs_to_logits(logs, is_binary=True) if reading.name == "probs" else logs
         logs, order = torch.nn.functional.logsigmoid(torch.stack([-logs, logs], -1)), [*order, len(order)]
@@ -200,7 +201,7 @@ def observed(parts: list[Any], value: Tensor, mask: Tensor | None) -> Tensor | N
 def _natural(kind, reading: Reading) -> tuple[Tensor, Tensor | None] | None:
     """What multiplies the observed numbers, and what is subtracted at every cell: of the table's shape. For categorical values:
     log-probabilities, and None."""
-    table = reading.lookup.table
+    table = in_float32(reading.lookup.table)
     if kind is dist.Categorical:
         logs = probs_to_logits(table) if reading.name == "probs" else table
         return logs, None

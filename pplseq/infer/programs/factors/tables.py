@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
+from pplseq.distributions.state import in_float32
 from pplseq.infer.programs.factors import normal, statistics
 from pplseq.infer.programs.factors.enumeration import Site, Variable
 from pplseq.infer.programs.factors.lookups import Lookup
@@ -184,7 +185,7 @@ class _Part:
             return False
         if type(parameter) is Lookup:
             parameter = parameter.value()
-        parameter = narrow(parameter, event + self.extra)
+        parameter = in_float32(narrow(parameter, event + self.extra))
         # a dimension per variable of the distribution; an enumerated site has its own variable as the event
         given = [dim for dim, v in zip(self.dims, self.variables, strict=True) if v is not site.own]
         if parameter.dim() - event - self.extra > nesting:
@@ -313,7 +314,7 @@ class _Part:
         site, count = self.site, len(self.variables)
         score = self._binary()
         if score is None:
-            score = site.fn.log_prob(site.value)
+            score = in_float32(site.fn.log_prob(site.value))
         mask, late = (None if site.own is not None else site.mask), None
         if mask is False:
             score = torch.zeros_like(score)
@@ -346,7 +347,7 @@ class _Part:
         if found is None or not bool(((value == 0) | (value == 1)).all()):
             return None
         name, parameter, _ = found
-        parameter = parameter.value() if type(parameter) is Lookup else parameter
+        parameter = in_float32(parameter.value() if type(parameter) is Lookup else parameter)
         value = value.to(parameter.dtype)
         if name == "logits":
             return torch.nn.functional.logsigmoid(parameter * (2 * value - 1))
