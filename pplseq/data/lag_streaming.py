@@ -165,6 +165,22 @@ def count_lags(
     return result.check_learnable()
 
 
+def vocabulary_of(
+    name: str, seen: dict[str, int], num_lines: int | None, min_count: int = 1, max_vocabulary: int | None = None
+) -> Vocabulary:
+    """The vocabulary of a text: what :func:`word_counts` gives, the lines being None where their ends are no words.
+
+    Raises:
+        ValueError: with the text's name, where it is empty or leaves no word.
+    """
+    if not seen:
+        raise ValueError(f"{name}: the text is empty (no words)")
+    try:
+        return Vocabulary.from_counts(seen, num_lines=num_lines, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def word_counts(stream: TextStream, forms: WordForms, *, eos: bool = True) -> tuple[dict[str, int], int]:
     """How often each word stands in a text or a span of one, in the order of first appearance, and the number of lines.
 
@@ -233,14 +249,7 @@ def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary,
         spool.write(tokens, starts)
         report(stream.position, stream.num_bytes, num_tokens)
     seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
-    if not seen:
-        raise ValueError(f"{stream.name}: the text is empty ({num_lines} lines, no words)")
-    try:
-        vocabulary = Vocabulary.from_counts(
-            seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN
-        )
-    except ValueError as error:
-        raise ValueError(f"{stream.name}: {error}") from error
+    vocabulary = vocabulary_of(stream.name, seen, num_lines if eos else None, min_count, max_vocabulary)
     # the last entry, which -1 finds, is the end of a line
     table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
     table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)

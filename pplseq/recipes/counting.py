@@ -12,9 +12,9 @@ from pplseq.data.lag_counting import sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_settings
 from pplseq.data.lag_counts import Part as CountedPart
 from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabulary, save_counts
-from pplseq.data.lag_streaming import count_lags, word_counts
+from pplseq.data.lag_streaming import count_lags, vocabulary_of, word_counts
 from pplseq.data.text_parts import TextPart, files_of, parts_of
-from pplseq.data.vocabulary import UNKNOWN, Vocabulary, WordForms
+from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.folder import FolderError
 from pplseq.recipes.count_settings import CountSettings
 from pplseq.runs.cluster import Cluster, connected
@@ -114,14 +114,7 @@ def count_on(
     names = list(map(str, parts))
     if vocabulary is None:
         seen, num_lines = cluster.total(_words_of, [(part, forms, eos) for part in parts], _add_words, names)
-        if not seen:
-            raise ValueError(f"{source}: the text is empty ({num_lines} lines, no words)")
-        try:
-            vocabulary = Vocabulary.from_counts(
-                seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN
-            )
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
+        vocabulary = vocabulary_of(str(source), seen, num_lines if eos else None, min_count, max_vocabulary)
     settings = {"max_lag": max_lag, "unit": unit, "forms": [forms.lower, forms.digits], "vocabulary": vocabulary.fingerprint()}
     folder.mkdir(parents=True, exist_ok=True)
     [words] = cluster.keep([vocabulary])
