@@ -166,17 +166,19 @@ def count_lags(
 
 
 def vocabulary_of(
-    name: str, seen: dict[str, int], num_lines: int | None, min_count: int = 1, max_vocabulary: int | None = None
+    name: str, seen: dict[str, int], num_lines: int, eos: bool = True, min_count: int = 1, max_vocabulary: int | None = None
 ) -> Vocabulary:
-    """The vocabulary of a text: what :func:`word_counts` gives, the lines being None where their ends are no words.
+    """The vocabulary of a text: what :func:`word_counts` gives; eos: whether ends of lines are words.
 
     Raises:
         ValueError: with the text's name, where it is empty or leaves no word.
     """
     if not seen:
-        raise ValueError(f"{name}: the text is empty (no words)")
+        raise ValueError(f"{name}: the text is empty ({num_lines} lines, no words)")
     try:
-        return Vocabulary.from_counts(seen, num_lines=num_lines, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN)
+        return Vocabulary.from_counts(
+            seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -249,7 +251,7 @@ def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary,
         spool.write(tokens, starts)
         report(stream.position, stream.num_bytes, num_tokens)
     seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
-    vocabulary = vocabulary_of(stream.name, seen, num_lines if eos else None, min_count, max_vocabulary)
+    vocabulary = vocabulary_of(stream.name, seen, num_lines, eos, min_count, max_vocabulary)
     # the last entry, which -1 finds, is the end of a line
     table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
     table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)

@@ -114,7 +114,7 @@ def count_on(
     names = list(map(str, parts))
     if vocabulary is None:
         seen, num_lines = cluster.total(_words_of, [(part, forms, eos) for part in parts], _add_words, names)
-        vocabulary = vocabulary_of(str(source), seen, num_lines if eos else None, min_count, max_vocabulary)
+        vocabulary = vocabulary_of(str(source), seen, num_lines, eos, min_count, max_vocabulary)
     settings = {"max_lag": max_lag, "unit": unit, "forms": [forms.lower, forms.digits], "vocabulary": vocabulary.fingerprint()}
     folder.mkdir(parents=True, exist_ok=True)
     [words] = cluster.keep([vocabulary])
