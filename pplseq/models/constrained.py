@@ -94,7 +94,7 @@ class Constrainable(Estimator):
         moves = WordMoves.anything(len(vocabulary)) if constraint is None else constraint.over(vocabulary)
         ids = _ids(prefix, vocabulary)
         if constraint is not None and not whole:
-            constraint.check(vocabulary, *bounds)
+            constraint.check(vocabulary, *bounds, end_id)
         options: dict[str, Any] = dict(end=end_id, kept_bytes=kept_bytes)
         if not len(ids):
             return constrain(*self._specs_at_test(), moves, bounds.longest, bounds.shortest, **options)

@@ -241,10 +241,14 @@ class Constraint:
         used, numbers = np.unique(classes, return_inverse=True)
         return WordMoves.of(numbers.reshape(-1), self.table.moves[:, used], self.table.accepting)
 
-    def check(self, vocabulary: Vocabulary, shortest: int, longest: int) -> None:
-        """Raises ValueError where no text of so many of the vocabulary's words is accepted, with the shortest reason."""
+    def check(self, vocabulary: Vocabulary, shortest: int, longest: int, end: int | None = None) -> None:
+        """Raises ValueError where no text of so many of the vocabulary's words is accepted, with the shortest reason.
+
+        Args:
+            end: the id of a word that ends texts, and so stands in none.
+        """
         from pplseq.models.constraints.reasons import why_impossible
 
-        why = why_impossible(self, vocabulary, shortest, longest)
+        why = why_impossible(self, vocabulary, shortest, longest, end)
         if why:
             raise ValueError(f"constraint: {why}")

@@ -20,17 +20,25 @@ def lengths_of(moves: WordMoves, longest: int) -> set[int]:
     return set(reached.any(-1).nonzero().squeeze(-1).tolist())
 
 
-def why_impossible(constraint: Constraint, vocabulary: Vocabulary, shortest: int, longest: int) -> str | None:
+def why_impossible(
+    constraint: Constraint, vocabulary: Vocabulary, shortest: int, longest: int, end: int | None = None
+) -> str | None:
     """The reason for which no text of shortest to longest words is accepted: one part, else two of them, else all; or None."""
+
+    def inside(some: Constraint) -> WordMoves:
+        moves = some.over(vocabulary)
+        kept = torch.arange(len(moves.classes)) != (-1 if end is None else end)
+        return moves._replace(classes=moves.classes[kept])
+
     wanted = set(range(shortest, longest + 1))
-    moves = constraint.over(vocabulary)
+    moves = inside(constraint)
     if lengths_of(moves, longest) & wanted:
         return None
     allowed = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
     for size in (1, 2):
         for some in itertools.combinations(constraint.parts, size):
             whole = some[0] if size == 1 else some[0] & some[1]
-            found = _why(whole.over(vocabulary), wanted, longest, size, allowed)
+            found = _why(inside(whole), wanted, longest, size, allowed)
             if found:
                 return f"{' and '.join(part.text for part in some)}: {found}"
     return f"{constraint.text}: {_why(moves, wanted, longest, 3, allowed)}"

@@ -140,6 +140,7 @@ def test_what_is_refused():
         (dict(constraint=Constraint.containing("stok"), length=3), "'stok' of containing 'stok' is not .* mean 'stock'"),
         (dict(constraint=ABOUT, length=1), "containing 'stock market': takes 2 words or more, and the length allows 1"),
         (dict(constraint=ABOUT & Constraint.containing("fell"), length=9), "no text of the model's words satisfies both"),
+        (dict(constraint=Constraint.containing("<eos> the"), length=9), "containing '<eos> the': no text of the model's words"),
         (dict(), "say how many steps"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
@@ -161,3 +162,12 @@ def test_what_the_model_cannot_say(name):
     assert chain.log_prob().item() == -math.inf
     with pytest.raises(ValueError, match="the model gives all such texts probability zero"):
         chain.sample()
+
+
+def test_the_end_word_inside_a_constraint():
+    model = hmm()
+    free = model.constrained(length=(2, 4)).log_prob()
+    torch.testing.assert_close(model.constrained(Constraint.excluding("<eos>"), length=(2, 4)).log_prob(), free)
+    drawn = model.sample(constraint=Constraint.containing("<eos> the"), length=6, end=None, num_sequences=5, seed=0)
+    assert all(" <eos> the " in f" {' '.join(words)} " for words in drawn.words)
+    assert model.sample(constraint=Constraint.length(0, 0), length=(0, 3), seed=0).words == [["<eos>"]]
