@@ -45,7 +45,7 @@ def test_where_there_is_no_other_text_a_tenth_is_held_out(monkeypatch):
     # tags that training lacks are simply wrong
     strange = [TaggedSentence(("the", "dog"), ("DET", "NEW"))]
     assert CRFTagger(TEMPLATES, max_iterations=5).fit(TEXT, strange).l2 in penalty.PENALTIES
-    with pytest.raises(ValueError, match="l2: expected 0 or more, or None"):
+    with pytest.raises(ValueError, match="l2: expected 0 or more, got -1.0; None chooses it"):
         CRFTagger(l2=-1.0)
 
 
