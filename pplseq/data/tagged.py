@@ -20,7 +20,7 @@ from pplseq.data.tag_formats import (
     WordTagFormat,
     guess_format,
 )
-from pplseq.files import new_file
+from pplseq.files import new_file, printable
 
 SAMPLE_LINES = 200  # that tell the format
 _BLANK_LINES: dict[bool, list[str]] = {True: [], False: [""]}  # after a sentence, by TagFormat.line_is_sentence
@@ -226,7 +226,9 @@ def write_tagged(
             separator of word_TAG.
     """
     lines = render_tagged(sentences, format, column, source=source, probabilities=probabilities, separator=separator)
-    data = "".join(line + "\n" for line in lines).encode("utf-8")
+    text = "".join(line + "\n" for line in lines)
+    steered = str(path) == "-" and sys.stdout.isatty()  # a terminal shows what would steer it; files and pipes get the words
+    data = (printable(text) if steered else text).encode("utf-8")
     if str(path) == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

@@ -1,6 +1,7 @@
 """What is written to: files are replaced whole, links followed, devices and pipes written through, full disks named."""
 
 import errno
+import io
 import json
 import os
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pplseq.data.tagged import TaggedSentence, write_tagged
 from pplseq.files import check_writable, json_line, new_file, printable, write_text
 from pplseq.report.canvas import new_figure, save_figure
 from pplseq.report.markup import escape, page
@@ -82,3 +84,14 @@ def test_pages_keep_what_words_are_spelt_with_and_fetch_nothing():
     assert escape(SPELT) == SPELT and escape("<\x1b\u202e>") == "&lt;\ufffd\ufffd&gt;"
     made = page("title", "", [("heading", escape("<script>"))], "foot")
     assert "Content-Security-Policy\" content=\"default-src 'none'" in made and "http:" not in made and "<script" not in made
+
+
+def test_tagged_text_steers_no_terminal(monkeypatch):
+    """What goes on to another program has the words as they are."""
+    sentences = [TaggedSentence(("the\x1b[31m", "\u202ecat"), ("D", "N"))]
+    for terminal, expected in ((True, b"the\\x1b[31m_D \\u202ecat_N\n"), (False, "the\x1b[31m_D \u202ecat_N\n".encode())):
+        stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        stdout.isatty = lambda terminal=terminal: terminal
+        monkeypatch.setattr("sys.stdout", stdout)
+        write_tagged("-", sentences, "word_tag")
+        assert stdout.buffer.getvalue() == expected
