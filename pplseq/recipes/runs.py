@@ -20,7 +20,7 @@ from pplseq.recipes.streams import PERSONALIZED
 from pplseq.runs import processes
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver, all_as_interrupts
-from pplseq.runs.status import UNFINISHED, run_status, say_status, unfinished
+from pplseq.runs.status import STATUS, UNFINISHED, run_status, say_status, unfinished
 from pplseq.sources.stream_state import describe_state, has_state
 
 
@@ -314,6 +314,8 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
         values = {name: getattr(record.settings, name) for name in options}
         found |= {"data": record.data, **_course(Path(what), recipe)}
         found["settings"] = {name: value for name, value in values.items() if value != options[name].default}
+    elif (Path(what) / STATUS).is_file():
+        found["settings"] = f"{RECORD} is missing"
     return found | {"questions": list(recipe.questions_of(Path(what)))}
 
 
@@ -322,10 +324,13 @@ def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
     from pplseq.runs.metrics_log import metrics_of
 
     course: dict[str, Any] = {"status": run_status(folder)}
+    absent = course["status"]["status"] == "absent"
+    if absent:
+        course["status"]["reason"] = f"{STATUS} is missing"
     if (summary := recipe.summary(folder)) is not None:  # a training without a loop of steps
         reason = summary["stop_reason"]
-        if course["status"]["status"] == "absent":
-            course["status"] = {"status": "stopped" if reason == "interrupted" else "finished", "reason": reason}
+        if absent:
+            course["status"] |= {"status": "stopped" if reason == "interrupted" else "finished"}
         course["summary"] = {name: value for name, value in summary.items() if name not in ("stop_reason", "sizes")}
     with contextlib.suppress(OSError):
         metrics = metrics_of(folder / "metrics.jsonl")
@@ -336,7 +341,10 @@ def _course(folder: Path, recipe: Recipe) -> dict[str, Any]:
 
 def _note_unfinished(run: str | Path, watch: Watch | None) -> None:
     """Who uses a run that has not come to its end is told so."""
-    if watch is not None and (note := unfinished(run)) is not None:
+    note = unfinished(run)
+    if note is None and (Path(run) / RECORD).is_file() and run_status(run)["status"] == "absent":
+        note = f"{run}/{STATUS} is missing, so it is not known whether the training came to its end"
+    if watch is not None and note is not None:
         watch.say(f"Note: {note}")
 
 

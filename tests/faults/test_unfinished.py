@@ -63,7 +63,9 @@ def test_an_unfinished_run_says_so_wherever_it_is_used(hmm, data, tmp_path):
     note = f"Note: {hmm}/status.json is damaged, so it is not known whether the training came to its end"
     assert [note in told for told in used(hmm, data, tmp_path)] == [True] * 3
     (hmm / "status.json").unlink()
-    assert not any("Note" in told for told in used(hmm, data, tmp_path))
+    note = f"Note: {hmm}/status.json is missing, so it is not known whether the training came to its end"
+    assert [note in told for told in used(hmm, data, tmp_path)] == [True] * 3
+    assert "status.json is missing" in call("info", hmm).stdout
     (hmm / "status.json").write_text(before)
 
 

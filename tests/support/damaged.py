@@ -17,7 +17,7 @@ from support.faulty_disk import timeless, warm
 from support.report_models import WORDS, tiny_model
 
 LINES = ["the cat", "the the cat"]
-NAMED = ("is damaged", " damaged", "not in their order", "lines missing")  # how a note says so that ends nothing
+NAMED = ("is damaged", " damaged", "not in their order", "lines missing", " is missing")  # how a note says so that ends nothing
 
 
 def damage(path, draw):
@@ -121,6 +121,8 @@ class Asked:
                 raise Refused(result.output)
             lines = (json.loads(line) if line.startswith("{") else line for line in result.stdout.splitlines())
             told.append([timeless(line) for line in lines])
+            if command[0] == "info":  # whose order is that of the entries of files
+                told[-1].sort(key=str)
         return told
 
 
