@@ -14,7 +14,7 @@ from pplseq.baselines.neural import NeuralLanguageModel
 from pplseq.models.props.source import PutBack, put_back
 
 # chosen on the tweets before 15 July 2014, of an LSTM of WikiText-2
-STEP, DECAY, EVERY = 0.3, 1e-3, 5
+STEP, DECAY, EVERY = 0.3, 1e-3, 10
 
 
 class DynamicEvaluation:

@@ -129,7 +129,8 @@ def make_personal(sources: Sequence[Any], num_words: int, settings: Mapping[str,
     """A model that has read nothing yet; the settings are those of `PROPSLearner`."""
     from pplseq.models import PROPSLearner
 
-    settings = {name: value for name, value in settings.items() if name != "initial" or value}
+    # what is left open is chosen by the number of sources
+    settings = {name: value for name, value in settings.items() if name not in ("initial", "exponent") or value}
     return PersonalModel(PROPSLearner([Overheard(source) for source in sources], num_words=num_words, **settings))
 
 

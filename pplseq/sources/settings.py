@@ -45,7 +45,7 @@ class StreamSettings:
         num_perturbations: states that are learned.
         source_share: probability of the sources together before anything was learned; the rest is the learned states'.
         initial: all of these probabilities: of every source in its order, then of the learned states.
-        exponent: word t weighs t^-EXPONENT in the running statistics.
+        exponent: word t weighs t^-EXPONENT in the running statistics (default: 0.8; 0.6 with several sources).
         step_size: the same weight for every word instead, for streams that drift.
         warm_up: tokens before the first update.
         smoothing: pseudo-count of a state, shared by all words.
@@ -57,7 +57,7 @@ class StreamSettings:
     num_perturbations: int = checks.setting(2, check=checks.count)
     source_share: float = checks.setting(0.9, check=partial(checks.share, interval="(0, 1)"))
     initial: tuple[float, ...] = ()
-    exponent: float = checks.setting(0.8, check=partial(checks.share, interval="(0.5, 1]"))
+    exponent: float | None = checks.setting(None, check=partial(checks.share, interval="(0.5, 1]"))
     step_size: float | None = checks.setting(None, check=partial(checks.share, interval="(0, 1)"))
     warm_up: int = checks.setting(20, check=checks.count)
     smoothing: float = checks.setting(0.05, check=partial(checks.positive, zero=True))
