@@ -29,6 +29,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "HuggingFaceSource": "huggingface",
         "ConstraintProcessor": "steering",
         "MixtureSource": "mixture",
+        "RiverWordClassifier": "river_estimator",
         "PersonalStream": "stream",
         "StreamError": "personal_model",
         "StreamOptions": "settings",

@@ -47,6 +47,7 @@ class StreamSettings:
         initial: all of these probabilities: of every source in its order, then of the learned states.
         exponent: word t weighs t^-EXPONENT in the running statistics (default: 0.8; 0.6 with several sources).
         step_size: the same weight for every word instead, for streams that drift.
+        drift: where the stream has become another one, learn it anew: the step size goes back.
         warm_up: tokens before the first update.
         smoothing: pseudo-count of a state, shared by all words.
         averaging: "recent": keep parameters averaged over the stream's later part too; what does not learn uses them.
@@ -59,6 +60,7 @@ class StreamSettings:
     initial: tuple[float, ...] = ()
     exponent: float | None = checks.setting(None, check=partial(checks.share, interval="(0.5, 1]"))
     step_size: float | None = checks.setting(None, check=partial(checks.share, interval="(0, 1)"))
+    drift: bool = checks.setting(False, flag="--drift")
     warm_up: int = checks.setting(20, check=checks.count)
     smoothing: float = checks.setting(0.05, check=partial(checks.positive, zero=True))
     averaging: str | None = None

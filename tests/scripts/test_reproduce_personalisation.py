@@ -93,13 +93,17 @@ def test_mixtures_are_those_of_the_library(script, lines, monkeypatch):
 def test_props_goes_by_lines_and_freezes(script, lines, monkeypatch):
     monkeypatch.setattr(script, "LEARN", 60)
     monkeypatch.setattr(script, "SCORE", 60)
+    monkeypatch.setattr(script, "WINDOW", 50)
     streams = [np.log(np.full(5, 0.2))[np.concatenate(lines)]]
     options = dict(num_perturbations=2, num_words=5, seed=0, exponent=0.8)
     free, frozen = (script.props(streams, lines, frozen=f, **options) for f in (False, True))
     np.testing.assert_array_equal(free[:61], frozen[:61])
     assert np.abs(free[61:] - frozen[61:]).max() > 1e-3
-    found = script.figures(np.stack([free, free]))
+    found = script.figures(np.stack([free, free]), streams[0])
     assert found["spread"] == 0 and 1 < found["perplexity"] < 5 and 0.2 < found["mean_probability"] < 1
-    assert script.figures(free)["perplexity"] < script.figures(streams[0])["perplexity"] == 5.0
+    assert script.figures(free, free)["perplexity"] < script.figures(streams[0], free)["perplexity"] == 5.0
+    gains = np.cumsum(free - streams[0])
+    assert found["gain_of_first_20"] == round(float(gains[19]), 2)
+    assert found["worst_window"] == round(min((free - streams[0])[t : t + 50].sum() for t in range(len(free) - 49)), 2)
     alone = script.props([], lines, num_perturbations=3, num_words=5, seed=0)
     assert np.isfinite(alone).all() and len(alone) == sum(map(len, lines))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
+from pplseq.models.props.drift import SurpriseDetector, detector_of
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
 from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import (
@@ -51,6 +52,9 @@ class PROPSLearner(checks.NamedArguments):
         num_perturbations: K_p states with emissions of their own.
         unknown_id: the word that stands for tokens outside of 0..V-1; None refuses them.
         initial, transition, source_share, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
+        drift: True: where a stream has become another one the step size goes back, so that it is learned anew, see
+            :class:`~pplseq.models.props.drift.SurpriseDetector`; or a detector of your own with river's interface, which hears
+            the surprise of every token.
         **options: of :class:`~pplseq.models.props.settings.OnlineEM`: exponent (.6 with several sources, .8 else), step_size,
             smoothing, averaging, ...
 
@@ -75,9 +79,10 @@ class PROPSLearner(checks.NamedArguments):
         covariance: str = "diag",
         covariance_floor: float = 1e-3,
         seed: int | None = None,
+        drift: Any = None,
         **options,
     ):
-        sources = _as_list(sources)
+        sources, detector = _as_list(sources), detector_of(drift, options)
         options.setdefault("exponent", default_exponent(len(sources)))
         model = PROPS(
             num_words, num_features=num_features, num_sources=len(sources), num_perturbations=num_perturbations,
@@ -85,6 +90,7 @@ class PROPSLearner(checks.NamedArguments):
             covariance_floor=covariance_floor, seed=seed,
         )  # fmt: skip
         self._begin(sources, model.start(**options), num_words, unknown_id)
+        self.detector = detector
 
     def _begin(self, sources: Sequence[Any], state, num_words, unknown_id: Any) -> None:
         plain = [callable(source) and not hasattr(source, "predict") for source in sources]
@@ -121,6 +127,7 @@ class PROPSLearner(checks.NamedArguments):
                     f"sources: {self._called(k)} has {own} words, but num_words is {num_words}; they must agree"
                 )
         self._predictions: list = [None] * len(self.sources)
+        self.detector: Any = None
 
     def _called(self, k: int) -> str:
         name = getattr(self.sources[k], "name", None) or type(self.sources[k]).__name__
@@ -204,6 +211,10 @@ class PROPSLearner(checks.NamedArguments):
 
         info = self.state.step(y, log_probs, learn, first=None if missing else observe)
         self._predictions = [None] * len(self.sources)
+        if learn and self.detector is not None and not missing:
+            self.detector.update(-float(info.log_prob))
+            if self.detector.drift_detected:
+                self.state.forget()
         return info
 
     def learn_many(self, ys: Iterable) -> list[StepInfo]:
@@ -314,7 +325,12 @@ class PROPSLearner(checks.NamedArguments):
                     stacklevel=2,
                 )
             sources.append(_take_arrays(state, f"source.{k}", arrays))
-        header |= {"unknown_id": self.unknown_id, "sources": sources, "learner_words": self.num_words}
+        header |= {"unknown_id": self.unknown_id, "sources": sources, "learner_words": self.num_words, "drift": None}
+        if self.detector is not None:
+            if not isinstance(self.detector, SurpriseDetector):
+                warnings.warn("drift: a detector of your own is not saved; give it to the learner that is loaded", stacklevel=2)
+            else:
+                header["drift"] = self.detector.state_dict()
         return MODEL.write(folder, {"model": KIND, **header}, tensors=as_tensors(arrays))
 
     @classmethod
@@ -339,6 +355,9 @@ class PROPSLearner(checks.NamedArguments):
         if missing or not isinstance(header["sources"], list) or len(header["sources"]) != len(sources):
             raise ValueError(f"{folder}: {', '.join(missing) or 'sources'} missing in config.json; the file is damaged")
         learner._begin(sources, state, header["learner_words"], header["unknown_id"])
+        if header.get("drift") is not None:
+            learner.detector = SurpriseDetector()
+            learner.detector.load_state_dict(header["drift"])
         for k, (source, saved) in enumerate(zip(learner.sources, header["sources"], strict=True)):
             if saved is None:
                 continue

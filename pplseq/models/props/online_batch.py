@@ -302,7 +302,7 @@ class BatchStream:
         def numbers(name: str) -> np.ndarray:
             return getattr(self, name)[index].double().cpu().numpy()
 
-        state.num_steps = int(self.num_steps[index])
+        state.num_steps = state.clock = int(self.num_steps[index])
         state.fresh, state.detached = bool(self.fresh[index]), bool(self.detached[index])
         state.initial, state.transition = numbers("initial"), numbers("transition")
         state.filter, own = numbers("filter"), self.num_own

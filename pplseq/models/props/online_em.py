@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.models.props.gaussian_statistics import GaussianStatistics
 from pplseq.models.props.settings import OnlineEM, Parameters, StepInfo
 from pplseq.models.props.word_statistics import WordStatistics
@@ -39,6 +40,7 @@ class StreamState:
         self.num_states, self.num_own = len(self.initial), emission.num_own
         self.num_sources = self.num_states - self.num_own
         self.num_steps = 0
+        self.clock = 0  # what the step size goes by: tokens, unless the stream was told to forget
         self.fresh = True  # the next token begins a sequence
         self.detached = False  # the statistics do not depend on the state before the next token
         self.filter = self.initial
@@ -69,6 +71,13 @@ class StreamState:
     def new_sequence(self) -> None:
         """A boundary: the next token's state is drawn from ``initial``."""
         self.fresh = True
+
+    def forget(self, memory: int = 20) -> None:
+        """The stream has become another one: the step size goes back to that of token ``memory``, and falls from there again.
+
+        Of what was learned before, about memory^-exponent remains beside every new token as long as it is near.
+        """
+        self.clock = min(self.clock, checks.count("memory", memory))
 
     @property
     def maximized(self) -> bool:
@@ -178,7 +187,8 @@ class StreamState:
         """Statistics and parameters after a token with filter phi."""
         emissions, options, num_states = self.emissions, self.options, self.num_states
         t = self.num_steps = self.num_steps + 1
-        gain = options.gain(t)
+        self.clock += 1
+        gain = options.gain(self.clock)
         keep = 1.0 - gain
         if not missing and emissions.grow():
             self._allocate()

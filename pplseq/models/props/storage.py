@@ -19,7 +19,7 @@ from pplseq.models.props.word_statistics import ColdWords, WordStatistics
 from pplseq.models.storage import MODEL
 
 KIND = "props stream"
-FLAGS = ("num_steps", "fresh", "detached", "total_weight")
+FLAGS = ("num_steps", "clock", "fresh", "detached", "total_weight")
 COLD_ARRAYS = ("values", "sums", "corrections")
 
 
@@ -130,8 +130,9 @@ def _check_numbers(state: StreamState, header: dict, arrays: dict[str, np.ndarra
     for name in ("rho", "rows", "sums", "loc", "covariances", *(f"cold_{name}" for name in COLD_ARRAYS)):
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise ValueError(f"{name} holds numbers that are not finite")
-    if isinstance(header["num_steps"], bool) or not isinstance(header["num_steps"], int) or header["num_steps"] < 0:
-        raise ValueError(f"num_steps is {header['num_steps']!r}")
+    for name in ("num_steps", "clock"):
+        if isinstance(header[name], bool) or not isinstance(header[name], int) or header[name] < 0:
+            raise ValueError(f"{name} is {header[name]!r}")
     if header["emission"] == "gaussian":
         return
     for name in ("residual", "scale", "weighted"):
@@ -186,6 +187,7 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
         return first.copy()
     result = _empty_like(first)
     result.num_steps, result.detached = total, True
+    result.clock = total
     result.emissions.smoothing = first.options.smoothing_at(total)
     result.total_weight = sum(state.total_weight for state in states)
     for state in states:

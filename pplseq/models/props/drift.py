@@ -1,0 +1,85 @@
+"""Has a stream become another one? A test of a stream's surprise, token by token."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pplseq import checks
+
+
+class SurpriseDetector:
+    """Tells when surprise, -log p(token | past), has risen for good: a cumulative sum of standardised surprise.
+
+        S_t = max(0, S_{t-1} + min((x_t - m_t) / s_t, 3) - slack),    a change where S_t > threshold
+
+    with mean m_t and deviation s_t of the surprises since the last change, x_t left out. Surprise that falls, as it does while
+    a stream is learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
+
+    Args:
+        threshold, slack: in deviations. Of independent surprises one alarm in about exp(2 slack threshold) / (2 slack^2) tokens
+            is false (Gaussian ones; millions at the defaults), and a rise by d deviations is seen after about
+            threshold / (d - slack) tokens.
+        warm_up: tokens before the first alarm.
+
+    Source: E. S. Page, Continuous inspection schemes (1954), section 3.
+    """
+
+    def __init__(self, threshold: float = 20.0, slack: float = 0.3, warm_up: int = 50):
+        self.threshold, self.slack = checks.positive("threshold", threshold), checks.positive("slack", slack)
+        self.warm_up = checks.count("warm_up", warm_up, 2)
+        self.drift_detected = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.count, self.mean, self.squares, self.total = 0, 0.0, 0.0, 0.0
+
+    def update(self, x: float) -> SurpriseDetector:
+        """Takes a surprise, nats; ``drift_detected`` says afterwards whether it was the one too many."""
+        if not math.isfinite(x):
+            raise ValueError(f"x must be a finite surprise, nats, got {x}")
+        self.drift_detected = False
+        if self.count >= self.warm_up:
+            spread = math.sqrt(max(self.squares / (self.count - 1), 1e-12))
+            # one token alone proves nothing, however surprising
+            self.total = max(0.0, self.total + min((x - self.mean) / spread, 3.0) - self.slack)
+            if self.total > self.threshold:
+                self._begin()
+                self.drift_detected = True
+                return self
+        self.count += 1
+        step = x - self.mean
+        self.mean += step / self.count
+        self.squares += step * (x - self.mean)
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far."""
+        return {name: getattr(self, name) for name in ("count", "mean", "squares", "total")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from sums."""
+        for name in ("count", "mean", "squares", "total"):
+            setattr(self, name, state[name])
+
+
+def detector_of(drift: Any, options: dict[str, Any]) -> Any:
+    """The detector that a learner is to have: its own for True, none for None or False, or the object given.
+
+    Raises:
+        TypeError: an object without update() and drift_detected. ValueError: options that have no step size to be moved.
+    """
+    if drift is None or drift is False:
+        return None
+    for name in ("step_size", "averaging"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"drift: it moves the falling step size back, and {name} keeps the past in another way; give one of the two"
+            )
+    if drift is True:
+        return SurpriseDetector()
+    if not callable(getattr(drift, "update", None)) or not hasattr(drift, "drift_detected"):
+        raise TypeError(
+            f"drift must be True, or a detector with update(x) and drift_detected as river's have, got {type(drift).__name__}"
+        )
+    return drift
