@@ -38,7 +38,7 @@ def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options,
     first = open_source(general, settings)
     second = open_source("cache", settings, first.vocabulary)
     vocabulary = first.vocabulary
-    learner = PROPSLearner([first.source, second.source], len(vocabulary), exponent=0.8, seed=0)
+    learner = PROPSLearner([first.source, second.source], len(vocabulary), seed=0)
     lines = lines_of(pplseq("personalize", general, *options, "--stream", personal, *["--by-line"] * by_line))
     assert [line["line"] for line in lines] == list(range(1, len(personal_lines) + 1))
     for line, text in zip(lines, personal_lines, strict=True):
@@ -79,7 +79,7 @@ def test_learning_pays(whole):
 
 
 @pytest.mark.parametrize(
-    "changes", [("--exponent", "0.6"), ("--step-size", "0.02"), ("--by-line",), ("--num-perturbations", 1)]
+    "changes", [("--exponent", "0.7"), ("--step-size", "0.02"), ("--by-line",), ("--num-perturbations", 1)]
 )
 def test_options_reach_the_model(pplseq, general, personal, whole, options, changes, personal_lines):
     result = pplseq("personalize", general, *options, *changes, "--stream", personal)
@@ -94,7 +94,7 @@ def test_the_same_source_twice(pplseq, general):
 def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
     """Probabilities of every source and learned state, kept with the state."""
     state = ["--state", tmp_path / "state"]
-    chosen = [general, "--source", "cache", "--perturbations", 1, "--initial", "0.5,0.3,0.2"]
+    chosen = [general, "--source", "cache", "--num-perturbations", 1, "--initial", "0.5,0.3,0.2"]
     (line,) = lines_of(pplseq("personalize", *chosen, *state, input="the cat\n"))
     said = [line["sources"][name][0] for name in line["sources"]]
     own = math.exp(line["token_log_probs"][0]) - sum(w * math.exp(p) for w, p in zip((0.5, 0.3), said, strict=True))
@@ -103,6 +103,15 @@ def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
     assert pplseq("personalize", *chosen, *state, input="the\n").stderr
     wrong = pplseq("personalize", *chosen[:-1], "0.5,0.5", input="the\n", code=2).stderr
     assert "initial" in wrong and "3" in wrong
+
+
+def test_drift_is_watched_for_by_a_flag(pplseq, general, personal, tmp_path):
+    plain = ["personalize", general, "--stream", personal]
+    watched = pplseq(*plain, "--drift", "--state", tmp_path / "state")
+    assert lines_of(watched)[:5] == lines_of(pplseq(*plain))[:5]
+    (header,) = (tmp_path / "state").rglob("props/config.json")
+    assert json.loads(header.read_text())["drift"]["count"] > 50
+    assert "drift" in pplseq(*plain, "--drift", "--step-size", "0.1", code=2).stderr
 
 
 def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
