@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from pplseq.distributions.dense import check_normalised
+from pplseq.distributions.dense import check_normalised, stationary_log_probs
 from pplseq.distributions.state import Transition, in_float32, take_rows
 
 
@@ -28,6 +29,17 @@ class SecondOrderTransition(Transition):
         check_normalised("table", table)
         self.initial, self.table, self.num_tags = in_float32(initial), in_float32(table), size
         self.num_states, self.device = size * size, table.device
+
+    @classmethod
+    def stationary(cls, table: Tensor) -> SecondOrderTransition:
+        """One that starts in the stationary distribution of its pairs; gradients flow. Cost: M^6.
+
+        Raises:
+            ValueError: where there is more than one, as the pairs fall into classes that never meet.
+        """
+        size = table.shape[-1]
+        pairs = cls(table.new_zeros(size * size).log_softmax(-1), table).rows(torch.arange(size * size, device=table.device))
+        return cls(stationary_log_probs(pairs), table)
 
     def initial_log_prob(self):
         return self.initial

@@ -256,6 +256,19 @@ class Transition:
             previous = torch.tensor(previous, device=self.device)
         return StateCategorical(self, previous, inputs)
 
+    @classmethod
+    def stationary(cls, *args, **kwargs) -> Transition:
+        """One that starts in its stationary distribution, of those transitions that have one of their own.
+
+        Raises:
+            TypeError: of all others.
+        """
+        raise TypeError(
+            f"{cls.__name__}.stationary: a start of its own have DenseTransition and SecondOrderTransition; for few states and "
+            "one matrix for all steps give initial=stationary_log_probs(transition.rows(torch.arange(Z))), from "
+            "pplseq.distributions.dense"
+        )
+
     def initial_log_prob(self) -> Tensor:
         """(*b, Z) log p(z_1)."""
         raise NotImplementedError

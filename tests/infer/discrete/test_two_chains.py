@@ -5,7 +5,7 @@ import torch
 from support.tiny_chains import SITUATIONS, Case
 from support.tiny_families import FAMILIES
 
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, stationary_log_probs
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.gap import GapChain
@@ -126,3 +126,17 @@ def test_stationary_starts():
     close(DenseTransition.stationary(absorbing).initial.exp(), torch.tensor([0.0, 1.0], dtype=F64))
     with pytest.raises(ValueError, match="classes that never meet"):
         DenseTransition.stationary(torch.eye(2, dtype=F64).log())
+
+
+def test_stationary_starts_of_other_families():
+    table = torch.randn(3, 3, 3, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: SecondOrderTransition.stationary(t.log_softmax(-1)).initial.exp(), table)
+    transition = SecondOrderTransition.stationary(table.detach().log_softmax(-1))
+    first = transition.initial.exp().reshape(3, 3)
+    close(torch.einsum("ab,abc->bc", first, transition.table.exp()), first)
+    blocks = FAMILIES["UnevenBlocks"](seed=1).specs()[0]
+    matrix = blocks.rows(torch.arange(6))
+    start = stationary_log_probs(matrix).exp()
+    close(start @ matrix.exp(), start)
+    with pytest.raises(TypeError, match="stationary_log_probs"):
+        type(blocks).stationary(matrix)
