@@ -118,13 +118,19 @@ class Tagger(checks.NamedArguments, ABC):
 
     def __repr__(self) -> str:
         usual = type(self)().get_params()
-        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name]]
+        given = [f"{name}={_short(value)}" for name, value in self.get_params().items() if value != usual[name]]
         learned = f"{len(self.tags)} tags, {len(self.known_words):,} words" if self.tags else "not fitted"
         return f"{type(self).__name__}({', '.join(given)}): {learned}"
 
     def check_fitted(self) -> None:
         if not self.tags:
             raise RuntimeError(f"{type(self).__name__} has seen no tagged sentences yet; call fit first, or load one")
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    """A value as Python writes it, cut where it is long, as whole lists of words are."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
 def load_tagger(folder: str | Path) -> Tagger:

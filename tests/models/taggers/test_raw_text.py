@@ -63,6 +63,18 @@ def test_a_text_is_split_as_the_treebank_was(splitter):
     assert splitter.split("") == splitter.split(" \n\n ") == []
 
 
+def test_long_text_is_split_as_its_parts(splitter, monkeypatch):
+    """Pieces are tagged together a few at a time; a paragraph that is longer than a piece goes on behind it."""
+    from pplseq.models.taggers.raw_text import splitter as module
+
+    whole = splitter.split("\n\n".join(map(raw_text, PARAGRAPHS[:5])))
+    monkeypatch.setattr(module, "AT_A_TIME", 2)
+    assert splitter.split("\n\n".join(map(raw_text, PARAGRAPHS[:5]))) == whole
+    monkeypatch.setattr(module, "LONGEST", 4)
+    cut = splitter.split(raw_text(PARAGRAPHS[0]))
+    assert raw_text(cut) == raw_text(PARAGRAPHS[0])
+
+
 def test_words_of_tokens(splitter):
     assert splitter.words_of_token("Can't") == ("Ca", "n't") and splitter.words_of_token("ISN'T") == ("IS", "N'T")
     assert splitter.words_of_token("haven't") == ("have", "n't")  # by its ending

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ GOES_ON, TOKEN, SENTENCE = "I", "T", "S"  # a unit goes on with a token, begins 
 SPACE = 1  # the column that tells what stands before a unit
 PIECES = re.compile(r"\s+|[^\W\d_]+|\d+|.", re.DOTALL)
 PARAGRAPHS = re.compile(r"\n[^\S\n]*\n\s*")
+AT_A_TIME = 256  # pieces that are tagged together
 LONGEST = 2_000  # units of a sequence: of text without paragraphs
 ENDINGS = 4  # letters of a token that may tell how it is made of words
 TEMPLATES = (
@@ -142,7 +143,7 @@ class TextSplitter:
         pieces = [units[i : i + LONGEST] for units in paragraphs for i in range(0, len(units), LONGEST)]
         joined = [i > 0 for units in paragraphs for i in range(0, len(units), LONGEST)]
         found: list[list[Token]] = []
-        for units, tags, goes_on in zip(pieces, self.crf.tag([words_of(units) for units in pieces]), joined, strict=True):
+        for units, tags, goes_on in zip(pieces, self._tags(pieces), joined, strict=True):
             for number, (unit, tag) in enumerate(zip(units, tags, strict=True)):
                 if tag == SENTENCE or not found or (number == 0 and not goes_on):
                     found.append([Token(unit.text)])
@@ -155,6 +156,11 @@ class TextSplitter:
                 if tag == SENTENCE and (number or goes_on) and len(found) > 1:
                     found[-2][-1] = found[-2][-1]._replace(space_after=unit.spaced)
         return [[token._replace(words=self.words_of_token(token.text)) for token in sentence] for sentence in found]
+
+    def _tags(self, pieces: Sequence[Sequence[Unit]]) -> Iterator[tuple[str, ...]]:
+        """What units begin, some pieces at a time, so that a book needs no memory for all of its units' features."""
+        for i in range(0, len(pieces), AT_A_TIME):
+            yield from self.crf.tag([words_of(units) for units in pieces[i : i + AT_A_TIME]])
 
     def words_of_token(self, text: str) -> tuple[str, ...]:
         """The words of a token, written as it is."""
