@@ -24,7 +24,7 @@ def regression_statistics(model: ARHMMParameters, probs: Tensor, batch: Batch) -
     x, seen = model.explained(batch)
     past = torch.cat([x.new_zeros(len(x), model.order, x.shape[-1]), x], 1)
     rows = model.regressors(past, batch.inputs)[seen].double()
-    target, weight = x[seen].double(), probs[seen].double()
+    target, weight = (x[seen] - model.centre).double(), probs[seen].double()
     parts = []
     for state, weights in enumerate(model.weights.detach().double()):
         error, share = target - rows @ weights.T, weight[:, state, None]
@@ -65,7 +65,6 @@ def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
 def start(model: ARHMMParameters, batch: Batch) -> None:
     """Regressions of stretches of the data that are dealt out to the states at random."""
     x, seen = model.explained(batch)
-    model.centre.copy_(x[seen].mean(0))
     states, steps = model.num_states, int(seen.sum())
     length = max(1, steps // (SEGMENTS * states))
     owner = torch.cat([torch.randperm(states) for _ in range(steps // length // states + 1)]).repeat_interleave(length)

@@ -21,7 +21,11 @@ PERSISTENCE = 3.0  # first logits of staying
 
 
 class ARHMMParameters(Estimator):
-    """What an autoregressive HMM learns; see the class that has the program."""
+    """What an autoregressive HMM learns; see the class that has the program.
+
+    Weights are those of x - centre, the mean of the data fitted, so that digits are kept where data lie far from zero;
+    ``estimates`` and ``set_parameters`` speak of x.
+    """
 
     num_words = None
     num_features: int
@@ -69,11 +73,12 @@ class ARHMMParameters(Estimator):
 
     def by_name(self, weights: Tensor) -> dict[str, Tensor]:
         """Weights (Z, D, K) of all regressors as constants, lags and inputs."""
-        order, size = self.order, self.num_features
+        order, size, centre = self.order, self.num_features, self.centre.to(weights)
         constants, lags, inputs = weights.split([1, order * size, self.num_inputs], -1)
-        found = {"constants": constants.squeeze(-1)}
+        found = {"constants": constants.squeeze(-1) + centre}
         if order:
             found["lags"] = lags.unflatten(-1, (order, size)).transpose(1, 2)
+            found["constants"] = found["constants"] - found["lags"].sum(1) @ centre
         return found | ({"inputs": inputs} if self.num_inputs else {})
 
     @torch.no_grad()
@@ -98,7 +103,10 @@ class ARHMMParameters(Estimator):
             raise ValueError("covariances must be positive definite, got a singular one")
         self.transition_logits.copy_(values["transition"].log())
         self.initial_logits.copy_(values["initial"].log())
-        parts = [values["constants"].unsqueeze(-1)] + ([values["lags"].transpose(1, 2).flatten(2)] if self.order else [])
+        constants = values["constants"] - self.centre
+        if self.order:
+            constants = constants + values["lags"].sum(1) @ self.centre
+        parts = [constants.unsqueeze(-1)] + ([values["lags"].transpose(1, 2).flatten(2)] if self.order else [])
         self.weights.copy_(torch.cat(parts + ([values["inputs"]] if self.num_inputs else []), -1))
         factor = torch.stack(factors)
         self.scale.copy_(factor.tril(-1) + torch.diag_embed(factor.diagonal(dim1=-2, dim2=-1).log()))
@@ -160,14 +168,19 @@ class ARHMMParameters(Estimator):
         return x, seen
 
     def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
-        """(B, T, K) of 1, the lags and inputs, for vectors (B, p + T, D) of which the first p come before the first step."""
-        steps = past.shape[1] - self.order
+        """(B, T, K) of 1, the lags about the centre and inputs.
+
+        Args:
+            past: (B, p + T, D), of which the first p come before the first step.
+        """
+        steps, past = past.shape[1] - self.order, past - self.centre
         parts = [past.new_ones(len(past), steps, 1)]
         parts += [past[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
         return torch.cat(parts if inputs is None else [*parts, inputs], -1)
 
+    @torch.no_grad()
     def check_data(self, batch: Batch) -> None:
-        """Refuses data of which nothing can be learned."""
+        """Refuses data of which nothing can be learned, and goes over to their mean: parameters stay what they are."""
         x, seen = self.explained(batch)
         rows = x[seen]
         if len(rows) <= self.weights.shape[-1]:
@@ -175,14 +188,17 @@ class ARHMMParameters(Estimator):
         flat = (rows == rows[0]).all(0).nonzero().flatten().tolist()
         if flat:
             raise ValueError(f"x: columns {flat} (from 0) hold one value only, so nothing can be learned of them")
+        values = {name: value.clone() for name, value in self.by_name(self.weights).items()}
+        self.centre.copy_(rows.mean(0))
+        self.set_parameters(**values)
 
     # ---------------------------------------------------------------- distributions
     def specs(self) -> tuple[DenseTransition, ConditionalEmission]:
         """Transition of states, and emission given regressors (B, K)."""
-        weights, factor = self.weights, self.scale_tril
+        weights, factor, centre = self.weights, self.scale_tril, self.centre
 
         def build(regressors: Tensor) -> GaussianEmission:
-            loc = (weights @ regressors[..., None, :, None]).squeeze(-1)
+            loc = (weights @ regressors[..., None, :, None]).squeeze(-1) + centre
             return GaussianEmission(loc, scale_tril=factor.expand(*loc.shape, loc.shape[-1]))
 
         moves = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)

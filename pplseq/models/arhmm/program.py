@@ -147,7 +147,7 @@ class ARHMM(ARHMMParameters):
         lags = self.weights[..., 1:last]
         keep = torch.eye(last).to(vector)
         summed = lags.reshape(*lags.shape[:2], order, size).sum(-2)
-        level = self.weights[..., 0] + (summed @ about[:, None, :, None]).squeeze(-1)
+        level = self.weights[..., 0] + self.centre + (summed @ (about - self.centre)[:, None, :, None]).squeeze(-1)
         found = []
         for step in range(num_steps):
             states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)

@@ -246,7 +246,8 @@ class ApproximateSwitchingLDS(Estimator):
             value = getattr(values, part)
             rows = value.expand(regimes if part in self.switching else 1, *value.shape)
             if part in self.switching:
-                rows = rows * widths.reshape(-1, 1, 1) if part in NOISES else rows + 0.1 * torch.randn_like(rows) * value.std()
+                apart = 0.1 * torch.randn_like(rows) * value.square().mean().sqrt()
+                rows = rows * widths.reshape(-1, 1, 1) if part in NOISES else rows + apart
             parts[part] = rows
         self.set_parameters(**parts, initial_mean=values.initial_mean, initial_covariance=values.initial_covariance)
 

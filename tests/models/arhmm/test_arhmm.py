@@ -21,6 +21,7 @@ def made(order=2, num_inputs=1, states=2, size=2, seed=0):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.4 * torch.randn_like(parameter))
+        model.centre.copy_(torch.randn(size))
     x = torch.randn(3, 5, size, dtype=F64)
     return model, x, {"inputs": torch.randn(3, 5, num_inputs, dtype=F64)} if num_inputs else {}
 
@@ -144,8 +145,12 @@ def test_em_and_gradients_find_the_same_maximum_in_any_units():
     again.load_state_dict(model.state_dict())
     again.fit(x, method="lbfgs", warm_start=True, num_steps=5)
     assert model.score(x) - 1e-6 <= again.score(x) <= model.score(x) + 0.05
-    scaled = ARHMM(2, 2).fit(1e4 * x, num_restarts=2, seed=0, max_iterations=60, tolerance=1e-8)
-    assert scaled.score(1e4 * x) + 2 * 298 * np.log(1e4) == pytest.approx(model.score(x), abs=1e-3)
+    far = 1e4 * (x + 1e4)
+    scaled = ARHMM(2, 2).fit(far, num_restarts=2, seed=0, max_iterations=60, tolerance=1e-8)
+    assert scaled.score(far) + 2 * 298 * np.log(1e4) == pytest.approx(model.score(x), abs=1e-3)
+    one, two = scaled.forecast(far, 3), model.forecast(x, 3)
+    close(one.means / 1e4 - 1e4, two.means, rtol=0, atol=1e-3)
+    close(one.covariances / 1e8, two.covariances, rtol=1e-3, atol=1e-3)
 
 
 def test_statistics_have_the_gradient_of_the_likelihood():
@@ -160,6 +165,8 @@ def test_statistics_have_the_gradient_of_the_likelihood():
 def test_known_states_folders_and_draws(tmp_path):
     true, x = drawn()
     sample = true.sample(40, 3, seed=2)
+    single = ARHMM(2, 2, dtype="float32").fit(sample.x.float() + 50, max_iterations=5, seed=0)
+    assert single.score(sample.x.float() + 50) == pytest.approx(single.double().score(sample.x + 50), rel=1e-3)
     model = ARHMM(2, 2).fit(sample.x, states=sample.states, max_iterations=5)
     close(model.estimates()["lags"][0, 0], true.estimates()["lags"][0, 0], atol=0.3, rtol=0)
     again = SequenceModel.load(model.save(tmp_path / "model"))

@@ -156,7 +156,7 @@ def test_fits_folders_and_draws(tmp_path):
     torch.manual_seed(0)
     quiet = torch.randn(40, dtype=F64) * torch.where(torch.arange(40) // 10 % 2 == 0, 0.2, 2.0)
     x = quiet.cumsum(0)[None, :, None]
-    model = ApproximateSwitchingLDS(2, 1, 1, switching="state_noise").fit(x, num_steps=6, seed=0)
+    model = ApproximateSwitchingLDS(2, 1, 1, switching=["transition", "state_noise"]).fit(x, num_steps=6, seed=0)
     assert model.history.losses[-1] < model.history.losses[0]
     again = SequenceModel.load(model.save(tmp_path / "model"))
     assert again.score(x) == model.score(x)
