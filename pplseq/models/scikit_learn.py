@@ -95,7 +95,7 @@ class TokenEmbeddings(_Features):
     Args:
         num_states: dimensions of a vector.
         min_count: words seen less often in ``fit`` are unknown words, as are those that ``fit`` did not see.
-        fit_options: of ``TextLDS.fit``: pseudo_counts (for some thousand words rather 1 than 1000), max_iterations, ...
+        fit_options: of ``TextLDS.fit``: pseudo_counts (for some thousand words rather 10 than 1000), max_iterations, ...
         pool: "mean" over the words of a sentence, a row a sentence; "last" word; "none", a row a word.
         kind: "smoothed", given the whole sentence, or "filtered", the words so far.
 
