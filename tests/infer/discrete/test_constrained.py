@@ -255,6 +255,10 @@ def test_what_is_refused():
     family = FAMILIES["Forbidden"](seed=3)
     with torch.no_grad():
         assert float(constrain(*family.specs(), MOVES, 1).log_prob()) == -math.inf
+        never = constrain(*FAMILIES["ForbiddenReset"](seed=3).specs(), MOVES, 3)
+        never.first[:] = -math.inf
+        with pytest.raises(ValueError, match="words: row 0, word 0: the model gives id 2 probability zero here"):
+            never.after_each_word(torch.tensor([[2, 1]]))
     with pytest.raises(ValueError, match="moves: expected numbers in 0..1, got 0..2"):
         WordMoves.of([0, 1], [[0, 2], [0, 0]], [True, False])
     with pytest.raises(ValueError, match="moves: expected classes"):

@@ -130,8 +130,17 @@ class ConstrainedChain:
 
     @torch.no_grad()
     def read(self, at: TextSoFar, words: Tensor) -> TextSoFar:
-        """One word (B,) further. A word that the model cannot say here leaves a row of NaN."""
-        said = torch.log_softmax(at.states + self.words.emission.log_likelihood(words), -1)
+        """One word (B,) further.
+
+        Raises:
+            ValueError: a word that the model cannot say here, behind which nothing has a probability.
+        """
+        joint = at.states + self.words.emission.log_likelihood(words)
+        lost = torch.isneginf(joint).all(-1).nonzero()
+        if len(lost):
+            row = int(lost[0, 0])
+            raise ValueError(f"words: row {row}, word {at.step}: the model gives id {int(words[row])} probability zero here")
+        said = torch.log_softmax(joint, -1)
         states = self.steps.forward(said)
         if self.words.reset_id is not None:
             states = torch.where((words == self.words.reset_id).unsqueeze(-1), self.steps.initial, states)
