@@ -48,11 +48,11 @@ def run_one(train, test, **settings) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--l2", type=float, nargs="+", default=[0.3], help="penalties")
+    parser.add_argument("--l2", type=float, nargs="+", default=[1.0], help="penalties")
     parser.add_argument("--spans", nargs="+", default=["bio"], choices=("bio", "bioes"), help="schemes to learn in")
     parser.add_argument("--clusters", type=Path, help="file of word clusters, `path word count` a line")
     parser.add_argument("--tolerance", type=float, default=3e-4, help="relative gain in ten iterations that ends training")
-    parser.add_argument("--max-iterations", type=int, default=300, help="of L-BFGS")
+    parser.add_argument("--max-iterations", type=int, default=130, help="of L-BFGS")
     parser.add_argument("--held-out", action="store_true", help="train on nine tenths of train and test on the tenth")
     parser.add_argument("--max-sentences", type=int, help="of train; for a look")
     options = parser.parse_args()
