@@ -21,6 +21,7 @@ import functools
 import importlib.util
 import json
 import logging
+import os
 import sys
 import time
 import types
@@ -212,7 +213,9 @@ def main() -> None:
     notes, lengths = load_chorales(data_folder() / "jsb_chorales" / "jsb-chorales-quarter.json")
     rows = [measure(examples, number, notes, lengths, options.repeat) for number in options.models.split(",")]
     shape = dict(zip(("sequences", "steps", "notes"), notes.shape, strict=True))
-    record("pyro_examples", rows, states=16, dtype="float32", threads=1, goal=GOAL, goals_rewritten=GOALS, **shape)
+    load = round(os.getloadavg()[0], 1)
+    about = dict(states=16, dtype="float32", threads=1, load=load, goal=GOAL, goals_rewritten=GOALS)
+    record("pyro_examples", rows, **about, **shape)
 
 
 if __name__ == "__main__":
