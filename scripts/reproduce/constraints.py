@@ -1,6 +1,7 @@
 """A frozen LSTM on the Penn Treebank, steered by an HMM that knows only its samples, to say sentences with two given words.
 
-    pplseq train lstm $PPLSEQ_DATA/ptb --hidden-size 200 --num-layers 1 --dropout 0.2 --max-time 300s --out runs/lstm
+    pplseq train lstm $PPLSEQ_DATA/ptb --max-vocabulary 3000 --hidden-size 128 --num-layers 1 --dropout 0.1 --lr 0.004 \\
+        --schedule time --max-time 660s --validate-per-epoch 8 --out runs/lstm
     python scripts/reproduce/constraints.py --lstm runs/lstm
 
 Each task is two words of one sentence of the test text (each 20 to 2,000 times in the training text): say a sentence of 8 to 20
