@@ -6,8 +6,8 @@
     python scripts/reproduce/faults.py lines --number 100000
 
 A call goes on where the last one stopped: its draws begin with the number of those that the file counts, and what it finds is
-added. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--seconds` ends a call
-early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of tests/support/ that hold it. TMPDIR
+added. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--only NAME,...` leaves out
+the others, `--seconds` ends a call early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of tests/support/ that hold it. TMPDIR
 on a file system in memory makes it much faster.
 """
 
@@ -32,6 +32,7 @@ from record import git, record  # noqa: E402
 FILE = ROOT / "results" / "faults.json"
 GOALS = {"kills": 1000, "damages": 5000, "lines": 100_000}
 LINES = 500  # asked about at a time
+ONLY: set[str] = set()  # names of commands that are killed, or whose disk is full; all where there are none
 Found = tuple[str, int, str | None]  # of what, how many trials, and what is wrong
 
 
@@ -55,7 +56,8 @@ def every_command(place: Path) -> dict[str, tuple]:
     """name -> (call, whether it writes files alone)."""
     runs, writers, _ = commands(place)
     found = {name: (begin, False) for name, begin in runs.items()}
-    return found | {f"{name} (files)": (begin, True) for name, begin in writers.items()}
+    found |= {f"{name} (files)": (begin, True) for name, begin in writers.items()}
+    return {name: call for name, call in found.items() if not ONLY or name in ONLY}
 
 
 def kills(place: Path, number: int, done: Counter) -> Iterator[Found]:
@@ -120,7 +122,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many")
     parser.add_argument("--new", action="store_true", help="count from nothing")
     parser.add_argument("--again", default="", help="commands that are counted from nothing, the others staying as they are")
+    parser.add_argument("--only", default="", help="commands that are killed, or whose disk is full, and no others")
     options = parser.parse_args()
+    ONLY.update(name for name in options.only.split(",") if name)
     before = {} if options.new else results().get(options.part, {})
     again = [name for name in options.again.split(",") if name]
     counts = Counter({name: count for name, count in before.get("of", {}).items() if name not in again})
