@@ -80,7 +80,10 @@ def write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None
         f"# Trained by pplseq {code_version()}\n{_same_numbers(settings.deterministic)}"
         f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}"
     )
-    write_text(path, seal_toml(text))
+    try:
+        write_text(path, seal_toml(text))
+    except UnicodeEncodeError:
+        raise ValueError(f"{data!a}: its name, or one among the settings, is not UTF-8 text; give it another name") from None
 
 
 def _same_numbers(deterministic: bool) -> str:

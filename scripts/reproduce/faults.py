@@ -7,7 +7,8 @@
 
 A call goes on where the last one stopped: its draws begin with the number of those that the file counts, and what it finds is
 added. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--only NAME,...` leaves out
-the others, `--seconds` ends a call early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of tests/support/ that hold it. TMPDIR
+the others, `--seconds` ends a call early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of
+tests/support/ that hold it. TMPDIR
 on a file system in memory makes it much faster.
 """
 

@@ -65,6 +65,15 @@ def test_nothing_is_left(name, data, tmp_path):
     assert not name.endswith(" memory") or "memory" in result.output or "GiB" in result.output
 
 
+def test_a_name_that_is_not_utf8_is_named(data, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/n\xff.csv")
+    with open(odd, "w") as file:
+        file.write(data["rows.csv"].read_text())
+    with pytest.raises(ValueError, match=r"n\\udcff.csv': its name, or one among the settings, is not UTF-8 text"):
+        pplseq.train("lds", odd, folder=tmp_path / "run", outputs="y")
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_was_there_stays(data, tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(ValueError):
