@@ -23,3 +23,12 @@ def on_page_markdown(markdown, page, config, files):
     os.chdir(tempfile.mkdtemp(prefix="pplseq-docs-"))
     torch.manual_seed(0)
     return markdown
+
+
+def on_page_content(html, page, config, files):
+    """Code that failed is an error of the build; markdown-exec only prints what it raised."""
+    if "Traceback (most recent call last)" in html:
+        from mkdocs.exceptions import PluginError
+
+        raise PluginError(f"{page.file.src_path}: its code failed:{html.rpartition('Traceback')[2][-600:]}")
+    return html

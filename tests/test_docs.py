@@ -77,6 +77,19 @@ def test_pages_load_nothing_from_other_hosts():
             assert not re.search(r"(src|href)=[\"']https?:|url\(https?:", page.read_text(encoding="utf-8")), page
 
 
+def test_code_that_fails_is_an_error_of_the_build(monkeypatch):
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    from types import SimpleNamespace
+
+    monkeypatch.syspath_prepend(str(DOCS))
+    import hooks
+
+    page = SimpleNamespace(file=SimpleNamespace(src_path="jobs.md"))
+    assert hooks.on_page_content("<p>fine</p>", page, None, None) == "<p>fine</p>"
+    with pytest.raises(exceptions.PluginError, match=r"(?s)jobs.md: its code failed:.*KeyError: 3"):
+        hooks.on_page_content("<pre>Traceback (most recent call last): KeyError: 3</pre>", page, None, None)
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     """``strict`` makes every warning an error; nothing is fetched."""
