@@ -191,8 +191,12 @@ def backward(filtered: Tensor, matrix: Tensor, noise: Tensor) -> tuple[Tensor, T
     predicted = symmetric(matrix @ gain) + noise
     # directions in which the next state is certain say nothing about this one
     least = torch.finfo(predicted.dtype).eps * predicted.shape[-1]
-    gain = gain @ torch.linalg.pinv(predicted, rtol=least, hermitian=True)
-    rest = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device) - gain @ matrix
+    inverse = torch.linalg.pinv(predicted, rtol=least, hermitian=True)
+    moved, identity = gain, torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    gain = moved @ inverse
+    # Newton's step from there: gradients of an inverse of large and small numbers have few digits of their own
+    gain = gain + ((identity - gain @ matrix) @ moved - gain @ noise) @ inverse
+    rest = identity - gain @ matrix
     return gain, symmetric(rest @ filtered @ rest.mT + gain @ noise @ gain.mT)
 
 
