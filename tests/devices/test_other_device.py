@@ -12,7 +12,7 @@ from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.markov import markov
 from pplseq.kernels.triton import launch
-from pplseq.models import IOHMM, VLHMM
+from pplseq.models import HMM, IOHMM, VLHMM
 
 QUERIES = {
     "log_prob": lambda c: c.log_prob(), "marginals": lambda c: c.marginals().probs, "viterbi": lambda c: c.viterbi()[0],
@@ -134,3 +134,13 @@ def test_input_output_models(outputs):
     assert all(p.grad is None or p.grad.device == DEVICE for p in trained.parameters())
     chain = trained.posterior(there(x), lengths, inputs=inputs)
     assert chain.marginals().probs.device == DEVICE and chain.viterbi()[0].device == DEVICE
+
+
+@pytest.mark.parametrize("covariance", ["diag", "full"])
+def test_vectors_with_missing_coordinates(covariance):
+    trained = moved(HMM(2, num_features=2, covariance=covariance))
+    x = torch.randn(3, 5, 2, dtype=torch.float64)
+    x[0, 1, 0] = x[1, 2] = torch.nan
+    trained.log_joint(there(x)).backward()
+    assert all(p.grad is None or p.grad.device == DEVICE for p in trained.parameters())
+    assert trained.posterior(there(x)).differentiable_entropy().device == DEVICE
