@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CLEAN = r"pplseq/(distributions|infer|kernels|runs)/|pplseq/models/(.*/)?(program|vlhmm)\.py"
-CEILING = 119  # errors in all other rooms: lower it when they become fewer, never raise it
+CEILING = 100  # errors in all other rooms: lower it when they become fewer, never raise it
 
 
 def errors() -> list[dict]:
@@ -28,6 +29,8 @@ def errors() -> list[dict]:
     every = [error for error in report["generalDiagnostics"] if error["severity"] == "error"]
     for error in every:
         error["file"] = str(Path(error["file"]).relative_to(ROOT))
+    if find_spec("triton") is None:  # which there is for some machines only
+        every = [error for error in every if not error["file"].startswith("pplseq/kernels/triton/")]
     return every
 
 

@@ -207,12 +207,12 @@ class Cluster:
         Raises:
             PartFailed: names the first part that could not be done.
         """
-        import dask
+        from dask.delayed import delayed
 
         if not parts:
             raise ValueError("parts: nothing to add up, got none")
         names = [f"part {number}" for number in range(1, len(parts) + 1)] if names is None else names
-        do, join, run = dask.delayed(_do_part, pure=False), dask.delayed(add, pure=False), uuid4().hex
+        do, join, run = delayed(_do_part, pure=False), delayed(add, pure=False), uuid4().hex
         layer = []
         for number, (name, part) in enumerate(zip(names, parts, strict=True)):
             arguments = part if isinstance(part, tuple) else (part,)
