@@ -1,9 +1,9 @@
 """How far a reader has to walk through one step: ceilings that only fall.
 
 The goals were 10 files of a VLHMM step, and 12 files and 1,000 calls of an EM iteration of an LDS. What is above them bought
-speed: derivatives of every order (kernels/twice.py) and compiled loops (three files, a third of the calls before) of a VLHMM, whose
-tables of half precision are looked for in a file more;
-compiled loops of small Gaussian states (four files) and extrapolated steps, of which a fit needs a fifth to a third, of an LDS.
+speed: derivatives of every order (kernels/twice.py) and compiled loops (three files, a third of the calls before) of a VLHMM,
+whose tables of half precision are looked for in a file more; compiled loops of small Gaussian states (four files) and
+extrapolated steps, of which a fit needs a fifth to a third, of an LDS.
 """
 
 from pathlib import Path
