@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class StreamRecipe(Recipe):
     """A model that learns from a stream; it is not trained as others are."""
 
+    def training(self) -> Any:
+        raise ValueError(f"there is no evaluation of {self.name}: {self.limits}, and each word was scored as it was read")
+
     def viewing(self) -> Any:
         return sys.modules[__name__]
 

@@ -38,7 +38,8 @@ def about(*arguments):
 
 
 def test_every_model_has_something_to_say_of_data():
-    assert all(type(recipe).info is not Recipe.info for recipe in RECIPES.values())
+    for recipe in RECIPES.values():
+        assert type(recipe).info is not Recipe.info or callable(recipe.training().info)
 
 
 def test_tables(folder):

@@ -77,7 +77,8 @@ def test_a_size_beyond_the_memory_is_refused_before_anything_is_allocated(make):
 
 
 def test_every_registered_model_is_a_case():
-    assert {case.model().name for case in CASES.values()} == set(models.MODELS)
+    """Those that approximate have tests of their own, of how far they are off."""
+    assert {case.model().name for case in CASES.values()} == {n for n in models.MODELS if not models.MODELS[n].approximate}
 
 
 @pytest.mark.parametrize("verb", sorted(EVERYTHING))

@@ -1,6 +1,5 @@
 """The loop under all trainings, on one that only counts: what is written when, and what happens when it is cut off."""
 
-import json
 import math
 import os
 import signal
@@ -12,7 +11,7 @@ import time
 import pytest
 import torch
 
-from pplseq.folder import FolderError, SaveError, whole_folder
+from pplseq.folder import FolderError, SaveError, sealed, whole_folder
 from pplseq.runs.checkpoint import TRAINING, only_one_run
 from pplseq.runs.loop import GRACE, Step, Training, run_training
 from pplseq.runs.metrics_log import read_metrics
@@ -348,6 +347,6 @@ def test_a_command_may_hold_the_folder_around_the_loop(tmp_path):
 def test_status_of_what_is_no_run(tmp_path):
     assert run_status(tmp_path) == {"status": "absent"}
     (tmp_path / "status.json").write_text("{")
-    assert run_status(tmp_path) == {"status": "absent"}
-    (tmp_path / "status.json").write_text(json.dumps({"status": "running", "host": "elsewhere"}))
+    assert run_status(tmp_path) == {"status": "damaged"}
+    (tmp_path / "status.json").write_text(sealed({"status": "running", "host": "elsewhere"}))
     assert run_status(tmp_path)["status"] == "running"  # another machine's processes are not seen from here

@@ -63,6 +63,7 @@ class ApproximateSwitchingLDS(Estimator):
     """
 
     name = "approximate_switching_lds"
+    approximate = True
     methods = ("lbfgs", "sgd")
     num_words = None
     num_features: int
