@@ -214,7 +214,14 @@ class BlockTransition(Transition):
         every = torch.arange(self.layout.num_kept, device=self.device)
         return self._after(torch.tensor(MISSING, device=self.device), columns, every, self.initial[following])
 
-    def column_tiles(self):
+    @torch.no_grad()
+    def scaled_columns(self, following: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, Q) exp(columns - top), and (N,) the top of each row; behind a word that does not reset, without gradients."""
+        log = self.columns(following, unseen=False)
+        top = log.amax(-1).clamp_min(torch.finfo(log.dtype).min)
+        return log.sub_(top.unsqueeze(-1)).exp_(), top
+
+    def column_tiles(self) -> tuple[Tensor, ...]:
         """Tiles of local numbers such that ``columns`` of one tile stays below ``WIDE_CELLS`` cells."""
         size = max(1, WIDE_CELLS // self.layout.num_kept)
         return torch.arange(self.layout.num_kept, device=self.device).split(size)

@@ -31,7 +31,8 @@ class HierarchicalTransition(BlockTransition):
         product_dtype: type of the products between distinct pairs of blocks (bfloat16 for speed in training).
         reset_id, emission: as for :class:`~pplseq.distributions.block.BlockTransition`.
 
-    Cost: K^2 D + K M D a token; a step to all states K Z D.
+    Cost: K^2 D + K M D a token; a step to all states K Z D behind a word, Z^2 D between two words that were not seen, as every
+        entry is needed then.
 
     Source: J. Goodman (2001), Classes for fast maximum entropy training, equation 3, of words; here of states.
     """
@@ -54,6 +55,7 @@ class HierarchicalTransition(BlockTransition):
         self.out, self.into, self.out_of, self.product_dtype = out, into, out_of, product_dtype
         self.block_weight, self.block_bias = block_weight, block_bias
         self._block_norm: Tensor | None = None
+        self._norm_of_all: Tensor | None = None
 
     # ---------------------------------------------------------------- the two softmaxes
     def leaving(self, rows: Tensor) -> Tensor:
@@ -144,11 +146,48 @@ class HierarchicalTransition(BlockTransition):
         return self.log_probs(self.leaving_blocks(previous_block), block.unsqueeze(-1)).squeeze(-2)
 
     def scores_from_all(self, following):
-        leaving = self.leaving(torch.arange(self.layout.num_kept, device=self.device))
-        block = self.layout.block_of_kept[following]
+        inner, gates, pick = self._parts_from_all(following)
+        return pick(torch.log_softmax(inner, -1) + gates.unsqueeze(-1))
+
+    @torch.no_grad()
+    def scaled_columns(self, following):
+        inner, gates, pick = self._parts_from_all(following)
+        top = gates.amax(-1)
+        probs = torch.softmax(inner, -1).mul_((gates - top.unsqueeze(-1)).exp_().unsqueeze(-1))
+        return pick(probs), top
+
+    def _parts_from_all(self, following: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """From all kept states: (N, U, K) scores within the U blocks of local numbers (Q,), -inf at padded slots, (N, U) log
+        p(block | state), and what picks (N, Q) out of (N, U, K)."""
+        layout = self.layout
+        leaving = self.leaving(torch.arange(layout.num_kept, device=self.device))
+        block = layout.block_of_kept[following]
         blocks, which = block.unique(return_inverse=True)
-        wide = self.log_probs(leaving, blocks)
-        return wide[:, which, following - self.layout.first_kept[block]]
+        inner, gates = self.inner_scores(leaving, blocks), self.gates_from_all(leaving, blocks)
+        slot = following - layout.first_kept[block]
+        if layout.filled is not None:
+            inner = inner.masked_fill(~layout.filled[blocks], -math.inf)
+        elif torch.equal(following, layout.slots[blocks].reshape(-1)):  # whole blocks: nothing is gathered
+            return inner, gates, lambda wide: wide.flatten(-2)
+        return inner, gates, lambda wide: wide[:, which, slot]
+
+    def gates_from_all(self, leaving: Tensor, blocks: Tensor) -> Tensor:
+        """(N, U) log p(block | state) of blocks (U,) from all kept states, whose normalisers are computed once per object."""
+        if not torch.is_grad_enabled():
+            norm = self.block_norms(None)
+            norm = norm.flatten() if self.layout.filled is None else norm[self.layout.filled]
+        else:
+            if self._norm_of_all is None:
+                self._norm_of_all = self.block_log_norm(leaving)
+            norm = self._norm_of_all
+        return leaving @ self.block_weight[blocks].T + (self.block_bias[blocks] - norm.unsqueeze(-1))
+
+    def column_tiles(self):
+        """Tiles of whole blocks, so that no block is normalised for two of them."""
+        layout = self.layout
+        count = max(1, WIDE_CELLS // (layout.num_kept * layout.width))
+        every = torch.arange(layout.num_kept, device=self.device)
+        return every.split([int(part.sum()) for part in layout.sizes.cpu().split(count)])
 
     def row_log_norm(self, rows):
         return self.initial.new_zeros(len(rows))  # the scores are normalised
@@ -196,6 +235,9 @@ class HierarchicalTables(HierarchicalTransition):
     def inner_scores(self, leaving, blocks):
         into = self.layout.state_ids[blocks]  # (*b, U, K)
         return self.table[leaving.unsqueeze(-1), into.unsqueeze(-3)]
+
+    def gates_from_all(self, leaving, blocks):
+        return self.block_log_probs(leaving, blocks)
 
     def block_log_probs(self, leaving, blocks):
         ids = leaving.squeeze(-1)

@@ -77,13 +77,18 @@ class ScaledMatrix:
 
     Args:
         make: gives the matrix; it is called again where entries have to be redone, so that only the exponentials are kept.
+        scaled: exp(matrix - top) (N, Q) and finite top (N,), where these can be had more cheaply than by ``make``.
     """
 
-    def __init__(self, make: Callable[[], Tensor]):
-        self.make, log = make, make()
-        self.top = log.amax(-1).clamp_min(torch.finfo(log.dtype).min)
-        self.scaled = (log - self.top.unsqueeze(-1)).exp_()
-        self.reach = math.exp(-500.0 if log.dtype == torch.float64 else -60.0)
+    def __init__(self, make: Callable[[], Tensor], scaled: tuple[Tensor, Tensor] | None = None):
+        self.make = make
+        if scaled is None:
+            log = make()
+            self.top = log.amax(-1).clamp_min(torch.finfo(log.dtype).min)
+            self.scaled = (log - self.top.unsqueeze(-1)).exp_()
+        else:
+            self.scaled, self.top = scaled
+        self.reach = math.exp(-500.0 if self.scaled.dtype == torch.float64 else -60.0)
 
     def forward(self, message: Tensor) -> Tensor:
         """log sum_n exp(message_rn + log_nq): (R, N) -> (R, Q)."""

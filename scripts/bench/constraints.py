@@ -2,19 +2,22 @@
 
     python scripts/bench/constraints.py                 # 2^12 and 2^15 states, one softmax and hierarchical
     python scripts/bench/constraints.py --states 512    # something quick
+    python scripts/bench/constraints.py --states 32768 --transitions hierarchical
 
-Models have random parameters (times do not depend on them) and automata random moves, so that all D states are live at every
-word. The peer is the same recursion with a product of its own for each state of the automaton, compared before it is timed.
+What earlier runs measured of other models stays in the file, and says which run it is of. Models have random parameters (times
+do not depend on them) and automata random moves, so that all D states are live at every word. The peer is the same recursion
+with a product of its own for each state of the automaton, compared before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 
 import torch
-from record import record
+from record import ROOT, record
 
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.moves import WordMoves
@@ -75,6 +78,11 @@ def measured(states: int, transition: str, hidden: int, sizes: list[int], words:
         for _ in range(words - 1):
             free = steps.backward(free)
     about |= clock.shared(max(1, words - 1), "free_step")
+    behind = torch.full((1, states), -torch.inf)
+    behind[0, :32] = 0.0  # one block
+    with Clock() as clock:
+        steps.forward(behind)
+    about |= clock.shared(1, "step_behind_a_word")
     rows = []
     for size in sizes:
         moves = automaton(size)
@@ -101,6 +109,16 @@ def measured(states: int, transition: str, hidden: int, sizes: list[int], words:
     return about | {"automata": rows}
 
 
+def earlier(name: str) -> list[dict]:
+    """What is in the file, with the run each result is of."""
+    path = ROOT / "results" / "bench" / f"{name}.json"
+    if not path.exists():
+        return []
+    whole = json.loads(path.read_text())
+    run = {key: whole[key] for key in ("command", "commit", "date", "load")}
+    return [{"run": run} | result for result in whole["results"]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--states", type=int, nargs="*", default=[1 << 12, 1 << 15])
@@ -109,12 +127,14 @@ def main() -> None:
     parser.add_argument("--name", default="constraints")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    results = []
+    results = earlier(options.name)
     for states in options.states:
         large = states > 1 << 13
         for transition in options.transitions:
-            sizes, words, peer = ([1, 64], 2, 0) if large else ([1, 4, 16, 64, 256], 8, 64)
-            results.append(measured(states, transition, options.hidden, sizes, words, 0 if large else 1 << 30, peer))
+            sizes, words, peer = ([1, 16, 64], 2, 0) if large else ([1, 4, 16, 64, 256], 8, 64)
+            found = measured(states, transition, options.hidden, sizes, words, 0 if large else 1 << 30, peer)
+            which = states, transition, options.hidden
+            results = [old for old in results if (old["states"], old["transition"], old["hidden"]) != which] + [found]
             load = os.getloadavg() if hasattr(os, "getloadavg") else None
             record(options.name, results, threads=torch.get_num_threads(), load=load, words=WORDS)
 

@@ -55,6 +55,30 @@ def test_the_whole_matrix(given):
     close(transition.wide_forward(matrix[:1]), torch.logsumexp(matrix[0].unsqueeze(-1) + matrix, 0, keepdim=True))
 
 
+def test_columns_by_tiles(given, monkeypatch):
+    transition, matrix, outside = given
+    monkeypatch.setattr("pplseq.distributions.hierarchical.WIDE_CELLS", 2 * len(matrix))
+    tiles = transition.column_tiles()
+    assert torch.cat(tiles).tolist() == list(range(len(matrix)))
+    for some in (*tiles, torch.randperm(len(matrix))[:3]):
+        scaled, top = transition.scaled_columns(some)
+        close(scaled.log() + top.unsqueeze(-1), matrix[:, some])
+        with torch.no_grad():
+            close(transition.columns(some), matrix[:, some])
+
+
+def test_gradients_of_columns():
+    layout = BlockLayout.from_sizes([2, 3])
+    given = [torch.randn(size, dtype=F64, requires_grad=True) for size in ((5, D), (5, D), (2, D), (2,))]
+    out, into, weight, bias = given
+    transition = HierarchicalTransition(layout, torch.zeros(5, dtype=F64), *given)
+    ours = torch.cat([transition.columns(tile) for tile in torch.arange(5).split(2)], -1)  # normalised once
+    inner, blocks = out @ into.T, (out @ weight.T + bias).log_softmax(-1)
+    parts = [inner[:, :2].log_softmax(-1) + blocks[:, :1], inner[:, 2:].log_softmax(-1) + blocks[:, 1:]]
+    truth, value = torch.cat(parts, -1), torch.randn(5, 5, dtype=F64)
+    close(torch.autograd.grad((ours * value).sum(), given), torch.autograd.grad((truth * value).sum(), given))
+
+
 def test_some_states(given):
     transition, matrix, outside = given
     count = len(matrix)

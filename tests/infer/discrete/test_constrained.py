@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.tiny_families import FAMILIES
 
+from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.build import build_chain
@@ -22,6 +23,22 @@ RESETS = ["Reset", "ForbiddenReset", "ResetOneBlock"]
 # classes of words 0..4: {0, 3}, {1}, {2, 4}; accepted is what has a 1 right behind a 0 or 3, and no 2 or 4 behind that
 MOVES = WordMoves.of([0, 1, 2, 0, 2], [[1, 0, 0], [1, 2, 0], [2, 2, 3], [3, 3, 3]], [False, False, True, False])
 LOOSE = WordMoves.of([0, 1, 1, 0, 0], [[1, 0], [1, 2], [2, 2]], [True, False, True])  # settles, and may stop at once
+
+
+class Hierarchical(FAMILIES["UnevenBlocks"]):
+    """The next block first, then the state in it."""
+
+    def make_scores(self):
+        super().make_scores()
+        self.weight, self.bias = self.free(3, 3), self.free(3)
+
+    def score(self):
+        inner, blocks = self.out @ self.into.T, (self.out @ self.weight.T + self.bias).log_softmax(-1)
+        parts = zip(inner.split(self.sizes, -1), blocks.split(1, -1), strict=True)
+        return torch.cat([part.log_softmax(-1) + block for part, block in parts], -1)
+
+    def transition(self, initial, **options):
+        return HierarchicalTransition(self.layout, initial, self.out, self.into, self.weight, self.bias, **options)
 
 
 class Truth:
@@ -217,8 +234,9 @@ def test_states_of_two_order():
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_tiles_are_the_matrix(monkeypatch, kept_bytes, dtype):
     monkeypatch.setattr("pplseq.infer.discrete.constrained.steps.WIDE_CELLS", 12)
-    for name in ("UnevenBlocks", "ForbiddenBlocks"):
-        family = FAMILIES[name](seed=1, scale=40.0, dtype=dtype)  # entries far apart
+    monkeypatch.setattr("pplseq.distributions.hierarchical.WIDE_CELLS", 12)
+    for kind in (FAMILIES["UnevenBlocks"], FAMILIES["ForbiddenBlocks"], Hierarchical):
+        family = kind(seed=1, scale=40.0, dtype=dtype)  # entries far apart
         matrix = family.tables()[1].detach()
         for messages in (
             torch.randn(4, 6, dtype=dtype) * 40,

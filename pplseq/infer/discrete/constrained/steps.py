@@ -47,7 +47,8 @@ class TiledSteps:
         transition: a :class:`DenseTransition` or :class:`BlockTransition`, one set of parameters, no state left out.
         kept_bytes: tiles whose exponentials are kept between steps; those beyond are made anew at every step.
 
-    Cost: of a step, R Z^2 for R messages, and Z^2 h to make tiles of embeddings that are not kept, once for all messages.
+    Cost: of a step, R Z^2 for R messages, and Z^2 h to make tiles of embeddings that are not kept, once for all messages; of a
+        step forward out of K states, K Z h.
     """
 
     def __init__(self, transition: DenseTransition | BlockTransition, kept_bytes: float = KEPT_BYTES):
@@ -65,16 +66,20 @@ class TiledSteps:
         """(R, Z) log A out of states (R,)."""
         if isinstance(self.transition, DenseTransition):
             return self.transition.matrix[states]
-        return self.transition.wide_rows(states.unsqueeze(-1)).squeeze(-2)
+        return self.transition.wide_rows(states.unsqueeze(0)).squeeze(0)
 
     @cached_property
     def _tiles(self) -> tuple[Tensor, ...]:
+        if isinstance(self.transition, BlockTransition):
+            return self.transition.column_tiles()
         return torch.arange(self.size, device=self.device).split(max(1, WIDE_CELLS // self.size))
 
     def _factor(self, number: int) -> ScaledMatrix:
         if number in self._kept:
             return self._kept[number]
-        factor = ScaledMatrix(lambda: self.columns(self._tiles[number]))
+        tile, transition = self._tiles[number], self.transition
+        ready = transition.scaled_columns(tile) if isinstance(transition, BlockTransition) else None
+        factor = ScaledMatrix(lambda: self.columns(tile), ready)
         if (number + 1) * factor.scaled.numel() * factor.scaled.element_size() <= self.kept_bytes:
             self._kept[number] = factor
         return factor
@@ -83,7 +88,19 @@ class TiledSteps:
         """(R, Z) log sum_i exp(message_i) A_ij."""
         if torch.is_grad_enabled():
             return torch.cat([log_matmul(message, self.columns(tile)) for tile in self._tiles], -1)
+        if len(self._kept) < len(self._tiles):
+            live = (message > -torch.inf).any(0).nonzero().squeeze(-1)
+            if 4 * len(live) < self.size:  # behind words that were seen, states of their blocks alone
+                return self._forward_from(live, message)
         return torch.cat([self._factor(number).forward(message) for number in range(len(self._tiles))], -1)
+
+    def _forward_from(self, live: Tensor, message: Tensor) -> Tensor:
+        if not len(live):
+            return torch.full_like(message, -torch.inf)
+        parts = []
+        for some in live.split(max(1, WIDE_CELLS // self.size)):
+            parts.append(log_matmul(message[:, some], self.rows(some)))
+        return parts[0] if len(parts) == 1 else logsumexp(torch.stack(parts), 0)
 
     def backward(self, message: Tensor) -> Tensor:
         """(R, Z) log sum_j A_ij exp(message_j); tiles that no message allows are not made."""
