@@ -17,7 +17,7 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
-from pplseq.infer.gaussian.given import Dynamics, FlatChain, flatten, path_input
+from pplseq.infer.gaussian.given import Dynamics, FlatChain, flatten, path_input, without_gradients
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
@@ -88,6 +88,8 @@ class GaussianChain:
     ):
         if tol is not None and not 0 <= tol < 1:
             raise ValueError(f"tol must be an error in [0, 1), nats an observed number, or None; got {tol}")
+        if not torch.is_grad_enabled():  # what is made without gradients has none in later answers either
+            start, dynamics, evidence = without_gradients(start, dynamics, evidence)
         self.start, self.dynamics, self.evidence, self.emission, self.tol = start, dynamics, evidence, emission, tol
         self.flat = flatten(start, dynamics, evidence, valid, seen, check)
         given = self.flat.evidence

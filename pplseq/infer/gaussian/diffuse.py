@@ -26,6 +26,7 @@ from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, Linear
 from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain, once
+from pplseq.infer.gaussian.given import without_gradients
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.results import GaussianStates, StepCovariances
 from pplseq.kernels.kalman import DOUBLE, symmetric
@@ -80,6 +81,8 @@ class DiffuseChain(GaussianChain):
         unknown = covariance.diagonal().isinf()
         if bool((covariance[unknown].where(~torch.diag(unknown)[unknown], 0.0) != 0).any()):
             raise ValueError("start.covariance must be 0 beside the infinite variances of a diffuse start")
+        if not torch.is_grad_enabled():
+            start, dynamics, evidence = without_gradients(start, dynamics, evidence)
         self.dtype = start.mean.dtype
         self.unknown = unknown.nonzero().flatten()
         shift, spread = torch.zeros_like(start.mean[..., self.unknown]), _first_spread(evidence, len(self.unknown))

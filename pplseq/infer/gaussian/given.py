@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,18 @@ class FlatChain(NamedTuple):
     valid: Tensor | None
     used: Tensor | None
     num_steps: int
+
+
+def without_gradients(
+    start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence
+) -> tuple[GaussianBelief, Dynamics, Evidence | LinearEvidence]:
+    """The same numbers, of which nothing is differentiated."""
+    dynamics = Dynamics(*(None if part is None else part.detach() for part in dynamics))
+    if not isinstance(evidence, LinearEvidence):
+        return start.detach(), dynamics, Evidence(*(part.detach() for part in evidence))
+    parts = {field.name: getattr(evidence, field.name) for field in fields(evidence)}
+    parts = {name: None if part is None else part.detach() for name, part in parts.items()}
+    return start.detach(), dynamics, LinearEvidence(**parts)
 
 
 def flatten(

@@ -51,7 +51,8 @@ class KimChain:
 
     def __init__(self, system: System, x: Tensor, valid: Tensor):
         self.system, self.valid = system, valid.T
-        self.is_exact = len(system.first) == 1 or int(valid.sum(1).max()) <= 2
+        longest, one = int(valid.sum(1).max()), len(system.first) == 1
+        self.is_exact, self.smooths_exactly = one or longest <= 2, one or longest == 1
         regimes, rows = len(system.first), len(x)
         mean, covariance = system.mean.expand(rows, regimes, -1), system.covariance.expand(rows, regimes, -1, -1)
         log_probs, total, kept = system.first.expand(rows, -1), 0.0, []

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
+from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
@@ -47,8 +48,9 @@ class ApproximateSwitchingLDS(Estimator):
         x_t ~ N(emission[s_t] z_t + emission_offset[s_t], emission_noise[s_t])
 
     Exact answers would take R^T Gaussians. Kim's filter keeps one for each regime: likelihoods, fits and beliefs are
-    approximate, without a bound, and every call says so by a warning; they are exact for rows of at most two steps and for one
-    regime. Draws are exact. Where states are observed, :class:`~pplseq.models.arhmm.program.ARHMM` is exact.
+    approximate, without a bound, and every call says so by a warning; they are exact for one regime, and for rows of at most
+    two steps (smoothed beliefs: of one). Draws are exact. Where states are observed,
+    :class:`~pplseq.models.arhmm.program.ARHMM` is exact.
 
     Args:
         num_regimes: R. num_states: h. num_features: n, of an observation.
@@ -182,8 +184,8 @@ class ApproximateSwitchingLDS(Estimator):
                         mean = (s.transition[regime] @ z.unsqueeze(-1)).squeeze(-1) + s.transition_offset[regime]
                         spread = s.state_noise[regime]
                     z = pyro.sample(f"z_{t}", dist.MultivariateNormal(mean, spread))
-                    seen = (s.emission[regime] @ z.unsqueeze(-1)).squeeze(-1) + s.emission_offset[regime]
-                    pyro.sample(f"x_{t}", dist.MultivariateNormal(seen, s.emission_noise[regime]), obs=given.value(t))
+                    with given.seen(t):
+                        pyro.sample(f"x_{t}", _emitted(s, regime, z, given.coordinates(t)), obs=given.value(t))
         return x
 
     def forward(self, *args, **kwargs):
@@ -222,7 +224,7 @@ class ApproximateSwitchingLDS(Estimator):
         return chain
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.nan_to_num(0.0), ~x.isnan().all(-1)
+        return x.nan_to_num(0.0), ~x.isnan()
 
     def fit(self, x, lengths=None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`: what is maximised is Kim's approximation of the likelihood.
@@ -263,6 +265,8 @@ class ApproximateSwitchingLDS(Estimator):
     def smooth(self, x, lengths=None) -> RegimeMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Approximate p(s_t | x_1..x_T) and moments of p(z_t | x_1..x_T) at each step, by Kim's smoother."""
         batch, chain = self._posterior(x, lengths)
+        if chain.is_exact and not chain.smooths_exactly:
+            warnings.warn(APPROXIMATE, UserWarning, stacklevel=2)
         return self._moments(chain.smoothed(), batch, x)
 
     def _moments(self, found: Collapsed, batch: Batch, x) -> RegimeMoments:
@@ -285,3 +289,11 @@ class ApproximateSwitchingLDS(Estimator):
 
     def predict_next(self, x, lengths=None, **known):
         raise TypeError("predict_next: ApproximateSwitchingLDS has none; give a missing step (NaN) behind x to filter")
+
+
+def _emitted(system: System, regime: Tensor, z: Tensor, observed: Tensor | None) -> dist.MultivariateNormal | PartlyObserved:
+    """p(x_t | regime, state), of the coordinates that are observed."""
+    loadings, offset, noise = (part[regime] for part in (system.emission, system.emission_offset, system.emission_noise))
+    if observed is not None:
+        return PartlyObserved(z, loadings, noise, offset, observed=observed)
+    return dist.MultivariateNormal((loadings @ z.unsqueeze(-1)).squeeze(-1) + offset, noise)

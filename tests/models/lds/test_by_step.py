@@ -166,3 +166,21 @@ def test_what_does_not_fit_is_said(known, message):
 def test_a_stationary_start_needs_one_transition():
     with pytest.raises(ValueError, match="initial: a stationary start is that of one transition"):
         LDS(H, N, initial="stationary").fit(torch.randn(2, 9, N), transitions=torch.zeros(9, H, H))
+
+
+@pytest.mark.parametrize("initial", ["learned", "diffuse"])
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_have_no_gradient_of_what_is_known(name, initial):
+    """An answer of the model at test must not claim a gradient that was lost on the way."""
+    model, x, known = made((name,), missing=False)
+    if initial == "diffuse":
+        model = LDS(H, N, initial="diffuse").set_parameters(
+            transition=model.transition, state_noise=model.state_noise, emission=model.emission
+        )
+    value = known[name].requires_grad_()
+    chain = model.posterior(x.requires_grad_(), **{name: value})
+    answers = [chain.log_prob(), chain.token_log_probs(), *chain.filtered(), chain.smoothed_states().means]
+    assert not any(answer.requires_grad for answer in answers)
+    log_prob = model.log_joint(x, **{name: value})  # training has all of it
+    assert all(bool((part != 0).any()) for part in torch.autograd.grad(log_prob, [x, value]))
+    close(model.log_prob(x, **{name: value}).sum(), log_prob.detach())

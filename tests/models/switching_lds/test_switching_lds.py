@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from pyro import poutine
 from support.macro_series import GNP
 
 from pplseq import LDS, ApproximateSwitchingLDS
@@ -131,6 +132,39 @@ def test_hamiltons_model_in_states_is_near_its_exact_likelihood():
     x = torch.tensor(GNP, dtype=F64)[None, :, None]
     given = model.score(x) - model.score(x[:, :4])  # the first four are given there
     assert given == pytest.approx(-181.26339, abs=0.5)
+
+
+def test_the_program_leaves_out_what_is_missing():
+    """Given regimes and states, log-densities of vectors are those of their coordinates that were observed."""
+    model, x = made(switching=EVERYTHING), torch.randn(3, 3, N, dtype=F64)
+    x[0, 1], x[1, 2, 0] = torch.nan, torch.nan
+    trace = poutine.trace(model.model).get_trace(x)
+    trace.compute_log_prob()
+    s = model.system()
+    for t in range(3):
+        k, z = trace.nodes[f"s_{t}"]["value"], trace.nodes[f"z_{t}"]["value"]
+        for row in range(3):
+            o = ~x[row, t].isnan()
+            mean = s.emission[k[row]] @ z[row] + s.emission_offset[k[row]]
+            noise = s.emission_noise[k[row]][o][:, o]
+            wanted = 0 * z[row, 0]
+            if bool(o.any()):
+                wanted = torch.distributions.MultivariateNormal(mean[o], noise).log_prob(x[row, t, o])
+            close(trace.nodes[f"x_{t}"]["log_prob"][row], wanted)
+
+
+def test_smoothed_beliefs_of_two_steps_are_approximate_and_say_so():
+    model, x = made(switching=EVERYTHING), torch.randn(1, 2, N, dtype=F64)
+    log_probs, paths, _ = every_path(model, x[0])
+    weights = log_probs.detach().softmax(0)
+    exact = torch.stack([(weights[:, None] * (paths == r)).sum(0) for r in range(R)], -1)
+    with pytest.warns(UserWarning, match="an approximation without a bound"):
+        found = model.smooth(x).regimes[0]
+    close(found[1], exact[1])
+    assert float((found[0] - exact[0]).abs().max()) > 1e-4  # so there is something to warn of
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.smooth(x[:, :1])
 
 
 def test_it_says_that_it_is_approximate():
