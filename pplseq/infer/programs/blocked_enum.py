@@ -6,6 +6,7 @@ import contextlib
 import functools
 from dataclasses import dataclass, field
 
+import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
 from pyro.poutine.enum_messenger import EnumMessenger
@@ -15,6 +16,7 @@ from torch import Tensor
 from pplseq.distributions.state import Belief, StateCategorical, StateEmission, StateVar, broadcast_shapes
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.programs.discrete_hmm import ChainDiscreteHMM
 from pplseq.infer.programs.enumerated import EagerChain
 from pplseq.infer.programs.factors.chains import emit_components, marked_chains
 from pplseq.infer.programs.factors.elimination import eliminate
@@ -151,6 +153,8 @@ class BlockedEnum(ChainMessenger):
         elif self._eager is not None and self._eager.depends(msg):
             self._eager.add_observation(msg)
         else:
+            if type(fn) is dist.DiscreteHMM and msg["is_observed"]:
+                msg["fn"] = ChainDiscreteHMM.of(fn)
             return
         self.hide(msg)
 

@@ -56,7 +56,8 @@ class Variable:
 class Site:
     """A site that is enumerated, or that depends on one that is.
 
-    variables: the enumerated dimensions that its log-probability may have -> variable, from right to left.
+    variables: the enumerated dimensions that its log-probability may have -> variable, from right to left. whole: of a step of
+    a vectorised loop, the site of all its steps and this one's place among them.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Site:
     frames: tuple
     variables: dict[int, Variable]
     own: Variable | None = None
+    whole: tuple[Site, int] | None = None
 
 
 def outside_value(name: str):

@@ -123,13 +123,23 @@ def _emissions(emits: Tables, length: int, rows: int, joint: int, like: Tensor) 
 def _at_steps(parts: Tables, length: int, event: tuple[int, ...], like: Tensor) -> Tensor:
     """(T, R or 1, *event) the sum of tables at steps; several tables may be of one step."""
     total: Tensor | None = None
+    some: dict[torch.Size, Tables] = {}  # of some steps only, by shape: put together before any is spread over time
+    whole: Tables = []
     for values, at in parts:
         if len(set(at)) == len(at) == length:
-            if at != sorted(at):
-                values = values[torch.tensor(at).argsort().to(values.device)] if len(values) > 1 else values
+            whole.append((values, at))
         else:
+            some.setdefault(values.shape[1:], []).append((values, at))
+    for tables in some.values():
+        joined = [place for _, at in tables for place in at]
+        values = torch.cat([values.expand(len(at), *values.shape[1:]) for values, at in tables])
+        if len(set(joined)) != length or len(joined) != length:
             zeros = values.new_zeros(length, *values.shape[1:])
-            values = zeros.index_add(0, torch.tensor(at, device=values.device), values.expand(len(at), *values.shape[1:]))
+            values, joined = zeros.index_add(0, torch.tensor(joined, device=values.device), values), list(range(length))
+        whole.append((values, joined))
+    for values, at in whole:
+        if at != sorted(at) and len(values) > 1:
+            values = values[torch.tensor(at).argsort().to(values.device)]
         total = values if total is None else total + values
     if total is None:
         return like.new_zeros(length, 1, *event)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
 from pplseq.distributions.state import in_float32
-from pplseq.infer.programs.factors import normal, statistics
+from pplseq.infer.programs.factors import binary, normal, statistics
 from pplseq.infer.programs.factors.enumeration import Site, Variable
 from pplseq.infer.programs.factors.lookups import Lookup
 
@@ -150,7 +150,8 @@ class _Part:
             )  # fmt: skip
         else:
             self.kind = None
-            self.key = (id(site),)
+            at_steps = site.own is None and site.whole is not None and binary.has_logits(fn) and fn is site.fn
+            self.key = ("steps", id(site.whole[0])) if at_steps else (id(site),)
 
     def _prepare_lookup(self, fn) -> bool:
         """Whether this site's parameter is a table looked up at states, which alike sites share."""
@@ -228,7 +229,8 @@ class _Part:
                 return found
             self.kind = None
         if self.kind is None:
-            return torch.stack([part.alone() for part in parts])
+            found = binary.sums_at_steps(parts, [part.site.whole[1] for part in parts]) if self.key[0] == "steps" else None
+            return torch.stack([part.alone() for part in parts]) if found is None else found
         parameter = torch.stack([part.parameter for part in parts])
         mask = None if self.mask is None else torch.stack([part.mask for part in parts])
         if self.site.own is not None:
@@ -312,6 +314,9 @@ class _Part:
     def alone(self) -> Tensor:
         """(*plates, *variables) of one site, by its own ``log_prob``."""
         site, count = self.site, len(self.variables)
+        found = binary.sums_by_row(self)
+        if found is not None:
+            return found
         score = self._binary()
         if score is None:
             score = in_float32(site.fn.log_prob(site.value))

@@ -90,7 +90,8 @@ class Loop:
                     variables[dim] = variable
                 name, fn = site.name.replace(index, text), laws[place]
                 frames, own_now = _frames(site.frames, index, text), None if site.own is None else now[later[site.own.number]]
-                enumeration.sites.append(Site(name, fn, value(place), mask(place), site.scale, frames, variables, own_now))
+                placed = value(place), mask(place), site.scale, frames, variables, own_now
+                enumeration.sites.append(Site(name, fn, *placed, (site, place)))
             enumeration.every += now.values()
             last.update(now)
         for key, variable in list(enumeration.variables.items()):

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import TraceEnum_ELBO
 from pyro.ops.indexing import Vindex
 from support.marked_programs import F64, LENGTHS, MARKED, B, D, K, T, notes, table
 
@@ -81,7 +82,38 @@ def with_inputs(loop, y):
                 pyro.sample(f"y_{t}", law.to_event(1), obs=y[:, t].cumsum(-1))
 
 
-PROGRAMS = [hmm, autoregressive, coupled, with_inputs]
+def network(loop, y):
+    """Logits of a network, of no table's; one mask of rows, one of single tones."""
+    trans, of_state, out = table("trans", K, K), table("of_state", K, 6, event=0), table("out", 6, D, event=0)
+    single = notes().flip(-1) > 0
+    tones, other = pyro.plate("tones", D, dim=-1), pyro.plate("other", D, dim=-1)
+    with rows():
+        x = 0
+        for t in loop(range(T)):
+            RUNS.append(t)
+            with seen(t):
+                x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                hidden = of_state[x.squeeze(-1)] + y[:, t] @ out.T
+                with tones:
+                    pyro.sample(f"y_{t}", dist.Bernoulli(logits=hidden.relu() @ (out - 0.5)), obs=y[:, t])
+                with other, poutine.mask(mask=single[:, t]):
+                    pyro.sample(f"z_{t}", dist.Bernoulli(logits=hidden.tanh() @ (out - 0.2)), obs=1 - y[:, t])
+
+
+def coupled_network(loop, y):
+    one, two, out = table("one", K, K), table("two", 2, 2), table("out", 3, D, event=0)
+    w, x = torch.tensor(0), torch.tensor(0)
+    with rows():
+        for t in loop(range(T)):
+            RUNS.append(t)
+            w = pyro.sample(f"w_{t}", dist.Categorical(one[w]), infer=MARKED)
+            x = pyro.sample(f"x_{t}", dist.Categorical(two[x]), infer=MARKED)
+            with pyro.plate(f"tones_{t}", D, dim=-1):
+                logits = (w * out[0] + y[:, t]).sin() + x * w * out[1] - (1 - 0.5 * x) * y[:, t].roll(1, -1) * out[2]
+                pyro.sample(f"y_{t}", dist.Bernoulli(logits=logits), obs=y[:, t])
+
+
+PROGRAMS = [hmm, autoregressive, coupled, with_inputs, network, coupled_network]
 
 
 def loss_and_gradients(program, loop, y):
@@ -102,6 +134,19 @@ def test_the_same_as_step_by_step(program):
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10 * float(gradient.abs().max()), msg=name)
     check_vectorizable(lambda y: program(markov, y), notes())
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+@pytest.mark.parametrize("program", [network, coupled_network], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("loop", [markov, pyro.markov], ids=["at once", "step by step"])
+def test_networks_as_by_pyro(program, loop):
+    found = loss_and_gradients(program, loop, notes())
+    elbo = TraceEnum_ELBO(max_plate_nesting=2, strict_enumeration_warning=False)
+    pyro.clear_param_store()
+    loss = elbo.loss_and_grads(lambda y: program(pyro.markov, y), no_guide, notes())
+    assert found[0] == pytest.approx(loss, rel=1e-10)
+    for name, leaf in pyro.get_param_store()._params.items():
+        torch.testing.assert_close(found[1][name], leaf.grad, rtol=1e-9, atol=1e-10 * float(leaf.grad.abs().max()), msg=name)
 
 
 def log_prob(program, y):

@@ -1,0 +1,1 @@
+"""Kernels for observations of zeros and ones."""
