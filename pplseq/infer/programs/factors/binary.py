@@ -69,9 +69,10 @@ def _sums(part: Any, logits: Tensor, value: Tensor, mask: Tensor | None) -> Tens
         return None
     lead = logits.shape[1 : logits.dim() - nesting]
     at = [len(lead) + nesting + dim for dim in dims]
-    sizes = [lead[k] if k >= 0 else 1 for k in at]
-    if any(size > 1 and k not in at for k, size in enumerate(lead)) or at != sorted(at):
+    if any(size > 1 and k not in at for k, size in enumerate(lead)):
         return None
+    order = sorted(range(len(at)), key=at.__getitem__)  # in which variables lie in memory
+    sizes = [lead[at[k]] if at[k] >= 0 else 1 for k in order]
     value = value.reshape(count, *(1,) * (nesting - value.dim() + 1), *value.shape[1:])
     if any(own not in (1, size) for own, size in zip(value.shape[1:], plates, strict=True)):
         return None
@@ -89,5 +90,4 @@ def _sums(part: Any, logits: Tensor, value: Tensor, mask: Tensor | None) -> Tens
     value = value.expand(count, *plates).reshape(count, num_rows, num_cells) != 0
     found = row_log_probs(logits, value, mask)
     found = found.reshape(count, *sizes, *rows, *(1,) * len(last))
-    states = tuple(range(1, 1 + len(dims)))
-    return found.movedim(states, tuple(range(1 + nesting, 1 + nesting + len(dims))))
+    return found.movedim(tuple(range(1, 1 + len(order))), tuple(1 + nesting + k for k in order))
