@@ -178,7 +178,10 @@ class SmoothedPath:
         self.smoothed = torch.cat([zero, kalman.smoothed(path.filtered[nodes], gain, later)])
         self.lag_one = torch.cat([zero, kalman.lag_one(gain, path.predicted[behind], later)])
         with torch.no_grad():  # of states that little was known of: differences of large numbers
-            error = torch.finfo(DOUBLE).eps * size_of(gain).square() * size_of(later)
+            most = [0.0] * len(self.of)  # of N of all steps behind: its rounding errors reach this one
+            for node, (after, size) in enumerate(zip(self.later[1:], size_of(later).tolist(), strict=True), 1):
+                most[node] = max(size, most[after])
+            error = torch.finfo(DOUBLE).eps * size_of(gain).square() * gain.new_tensor(most[1:])
             least = self.smoothed[1:].diagonal(dim1=-2, dim2=-1).amax(-1)
             lost = (error > CAREFUL * least).nonzero().flatten() + 1
         if len(lost):

@@ -48,3 +48,26 @@ def test_smoothed_covariances_and_their_gradients(width):
     with torch.no_grad():
         plain = by_chain(noise, width)[0]
     assert float(torch.linalg.eigvalsh(plain).min()) > 0
+
+
+@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize("width", [1e6, 1e8, 1e10])
+def test_first_steps_that_nobody_saw(width, changing):
+    """Against the inverse of the precision of all states, which is well conditioned: later steps determine the first ones."""
+    noise = torch.tensor([0.1, 0.02, 0.05], dtype=F64)
+    seen = torch.arange(T) >= 2
+    moves = A.expand(T - 1, H, H) * torch.linspace(0.9, 1.1, T - 1, dtype=F64)[:, None, None] if changing else A
+    start = GaussianBelief(torch.zeros(1, H, dtype=F64), width * torch.eye(H, dtype=F64))
+    evidence = LinearEvidence(torch.zeros(T, 1, 1, dtype=F64), C, torch.tensor([0.3], dtype=F64))
+    chain = GaussianChain(start, Dynamics(moves, torch.diag(noise)), evidence, seen=seen[:, None])
+    precision = torch.block_diag(*(C.T @ C / 0.3 * s for s in seen))
+    precision[:H, :H] += torch.eye(H, dtype=F64) / width
+    for t, move in enumerate(moves.expand(T - 1, H, H)):
+        step = torch.cat([-move, torch.eye(H, dtype=F64)], 1)
+        precision[t * H : (t + 2) * H, t * H : (t + 2) * H] += step.T @ torch.diag(1 / noise) @ step
+    wanted = torch.linalg.inv(precision).view(T, H, T, H)
+    found = chain.smoothed_states().covariances.dense()[0], chain.lag_one_covariances().dense()[0]
+    slack = 1e-15 * max(width, 1e6)
+    torch.testing.assert_close(found[0], torch.stack([wanted[t, :, t] for t in range(T)]), rtol=slack, atol=10 * slack)
+    lag_one = torch.stack([wanted[t + 1, :, t] for t in range(T - 1)])
+    torch.testing.assert_close(found[1], lag_one, rtol=slack, atol=10 * slack)
