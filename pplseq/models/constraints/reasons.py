@@ -45,9 +45,9 @@ def why_impossible(
 
 
 def _why(moves: WordMoves, wanted: set[int], longest: int, size: int, allowed: str) -> str | None:
-    # what accepts anything accepts something shorter than its states are many, and what accepts texts without end one of
-    # a length from there to twice that
-    most = max(longest, 2 * moves.num_states)
+    # what accepts anything accepts something shorter than its states are many, and what accepts texts without end one among
+    # any so many lengths that follow each other
+    most = longest + moves.num_states
     lengths = lengths_of(moves, most)
     if not lengths:
         return "no text of the model's words satisfies " + ("it" if size == 1 else "both" if size == 2 else "all of it")

@@ -151,6 +151,7 @@ def test_what_is_refused():
         (containing("a b") & containing("c c"), (3, 3), "'a b' and containing 'c c': takes 4 words or more, and .* allows 3"),
         (matching("a b?") & containing("a"), (4, 5), "matching 'a b\\?': takes 2 words at most, and the length allows 4 to 5"),
         (matching("(a a)*"), (3, 3), "takes another number of words"),
+        (matching("(a a)*"), (101, 101), "takes another number of words"),
         (matching("a|b") & matching("b|c") & matching("a|c"), (1, 1), "no text of the model's words satisfies all of it"),
         (matching("[^a b c z]"), (1, 1), "matching .*: no text of the model's words satisfies it"),
     ],

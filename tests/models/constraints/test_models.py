@@ -90,6 +90,19 @@ def test_a_length_alone_and_no_end_word():
     assert -1e-2 < stops <= 1e-9  # nearly all texts end by then
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("end", ["<eos>", None])
+def test_bounds_may_be_wider_than_what_the_constraint_allows(name, end):
+    chain = MODELS[name]().constrained(Constraint.matching("the (stock | market)?"), length=(0, 5), end=end)
+    found = chain.marginals()
+    longest = 3 if end else 2
+    assert found.words.shape == (1, chain.num_steps, 8) and chain.num_steps > longest
+    for marginals in (found.words, found.states, found.automaton):
+        assert not marginals[:, longest:].any()
+        torch.testing.assert_close(marginals.sum(-1)[0, :longest], found.lengths[0].flip(0).cumsum(0).flip(0)[1 : longest + 1])
+    torch.testing.assert_close(found.lengths.sum(), torch.tensor(1.0, dtype=F64))
+
+
 def test_the_constraint_may_read_the_prefix():
     model = hmm()
     half = Constraint.containing("stock market")

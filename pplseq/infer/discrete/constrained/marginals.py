@@ -21,19 +21,26 @@ def text_marginals(chain: ConstrainedChain, table: BackwardTable, evidence: Tens
     Cost: for each word, and each state of the automaton that is there, a chain step of all states and a sum over words.
     """
     rows, num_states = chain.first.shape
-    lengths = [(table.stop_at(0, chain.start) - evidence).exp()]
-    states, words, automaton = [], [], []
+
+    def nothing(*shape: int) -> Tensor:
+        return chain.first.new_zeros(rows, *shape)
+
+    words, lengths = nothing(chain.num_steps, len(chain.moves.classes)), nothing(chain.num_steps + 1)
+    states, automaton = nothing(chain.num_steps, num_states), nothing(chain.num_steps, chain.moves.num_states)
+    lengths[:, 0] = (table.stop_at(0, chain.start) - evidence).exp()
     active = table.active[0].nonzero().squeeze(-1)
     begins = chain.start.unsqueeze(-1) == active
     ahead = torch.where(
         begins.unsqueeze(-1), chain.first.unsqueeze(1), -torch.inf
     )  # (B, R, Z), of the next word's state
     for step in range(chain.num_steps):
+        if not len(active):  # every text has ended
+            break
         flat, of_row = ahead.flatten(0, 1), active.repeat(rows)
         weight = table.weights(step, active)
-        states.append((torch.logsumexp(ahead + weight, 1) - evidence.unsqueeze(-1)).exp())
+        states[:, step] = (torch.logsumexp(ahead + weight, 1) - evidence.unsqueeze(-1)).exp()
         said = chain.words_from(flat, of_row, step).view(rows, len(active), -1)
-        words.append((torch.logsumexp(said, 1) - evidence.unsqueeze(-1)).exp())
+        words[:, step] = (torch.logsumexp(said, 1) - evidence.unsqueeze(-1)).exp()
         following = table.active[step + 1].nonzero().squeeze(-1)
         normal, again = _say(chain, ahead, active, following)
         # what the automaton's states are worth behind the word
@@ -42,23 +49,14 @@ def text_marginals(chain: ConstrainedChain, table: BackwardTable, evidence: Tens
         total = torch.logsumexp(normal, -1)
         if again is not None and worth_again is not None:
             joint, total = torch.logaddexp(joint, again + worth_again), torch.logaddexp(total, again)
-        full = evidence.new_zeros(rows, chain.moves.num_states)
-        automaton.append(full.index_copy(-1, following, (joint - evidence.unsqueeze(-1)).exp()))
+        automaton[:, step, following] = (joint - evidence.unsqueeze(-1)).exp()
         ended = total + table.stop_at(step + 1, following)
-        lengths.append((torch.logsumexp(ended, -1) - evidence).exp())
+        lengths[:, step + 1] = (torch.logsumexp(ended, -1) - evidence).exp()
         active = following
         ahead = chain.steps.forward(normal.flatten(0, 1)).view(rows, len(active), num_states)
         if again is not None:
             ahead = torch.logaddexp(ahead, again.unsqueeze(-1) + chain.steps.initial)
-    if not states:
-        nothing = chain.first.new_zeros(rows, 0, num_states)
-        return TextMarginals(
-            nothing, nothing.new_zeros(rows, 0, len(chain.moves.classes)), torch.stack(lengths, 1),
-            nothing.new_zeros(rows, 0, chain.moves.num_states),
-        )  # fmt: skip
-    return TextMarginals(
-        torch.stack(states, 1), torch.stack(words, 1), torch.stack(lengths, 1), torch.stack(automaton, 1)
-    )
+    return TextMarginals(states, words, lengths, automaton)
 
 
 def _say(chain: ConstrainedChain, ahead: Tensor, active: Tensor, following: Tensor) -> tuple[Tensor, Tensor | None]:
