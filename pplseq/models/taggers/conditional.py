@@ -181,7 +181,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
 
     def log_prob(self, x: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of each sentence, nats; unknown tags are summed over. 0 for empty sentences."""
-        self.check_fitted()
+        self.check_unconstrained("log_prob")
         found = np.zeros(len(x))
         some = [i for i, sentence in enumerate(x) if len(sentence.words)]
         if some:

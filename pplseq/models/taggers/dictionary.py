@@ -316,7 +316,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
 
         Classes of rare words stand for such words.
         """
-        self.check_fitted()
+        self.check_unconstrained("sample")
         random = np.random.default_rng(seed)
         lengths, counts = np.array(list(self._lengths)), np.array(list(self._lengths.values()), dtype=float)
         drawn = np.minimum(random.choice(lengths, size=num_sequences, p=counts / counts.sum()), num_steps).tolist()

@@ -186,9 +186,10 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         with torch.no_grad():
             for batch in self.batches([x[i].words for i in lacking]):
                 rows = [x[lacking[i]] for i in batch]
-                best = self._of_tags(self.chain_given(rows).marginals()).argmax(-1).tolist()
+                probs = self._of_tags(self._answering(self.chain_given(rows)).marginals())
+                best = self.most_right(probs, [len(words) for words, _ in rows])
                 for i, (words, tags), guess in zip(batch, rows, best, strict=True):
-                    full = tuple(tag or self.tags[k] for tag, k in zip(tags, guess[: len(words)], strict=True))
+                    full = tuple(tag or self.tags[k] for tag, k in zip(tags, guess, strict=True))
                     found[lacking[i]] = TaggedSentence(words, full)
         return found
 

@@ -6,6 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.states import constrain_states
 from pplseq.infer.discrete.results import StateMarginals
-from pplseq.models.taggers.substates.taggings import PosteriorChain, best_taggings, entropy_bounds
+from pplseq.models.taggers.substates.taggings import PosteriorChain, best_accepted, best_taggings, entropy_bounds
 from pplseq.models.taggers.tagger import Tagger, Words, check_words
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ class ProbabilisticTagger(Tagger):
 
     Attributes:
         decoder: how tags are chosen: "viterbi", the most probable path of states, or "posterior", word by word the tag with the
-            largest probability, summed over its states.
+            largest probability, summed over its states; under a constraint, of the taggings that satisfy it the one with the
+            largest sum of these probabilities.
     """
 
     decoder: str = "viterbi"
-    _moves: WordMoves | None = None  # of a constraint, over states
+    _constraint: Constraint | None = None
 
     @abstractmethod
     def tag_of_state(self) -> Tensor:
@@ -63,7 +65,8 @@ class ProbabilisticTagger(Tagger):
     # ---------------------------------------------------------------- constraints
     def under(self, constraint: Constraint) -> Self:
         """This tagger, answering about taggings that satisfy a constraint alone, exactly: its tags and :meth:`n_best`,
-        :meth:`smooth`, :meth:`confidence` and draws are given the words and the constraint.
+        :meth:`smooth`, :meth:`confidence`, :meth:`entropy` and :meth:`sample_states` are given the words, the constraint and
+        those before it. Other questions, and the disk, are for the tagger without constraints.
 
         Args:
             constraint: a :class:`~pplseq.models.constraints.constraint.Constraint` on the sequence of tags of a sentence:
@@ -77,42 +80,63 @@ class ProbabilisticTagger(Tagger):
         if not hasattr(constraint, "over"):
             raise TypeError(f"constraint: expected a Constraint on tags, like Constraint.bio(tagger.tags), got {constraint!r}")
         self.check_fitted()
-        over_tags = constraint.over(Vocabulary(tuple(self.tags), unknown=None))
+        found = copy.copy(self)
+        found._constraint = constraint if self._constraint is None else self._constraint & constraint
+        _ = found._moves  # tags that there are not are refused
+        return found
+
+    @property
+    def _moves(self) -> WordMoves | None:
+        """The automaton of the constraint over states."""
+        if self._constraint is None:
+            return None
+        over_tags = self._constraint.over(Vocabulary(tuple(self.tags), unknown=None))
         tags = self.tag_of_state()
         # states that no word has leave the automaton where it is
         classes = torch.where(tags < 0, over_tags.num_classes, over_tags.classes[tags.clamp_min(0)])
         stays = torch.arange(over_tags.num_states).unsqueeze(-1)
-        found = copy.copy(self)
-        found._moves = WordMoves.of(
-            classes, torch.cat([over_tags.moves, stays], -1), over_tags.accepting, over_tags.start
-        )
-        return found
+        return WordMoves.of(classes, torch.cat([over_tags.moves, stays], -1), over_tags.accepting, over_tags.start)
+
+    def check_unconstrained(self, what: str) -> None:
+        """Raises TypeError for a question that :meth:`under` does not answer, and RuntimeError before :meth:`fit`."""
+        self.check_fitted()
+        if self._constraint is not None:
+            raise TypeError(
+                f"{what}: not for a tagger under a constraint ({self._constraint.text}), which answers tag, n_best, smooth, "
+                "confidence, entropy, sample_states and constraint_log_prob; call it of the tagger without"
+            )
 
     def _answering(self, chain: Chain) -> Chain:
-        return chain if self._moves is None else constrain_states(chain, self._moves)
+        moves = self._moves
+        return chain if moves is None else constrain_states(chain, moves)
 
     def constraint_log_prob(self, x: Sequence[Words]) -> np.ndarray:
         """(N,) log p(the tagging satisfies the constraint of :meth:`under` | words) of each sentence; 0 without one."""
+        moves = self._moves
 
         def each(sentences: list[Words]) -> float:
-            if self._moves is None or not len(sentences[0]):
-                return 0.0 if self._moves is None or bool(self._moves.accepting[self._moves.start]) else -math.inf
+            if moves is None or not len(sentences[0]):
+                return 0.0 if moves is None or bool(moves.accepting[moves.start]) else -math.inf
             with torch.no_grad():
                 chain = self.chain(sentences)
-                inside = constrain_states(chain, self._moves, check=False)
+                inside = constrain_states(chain, moves, check=False)
                 return min(0.0, float(inside.log_prob()[0] - chain.log_prob()[0]))
 
         self.check_fitted()
         check_words(x)
         return np.array([each([words]) for words in x])
 
+    def save(self, folder: str | Path, training: dict[str, Any] | None = None) -> Path:
+        self.check_unconstrained("save")
+        return super().save(folder, training)
+
     # ---------------------------------------------------------------- batches
     def batches(self, sentences: Sequence[Words]) -> Iterator[list[int]]:
         """Numbers of sentences of like length, shortest first, in batches that bound the memory; empty ones are left out."""
         order = sorted((i for i, words in enumerate(sentences) if len(words)), key=lambda i: len(sentences[i]))
         budget = max(BATCH_CELLS // max(len(self.tag_of_state()), 1), 1)
-        if self._moves is not None:
-            budget = max(budget // self._moves.num_states**2, 1)
+        if self._constraint is not None:
+            budget = max(budget // self._constraint.num_states**2, 1)
         batch: list[int] = []
         for i in order:
             if batch and (len(batch) + 1) * (len(sentences[i]) + 1) > budget:
@@ -128,6 +152,10 @@ class ProbabilisticTagger(Tagger):
         """answer(chain, lengths) -> one value a row, for all sentences in their order; `empty()` for empty ones."""
         self.check_fitted()
         check_words(sentences)
+        if self._constraint is not None and not self._constraint.accepts(()):
+            for i, words in enumerate(sentences):
+                if not len(words):
+                    raise ValueError(f"x: number {i} has no words, and no tags do not satisfy: {self._constraint.text}")
         found: list[Any] = [None] * len(sentences)
         with torch.no_grad():
             for batch in self.batches(sentences):
@@ -167,11 +195,20 @@ class ProbabilisticTagger(Tagger):
         def paths(chain: Chain, lengths: list[int]) -> list[tuple[str, ...]]:
             if decoder == "viterbi":
                 found = self.tag_of_state()[chain.viterbi()[0].cpu()]  # padded steps are cut off below
+                chosen = [row[:n] for row, n in zip(found.tolist(), lengths, strict=True)]
             else:
-                found = self._of_tags(chain.marginals()).argmax(-1)
-            return [tuple(self.tags[k] for k in row[:n]) for row, n in zip(found.tolist(), lengths, strict=True)]
+                chosen = self.most_right(self._of_tags(chain.marginals()), lengths)
+            return [tuple(self.tags[k] for k in row) for row in chosen]
 
         return self.each(x, paths, tuple)
+
+    def most_right(self, probs: Tensor, lengths: Sequence[int]) -> list[list[int]]:
+        """Of each row of probabilities (B, T, tags) the tags of which most are right on average: word by word the most
+        probable, or under a constraint the best of all taggings that satisfy it."""
+        if self._constraint is None:
+            return [row[:n] for row, n in zip(probs.argmax(-1).tolist(), lengths, strict=True)]
+        moves = self._constraint.over(Vocabulary(tuple(self.tags), unknown=None))
+        return [best_accepted(row[:n].cpu().numpy(), moves) for row, n in zip(probs, lengths, strict=True)]
 
     def decode(self, x: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
         """The same as :meth:`tag`, by the name that all models have for their best path."""
@@ -196,10 +233,10 @@ class ProbabilisticTagger(Tagger):
 
     def _posterior_chain(self, chain: Chain, row: int, length: int) -> PosteriorChain:
         states = self.tag_of_state()
-        if self._moves is None:
+        if self._constraint is None:
             marginals = chain.marginals().dense(len(states))[row, :length]
         else:  # given a constraint, states beside those of its automaton are a chain, and states alone are none
-            marginals, states = chain.marginals().probs[row, :length], states.repeat(self._moves.num_states)
+            marginals, states = chain.marginals().probs[row, :length], states.repeat(self._constraint.num_states)
         pairs, states = chain.pair_marginals().probs[row, : length - 1], states.numpy()
         return PosteriorChain.of(marginals.cpu().numpy(), pairs.cpu().numpy(), states, len(self.tags))
 
@@ -264,6 +301,7 @@ class GenerativeTagger(ProbabilisticTagger):
 
     def log_prob(self, x: Sequence[Words]) -> np.ndarray:
         """(N,) log p(words), nats, the end of the sentence included where the model has one; 0 for empty sentences."""
+        self.check_unconstrained("log_prob")
         return np.array(self.each(x, lambda chain, _: chain.log_prob().tolist(), float), dtype=float)
 
     def score(self, x: Sequence[Words], *, per_token: bool = False) -> float:
@@ -273,6 +311,7 @@ class GenerativeTagger(ProbabilisticTagger):
 
     def surprising(self, sentence: Words) -> np.ndarray:
         """(T,) -log p(word | words before), nats: large where a word was not expected."""
+        self.check_unconstrained("surprising")
 
         def nats(chain: Chain, lengths: list[int]) -> list[np.ndarray]:
             return [-chain.token_log_probs()[0, : lengths[0]].cpu().numpy()]
@@ -281,10 +320,12 @@ class GenerativeTagger(ProbabilisticTagger):
 
     def filter(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of tags given the words up to each."""
+        self.check_unconstrained("filter")
         return self._rows(x, lambda chain: chain.filtered_states())
 
     def predict_next(self, x: Sequence[Words]) -> NextTag:
         """What comes behind sentences, which may be empty: the next word's tag, or the end."""
+        self.check_unconstrained("predict_next")
         states = self.tag_of_state()
 
         def behind(chain: Chain, lengths: list[int]) -> list[np.ndarray]:

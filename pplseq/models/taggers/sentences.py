@@ -76,7 +76,7 @@ class SentenceTagger(GenerativeTagger):
 
     def sample(self, num_steps: int = 100, num_sequences: int = 1, *, seed: int | None = None) -> list[TaggedSentence]:
         """Sentences of known words with their tags, drawn up to their boundary, or to `num_steps` words."""
-        self.check_fitted()
+        self.check_unconstrained("sample")
         checks.count("num_steps", num_steps)
         checks.count("num_sequences", num_sequences, least=0)
         rng, of_state = np.random.default_rng(seed), self.tag_of_state().tolist()

@@ -70,6 +70,9 @@ def test_answers_are_those_of_all_taggings_that_satisfy(tagger, words, name):
     np.testing.assert_allclose(under.smooth([words])[0], probs, atol=1e-4)
     if not tagger.has_substates():
         assert under.tag([words], decoder="viterbi")[0] == max(some, key=lambda entry: entry[1])[0]
+    right = {tags: probs[range(len(words)), list(map(tagger.tags.index, tags))].sum() for tags, _ in some}
+    most_right = max(right, key=lambda tags: right[tags])
+    assert under.tag([words], decoder="posterior")[0] == most_right
     for (draw,) in under.sample_states([words], 5, seed=0):
         assert constraint.accepts(draw)
     assert under.confidence([words])[0].shape == (len(words),)
@@ -81,6 +84,44 @@ def test_batches_are_as_one_by_one(tagger):
     many = under.tag([sentence.words for sentence in SENTENCES], decoder="viterbi")
     assert all(Constraint.bio(tagger.tags).accepts(tags) for tags in many)
     assert tagger.tag(ASKED) == tagger.tag(ASKED)  # the tagger itself is as before
+
+
+def test_tags_chosen_word_by_word_satisfy_too():
+    tagger = order_one().fit(SENTENCES)
+    pairs = Constraint.matching("B-N B-N | I-N O | O O")
+    asked = list(itertools.product(WORDS, repeat=2))
+    under = tagger.under(pairs)
+    assert not all(pairs.accepts([tagger.tags[k] for k in probs.argmax(1)]) for probs in under.smooth(asked))
+    assert all(pairs.accepts(tags) for tags in under.tag(asked, decoder="posterior"))
+
+
+def test_missing_tags_are_filled_under_the_constraint():
+    tagger = LatentTagger(num_substates=1, num_iterations=2).fit(SENTENCES)
+    partly = [TaggedSentence(words, (None, "I-N", None)) for words in itertools.product(WORDS, repeat=3)]
+    pairs = Constraint.matching("B-N I-N O | O I-N I-N")
+    assert all(pairs.accepts(sentence.tags) for sentence in tagger.under(pairs).fill_tags(partly))
+    assert not all(pairs.accepts(sentence.tags) for sentence in tagger.fill_tags(partly))
+
+
+def test_a_constraint_upon_a_constraint_is_both():
+    tagger = order_one().fit(SENTENCES)
+    first, second = Constraint.containing("B-N"), Constraint.excluding("O")
+    twice, at_once = tagger.under(first).under(second), tagger.under(first & second)
+    for words in ASKED:
+        assert twice.n_best(words, 27) == at_once.n_best(words, 27)
+        assert all(first.accepts(tags) and second.accepts(tags) for tags, _ in twice.n_best(words, 27))
+
+
+def test_what_is_not_asked_under_a_constraint(tagger, tmp_path):
+    under, words = tagger.under(Constraint.containing("B-N")), ASKED[0]
+    generative = {"filter": [words], "predict_next": [words], "surprising": words, "sample": 3}
+    asked = {"save": tmp_path / "tagger", "log_prob": [TaggedSentence(words, ("O",) * 3)]}
+    for name, given in {**asked, **{name: given for name, given in generative.items() if hasattr(under, name)}}.items():
+        with pytest.raises(TypeError, match=f"{name}: not for a tagger under a constraint \\(containing 'B-N'\\)"):
+            getattr(under, name)(given)
+    for name in ("tag", "smooth", "entropy", "sample_states"):
+        with pytest.raises(ValueError, match="number [01] has no words, and no tags do not satisfy: containing 'B-N'"):
+            getattr(under, name)([words, ()])
 
 
 def test_what_is_refused():

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pplseq.infer.discrete.constrained.moves import WordMoves
+
 
 class PosteriorChain(NamedTuple):
     """first (Z,) p(z_1 | words); steps (T - 1, Z, Z) [from, to]; groups (Z, M) 1 where a state is one of a tag's."""
@@ -125,3 +127,27 @@ def conditional_entropy(joint: np.ndarray) -> float:
     total = joint.sum(-1, keepdims=True)
     shares = np.divide(joint, total, out=np.ones_like(joint), where=joint > 0)
     return -float((joint * np.log(shares)).sum())
+
+
+def best_accepted(probs: np.ndarray, moves: WordMoves) -> list[int]:
+    """Of the taggings that an automaton over tags accepts, the one with the largest sum of probabilities (T, tags), which is
+    how many of its tags are right on average. One of probability zero is taken only where there is no other.
+
+    Cost: T D tags, for D states of the automaton.
+    """
+    size, (length, num_tags) = moves.num_states, probs.shape
+    after = moves.moves[:, moves.classes].numpy().reshape(-1)  # (D tags,)
+    worth = np.where(probs > 0, probs, -1.0 - length)
+    best = np.where(np.arange(size) == moves.start, 0.0, -np.inf)
+    came: list[np.ndarray] = []
+    for row in worth:
+        ahead = (best[:, None] + row).reshape(-1)
+        order = np.argsort(-ahead, kind="stable")[::-1]  # what is written last stands: the best, and of equals the first
+        best, last = np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
+        best[after[order]], last[after[order]] = ahead[order], order
+        came.append(last)
+    state, tags = int(np.where(moves.accepting.numpy(), best, -np.inf).argmax()), []
+    for last in reversed(came):
+        state, tag = divmod(int(last[state]), num_tags)
+        tags.append(tag)
+    return tags[::-1]
