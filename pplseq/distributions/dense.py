@@ -214,7 +214,7 @@ class GaussianEmission(Emission):
         """(*B, Z) where coordinates are missing."""
         missing = obs.isnan()
         apart = (torch.where(missing, 0.0, obs).unsqueeze(-2) - self.loc).masked_fill(missing.unsqueeze(-2), 0.0)
-        nothing = 0.5 * math.log(2 * math.pi) * missing.sum(-1, keepdim=True)  # of a standard normal at its mean
+        nothing = 0.5 * math.log(2 * math.pi) * missing.to(self.loc).sum(-1, keepdim=True)  # of a standard normal at its mean
         if self.scale is not None:
             density = dist.Normal(torch.zeros_like(self.loc), self.scale, validate_args=False).log_prob(apart)
             return density.masked_fill(missing.unsqueeze(-2), 0.0).sum(-1)
