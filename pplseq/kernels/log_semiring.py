@@ -107,7 +107,7 @@ class ScaledMatrix:
             return message.new_full((len(message), factor.shape[-1]), -math.inf)
         high = score.amax(-1, keepdim=True).clamp_min(torch.finfo(score.dtype).min)
         product = (score - high).exp_() @ factor
-        small = product < self.reach
+        small = (product < self.reach) & (score > -math.inf).any(-1, keepdim=True)  # an impossible row is zero, exactly
         result = product.log_().add_(high).add_(add)
         if not bool(small.any()):
             return result

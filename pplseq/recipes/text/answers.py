@@ -18,7 +18,7 @@ import torch
 from pplseq.baselines import NETWORKS
 from pplseq.baselines import answers as network_answers
 from pplseq.baselines.loading import load_text_model
-from pplseq.data.text import Text, load_corpus, read_text
+from pplseq.data.text import Text, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import new_file
 from pplseq.models import answers as state_answers
@@ -26,6 +26,7 @@ from pplseq.models import constrained_answers
 from pplseq.models.constraints.constraint import Constraint
 from pplseq.recipes.recipe import Lines, choose_device
 from pplseq.recipes.run_folder import Record, record_of
+from pplseq.recipes.text.corpus import corpus_of_run
 from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
@@ -137,7 +138,7 @@ def text_to_score(folder: Path, data: str | None, settings: Any, vocabulary: Voc
     if data == "-" or (data is not None and settings.split is None and Path(data).is_file()):
         return read_text(data, vocabulary, lower=how["lower"])
     source = record.data if data is None and record is not None else str(data)
-    corpus = load_corpus(source, vocabulary=vocabulary, **how)
+    corpus = corpus_of_run(folder, source, vocabulary, **how)
     split = settings.split or "test"
     text = getattr(corpus, split)
     if text is None:

@@ -51,7 +51,7 @@ class TextRecipe(Recipe):
         return train(self.name, job)
 
     def prepared(self, folder: Path) -> Iterable[Path]:
-        return (folder / "clusters.paths", folder / "clusters.paths.sha256")
+        return tuple(folder / f"{name}{end}" for name in ("clusters.paths", "samples.npz") for end in ("", ".sha256"))
 
     def report(self, folder: Path, about: dict[str, Any], settings: Any, watch: Watch) -> Iterator[Path]:
         from pplseq.recipes.text.report import report
@@ -85,9 +85,10 @@ class NetworkRecipe(TextRecipe):
         return view
 
 
+DRAWN = "; or what is drawn from a language model: samples:RUN (of a network) or samples:hf:NAME (extra `huggingface`)"
 CORPUS = "builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file"
-register(TextRecipe("vlhmm", "block-sparse HMM of up to 2^15 states, by gradient", CORPUS, VLHMMSettings))
-register(TextRecipe("hmm", "dense HMM, by EM or gradient", CORPUS, HMMSettings))
+register(TextRecipe("vlhmm", "block-sparse HMM of up to 2^15 states, by gradient", CORPUS + DRAWN, VLHMMSettings))
+register(TextRecipe("hmm", "dense HMM, by EM or gradient", CORPUS + DRAWN, HMMSettings))
 LIMITS = "a network has no states and reads from left to right"
 for name, text, settings in (
     ("lstm", "LSTM language model", LSTMSettings),

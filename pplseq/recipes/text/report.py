@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.data.text import Corpus, Text, load_corpus, read_text
+from pplseq.data.text import Corpus, Text, read_text
 from pplseq.files import write_text
 from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.run_report import page_path
 from pplseq.recipes.settings import options_of
 from pplseq.recipes.text.answers import load, reading_of
+from pplseq.recipes.text.corpus import corpus_of_run
 from pplseq.recipes.text.view import states_view
 from pplseq.report.page import render_page
 from pplseq.report.picture import draw_picture
@@ -48,7 +49,7 @@ def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
 def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
     """The report in numbers, with what can be read of the run: a moved corpus or absent metrics make a note."""
     vocabulary, record = model.vocabulary, record_of(folder)
-    text, corpus, notes = _text(record, vocabulary, settings)
+    text, corpus, notes = _text(folder, record, vocabulary, settings)
     counts = None if corpus is None else np.bincount(corpus.train.tokens, minlength=len(vocabulary))
     if text is None:
         notes.append("States are measured on sentences that the model wrote itself; there is no perplexity of them.")
@@ -86,7 +87,7 @@ def _settings(record: Record) -> dict[str, Any]:
     return {"model": record.recipe.name, "data": record.data, **{n: getattr(record.settings, n) for n in names}}
 
 
-def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text | None, Corpus | None, list[str]]:
+def _text(folder: Path, record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text | None, Corpus | None, list[str]]:
     """(text on which states are measured, the corpus it is of, notes on what is not there)."""
     how = reading_of(record)
     if settings.data is not None and (settings.data == "-" or Path(settings.data).is_file()):
@@ -95,7 +96,7 @@ def _text(record: Record | None, vocabulary: Any, settings: Any) -> tuple[Text |
         note = "This is a saved model without its run: no course of training, and no text unless --data gives one."
         return None, None, [note]
     try:
-        corpus = load_corpus(settings.data or (record.data if record else ""), vocabulary=vocabulary, **how)
+        corpus = corpus_of_run(folder, settings.data or (record.data if record else ""), vocabulary, **how)
     except (OSError, ValueError, ImportError) as error:
         if settings.data is not None:
             raise

@@ -31,6 +31,19 @@ class Reading:
     lower: bool = False
 
 
+@dataclass(kw_only=True)
+class Samples:
+    """Texts of a language model (DATA samples:...).
+
+    Args:
+        num_samples: texts that are drawn.
+        sample_length: tokens of a text at most, without its end; a longer one is cut.
+    """
+
+    num_samples: int = setting(10_000, check=checks.count)
+    sample_length: int = setting(64, check=checks.count)
+
+
 def reading(settings: Any) -> dict[str, Any]:
     """How a text was read, as `load_corpus` takes it; the seed is of the split of a single file."""
     return {name: getattr(settings, name) for name in ("min_count", "max_vocabulary", "lower", "seed")}
@@ -99,7 +112,7 @@ class TextRunSettings(RunSettings):
 
 
 @dataclass(kw_only=True)
-class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
+class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     """The model.
 
     Args:
@@ -154,7 +167,7 @@ class VLHMMSettings(Reading, Batches, Descent, TextRunSettings):
 
 
 @dataclass(kw_only=True)
-class HMMSettings(Reading, Batches, Descent, TextRunSettings):
+class HMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     """The model.
 
     Args:

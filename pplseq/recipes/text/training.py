@@ -20,6 +20,7 @@ from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
+from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
 from pplseq.recipes.text.settings import reading
 from pplseq.runs import processes
 from pplseq.runs.cost import check_fits, estimate, vlhmm_cost
@@ -47,9 +48,14 @@ def train(name: str, job: Job) -> dict[str, Any]:
     device = choose_device(settings.device)
     if device.type == "cpu":
         keep_freed_memory()
-    with job.preparing(f"reading {Path(job.data).name}"):
-        corpus = load_corpus(job.data, **reading(settings))
     together = processes.current()
+    if is_drawn(job.data):
+        if not hasattr(settings, "num_samples"):
+            raise ValueError(f"{job.data}: samples of a language model are for vlhmm and hmm, which steer it; got {name}")
+        with job.preparing(f"drawing {settings.num_samples:,} texts"), together.one_first():
+            draw_corpus(folder, job.data, settings, job.watch.say)
+    with job.preparing(f"reading {Path(job.data).name}"):
+        corpus = corpus_of_run(folder, job.data, **reading(settings))
     if together.several and (name == "hmm" or settings.protocol != "carried"):
         raise ValueError("several processes train on streams (--protocol carried), by gradients; start one without torchrun")
     if together.writes:
@@ -213,6 +219,8 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     if name == "vlhmm":
         check_divisible(settings.num_states, num_blocks)
     check_text(name, data)
+    if is_drawn(data):
+        raise ValueError(f"{data}: samples are drawn where a run is trained; give a text of about that size")
     corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":
