@@ -80,6 +80,8 @@ class Timed(Tensor):
                 f"{name} of values at all steps of a vectorised loop is not supported; write pplseq.markov(..., "
                 "vectorize=False) to run the loop step by step"
             )
+        if func is torch.nn.functional.linear and _rows_alone(args, kwargs):
+            return cls.of(func(args[0].steps, *args[1:], **kwargs))  # torch.vmap would add the bias in a pass of its own
         return _at_every_step(func, args, kwargs)
 
     @classmethod
@@ -113,6 +115,12 @@ def at_steps(tensor: Tensor, index: tuple, is_time, steps: slice | Tensor) -> tu
 
 def _picks_rows(index) -> bool:
     return isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64
+
+
+def _rows_alone(args: tuple, kwargs: dict) -> bool:
+    """Whether of a function's arguments the first alone differs from step to step, and has a dimension at a step."""
+    others = (*args[1:], *kwargs.values())
+    return isinstance(args[0], Timed) and args[0].dim() > 0 and not any(isinstance(value, Timed) for value in others)
 
 
 def _with_plain_calls(func, args, kwargs):
