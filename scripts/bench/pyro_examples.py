@@ -5,7 +5,8 @@ them unmodified, and again with their loops written as ``pplseq.markov``.
 
 Rewritten, models 1, 3 and 4 differ in the name of the loop alone; 2 and 5 index the notes before instead of carrying them,
 and 5 looks its network's first layer up instead of building one-hot vectors; 7, one DiscreteHMM, whose network sees the notes
-of the step itself, is written as 5 is. A second-order loop (6) runs step by step.
+of the step itself, is written as 5 is. A second-order loop (6) runs step by step. So do 5 and 7 (``vectorize=False``): what
+their network makes of all steps at once, 100 MB a layer, leaves the processor's cache, which costs more than the loop does.
 
 Models 5 and 7 spend most of a step in the network that is part of the program: "network_processor_seconds" is the time of that
 network alone, forward and backward, without any inference around it, and "most_times_faster" what TraceEnum's time is of that:
@@ -111,26 +112,34 @@ def _neural(examples, of_before, sequences, lengths, args, include_prior=True):
     if examples.tones_generator is None:
         examples.tones_generator = examples.TonesGenerator(args, data_dim)
     net = pyro.module("tones_generator", examples.tones_generator)
-    shown = _notes_before(sequences) if of_before else sequences
-    conv = net.relu(net.conv(shown.reshape(-1, 1, data_dim)))
-    of_notes = net.y_to_hidden(conv.reshape(num_sequences, max_length, -1))
-    of_state = net.x_to_hidden.weight.T + net.x_to_hidden.bias
+    shown, of_state = _notes_before(sequences) if of_before else sequences, _of_state(net)
     with poutine.mask(mask=include_prior):
         probs_x = pyro.sample("probs_x", dist.Dirichlet(0.9 * torch.eye(args.hidden_dim) + 0.1).to_event(1))
     tones_plate = pyro.plate("tones", data_dim, dim=-1)
-    with pyro.plate("sequences", num_sequences, dim=-2) as batch:
+    with pyro.plate("sequences", num_sequences, dim=-2):
         x = 0
-        for t in pplseq.markov(range(lengths.max())):
+        for t in pplseq.markov(range(lengths.max()), vectorize=False):
             with poutine.mask(mask=(t < lengths).unsqueeze(-1)):
                 x = pyro.sample(f"x_{t}", dist.Categorical(probs_x[x]), infer={"enumerate": "parallel"})
-                logits = net.hidden_to_logits(net.relu(of_state[x.squeeze(-1)] + of_notes[batch, t]))
+                logits = _logits(net, of_state[x.squeeze(-1)], shown[:, t])
                 with tones_plate:
-                    pyro.sample(f"y_{t}", dist.Bernoulli(logits=logits), obs=sequences[batch, t])
+                    pyro.sample(f"y_{t}", dist.Bernoulli(logits=logits), obs=sequences[:, t])
+
+
+def _of_state(net):
+    """(K, hidden) what the network's first layer makes of each state."""
+    return net.x_to_hidden.weight.T + net.x_to_hidden.bias
+
+
+def _logits(net, of_state, notes):
+    """The example's network without one-hot vectors: (*states, rows, notes) of a step."""
+    conv = net.relu(net.conv(notes.reshape(-1, 1, notes.shape[-1])))
+    return net.hidden_to_logits(net.relu(of_state + net.y_to_hidden(conv.reshape(len(notes), -1))))
 
 
 def network_alone(examples, number: str, notes) -> dict:
     """The logits of all steps, as the program computes them and as the rewritten one does: name -> a call that makes them."""
-    net, (num_sequences, max_length, data_dim) = examples.tones_generator, notes.shape
+    net, data_dim = examples.tones_generator, notes.shape[-1]
     states = torch.arange(SETTINGS.hidden_dim)
 
     def by_steps():
@@ -141,11 +150,8 @@ def network_alone(examples, number: str, notes) -> dict:
         return [net(states.unsqueeze(-1), notes.unsqueeze(-2))]
 
     def looked_up():
-        shown = _notes_before(notes) if number == "5" else notes
-        conv = net.relu(net.conv(shown.reshape(-1, 1, data_dim)))
-        of_notes = net.y_to_hidden(conv.reshape(num_sequences, max_length, -1))
-        of_state = net.x_to_hidden.weight.T + net.x_to_hidden.bias
-        return [net.hidden_to_logits(net.relu(of_state + of_notes[:, t, None])) for t in range(max_length)]
+        shown, of_state = _notes_before(notes) if number == "5" else notes, _of_state(net).unsqueeze(1)
+        return [_logits(net, of_state, y) for y in shown.unbind(1)]
 
     return {"TraceBlockedEnum_ELBO": by_steps if number == "5" else at_once, "rewritten": looked_up}
 
