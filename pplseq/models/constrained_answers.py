@@ -51,9 +51,12 @@ def continue_text(
     answer: dict[str, Any] = {"words": [], "unknown": []}
     if words:
         answer = observe(model, vocabulary, words)[1]
-    chain = model.constrained(
-        _without_unknown(constraint, vocabulary, allow_unknown), length=bounds, prefix=list(words), whole=whole  # type: ignore
-    )
+    unknown = _refused(vocabulary, allow_unknown)
+    if unknown is not None:  # in what is drawn: the prefix may have words that the model does not know
+        drawn_words = Constraint.excluding([unknown])
+        known = Constraint.length(len(words), len(words)).then(drawn_words) if whole else drawn_words
+        constraint = known if constraint is None else constraint & known
+    chain = model.constrained(constraint, length=bounds, prefix=list(words), whole=whole)  # type: ignore
     with seeded(seed):
         drawn = chain.sample(checks.count("num_samples", num_samples))
     rows = [row[row >= 0].tolist() for row in drawn.words[:, 0]]
@@ -98,10 +101,11 @@ def infill(
     inner = list(words[:-1] if ended else words)
     least, most = Bounds.of(gap_length)
     known = iter(vocabulary.decode(vocabulary.encode([word for word in inner if word is not None]).tolist()))
-    pattern = " ".join(f".{{{least},{most}}}" if word is None else escaped(next(known)) for word in inner)
+    unknown = _refused(vocabulary, allow_unknown)
+    proposed = "." if unknown is None else f"[^{escaped(unknown)}]"
+    pattern = " ".join(f"{proposed}{{{least},{most}}}" if word is None else escaped(next(known)) for word in inner)
     template = Constraint.matching(pattern, max_states=max_states)
-    whole = _without_unknown(constraint, vocabulary, allow_unknown)
-    template = template if whole is None else template & whole
+    template = template if constraint is None else template & constraint
     spare = len(inner) - inner.count(None)
     bounds = spare + inner.count(None) * least, spare + inner.count(None) * most
     chain = model.constrained(template, length=bounds, end=vocabulary.eos_id if ended else None)
@@ -120,11 +124,9 @@ def infill(
     return answer
 
 
-def _without_unknown(constraint: Constraint | None, vocabulary: Vocabulary, allow_unknown: bool) -> Constraint | None:
-    if allow_unknown or vocabulary.unknown_id is None or vocabulary.unknown is None:
-        return constraint
-    known = Constraint.excluding([vocabulary.unknown])
-    return known if constraint is None else constraint & known
+def _refused(vocabulary: Vocabulary, allow_unknown: bool) -> str | None:
+    """The unknown word, where it must not be proposed."""
+    return None if allow_unknown or vocabulary.unknown_id is None else vocabulary.unknown
 
 
 def _log_prob(model: Constrainable, ids: list[int]) -> float:

@@ -63,6 +63,18 @@ def test_gaps_of_unknown_length(run):
     assert "gaps" not in answer
 
 
+def test_words_that_are_unknown_may_be_given_where_none_is_to_be_proposed(run):
+    options = ["--containing", "the", "--no-unknown", "--no-eos"]
+    (filled,) = ask(run, "infill", *options, "--gap-length", "1-2", "--num-samples", 20, input="zebra _\n")
+    (continued,) = ask(run, "continue", *options[:-1], "--whole", "--length", "1-2", "--num-samples", 20, input="zebra\n")
+    said = [words[1:] for words in (filled["filled"], *filled["samples"])]
+    said += [entry["words"] for entry in continued["continuations"]]
+    assert filled["filled"][0] == "<unk>" and len(said) == 41
+    assert all("<unk>" not in words and "the" in words for words in said)
+    chain = run[1].constrained(Constraint.containing("the") & Constraint.excluding("<unk>"), prefix="<unk>", length=(1, 2))
+    assert continued["constraint_log_prob"] == pytest.approx(float(chain.log_prob()), rel=1e-5)
+
+
 def test_gaps_of_one_word_are_those_without_a_constraint(run):
     (plain,) = ask(run, "infill", "--top", 8, input="the _ _ rose")
     (same,) = ask(run, "infill", "--top", 8, "--matching", ".*", input="the _ _ rose")
