@@ -293,8 +293,9 @@ class LDS(LDSTensors):
         if options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
         self.held = frozenset(held)
-        for name in held:
-            self._parameter_of(name).requires_grad_(False)
+        frozen = [p for p in map(self._parameter_of, held) if p.requires_grad]  # others stay as the user left them
+        for parameter in frozen:
+            parameter.requires_grad_(False)
         try:
             warm = warm_start or bool({"transition", "emission"} & held)
             return super().fit(
@@ -302,8 +303,8 @@ class LDS(LDSTensors):
             )
         finally:
             self.held = frozenset()
-            for name in held:
-                self._parameter_of(name).requires_grad_(True)
+            for parameter in frozen:
+                parameter.requires_grad_(True)
 
     def initialize(self, batch: Batch, how: str = "subspace") -> None:
         """Parameters guessed from the data: where a fit starts."""

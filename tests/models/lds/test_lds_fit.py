@@ -311,3 +311,10 @@ def test_lbfgs_finds_the_level_of_the_nile():
     assert model.state_noise.item() == pytest.approx(1469, rel=0.005)
     assert model.score(x) == pytest.approx(-641.5856, abs=1e-4)
     assert model.history.converged and (np.diff(model.history.losses) <= 0).all()
+
+
+def test_what_was_frozen_before_a_fit_stays_frozen():
+    model, x = LDS(1, 2), torch.randn(2, 8, 2, dtype=torch.float64)
+    model.emission.requires_grad_(False)
+    model.fit(x, fixed=["emission", "transition"], max_iterations=1)
+    assert not model.emission.requires_grad and model.transition.requires_grad
