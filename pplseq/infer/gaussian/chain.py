@@ -88,7 +88,8 @@ class GaussianChain:
     ):
         if tol is not None and not 0 <= tol < 1:
             raise ValueError(f"tol must be an error in [0, 1), nats an observed number, or None; got {tol}")
-        if not torch.is_grad_enabled():  # what is made without gradients has none in later answers either
+        self._has_gradients = torch.is_grad_enabled()
+        if not self._has_gradients:  # what is made without gradients has none in later answers either
             start, dynamics, evidence = without_gradients(start, dynamics, evidence)
         self.start, self.dynamics, self.evidence, self.emission, self.tol = start, dynamics, evidence, emission, tol
         self.flat = flatten(start, dynamics, evidence, valid, seen, check)
@@ -388,11 +389,14 @@ class GaussianChain:
         Raises:
             ValueError: where the steps behind the end are not known: dynamics or observations change from step to step.
         """
-        return gaussian_queries.forecast(self, num_steps, dynamics, emission)
+        own = dynamics is None and emission is None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._has_gradients or not own)):
+            return gaussian_queries.forecast(self, num_steps, dynamics, emission)
 
     def innovations(self, observations: Tensor) -> Innovations:
         """Observations (*B, T, n) minus their predictions from all earlier ones, and the covariances of that."""
-        return gaussian_queries.innovations(self, observations)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._has_gradients):
+            return gaussian_queries.innovations(self, observations)
 
 
 def times(matrices: Tensor, vectors: Tensor, plus: Tensor | None = None, scale: int = 1) -> Tensor:

@@ -1,9 +1,12 @@
 """Matrices and noises of single steps that are known: likelihoods against the textbook's filter, and EM."""
 
 import numpy as np
+import pyro
 import pytest
 import torch
 
+import pplseq
+from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.models import LDS
 
@@ -184,3 +187,21 @@ def test_queries_have_no_gradient_of_what_is_known(name, initial):
     log_prob = model.log_joint(x, **{name: value})  # training has all of it
     assert all(bool((part != 0).any()) for part in torch.autograd.grad(log_prob, [x, value]))
     close(model.log_prob(x, **{name: value}).sum(), log_prob.detach())
+
+
+class OwnProgram(LDS):
+    def model(self, x=None, lengths=None, start=None, **sizes):
+        given, z = self.given(x, lengths, start, **sizes), None
+        noise, first = torch.eye(H, dtype=F64), (self.state_noise, self.initial_mean)
+        with given.plate:
+            for t in pplseq.markov(given.steps):
+                z = pyro.sample(f"z_{t}", LinearGaussian(z, self.transition, *(first if z is None else (noise,))))
+                pyro.sample(f"x_{t}", LinearGaussian(z, self.emission, torch.eye(N, dtype=F64)), obs=given.value(t))
+
+
+def test_predictions_of_a_chain_at_test_have_no_gradients():
+    model, x = OwnProgram(H, N), torch.randn(B, T, N, dtype=F64)
+    chain = model.posterior(x)
+    assert not any(part.requires_grad for part in [*chain.forecast(2), chain.innovations(x).values])
+    model(x)
+    assert model.chain.forecast(2).means.requires_grad and model.chain.innovations(x).values.requires_grad
