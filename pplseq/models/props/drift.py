@@ -7,6 +7,8 @@ from typing import Any
 
 from pplseq import checks
 
+STATE = ("threshold", "slack", "warm_up", "count", "mean", "squares", "total")
+
 
 class SurpriseDetector:
     """Tells when surprise, -log p(token | past), has risen for good: a cumulative sum of standardised surprise.
@@ -54,12 +56,12 @@ class SurpriseDetector:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
-        return {name: getattr(self, name) for name in ("count", "mean", "squares", "total")}
+        """The sums so far, and the arguments."""
+        return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from sums."""
-        for name in ("count", "mean", "squares", "total"):
+        """Goes on from sums, with the arguments under which they were made."""
+        for name in STATE:
             setattr(self, name, state[name])
 
 

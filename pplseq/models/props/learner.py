@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -274,9 +275,11 @@ class PROPSLearner(checks.NamedArguments):
         backs, predictions = [mark_of(source) for source in self.sources], list(self._predictions)
         state, kept = self.state, self.state.copy() if learn else None
         filtered = put_back(state, "filter", "fresh", "detached")
+        detector = copy.deepcopy(self.detector) if learn else self.detector
 
         def back() -> None:
             filtered()
+            self.detector = detector
             self.state, self._predictions = state if kept is None else kept, predictions
             for source_back in backs:
                 assert source_back is not None

@@ -281,6 +281,9 @@ def test_what_is_refused():
         WordMoves.of([0, 1], [[0, 2], [0, 0]], [True, False])
     with pytest.raises(ValueError, match="moves: expected classes"):
         WordMoves.of([0, 1], [[0, 0]], [True, False])
+    for id_, got in ((MISSING, -1), (5, 5)):
+        with pytest.raises(ValueError, match=rf"words: row 0, word 1: expected an id in 0\.\.4, got {got}; leave out the -1"):
+            constrain(*FAMILIES["Dense"]().specs(), MOVES, 3).after_each_word(torch.tensor([[0, id_]]))
     with pytest.raises(TypeError, match="constraints are about words"):
         constrain(*FAMILIES["Gaussian"]().specs(), MOVES, 2)
     assert MISSING == -1

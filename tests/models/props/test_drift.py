@@ -32,6 +32,20 @@ def test_the_detector_is_its_formula():
     assert not detector.drift_detected
 
 
+def test_a_detector_is_put_back_and_saved_with_its_arguments(tmp_path):
+    words = shifted(size=150)
+    learner = PROPSLearner(num_words=30, drift=SurpriseDetector(threshold=5.0, slack=0.5, warm_up=20), seed=0)
+    learner.learn_many(words[:200])
+    back, before = learner.mark(), learner.detector.state_dict()
+    infos = [learner.learn_one(y).log_prob for y in words[200:260]]
+    assert learner.detector.state_dict() != before and back is not None
+    back()
+    assert learner.detector.state_dict() == before
+    assert [learner.learn_one(y).log_prob for y in words[200:260]] == infos
+    loaded = PROPSLearner.load(learner.save(tmp_path / "learner"))
+    assert loaded.detector.state_dict() == learner.detector.state_dict() and loaded.detector.threshold == 5.0
+
+
 def test_false_alarms_are_rare():
     random, alarms = np.random.default_rng(1), 0
     detector = SurpriseDetector()

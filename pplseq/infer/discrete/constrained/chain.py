@@ -133,8 +133,15 @@ class ConstrainedChain:
         """One word (B,) further.
 
         Raises:
-            ValueError: a word that the model cannot say here, behind which nothing has a probability.
+            ValueError: no word's id, or a word that the model cannot say here, behind which nothing has a probability.
         """
+        outside = ((words < 0) | (words >= len(self.moves.classes))).nonzero()
+        if len(outside):
+            row = int(outside[0, 0])
+            raise ValueError(
+                f"words: row {row}, word {at.step}: expected an id in 0..{len(self.moves.classes) - 1}, got {int(words[row])}; "
+                "leave out the -1 behind a text's end"
+            )
         joint = at.states + self.words.emission.log_likelihood(words)
         lost = torch.isneginf(joint).all(-1).nonzero()
         if len(lost):
