@@ -36,11 +36,12 @@ from pplseq.models.hmm.family_table import as_list
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.tables import DTYPES, StateTables
+from pplseq.models.state_languages import StateLanguages
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
 
 
-class HMM(Constrainable, StateTables):
+class HMM(Constrainable, StateLanguages, StateTables):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
     The emission is a table over ``num_words`` words, or over vectors of ``num_features`` numbers a Gaussian, a mixture of

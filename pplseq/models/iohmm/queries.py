@@ -23,6 +23,7 @@ from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.iohmm.data import Inputs, Source
 from pplseq.models.iohmm.parameters import IOParameters
+from pplseq.models.state_languages import StateLanguages
 
 
 class Outputs(NamedTuple):
@@ -43,7 +44,7 @@ class Outputs(NamedTuple):
         return Outputs(change(self.states), change(self.outputs), covariances)
 
 
-class IOHMMQueries(IOParameters):
+class IOHMMQueries(StateLanguages, IOParameters):
     """What an input-output HMM tells, beside what every estimator does; data come as ``IOFormat.batch`` says."""
 
     initial: str
