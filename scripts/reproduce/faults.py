@@ -6,7 +6,8 @@
     python scripts/reproduce/faults.py lines --number 100000
 
 A call goes on where the last one stopped: its draws begin with the number of those that the file counts, and what it finds is
-added. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--only NAME,...` leaves out
+added, `commits` saying of each command which code it was tried with, and `operations` how many of its operations write. Those
+that a full disk is tried at are drawn without being drawn twice, so a part of them stands for all. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--only NAME,...` leaves out
 the others, `--seconds` ends a call early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of
 tests/support/ that hold it. TMPDIR
 on a file system in memory makes it much faster.
@@ -34,6 +35,7 @@ FILE = ROOT / "results" / "faults.json"
 GOALS = {"kills": 1000, "damages": 5000, "lines": 100_000}
 LINES = 500  # asked about at a time
 ONLY: set[str] = set()  # names of commands that are killed, or whose disk is full; all where there are none
+OPERATIONS: dict[str, int] = {}  # that write, by command
 Found = tuple[str, int, str | None]  # of what, how many trials, and what is wrong
 
 
@@ -79,7 +81,8 @@ def full(place: Path, number: int, done: Counter) -> Iterator[Found]:
 
     for name, (begin, replaces) in sorted(every_command(place).items(), key=lambda item: not item[1][1]):  # short ones first
         trials = Kills(place / name, begin, replaces=replaces)
-        for at in range(done[name] + 1, trials.num_operations + 1):
+        OPERATIONS[name] = trials.num_operations
+        for at in random.Random(name).sample(range(1, trials.num_operations + 1), trials.num_operations)[done[name] :]:
             yield name, 1, trials.fill(at)
 
 
@@ -102,6 +105,8 @@ def lines(place: Path, number: int, done: Counter) -> Iterator[Found]:
     runs, _, data = commands(place)
     draw, found = random.Random(done.total()), askers(place / "asked", runs, data)
     for name, ask in found.items():
+        if ONLY and name not in ONLY:
+            continue
         for _ in range(math.ceil((number / len(found) - done[name]) / LINES)):
             asked, wrong = [a_line(draw) for _ in range(LINES)], None
             try:
@@ -123,20 +128,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many")
     parser.add_argument("--new", action="store_true", help="count from nothing")
     parser.add_argument("--again", default="", help="commands that are counted from nothing, the others staying as they are")
-    parser.add_argument("--only", default="", help="commands that are killed, or whose disk is full, and no others")
+    parser.add_argument("--only", default="", help="these commands or questions, and no others")
     options = parser.parse_args()
     ONLY.update(name for name in options.only.split(",") if name)
     before = {} if options.new else results().get(options.part, {})
     again = [name for name in options.again.split(",") if name]
     counts = Counter({name: count for name, count in before.get("of", {}).items() if name not in again})
+    began_with = set(counts)
     wrong = [found for found in before.get("wrong", []) if found.partition(": ")[0] not in again]
-    began, processor = time.monotonic(), sum(os.times()[:4])
+    commits = before.get("commits", {name: f"{before['commit']} or before" for name in counts})
+    began, commit, processor = time.monotonic(), git("rev-parse", "--short", "HEAD"), sum(os.times()[:4])
 
     def save() -> None:
         found = results()  # to which other parts may have been added meanwhile
         found[options.part] = {
-            "trials": counts.total(), "wrong": wrong, "of": dict(counts), "commit": git("rev-parse", "--short", "HEAD"),
+            "trials": counts.total(), "wrong": wrong, "of": dict(counts), "commits": commits,
             "command": " ".join(["python", "scripts/reproduce/faults.py", *sys.argv[1:]]),
+            **({"operations": {**before.get("operations", {}), **OPERATIONS}} if options.part == "full" else {}),
             "processor_seconds": round(before.get("processor_seconds", 0) + sum(os.times()[:4]) - processor, 1),
         }  # fmt: skip
         record("faults", found, folder="", goals=GOALS)
@@ -145,6 +153,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, size, found in globals()[options.part](Path(folder), number, Counter(counts)):
             counts[name] += size
+            if commit not in commits.get(name, ""):
+                commits[name] = f"{commits[name]}, {commit}" if name in commits and name in began_with else commit
             if found is not None:
                 print(f"{name}: {found}", flush=True)
                 wrong.append(f"{name}: {found[:300]}")
