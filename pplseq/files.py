@@ -180,10 +180,17 @@ def make_folder(path: Path) -> None:
     Raises:
         NotADirectoryError: something else is there.
     """
-    place = path.resolve()
-    if place.exists() and not place.is_dir():
-        raise NotADirectoryError(f"{path}: expected a folder, got a file or a device; give the name of a folder")
-    place.mkdir(parents=True, exist_ok=True)
+    check_may_be_folder(path)
+    path.resolve().mkdir(parents=True, exist_ok=True)
+
+
+def check_may_be_folder(path: Path) -> None:
+    """NotADirectoryError where something else than a folder is in the place of one, or of one that it would be in."""
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise NotADirectoryError(f"{place}: expected a folder, got a file or a device; give the name of a folder")
+            return
 
 
 def beside(path: Path, kind: str) -> Path:

@@ -15,6 +15,7 @@ from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabula
 from pplseq.data.lag_streaming import count_lags, vocabulary_of, word_counts
 from pplseq.data.text_parts import TextPart, files_of, parts_of
 from pplseq.data.vocabulary import Vocabulary, WordForms
+from pplseq.files import check_may_be_folder
 from pplseq.folder import FolderError
 from pplseq.recipes.count_settings import CountSettings
 from pplseq.runs.cluster import Cluster, connected
@@ -47,6 +48,7 @@ def count(
         "eos": eos if words is None else words.eos_id is not None,
     }  # fmt: skip
     first, last = map(int, (asked.shard or "1/1").split("/"))
+    check_may_be_folder(folder)
     if not asked.force and is_counted(folder, source, (first, last), settings):
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)

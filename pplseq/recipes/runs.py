@@ -7,6 +7,7 @@ A run's folder says in config.toml which recipe made it, of what data, with whic
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -74,9 +75,20 @@ def train(
         with processes.started() as together:
             if not together.writes:
                 return _train_beside(recipe, data, chosen, folder, together, started)
-            return _train_in(recipe, data, chosen, folder, resume, watch, started, together)
+            summary = _train_in(recipe, data, chosen, folder, resume, watch, started, together)
+            if resume and summary.get("stop_reason") == "max_time" and settings.get("max_time") is None:
+                watch.say(
+                    f"it stopped at its own limit of {chosen.max_time:g} s, which holds over all resumptions; give it more: "
+                    f"pplseq train --resume {folder} --max-time {_longer(chosen.max_time)}"
+                )
+            return summary
     finally:
         watch.close()
+
+
+def _longer(seconds: float) -> str:
+    """A limit that lets a run go on: twice as long, and an hour at least."""
+    return f"{max(1, math.ceil(seconds / 1800))}h"
 
 
 def _train_in(recipe, data, chosen, folder, resume, watch, started, together) -> dict[str, Any]:

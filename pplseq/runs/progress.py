@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from pplseq.files import printable
 
@@ -37,6 +38,27 @@ class Watch:
         """Nothing follows."""
 
 
+class Unread:
+    """A stream of remarks whose reader may go: what nobody reads any more is lost, and ends nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """As of the stream."""
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As of the stream."""
+        with contextlib.suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 class TrainingBar(Watch):
     """A tqdm bar: what is done and for how long before the first step; then steps, nats per token, perplexity and tokens a
     second, and a line per validation.
@@ -48,7 +70,8 @@ class TrainingBar(Watch):
         from tqdm import tqdm  # not for those who only name a watch
 
         self.terminal, self.tokens, self.since, self.logged = sys.stderr.isatty(), 0, time.monotonic(), time.monotonic()
-        self.bar = tqdm(unit="step", mininterval=0.5, dynamic_ncols=True, disable=not self.terminal)
+        self.out = Unread(sys.stderr)
+        self.bar = tqdm(file=self.out, unit="step", mininterval=0.5, dynamic_ncols=True, disable=not self.terminal)
         self.bar.bar_format = "{desc} [{elapsed}]"
         self.bar.set_description_str("starting")
         self.shown: dict[str, str] = {}
@@ -111,7 +134,7 @@ class TrainingBar(Watch):
             self.bar.update()  # an iteration of EM
 
     def _write(self, line: str) -> None:
-        self.bar.write(printable(line), file=sys.stderr)
+        self.bar.write(printable(line), file=self.out)
         self.logged = time.monotonic()
 
     def close(self) -> None:

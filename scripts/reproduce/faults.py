@@ -6,11 +6,11 @@
     python scripts/reproduce/faults.py lines --number 100000
 
 A call goes on where the last one stopped: its draws begin with the number of those that the file counts, and what it finds is
-added, `commits` saying of each command which code it was tried with, and `operations` how many of its operations write. Those
-that a full disk is tried at are drawn without being drawn twice, so a part of them stands for all. `--new` counts from nothing, `--again NAME,...` these commands (after something was mended), `--only NAME,...` leaves out
-the others, `--seconds` ends a call early. What is done, and what counts as wrong, is said by tests/faults/ and by the files of
-tests/support/ that hold it. TMPDIR
-on a file system in memory makes it much faster.
+added. `commits` says of each command with which code it was tried, `operations` how many of its operations write; those that a
+full disk is tried at are drawn, none twice, so that a part of them stands for all. `--new` counts from nothing, `--again
+NAME,...` these commands (after something was mended), `--only NAME,...` leaves out the others, `--seconds` ends a call early.
+What is done, and what counts as wrong, is said by tests/faults/ and by the files of tests/support/ that hold it. TMPDIR on a
+file system in memory makes it much faster.
 """
 
 from __future__ import annotations

@@ -269,6 +269,14 @@ def test_time_that_is_over_leaves_a_model(table, held_out, tmp_path):
     assert json.loads(pplseq("evaluate", tmp_path / "run", held_out).stdout)["nats_per_target"] != first
 
 
+def test_a_limit_that_was_over_while_reading_is_named_and_raised(table, tmp_path):
+    command = ("train", "iohmm", table, *TABLE, "--num-states", 1, "--max-iterations", 2, "--max-time", "1ms")
+    pplseq(*command, "--out", tmp_path / "run", code=1)
+    told = pplseq("train", "--resume", tmp_path / "run", code=1).stderr
+    assert "its own limit of 0.001 s" in told and f"--resume {tmp_path / 'run'} --max-time 1h" in told
+    assert json.loads(pplseq("train", "--resume", tmp_path / "run", "--max-time", "1h").stdout)["states"] == 1
+
+
 # ---------------------------------------------------------------- strings
 @pytest.fixture(scope="module")
 def strings(folder):

@@ -10,6 +10,8 @@ import torch
 from support.faulty_disk import command, forked, import_everything, warm
 from support.small_runs import write_data
 
+from pplseq.runs.status import run_status
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 
 
@@ -71,11 +73,12 @@ MADE = {
 }  # fmt: skip
 
 
-def ended(arguments, given, log, closed=(), pipe=False):
+def ended(arguments, given, log, closed=(), pipe=False, unread=False):
     """(exit code, stderr) of a command in a process of its own.
 
     Args:
         given: bytes on standard input. closed: descriptors that are not open at all. pipe: standard output has no reader.
+        unread: neither has standard error.
     """
     inner, outer = os.pipe()
     os.write(outer, given)
@@ -86,9 +89,9 @@ def ended(arguments, given, log, closed=(), pipe=False):
         try:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
             target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(inner, 0), os.dup2(target, 2)
             read, write = os.pipe()
             os.close(read)
+            os.dup2(inner, 0), os.dup2(write if unread else target, 2)
             os.dup2(write if pipe else os.open(os.devnull, os.O_WRONLY), 1)
             names = ("stdin", "stdout", "stderr")
             for descriptor in (0, 1, 2):
@@ -168,3 +171,11 @@ def test_nothing_is_open(name, closed, commands, tmp_path):
     assert code in (0, 1, 2) and "Traceback" not in told, told
     if not reads or 0 not in closed:
         assert code == 0, told
+
+
+@pytest.mark.parametrize("name", ["train", "train loop"])
+def test_a_training_goes_on_where_nobody_reads_its_remarks(name, commands, tmp_path):
+    arguments = [str(part).replace("{}", str(tmp_path)) for part in commands[name][0]]
+    code, _ = ended(arguments, b"", tmp_path / "log", unread=True)
+    assert code == 0 and (tmp_path / MADE[name]).exists()
+    assert run_status(tmp_path / "run")["status"] == "finished"

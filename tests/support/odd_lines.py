@@ -8,12 +8,19 @@ import json
 from click.testing import CliRunner
 
 from pplseq.cli import main
-from support.faulty_disk import warm
+from support.faulty_disk import command, warm
 
 QUESTIONS = {
     "score": (), "filter": (), "smooth": (), "decode": ("--num-paths", 2), "sample": ("--num-samples", 2), "next-word": (),
     "infill": ("--num-samples", 1), "continue": ("--length", 3),
 }  # fmt: skip
+CONSTRAINED = {
+    "continue containing": ("continue", "--length", "2-5", "--containing", "cat", "--num-samples", 1),
+    "continue matching": ("continue", "--length", 6, "--matching", "(the|a) .*", "--whole", "--not", "dog"),
+    "continue in order": ("continue", "--length", 5, "--in-order", "the", "--in-order", "bird", "--eos"),
+    "infill containing": ("infill", "--gap-length", "1-3", "--containing-any", "cat", "--containing-any", "<unk>"),
+    "infill matching": ("infill", "--matching", "<any> .*", "--word-class", "any=the,cat", "--num-samples", 1),
+}
 PIECES = [
     b"the", b"cat", b"_", b"<unk>", b"<eos>", b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[2J",
     "\u202e\u200d\u2028\x85".encode(),
@@ -49,6 +56,9 @@ def check(arguments, lines):
     answers = [json.loads(line, parse_constant=refuse) for line in result.stdout_bytes.decode().splitlines()]
     assert not set(result.stdout) & set("\x1b\x85\u202e\u2028")
     if arguments[0] == "tag":  # answers have words, and errors the number of a line; in order
+        if "--splitter" in arguments:
+            assert all("words" in answer or {"line", "error"} == {*answer} for answer in answers)
+            return
         assert all("line" in answer if "error" in answer and "words" not in answer else "words" in answer for answer in answers)
         assert len(answers) >= sum(line.isascii() and line.isalpha() for line in lines)
         return
@@ -60,6 +70,17 @@ def check(arguments, lines):
     missing = {n for n in range(1, len(lines) + 1) if n not in seen} - blank
     odd = [lines[n - 1] for n in missing if lines[n - 1].decode("utf-8-sig", "replace").strip()]
     assert not odd, odd[:5]
+
+
+def treebank(tagged, path):
+    """The sentences of a text of word_TAG as CoNLL-U, at `path`."""
+    with path.open("w") as file:
+        for line in tagged.read_text().splitlines():
+            pairs = [pair.split("_") for pair in line.split()]
+            file.write(f"# text = {' '.join(word for word, _ in pairs)}\n")
+            file.writelines(f"{n}\t{w}\t_\t{t}" + "\t_" * 6 + "\n" for n, (w, t) in enumerate(pairs, 1))
+            file.write("\n")
+    return path
 
 
 def askers(place, runs, data):
@@ -74,9 +95,15 @@ def askers(place, runs, data):
     found = {f"vlhmm {name}": ["query", place / "vlhmm" / "run", name, *options] for name, options in QUESTIONS.items()}
     found |= {f"{name} score": ["query", place / name / "run", "score"] for name in ("hmm-em", "lstm")}
     found |= {f"text-lds {name}": ["query", place / "text-lds" / "run", name] for name in ("next-word", "score")}
+    found |= {f"vlhmm {name}": ["query", place / "vlhmm" / "run", *asked] for name, asked in CONSTRAINED.items()}
+    found |= {f"hmm-em {name}": ["query", place / "hmm-em" / "run", *asked] for name, asked in CONSTRAINED.items()}
     for name in ("tagger", "latent", "crf"):
         found[f"tag run {name}"] = ["tag", "run", place / name / "run", "--json", "--probabilities", "--format", "words"]
     found["tag run word_tag"] = ["tag", "run", place / "tagger" / "run", "--json", "--format", "word_tag"]
+    more = ("--entropy", "--num-paths", 2, "--num-samples", 1, "--top", 2, "--log-prob", "--surprising")
+    found["tag run all"] = ["tag", "run", place / "tagger" / "run", "--format", "words", *more]
+    warm(command("tag", "splitter", treebank(data["tags.txt"], place / "treebank.conllu"), "--out", place / "splitter"))
+    found["tag run raw"] = ["tag", "run", place / "tagger" / "run", "--splitter", place / "splitter", "--json"]
     stream = ["personalize", f"ngram:{data['text.txt']}", "--order", 2, "--source", "cache"]
     found |= {"personalize": stream, "personalize by line": [*stream, "--by-line", "--unknown", "error"]}
     found["compare-streams"] = ["compare-streams", stream[1], f"unigram:{data['text.txt']}"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pplseq.files import json_line
+from pplseq.files import check_may_be_folder, json_line
 
 
 @click.command("count-merge")
@@ -26,6 +26,7 @@ def count_merge(
     from pplseq.data.lag_files import COUNTS, load_counts, save_counts
     from pplseq.recipes.counting import summary
 
+    check_may_be_folder(out)
     # What is wrong with the set is told before the numbers are read.
     found = [Part(**part) for folder in parts for part in COUNTS.read_header(folder)["parts"]]
     check_disjoint(found)

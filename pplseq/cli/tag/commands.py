@@ -92,7 +92,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     if options["splitter"] is None:
         sentences = read(text, reading, say, saved, tags="optional", to_tag=True)
     else:
-        sentences = read_raw(text, options["splitter"], saved)
+        sentences = read_raw(text, options["splitter"], saved, reading.on_error, say)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
     if (note := other_tags(saved, sentences)) is not None:
         say(note)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.baselines.tagging_systems import Comparison, SavedTagger, check_out
-from pplseq.data.columns import TaggedSentence
-from pplseq.data.sources import read_text
-from pplseq.data.tag_formats import ConlluFormat, Line
-from pplseq.data.tagged import SentenceBlock, TaggedFile, read_tagged
+from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
+from pplseq.data.tag_formats import ConlluFormat, Line, LineError
+from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile, read_tagged
 from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
@@ -68,14 +67,31 @@ def read(
     return found
 
 
-def read_raw(path: str, splitter: Path, saved: SavedTagger) -> TaggedFile:
-    """The sentences that a splitter finds in a raw text, as a CoNLL-U file whose words have no tags yet."""
+def read_raw(
+    path: str, splitter: Path, saved: SavedTagger, on_error: str = "skip", say: Callable[[str], None] = lambda line: None
+) -> TaggedFile:
+    """The sentences that a splitter finds in a raw text, as a CoNLL-U file whose words have no tags yet.
+
+    Args:
+        on_error: "raise" at a line that is no text, or "skip" it: a paragraph ends there. say: told what was skipped.
+    """
     from pplseq.models.taggers.raw_text.splitter import TextSplitter
     from pplseq.models.taggers.raw_text.treebank import conllu_lines
 
     if getattr(saved.tagger, "word_columns", ()):
         raise ValueError(f"splitter: the model looks at columns {saved.tagger.word_columns}, which raw text has not")
-    name, lines_of_text = read_text(path)
+    name, lines_of_text, skipped = STDIN if path == "-" else path, [], []
+    for number, raw in read_raw_lines(path):
+        try:
+            raw = raw.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").rstrip(b"\r\n")
+            [line] = decoded([(number, raw.replace(b"\r", b"\n"))])
+            lines_of_text.append(line.text)
+        except LineError as error:
+            if on_error == "raise":
+                raise ValueError(f"{name}, line {number}: {error}") from None
+            say(f"{name}: skipped line {number}: {error}")
+            skipped.append(SkippedSentence(number, number, number, str(error)))
+            lines_of_text.append("")
     tag_format = ConlluFormat(saved.column if saved.format == ConlluFormat.name else None)
     sentences, blocks = [], []
     for sentence in TextSplitter.load(splitter).split("\n".join(lines_of_text)):
@@ -84,7 +100,7 @@ def read_raw(path: str, splitter: Path, saved: SavedTagger) -> TaggedFile:
         sentences.append(TaggedSentence(parsed.words, parsed.tags))
         first = blocks[-1].first_line + len(blocks[-1].lines) + 1 if blocks else 1
         blocks.append(SentenceBlock(first, tuple(lines), parsed.places))
-    return TaggedFile(name, tag_format, sentences, blocks)
+    return TaggedFile(name, tag_format, sentences, blocks, skipped)
 
 
 def train_splitter(path: str, folder: Path) -> dict[str, int]:
