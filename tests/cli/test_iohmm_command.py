@@ -270,7 +270,7 @@ def test_time_that_is_over_leaves_a_model(table, held_out, tmp_path):
 
 
 def test_a_limit_that_was_over_while_reading_is_named_and_raised(table, tmp_path):
-    command = ("train", "iohmm", table, *TABLE, "--num-states", 1, "--max-iterations", 2, "--max-time", "1ms")
+    command = ("train", "iohmm", table, *TABLE, "--num-states", 1, "--max-iterations", 2, "--max-time", "0.001")
     pplseq(*command, "--out", tmp_path / "run", code=1)
     told = pplseq("train", "--resume", tmp_path / "run", code=1).stderr
     assert "its own limit of 0.001 s" in told and f"--resume {tmp_path / 'run'} --max-time 1h" in told

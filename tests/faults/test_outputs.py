@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pplseq.cli import main
 from pplseq.data.tagged import TaggedSentence, write_tagged
 from pplseq.files import check_writable, json_line, new_file, printable, write_text
 from pplseq.report.canvas import new_figure, save_figure
@@ -24,6 +26,13 @@ def test_a_device_stays_one():
     check_writable(Path("/dev/null"))
     after = os.stat("/dev/null")
     assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "/dev/null/counts"])
+def test_counts_say_that_a_device_is_no_folder(out, tmp_path):
+    (tmp_path / "text").write_text("the cat\n")
+    result = CliRunner().invoke(main, ["count", str(tmp_path / "text"), "--max-lag", "1", "--out", out])
+    assert result.exit_code == 2 and "/dev/null: expected a folder, got a file or a device" in result.stderr
 
 
 def test_a_link_is_followed_and_permissions_stay(tmp_path):

@@ -151,3 +151,18 @@ def test_raw_text_from_training_to_scores(tmp_path):
     told = pplseq("tag", "run", tmp_path / "run", "--splitter", tmp_path / "splitter", input="She can't bark.")
     assert told.splitlines()[0] == "# text = She can't bark." and "2-3\tcan't\t_" in told
     assert "4\tbark\t_\tWORD\t" in told and "SpaceAfter=No" in told
+
+
+def test_a_line_that_is_no_text_is_skipped_by_name(splitter, tmp_path):
+    from types import SimpleNamespace
+
+    from pplseq.recipes.taggers.tagging import read_raw
+
+    splitter.save(tmp_path / "splitter")
+    (tmp_path / "book.txt").write_bytes(b"\xef\xbb\xbfShe barks.\r\n\xff\xfe\nShe barks.\n\0\n")
+    saved, told = SimpleNamespace(tagger=None, format="words", column=1), []
+    found = read_raw(str(tmp_path / "book.txt"), tmp_path / "splitter", saved, say=told.append)
+    assert [sentence.words for sentence in found] == [("She", "barks", ".")] * 2
+    assert [bad.line for bad in found.skipped] == [2, 4] and "line 2: byte 0xff" in told[0] and "line 4: a NUL" in told[1]
+    with pytest.raises(ValueError, match="line 2: byte 0xff"):
+        read_raw(str(tmp_path / "book.txt"), tmp_path / "splitter", saved, "raise")
