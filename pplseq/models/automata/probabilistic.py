@@ -103,7 +103,7 @@ def learn_distribution(
             cannot be counts as one of symbols drawn evenly.
 
     Raises:
-        ImportError: AALpy is not installed. ValueError: no strings, or a symbol that is not among ``symbols``.
+        ImportError: AALpy is not installed. ValueError: no strings, a symbol that is not among ``symbols``, or is there twice.
 
     Source: R. C. Carrasco and J. Oncina, Learning stochastic regular grammars by means of a state merging method (1994); H. Mao
         and others, Learning probabilistic automata for model checking (2011), for the bound's epsilon.
@@ -116,6 +116,8 @@ def learn_distribution(
     if not strings:
         raise ValueError("strings: got none; give the strings whose distribution is looked for")
     known = tuple(sorted({symbol for string in strings for symbol in string})) if symbols is None else tuple(symbols)
+    if twice := [symbol for n, symbol in enumerate(known) if symbol in known[:n]]:
+        raise ValueError(f"symbols: {twice[0]!r} is there twice; give each once")
     if confidence is not None:
         checks.share("confidence", confidence, "(0, 2)")
     rows = [row.tolist() for row in encode_strings(strings, known)]

@@ -95,6 +95,7 @@ def test_what_cannot_be_learned(monkeypatch):
     for strings, options, message in (
         ([], {}, "strings: got none"),
         (["ab", "ad"], {"symbols": "abc"}, "strings: string 1 has the symbol 'd'"),
+        (["a"], {"symbols": ("a", "b", "a")}, "symbols: 'a' is there twice"),
         (["a"], {"confidence": 2.0}, "confidence must lie in"),
     ):
         with pytest.raises(ValueError, match=message):
