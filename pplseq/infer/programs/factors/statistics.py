@@ -253,6 +253,8 @@ def _chosen(parts, cells: Cells, value: Tensor, mask: Tensor | None, logs: Tenso
     for axis in reading.axes:
         if axis.value:
             index = value
+            if bool(((index < 0) | (index >= axis.size)).any()):  # seen by nobody where Pyro's validation is off
+                return None
         elif axis.entry is None:
             if axis.size == 1:
                 continue

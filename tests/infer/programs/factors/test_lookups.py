@@ -245,3 +245,23 @@ def test_tables_that_steps_share_are_not_changed_in_place(change, copied):
 
 
 assert T > 2
+
+
+@pytest.mark.parametrize("word", [4, -1])
+def test_words_outside_the_table_raise_where_nothing_is_validated(word):
+    """With several tables side by side, a word that is none must not be read as one of the next table."""
+    table, matrix = torch.rand(2, 3, 4).softmax(-1), torch.rand(2, 2).softmax(-1)
+    y = torch.zeros(2, 3, 3, dtype=torch.long)
+    y[0, 1, 0] = word
+
+    def model():
+        x = 0
+        with pyro.plate("rows", 2, dim=-2):
+            for t in pyro.markov(range(3)):
+                x = pyro.sample(f"x_{t}", dist.Categorical(matrix[x]), infer={"enumerate": "parallel"})
+                with pyro.plate(f"tones_{t}", 3, dim=-1):
+                    words = dist.Categorical(table[x.squeeze(-1)], validate_args=False)
+                    pyro.sample(f"y_{t}", words, obs=y[:, t])
+
+    with pyro.validation_enabled(False), pytest.raises(RuntimeError, match="out of bounds"):
+        TraceBlockedEnum_ELBO(max_plate_nesting=2).loss(model, lambda: None)
