@@ -12,8 +12,8 @@ from torch.distributions import constraints
 
 from pplseq import checks
 from pplseq.distributions.blocks import BlockLayout
-from pplseq.distributions.state import MISSING, Belief, Emission, Transition, in_float32
-from pplseq.kernels.log_semiring import log1mexp, log_matmul, logsumexp, streamed_log_norm
+from pplseq.distributions.state import MISSING, Belief, Emission, Transition
+from pplseq.kernels.log_semiring import in_float32, log1mexp, log_matmul, logsumexp, streamed_log_norm
 
 CACHED_WIDTH = 64  # from this many states a block, evaluation keeps the transition blocks it has computed
 PAIR_CACHE_BYTES = 5 << 28  # 1.25 GiB of them at most

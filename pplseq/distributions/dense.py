@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pplseq.distributions.state import Emission, Transition, broadcast_shapes, in_float32, take_rows
+from pplseq.distributions.state import Emission, Transition, broadcast_shapes, take_rows
 from pplseq.kernels import twice
+from pplseq.kernels.log_semiring import in_float32
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import check_normalised, stationary_log_probs
-from pplseq.distributions.state import Transition, in_float32, take_rows
+from pplseq.distributions.state import Transition, take_rows
+from pplseq.kernels.log_semiring import in_float32
 
 
 class SecondOrderTransition(Transition):

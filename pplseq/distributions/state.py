@@ -127,11 +127,6 @@ class Belief(NamedTuple):
         return full.scatter_reduce(-1, self.ids, self.log_probs, "amax")
 
 
-def in_float32(value: Tensor) -> Tensor:
-    """A table of half precision in single precision, with its gradient; any other as it is."""
-    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-
-
 def take_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[..., index, :]: rows of a (*b, N, M) table for a (*B,) index, with b and B broadcast against each other."""
     if table.dim() == 2:

@@ -19,6 +19,7 @@ DOUBLE = torch.float64
 ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
 NEGLIGIBLE = 1e-24  # variances in this share of the largest one are none
 PATIENCE = 16  # steps without a smaller change
+CERTAIN = 1e11  # standard deviations in this ratio: the smaller one is a rounding error
 
 Runs = list[tuple[int, int, Any]]  # (start, stop, node) of steps that have one node
 
@@ -280,3 +281,40 @@ def runs_of(index: Tensor) -> Runs:
     nodes, counts = torch.unique_consecutive(index, return_counts=True)
     stops = [0, *counts.cumsum(0).tolist()]
     return list(zip(stops[:-1], stops[1:], nodes.tolist(), strict=True))
+
+
+def precisions(observed: Tensor, noise: Tensor | None) -> list[float]:
+    """Of each kind of observation, how precise it is: the largest entry of its information.
+
+    Args:
+        observed: information (P, h, h), or loadings (P, n, h) beside the covariance of their noise (P, n, n).
+    """
+    with torch.no_grad():
+        if noise is None:
+            return size_of(observed).tolist()
+        variances = noise.diagonal(dim1=-2, dim2=-1)
+        return (observed.square().sum(-1) / variances).nan_to_num(0.0, torch.inf).amax(-1).tolist()
+
+
+@torch.no_grad()
+def check_density(
+    half_log_det: Tensor, kinds: Tensor, whitener: Callable[[], Tensor], noise: Tensor, steps: list[int]
+) -> None:
+    """Raises where an exact observation is determined by earlier ones, so that it has no density.
+
+    Args:
+        half_log_det, whitener, kinds, steps: of covariances, and at which steps they were made.
+        noise: (P, n, n) of each kind.
+    """
+    good, exact = half_log_det.isfinite(), noise.diagonal(dim1=-2, dim2=-1) == 0
+    if bool(exact.any()):
+        # pivots of S in the share of the largest: rounding errors of what is certain
+        scale = whitener().diagonal(dim1=-2, dim2=-1).abs()
+        least = scale.where(scale > 0, torch.inf).amin(0)
+        good &= ~(exact[kinds] & (scale > CERTAIN * least)).any(-1)
+    if not bool(good.all()):
+        step = steps[int((~good).nonzero()[0])]
+        raise ValueError(
+            f"step {step}: the covariance of its observation given the past is singular, so it has no density: what is "
+            "observed without noise is determined by earlier observations, or twice; give observations or states noise"
+        )

@@ -20,6 +20,11 @@ CPU_TILE_CELLS = 1 << 20  # a tile that stays in cache
 GPU_TILE_CELLS = 1 << 25
 
 
+def in_float32(value: Tensor) -> Tensor:
+    """A table of half precision in single precision, with its gradient; any other as it is."""
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+
 def logsumexp(score: Tensor, dim: int) -> Tensor:
     """torch.logsumexp with gradient zero instead of NaN where everything is -inf."""
     possible = score.detach().amax(dim, keepdim=True) > -math.inf

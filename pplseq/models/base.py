@@ -155,7 +155,7 @@ class Given:
         if self.lengths is not None:
             valid = torch.arange(self.shape[1], device=self.lengths.device).unsqueeze(-1) < self.lengths
         parts = self._values, self._seen, self.states, inputs, emission_inputs
-        obs, seen, states, inputs, emission_inputs = (None if part is None else part.transpose(0, 1) for part in parts)
+        obs, seen, states, inputs, emission_inputs = [None if part is None else part.transpose(0, 1) for part in parts]
         assert obs is not None, "a chain is that of observations"
         return build_chain(
             transition, emission, obs, valid=valid, seen=seen, states=states, start=start, inputs=inputs,

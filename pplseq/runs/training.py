@@ -137,9 +137,8 @@ class GradientTraining(Training):
         assert self.epoch is not None
         self._learn(next(self.epoch))
         records = [self._window()] if p.step % settings.log_interval == 0 else []
-        due = (
-            math.ceil(self.num_steps * k / settings.validate_per_epoch) for k in range(1, settings.validate_per_epoch + 1)
-        )
+        times = settings.validate_per_epoch
+        due = [math.ceil(self.num_steps * k / times) for k in range(1, times + 1)]
         return Step(records, validate=p.position in due)
 
     def _learn(self, batch: Any) -> None:

@@ -46,6 +46,11 @@ class Batch(NamedTuple):
         return {name: value for name, value in zip(self._fields[2:], self[2:], strict=True) if value is not None}
 
     @property
+    def of_steps(self) -> bool:
+        """Whether matrices or noises of single steps come with the data."""
+        return not (self.transitions is self.emissions is self.state_noises is self.emission_noises is None)
+
+    @property
     def num_tokens(self) -> int:
         return self.x.shape[0] * self.x.shape[1] if self.lengths is None else int(self.lengths.sum())
 

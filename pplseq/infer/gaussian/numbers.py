@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq.distributions.gaussian_types import LOG_2PI, Evidence, LinearEvidence
-from pplseq.kernels.kalman import DOUBLE, size_of
+from pplseq.kernels.kalman import DOUBLE
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices
 
 PRECISE = 100  # mean squares of numbers in units of their noise, above which differences of squares lose too much
 FEW_NUMBERS = 32  # observed numbers of which a covariance is small
-CERTAIN = 1e11  # standard deviations in this ratio: the smaller one is a rounding error
 
 
 class Numbers(NamedTuple):
@@ -117,40 +115,3 @@ def masked_noise(noise: Tensor, observed: Tensor | None) -> Tensor:
     if observed is None:
         return noise
     return noise * (observed.unsqueeze(-1) * observed.unsqueeze(-2)) + torch.diag_embed(1 - observed)
-
-
-def precisions(observed: Tensor, noise: Tensor | None) -> list[float]:
-    """Of each kind of observation, how precise it is: the largest entry of its information.
-
-    Args:
-        observed: information (P, h, h), or loadings (P, n, h) beside the covariance of their noise (P, n, n).
-    """
-    with torch.no_grad():
-        if noise is None:
-            return size_of(observed).tolist()
-        variances = noise.diagonal(dim1=-2, dim2=-1)
-        return (observed.square().sum(-1) / variances).nan_to_num(0.0, torch.inf).amax(-1).tolist()
-
-
-@torch.no_grad()
-def check_density(
-    half_log_det: Tensor, kinds: Tensor, whitener: Callable[[], Tensor], noise: Tensor, steps: list[int]
-) -> None:
-    """Raises where an exact observation is determined by earlier ones, so that it has no density.
-
-    Args:
-        half_log_det, whitener, kinds, steps: of nodes; see :class:`~pplseq.infer.gaussian.path.CovariancePath`.
-        noise: (P, n, n) of each kind.
-    """
-    good, exact = half_log_det.isfinite(), noise.diagonal(dim1=-2, dim2=-1) == 0
-    if bool(exact.any()):
-        # pivots of S in the share of the largest: rounding errors of what is certain
-        scale = whitener().diagonal(dim1=-2, dim2=-1).abs()
-        least = scale.where(scale > 0, torch.inf).amin(0)
-        good &= ~(exact[kinds] & (scale > CERTAIN * least)).any(-1)
-    if not bool(good.all()):
-        step = steps[int((~good).nonzero()[0])]
-        raise ValueError(
-            f"step {step}: the covariance of its observation given the past is singular, so it has no density: what is "
-            "observed without noise is determined by earlier observations, or twice; give observations or states noise"
-        )

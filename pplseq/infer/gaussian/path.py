@@ -24,9 +24,8 @@ from torch import Tensor
 
 from pplseq.distributions.gaussian_types import LOG_2PI
 from pplseq.infer.gaussian.given import PathInput, pick
-from pplseq.infer.gaussian.numbers import check_density, precisions
 from pplseq.kernels import compiled_kalman, kalman
-from pplseq.kernels.kalman import DOUBLE, Convergence, scaled_size, size_of, symmetric
+from pplseq.kernels.kalman import DOUBLE, Convergence, check_density, precisions, scaled_size, size_of, symmetric
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one

@@ -12,14 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.infer.fit.em import Batch
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.lds.statistics import Regression
-
-
-def of_steps(batch: Batch) -> bool:
-    """Whether matrices or noises of single steps come with the data."""
-    return any(part is not None for part in (batch.transitions, batch.emissions, batch.state_noises, batch.emission_noises))
 
 
 def regression_by_step(

@@ -348,7 +348,7 @@ class LDSTensors(GaussianEstimator):
     def _written(self) -> Parameters:
         """The parameters as they are usually written."""
         plain: dict[str, Any] = {name: self._parameters.get(name) for name in Parameters._fields[:-1]}
-        missing = [name for name, value in plain.items() if value is None and name != "state_noise"]
+        missing = [name for name, value in plain.items() if value is None and name not in SCALES]
         plain |= {name: getattr(self, name, None) for name in missing}  # constrained, or drawn from a prior
         plain |= {"state_noise": self.state_noise, "emission_noise": self._emission_noise, "initial_covariance": None}
         if self.initial != "stationary":
@@ -357,16 +357,18 @@ class LDSTensors(GaussianEstimator):
 
     @property
     def _diagonal(self) -> frozenset[str]:
-        return frozenset(name for name in ("state_noise", "emission_noise") if self._parameter_of(name).dim() == 1)
+        own = self._own
+        return frozenset([name for name in ("state_noise", "emission_noise") if own[name].dim() == 1])
 
-    def _parameter_of(self, name: str) -> Any:
-        return getattr(self, SCALES.get(name, name), None)
+    @property
+    def _own(self) -> dict[str, Any]:
+        """What holds the parameters that this model has, by their names as they are usually written."""
+        held = {name: getattr(self, SCALES.get(name, name), None) for name in Parameters._fields}
+        return {name: value for name, value in held.items() if value is not None}
 
     @torch.no_grad()
     def _put(self, parameters: Parameters) -> None:
-        for name, value in parameters._asdict().items():
+        for name, target in self._own.items():  # which a start that is not learned is none of
+            value = getattr(parameters, name)
             if value is not None and name not in self.held:
-                target = self._parameter_of(name)
-                if target is None:  # a start that is not learned
-                    continue
                 target.copy_(self._scale(name, value, target) if name in SCALES else value)

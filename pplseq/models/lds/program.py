@@ -31,8 +31,6 @@ from pplseq.models.lds.arguments import (
     with_inputs,
     with_steps,
 )
-from pplseq.models.lds.by_step import of_steps
-from pplseq.models.lds.coordinates import from_coordinates, parameter_units, to_coordinates
 from pplseq.models.lds.fit import (
     EMOptions,
     above_floor,
@@ -41,9 +39,12 @@ from pplseq.models.lds.fit import (
     e_step,
     first_parameters,
     floors,
+    from_coordinates,
     m_step,
+    parameter_units,
+    to_coordinates,
 )
-from pplseq.models.lds.parameters import SCALES, LDSTensors, Parameters
+from pplseq.models.lds.parameters import SCALES, LDSTensors
 from pplseq.models.lds.queries import Diagnostics, Forecast, diagnose, next_states, observed_forecast, observed_moments
 from pplseq.models.lds.start import STARTS
 
@@ -270,7 +271,7 @@ class LDS(LDSTensors):
             ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than
                 features): the likelihood then depends on the scale of the states, and has no maximum.
         """
-        names = [name for name in self.values._fields if self._parameter_of(name) is not None]
+        names = list(self._own)
         held = {fixed} if isinstance(fixed, str) else set(fixed)
         held |= {name for name in ("transition", "emission") if options.get(f"{name}s") is not None}
         if self.initial == "stationary" and any(options.get(name) is not None for name in ("transitions", "state_noises")):
@@ -293,7 +294,8 @@ class LDS(LDSTensors):
         if options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
         self.held = frozenset(held)
-        frozen = [p for p in map(self._parameter_of, held) if p.requires_grad]  # others stay as the user left them
+        own = self._own
+        frozen = [own[name] for name in held if own[name].requires_grad]  # others stay as the user left them
         for parameter in frozen:
             parameter.requires_grad_(False)
         try:
@@ -313,7 +315,7 @@ class LDS(LDSTensors):
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     @torch.no_grad()
     def chain_of(self, batch: Batch) -> GaussianChain:
-        if of_steps(batch):
+        if batch.of_steps:
             return self.posterior(batch.x, batch.lengths, **batch.known)
         return chain_of(self.values, batch)
 
@@ -344,18 +346,18 @@ class LDS(LDSTensors):
 
     @property
     def _free(self) -> list[str]:
-        return [name for name in Parameters._fields if self._parameter_of(name) is not None and name not in self.held]
+        return [name for name in self._own if name not in self.held]
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats, up to a constant; 0 without priors."""
         total = self.transition.new_zeros(())
         for kind, noise, prior in (
-            ("transition", self.state_noise, self.state_prior), ("emission", self.emission_noise, self.emission_prior),
+            ("transition", "state_noise", self.state_prior), ("emission", "emission_noise", self.emission_prior),
         ):  # fmt: skip
             if prior.count or prior.strength:
                 parts = [v for name in (kind, f"{kind}_inputs") if (v := getattr(self, name)) is not None]
                 weights = torch.cat(parts, -1)
-                total = total + prior.log_prob(weights, noise, torch.ones_like(weights[0], dtype=torch.bool))
+                total = total + prior.log_prob(weights, getattr(self, noise), torch.ones_like(weights[0], dtype=torch.bool))
         return total
 
     # ---------------------------------------------------------------- queries

@@ -8,7 +8,7 @@ import torch
 
 from pplseq.infer.fit.em import Acceleration
 from pplseq.models import LDS
-from pplseq.models.lds.coordinates import from_coordinates, to_coordinates
+from pplseq.models.lds.fit import from_coordinates, to_coordinates
 
 close = torch.testing.assert_close
 F64 = torch.float64

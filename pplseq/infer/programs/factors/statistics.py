@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
-from pplseq.distributions.state import in_float32
 from pplseq.infer.programs.factors.lookups import Lookup
+from pplseq.kernels.log_semiring import in_float32
 
 MOST_ENTRIES = 8  # times as many entries of a table as there are cells, so that statistics stay no larger than the data
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import probs_to_logits
 
-from pplseq.distributions.state import in_float32
 from pplseq.infer.programs.factors import binary, normal, statistics
 from pplseq.infer.programs.factors.enumeration import Site, Variable
 from pplseq.infer.programs.factors.lookups import Lookup
+from pplseq.kernels.log_semiring import in_float32
 
 
 @dataclass(eq=False)
