@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class Steps(NamedTuple):
 class PathExpectations:
     """What every chain offers; each names the steps that it consists of."""
 
-    factors: Factors
+    factors: cached_property[Factors]
 
     def _possible(self) -> Any:
         raise NotImplementedError

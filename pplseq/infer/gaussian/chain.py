@@ -95,7 +95,7 @@ class GaussianChain:
         self.flat = flatten(start, dynamics, evidence, valid, seen, check)
         given = self.flat.evidence
         parts = *self.flat[1:6], *given
-        self._differentiable = any(part is not None and part.requires_grad for part in parts)
+        self._differentiable = any([part.requires_grad for part in parts if part is not None])
         self.forget()
 
     def forget(self) -> None:

@@ -50,12 +50,12 @@ def without_gradients(
     start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence
 ) -> tuple[GaussianBelief, Dynamics, Evidence | LinearEvidence]:
     """The same numbers, of which nothing is differentiated."""
-    dynamics = Dynamics(*(None if part is None else part.detach() for part in dynamics))
+    start = GaussianBelief(*[part.detach() for part in start])
+    dynamics = Dynamics(*[None if part is None else part.detach() for part in dynamics])
     if not isinstance(evidence, LinearEvidence):
-        return start.detach(), dynamics, Evidence(*(part.detach() for part in evidence))
-    parts = {field.name: getattr(evidence, field.name) for field in fields(evidence)}
-    parts = {name: None if part is None else part.detach() for name, part in parts.items()}
-    return start.detach(), dynamics, LinearEvidence(**parts)
+        return start, dynamics, Evidence(*[part.detach() for part in evidence])
+    parts = [getattr(evidence, field.name) for field in fields(evidence)]
+    return start, dynamics, LinearEvidence(*[None if part is None else part.detach() for part in parts])
 
 
 def flatten(
@@ -362,7 +362,7 @@ class PathInput(NamedTuple):
     @property
     def wants_gradient(self) -> bool:
         inputs = (self.start, self.matrix, self.noise, *self.observed)
-        return torch.is_grad_enabled() and any(m is not None and m.requires_grad for m in inputs)
+        return torch.is_grad_enabled() and any([m.requires_grad for m in inputs if m is not None])
 
 
 def path_input(flat: FlatChain, tol: float, wait_for_rounding: bool) -> PathInput:

@@ -161,9 +161,9 @@ class ApproximateSwitchingLDS(Estimator):
     def system(self) -> System:
         """The matrices of all regimes; differentiable."""
         found = self.estimates()
-        parts = [found[part].expand(self.num_regimes, *found[part].shape[1:]) for part in PARTS]
-        moves = torch.log_softmax(self.transition_logits, -1), torch.log_softmax(self.regime_logits, -1)
-        return System(*moves, *parts, found["initial_mean"], found["initial_covariance"])
+        parts = {part: found[part].expand(self.num_regimes, *found[part].shape[1:]) for part in PARTS}
+        moves, first = torch.log_softmax(self.transition_logits, -1), torch.log_softmax(self.regime_logits, -1)
+        return System(moves, first, **parts, mean=found["initial_mean"], covariance=found["initial_covariance"])
 
     # ---------------------------------------------------------------- the program
     def model(self, x: Tensor | None = None, lengths: Tensor | None = None, start=None, **sizes: Unpack[Sizes]):
@@ -210,7 +210,9 @@ class ApproximateSwitchingLDS(Estimator):
         self.check_observations(x)
         return KimChain(self.system(), x.to(self.reference), valid_steps(Batch(x, lengths)))
 
-    def posterior(self, x, lengths=None, start=None, **known) -> KimChain:
+    def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, lengths=None, start=None, **known
+    ) -> KimChain:
         """Kim's filter over x, without gradients.
 
         Warns:

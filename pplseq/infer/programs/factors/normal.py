@@ -62,7 +62,7 @@ def _constant(value: Tensor, reading: Reading) -> Tensor | None:
     else:
         reading.other_key = ("number", value.shape, *value.flatten().tolist())
     sizes = [value.shape[at] if at is not None and value.dim() >= -at else 1 for at in places]
-    order = sorted(range(len(places)), key=lambda k: places[k] if places[k] is not None else -math.inf)
+    order = sorted(range(len(places)), key=lambda k: -math.inf if (place := places[k]) is None else place)
     found = value.reshape([sizes[k] for k in order])
     found = found.permute([order.index(k) for k in range(len(places))])
     return found.reshape(*(1,) * reading.num_states, *found.shape)
@@ -108,7 +108,7 @@ def _centre(value: Tensor, seen: Tensor, counting: list[int]) -> Tensor:
 
 def _of_entries(centre: Tensor, reading: Reading) -> Tensor:
     """(*1, *axes) of a centre along the batch dimensions that axes count."""
-    places = [axis.at for axis in reading.axes]
+    places: list[int] = [axis.at for axis in reading.axes]  # pyright: ignore[reportAssignmentType]
     order = sorted(range(len(places)), key=lambda k: places[k])
     found = centre.reshape([centre.shape[places[k]] for k in order]).permute([order.index(k) for k in range(len(places))])
     return found.reshape(*(1,) * reading.num_states, *found.shape)

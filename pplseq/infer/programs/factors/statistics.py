@@ -186,8 +186,10 @@ def observed(parts: list[Any], value: Tensor, mask: Tensor | None) -> Tensor | N
     if natural is None:
         found = reading.sums(parts, Cells(shape, kept, summed, counting), value, mask)
     else:
-        tables = [None if part is None else flat(reading.table(part), reading.num_states) for part in natural]
-        found = weighted(parts, Cells(shape, kept, summed, counting), value, mask, *tables)
+        eta, rest = natural
+        eta = flat(reading.table(eta), reading.num_states)
+        rest = None if rest is None else flat(reading.table(rest), reading.num_states)
+        found = weighted(parts, Cells(shape, kept, summed, counting), value, mask, eta, rest)
     if found is None:
         return None
     if first.kind is dist.Poisson:
