@@ -12,10 +12,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pplseq.distributions.state import in_float32
 from pplseq.distributions.timed import Timed
 from pplseq.infer.programs.factors.lookups import Lookup
 from pplseq.kernels.binary.log_probs import row_log_probs
+from pplseq.kernels.log_semiring import in_float32
 
 
 def has_logits(fn: Any) -> bool:
