@@ -254,7 +254,7 @@ def _chosen(parts, cells: Cells, value: Tensor, mask: Tensor | None, logs: Tenso
     number, total = None, 1
     for axis in reading.axes:
         if axis.value:
-            index = value
+            index = value.long()  # Pyro takes words of any type of number
             if bool(((index < 0) | (index >= axis.size)).any()):  # seen by nobody where Pyro's validation is off
                 return None
         elif axis.entry is None:

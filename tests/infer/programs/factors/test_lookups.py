@@ -265,3 +265,17 @@ def test_words_outside_the_table_raise_where_nothing_is_validated(word):
 
     with pyro.validation_enabled(False), pytest.raises(RuntimeError, match="out of bounds"):
         TraceBlockedEnum_ELBO(max_plate_nesting=2).loss(model, lambda: None)
+
+
+def test_words_may_be_numbers_of_any_type():
+    table, y = torch.rand(2, 3, 4).softmax(-1), torch.randint(4, (2, 3))
+
+    def model(y):
+        with pyro.plate("rows", 2, dim=-2):
+            x = pyro.sample("x", dist.Categorical(torch.tensor([0.3, 0.7])), infer={"enumerate": "parallel"})
+            with pyro.plate("tones", 3, dim=-1):
+                pyro.sample("y", dist.Categorical(table[x.squeeze(-1)]), obs=y)
+
+    one, other = (TraceBlockedEnum_ELBO(max_plate_nesting=2).loss(model, lambda _: None, v) for v in (y, y.double()))
+    expected = TraceEnum_ELBO(max_plate_nesting=2, strict_enumeration_warning=False).loss(model, lambda _: None, y)
+    assert one == other == pytest.approx(expected)
