@@ -334,6 +334,11 @@ def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
     words = record.get("words")
     if words is None and isinstance(record.get("text"), str):
         words = record["text"].split()
+    if isinstance(words, list) and any(isinstance(word, list) for word in words):
+        raise ValueError(
+            '"words": a gap takes no list of alternatives; ask for a pattern of the whole text: query RUN continue --whole '
+            "--matching 'the (stock | market) fell', or Constraint.matching in Python"
+        )
     if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
         raise ValueError('expected {"words": [strings, null for a gap]} or {"text": "..."}')
     if any(word is not None and not word.strip() for word in words):

@@ -53,6 +53,14 @@ def test_length_alone_other_constraints_and_the_whole_text(run):
     assert "constraint_log_prob" not in plain
 
 
+def test_alternatives_at_a_gap_are_a_pattern(run):
+    result = CliRunner().invoke(main, ["query", str(run[0]), "infill"], input='{"words": ["the", ["stock", "market"], "fell"]}')
+    assert result.exit_code == 1 and "a gap takes no list of alternatives" in json.loads(result.stdout)["error"]
+    options = ["--whole", "--matching", "the (stock | market) fell", "--length", 2, "--num-samples", 9]
+    (answer,) = ask(run, "continue", *options, input="the")
+    assert {entry["words"][0] for entry in answer["continuations"]} <= {"stock", "market"}
+
+
 def test_gaps_of_unknown_length(run):
     options = ["--gap-length", "1-3", "--containing", "stock", "--num-samples", 6]
     (answer,) = ask(run, "infill", *options, input="the _ market _ today")
