@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import random
+import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -79,6 +80,27 @@ def count_in_parts(text: Path, place: Path) -> Callable[[], object]:
     return count
 
 
+def fit_on_workers(place: Path) -> Callable[[], object]:
+    """`fit(cluster=)` in a folder, which goes on where it was killed, with such workers."""
+
+    def fit() -> None:
+        import torch
+
+        from pplseq.folder import whole_folder
+        from pplseq.models import HMM
+
+        rows = [torch.randint(5, (length,), generator=torch.Generator().manual_seed(length)) for length in range(3, 15)]
+        resume = whole_folder(place / "run" / "last").exists()  # which a kill may have left beside its place
+        options = {"batch_size": 4, "max_iterations": 6, "tolerance": 0.0, "resume": resume}
+        try:
+            HMM(3, num_words=5).fit(rows, seed=0, folder=place / "run", cluster=WorkersHere(), **options)
+        except OSError as error:  # in a line, as a command says it
+            print(error, file=sys.stderr)
+            raise SystemExit(1) from None
+
+    return fit
+
+
 def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, Begin]:
     """name -> from the folder of a trial to a call that begins there, and goes on when it is made again."""
 
@@ -120,6 +142,7 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
             "--out", place / "out.jsonl", "--save-every", 4,
         ),
         "count": lambda place: command("count", data["text.txt"], "--max-lag", 4, "--out", place / "counts", "--force"),
+        "fit on workers": fit_on_workers,
         "count parts": lambda place: count_in_parts(data["text.txt"], place),
         "cluster": lambda place: command("cluster", data["text.txt"], "--num-clusters", 3, "--out", place / "paths"),
     }  # fmt: skip
