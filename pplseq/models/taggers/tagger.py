@@ -158,6 +158,8 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
     Raises:
         ValueError: no words, not as many tags as words, or (if they are needed) a word without a tag; by the sentence's number.
     """
+    if not isinstance(sentences, str) and not all(hasattr(sentence, "words") for sentence in sentences):
+        raise TypeError("x: expected tagged sentences, TaggedSentence(words, tags) or what read_tagged reads")
     if isinstance(sentences, str) or not any(len(sentence.words) for sentence in sentences):
         raise ValueError("x: expected tagged sentences with at least one word among them, got none")
     for i, (words, tags) in enumerate(sentences):

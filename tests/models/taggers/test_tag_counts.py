@@ -184,3 +184,8 @@ def test_spelling_by_hand():
     unseen = rest / 8
     np.testing.assert_allclose(a + b + end + (0x110000 - 2) * unseen, 1)
     np.testing.assert_allclose(spelling.log_prob("\U0001f600"), np.log(unseen / 3 * end))
+
+
+def test_sentences_without_tags_are_no_data():
+    with pytest.raises(TypeError, match="x: expected tagged sentences"):
+        HMMTagger.tnt().fit(["the dog"])
