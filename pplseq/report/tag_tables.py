@@ -26,8 +26,8 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def scores_table(scores: TagScores, interval: tuple[float, float] | None = None) -> str:
-    """Accuracy of all, known, unknown and ambiguous words and of sentences."""
+def named_shares(scores: TagScores) -> list[tuple[str, Share]]:
+    """Accuracies of those kinds of words that there are, and of sentences, by name."""
     shares = [
         ("all words", scores.all_words),
         ("known words", scores.known_words),
@@ -35,9 +35,12 @@ def scores_table(scores: TagScores, interval: tuple[float, float] | None = None)
         ("ambiguous words", scores.ambiguous_words),
         ("whole sentences", scores.sentences),
     ]
-    rows = [
-        [name, _share(share), f"{share.num_correct:,}", f"{share.num:,}"] for name, share in shares if share is not None
-    ]
+    return [(name, share) for name, share in shares if share is not None]
+
+
+def scores_table(scores: TagScores, interval: tuple[float, float] | None = None) -> str:
+    """Accuracy of all, known, unknown and ambiguous words and of sentences."""
+    rows = [[name, _share(share), f"{share.num_correct:,}", f"{share.num:,}"] for name, share in named_shares(scores)]
     table = plain_table(["", "accuracy", "right", "of"], rows, "lrrr")
     if interval is not None:
         table += f"\n95 % interval of the accuracy, drawing sentences: {interval[0]:.4f} to {interval[1]:.4f}"

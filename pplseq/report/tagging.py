@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pplseq.data.columns import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
 from pplseq.models.taggers.scores import Share, TagScores
 from pplseq.report.markup import escape, folded, page, percent, table, wide, word
+from pplseq.report.tag_tables import named_shares
 
 MAX_MATRIX_TAGS = 60
 SURE, MAX_UNSURE = 0.95, 2000  # alternatives of surer words are not listed
@@ -199,17 +200,9 @@ def _unsure(views: Sequence[SentenceView]) -> str:
 
 
 def _keys(scores: TagScores) -> str:
-    shares = [
-        ("all words", scores.all_words),
-        ("known words", scores.known_words),
-        ("unknown words", scores.unknown_words),
-        ("ambiguous words", scores.ambiguous_words),
-        ("whole sentences", scores.sentences),
-    ]
     items = "".join(
         f"<div><dt>{name}, of {share.num:,}</dt><dd>{_share(share)}</dd></div>"
-        for name, share in shares
-        if share is not None
+        for name, share in named_shares(scores)
     )
     low, high = scores.interval()
     return (
