@@ -87,7 +87,8 @@ def repetition(num_words: int, seed: int, num_holdout: int, options: dict) -> di
     words, source = draw(truth, 1, LENGTHS[-1], random)
     logs = np.log(np.take_along_axis(source[0], words[0][:, None], 1))
     sample = holdout(truth, num_holdout, random)
-    model = PROPS(num_words, num_sources=1, num_perturbations=2, seed=seed)
+    even = [1 / 3] * 3  # the paper's start; the library's begins at the source
+    model = PROPS(num_words, num_sources=1, num_perturbations=2, initial=even, transition=[even] * 3, seed=seed)
     constant = model.start(averaging="recent", **options)
     prior = model.start(averaging="recent", **options | PRIOR, prior_tokens=float(num_words))
     estimates = {"plain": (constant, False), "averaged": (constant, True), "averaged, prior": (prior, True)}
