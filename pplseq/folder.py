@@ -163,7 +163,8 @@ class FolderKind:
             try:
                 result = attempt(place)
             except (OSError, ValueError):
-                if last or _bytes(whole_folder(folder) / self.header) == before:
+                now = whole_folder(folder)  # elsewhere, while a writer has moved the old folder aside
+                if last or (now == place and _bytes(now / self.header) == before):
                     raise
             else:
                 if last or _bytes(whole_folder(folder) / self.header) == before:

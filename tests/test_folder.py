@@ -310,6 +310,19 @@ def test_a_reader_beside_a_writer_sees_one_or_the_other(saved):
     assert len(steps) >= 12
 
 
+def test_a_folder_that_is_moved_aside_while_it_is_read(saved, monkeypatch):
+    """Between the two renames of a writer: what was opened is gone, and the same header stands beside it."""
+    aside, compare = saved.with_name(".toy.old"), type(KIND)._compare
+
+    def moved(self, place, files):
+        if place == saved:
+            saved.rename(aside)
+        compare(self, place, files)
+
+    monkeypatch.setattr(type(KIND), "_compare", moved)
+    assert KIND.read(saved).header["step"] == 3 and aside.exists() and not saved.exists()
+
+
 def test_two_writers_take_turns(tmp_path):
     threads = [threading.Thread(target=lambda k=k: [write(tmp_path / "toy", step=k) for _ in range(8)]) for k in range(4)]
     for thread in threads:

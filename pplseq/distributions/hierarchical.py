@@ -55,7 +55,6 @@ class HierarchicalTransition(BlockTransition):
         self.out, self.into, self.out_of, self.product_dtype = out, into, out_of, product_dtype
         self.block_weight, self.block_bias = block_weight, block_bias
         self._block_norm: Tensor | None = None
-        self._norm_of_all: Tensor | None = None
 
     # ---------------------------------------------------------------- the two softmaxes
     def leaving(self, rows: Tensor) -> Tensor:
@@ -172,14 +171,15 @@ class HierarchicalTransition(BlockTransition):
         return inner, gates, lambda wide: wide[:, which, slot]
 
     def gates_from_all(self, leaving: Tensor, blocks: Tensor) -> Tensor:
-        """(N, U) log p(block | state) of blocks (U,) from all kept states, whose normalisers are computed once per object."""
-        if not torch.is_grad_enabled():
+        """(N, U) log p(block | state) of blocks (U,) from all kept states, whose normalisers are computed once per object.
+
+        With gradients nothing is kept: tiles may be computed again on the way back, and must then be what they were.
+        """
+        if torch.is_grad_enabled():
+            norm = self.block_log_norm(leaving)
+        else:
             norm = self.block_norms(None)
             norm = norm.flatten() if self.layout.filled is None else norm[self.layout.filled]
-        else:
-            if self._norm_of_all is None:
-                self._norm_of_all = self.block_log_norm(leaving)
-            norm = self._norm_of_all
         return leaving @ self.block_weight[blocks].T + (self.block_bias[blocks] - norm.unsqueeze(-1))
 
     def column_tiles(self):

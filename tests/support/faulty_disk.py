@@ -274,6 +274,10 @@ def import_everything() -> None:
 
     for module in pkgutil.walk_packages(pplseq.__path__, "pplseq."):
         if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ImportError as error:
+                if "pplseq[" not in str(error):  # else an extra that is not installed
+                    raise
     for name in ("pyro.optim", "pyro.infer", "safetensors.torch", "tqdm", "scipy.sparse.linalg", "scipy.optimize"):
         importlib.import_module(name)
