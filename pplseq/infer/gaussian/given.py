@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,12 +50,14 @@ def without_gradients(
     start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence
 ) -> tuple[GaussianBelief, Dynamics, Evidence | LinearEvidence]:
     """The same numbers, of which nothing is differentiated."""
-    start = GaussianBelief(*[part.detach() for part in start])
-    dynamics = Dynamics(*[None if part is None else part.detach() for part in dynamics])
+
+    def detached(part: Any) -> Any:
+        return None if part is None else part.detach()
+
+    start, dynamics = GaussianBelief(*map(detached, start)), Dynamics(*map(detached, dynamics))
     if not isinstance(evidence, LinearEvidence):
-        return start, dynamics, Evidence(*[part.detach() for part in evidence])
-    parts = [getattr(evidence, field.name) for field in fields(evidence)]
-    return start, dynamics, LinearEvidence(*[None if part is None else part.detach() for part in parts])
+        return start, dynamics, Evidence(*map(detached, evidence))
+    return start, dynamics, LinearEvidence(*[detached(getattr(evidence, field.name)) for field in fields(evidence)])
 
 
 def flatten(

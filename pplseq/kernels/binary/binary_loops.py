@@ -53,7 +53,7 @@ def _decay(x):
             n = (v * LOG2E + MAGIC) - MAGIC
             r = (v - n * LN2_HIGH) - n * LN2_LOW
             p = ONE + r * (P1 + r * (P2 + r * (P3 + r * (P4 + r * (P5 + r * P6)))))
-            return p * _as_float(I((I(n) + BIAS) << I(23)))
+            return p * _as_float(I((I(n) + BIAS) << I(23)))  # pyright: ignore[reportCallIssue]
 
         return single
 
@@ -63,7 +63,7 @@ def _decay(x):
         r = (v - n * LN2_HIGH_64) - n * LN2_LOW_64
         p = C[7] + r * (C[8] + r * (C[9] + r * (C[10] + r * (C[11] + r * (C[12] + r * C[13])))))
         p = 1.0 + r * (1.0 + r * (C[2] + r * (C[3] + r * (C[4] + r * (C[5] + r * (C[6] + r * p))))))
-        return p * _as_float((np.int64(n) + BIAS_64) << np.int64(52))
+        return p * _as_float((np.int64(n) + BIAS_64) << np.int64(52))  # pyright: ignore[reportCallIssue]
 
     return double
 

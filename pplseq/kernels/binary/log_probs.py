@@ -55,8 +55,8 @@ class RowLogProbs(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx, grad):
-        args = ctx.saved_tensors
+    def backward(ctx, *grads):
+        (grad,), args = grads, ctx.saved_tensors
         if torch.is_grad_enabled():
             return twice.gradients(twin, args, grad)
         from pplseq.kernels.binary import binary_loops

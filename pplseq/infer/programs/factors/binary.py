@@ -32,7 +32,8 @@ def sums_by_row(part: Any) -> Tensor | None:
     mask = site.mask if isinstance(site.mask, Tensor) else None
     if site.mask is False:
         return None
-    found = _sums(part, *(None if x is None else x.unsqueeze(0) for x in (site.fn.__dict__["logits"], site.value, mask)))
+    logits, value = site.fn.__dict__["logits"].unsqueeze(0), site.value.unsqueeze(0)
+    found = _sums(part, logits, value, None if mask is None else mask.unsqueeze(0))
     return None if found is None else found.squeeze(0)
 
 

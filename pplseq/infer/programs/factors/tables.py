@@ -150,8 +150,8 @@ class _Part:
             )  # fmt: skip
         else:
             self.kind = None
-            at_steps = site.own is None and site.whole is not None and binary.has_logits(fn) and fn is site.fn
-            self.key = ("steps", id(site.whole[0])) if at_steps else (id(site),)
+            whole = site.whole if site.own is None and binary.has_logits(fn) and fn is site.fn else None
+            self.key = (id(site),) if whole is None else ("steps", id(whole[0]))
 
     def _prepare_lookup(self, fn) -> bool:
         """Whether this site's parameter is a table looked up at states, which alike sites share."""
