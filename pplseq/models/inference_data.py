@@ -33,7 +33,7 @@ def to_arviz(model: Any, *, num_draws: int = 1000, seed: int = 0) -> Any:
         >>> model = HMM(2, num_features=1, priors=True).fit(x, method="nuts", num_samples=500)  # doctest: +SKIP
         >>> arviz.summary(to_arviz(model), var_names=["transition"])  # doctest: +SKIP
     """
-    history = getattr(model, "history", None)
+    history: Any = getattr(model, "history", None)
     if getattr(history, "samples", None) is None and getattr(history, "guide", None) is None:
         method = getattr(history, "method", None)
         came = "one that was not fitted here" if method is None else f"one fitted by {method!r}"

@@ -68,7 +68,8 @@ class StatePosteriors(_Features):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fits a copy of the model to the sequences X; `y` is not looked at. The model itself stays as it is."""
         checks.choice("pool", self.pool, POOLS)
-        self.model_ = clone(self.model).fit(list(X), **(self.fit_options or {}))
+        model: Any = clone(self.model)
+        self.model_ = model.fit(list(X), **(self.fit_options or {}))
         return self
 
     def _rows(self, X: Any) -> list[np.ndarray]:

@@ -119,11 +119,13 @@ class HMMTagger(SentenceTagger):
             cluster: an address as of :func:`pplseq.runs.cluster.connected`: its workers count, with the same numbers, and x may
                 be a pattern of files that they read, such as ``"treebank/*.conllu"``.
         """
-        if cluster is None:
+        if isinstance(x, (str, Path)):
+            if cluster is None:
+                raise ValueError(f"x: files are read by the workers of a cluster; give cluster, or sentences; got {str(x)!r}")
+        else:
             check_sentences(x)
-            return self.set_counts(count_tags(x, self.settings.order))
-        if not isinstance(x, (str, Path)):
-            check_sentences(x)
+            if cluster is None:
+                return self.set_counts(count_tags(x, self.settings.order))
         with connected(cluster) as there:
             return self.set_counts(count_tags_on(there, x, self.settings.order))
 
