@@ -51,13 +51,13 @@ def without_gradients(
 ) -> tuple[GaussianBelief, Dynamics, Evidence | LinearEvidence]:
     """The same numbers, of which nothing is differentiated."""
 
-    def detached(part: Any) -> Any:
-        return None if part is None else part.detach()
-
-    start, dynamics = GaussianBelief(*map(detached, start)), Dynamics(*map(detached, dynamics))
+    first: list[Any] = [part.detach() for part in start]
+    moves: list[Any] = [None if part is None else part.detach() for part in dynamics]
     if not isinstance(evidence, LinearEvidence):
-        return start, dynamics, Evidence(*map(detached, evidence))
-    return start, dynamics, LinearEvidence(*[detached(getattr(evidence, field.name)) for field in fields(evidence)])
+        return GaussianBelief(*first), Dynamics(*moves), Evidence(*[part.detach() for part in evidence])
+    parts: list[Any] = [getattr(evidence, field.name) for field in fields(evidence)]
+    parts = [None if part is None else part.detach() for part in parts]
+    return GaussianBelief(*first), Dynamics(*moves), LinearEvidence(*parts)
 
 
 def flatten(
