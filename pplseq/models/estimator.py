@@ -154,6 +154,7 @@ class Estimator(SequenceModel):
         batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
         if batch is not None:
             self.check_data(batch)
+        self.train(method != "em")  # a model that was fitted or loaded before is at test, without dropout
         with seeded(seed), on_cluster(options) as options:
             cluster = options.get("cluster")
             if batch is None:
