@@ -16,6 +16,7 @@ from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel
@@ -289,6 +290,10 @@ class Estimator(SequenceModel):
         """The parameters that :meth:`summary` is about, by name, as functions of those that are learned."""
         return dict(self.named_parameters())
 
+    def at_bounds(self, batch: Batch) -> dict[str, float]:
+        """Which of :meth:`estimates` stand at a bound of what they may be, and the bound: they have no standard error."""
+        return {}
+
     def summary(self, x, lengths=None, **known) -> Summary:
         """Estimates, standard errors from the observed information, and criteria; printed, a table.
 
@@ -330,8 +335,7 @@ class Estimator(SequenceModel):
         Args:
             x, lengths: the past; a row may be empty, and what comes is then the first step.
         """
-        states, *seen = self.forecast(x, 1, lengths)
-        return NextDistribution(states[:, 0], *(None if value is None else value[:, 0] for value in seen))
+        return step_of(self.forecast(x, 1, lengths), 0)
 
     @torch.no_grad()
     def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:
@@ -341,8 +345,8 @@ class Estimator(SequenceModel):
             x, lengths: the past; a row may be empty.
 
         Returns:
-            As :meth:`predict_next`, with an axis of steps: (B, K, Z), (B, K, V), for vectors means (B, K, D) and covariances
-            (B, K, D, D).
+            As :meth:`predict_next`, with an axis of steps: (B, K, Z), (B, K, V), for vectors means (B, K, D), covariances
+            (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
         checks.count("num_steps", num_steps)
         x, lengths = in_form(x, lengths, num_features=self.num_features)
@@ -389,10 +393,8 @@ class Estimator(SequenceModel):
             self.train(training)
         sites: Any = trace.nodes
         x, states = (torch.stack([sites[f"{name}_{t}"]["value"] for t in range(num_steps)], 1) for name in "xz")
-        words = None
-        if self.vocabulary is not None:
-            words = [[self.vocabulary.words[word] for word in row] for row in x.tolist()]
-        return Sample(x, states, words)
+        known = None if self.vocabulary is None else self.vocabulary.words
+        return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
 
     # ---------------------------------------------------------------- arguments
     def get_params(self, deep: bool = True) -> dict[str, Any]:

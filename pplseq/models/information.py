@@ -34,6 +34,7 @@ class Summary(NamedTuple):
     bic: float
     num_tokens: int
     title: str
+    bounds: dict[str, float] = {}  # noqa: RUF012  # of those that stand at a bound of what they may be: which
 
     def intervals(self, level: float = 0.95) -> Tensor:
         """(P, 2) Wald intervals."""
@@ -48,6 +49,9 @@ class Summary(NamedTuple):
         for name, value, error, (low, high) in zip(
             self.names, self.estimates.tolist(), self.errors.tolist(), self.intervals().tolist(), strict=True
         ):
+            if name in self.bounds:
+                lines.append(f"{name:{width}} {value:12.5g}   at its bound {self.bounds[name]:g}: no standard error")
+                continue
             z = value / error if error > 0 else math.nan
             p = math.erfc(abs(z) / math.sqrt(2))
             lines.append(f"{name:{width}} {value:12.5g} {error:12.4g} {z:9.3f} {p:7.3f} {low:9.4g} {high:9.4g}")
@@ -62,7 +66,8 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         batch: the data it was fitted to.
 
     Warns:
-        RuntimeWarning: where the information is not positive: the model is at no maximum, or a parameter at its bound.
+        RuntimeWarning: where a parameter is at its bound, at which it is held for the others; and where the information is not
+            positive, as the model is at no maximum.
 
     Source: B. Efron and D. V. Hinkley (1978), Assessing the accuracy of the maximum likelihood estimator, Biometrika 65(3).
     Cost: the exact second derivatives, one backward pass through a graph of gradients for each of P parameters.
@@ -84,6 +89,11 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
+    bounds = model.at_bounds(batch)
+    held = torch.tensor([name in bounds for name in names])
+    if bounds:  # the likelihood rises towards a bound, so that its curvature there says nothing; the others are as if it stood
+        free = (jacobian[held] == 0).all(0)
+        jacobian, information = jacobian[:, free], information[free][:, free]
     # a parameter that is an estimate as it is has a unit, which must not make it seem to be known less; others have none
     own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > 0)
     unit = information.diagonal().rsqrt().where(own, 1.0)
@@ -99,7 +109,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     flat_ways = ~known & ~wrong
     lost = lost | (jacobian[:, flat_ways].square().sum(-1) > 1e-6 * scale)
     lost = lost & (jacobian.square().sum(-1) > 0)
-    errors = torch.where(lost, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
+    errors = torch.where(lost | held, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
     if bool(lost.any()):
         which = ", ".join(name for name, gone in zip(names, lost.tolist(), strict=True) if gone)
         warnings.warn(
@@ -108,11 +118,16 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
             RuntimeWarning,
             stacklevel=3,
         )
+    if bounds:
+        which = ", ".join(f"{name} is at its bound {bound:g}" for name, bound in bounds.items())
+        warnings.warn(
+            f"{which}: no standard error; those of the others are as if it were known", RuntimeWarning, stacklevel=3
+        )
     total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
     tokens, count = observed_tokens(model, batch), model.num_free_parameters
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * total, count * math.log(tokens) - 2 * total,
-        tokens, repr(model),
+        tokens, repr(model), bounds,
     )  # fmt: skip
 
 

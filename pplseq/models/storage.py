@@ -79,6 +79,9 @@ def read_model(folder, device: str | torch.device = "cpu"):
     check_finite(tensors, folder)
     try:
         model = MODELS[header["model"]].from_config(header["config"], tensors)
+        kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
+        if len(kinds) == 1:  # one that was converted, as by .double(), keeps its digits, whatever its constructor makes
+            model.to(kinds.pop())
         model.load_state_dict(tensors)
     except (TypeError, RuntimeError, KeyError) as error:
         why = " ".join(str(error).split())  # torch takes several lines

@@ -220,3 +220,12 @@ def test_a_class_reads_its_own_models_only(folder):
     assert isinstance(VLHMM.load(folder), VLHMM)
     with pytest.raises(ValueError, match="holds a VLHMM, not a HMM; pplseq.load reads any model"):
         HMM.load(folder)
+
+
+def test_a_model_that_was_made_double_stays_so(tmp_path):
+    """Its constructor makes single precision: the folder says which digits there were."""
+    model = make().double()
+    loaded = load(model.save(tmp_path / "model"))
+    assert {value.dtype for value in loaded.state_dict().values() if value.is_floating_point()} == {torch.float64}
+    assert torch.equal(loaded.log_prob(X), model.log_prob(X)) and loaded.log_prob(X).dtype == torch.float64
+    assert {value.dtype for value in load(make().save(tmp_path / "other")).parameters()} == {torch.float32}

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from pplseq.infer.discrete.mixtures import Quantiles, intervals_of
+
 
 class Factors(NamedTuple):
     """A chain in numbers; see :mod:`pplseq.kernels.scan` for init, pair, emit, valid, restart."""
@@ -65,13 +67,24 @@ class ExpectedCounts(NamedTuple):
 class NextDistribution(NamedTuple):
     """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats.
 
-    Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included.
+    Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included, and in
+    ``quantiles`` what :meth:`intervals` asks.
     """
 
     state_log_probs: Tensor
     word_log_probs: Tensor | None
     means: Tensor | None = None
     covariances: Tensor | None = None
+    quantiles: Quantiles | None = None
+
+    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends (*B, D) of intervals that hold each number with this probability (of counts, at least): exact
+        quantiles of the mixture over states.
+
+        Raises:
+            ValueError: for words and angles, which have no order; for a level outside of (0, 1).
+        """
+        return intervals_of(self.quantiles, level)
 
 
 class MissingWords(NamedTuple):

@@ -92,7 +92,7 @@ class ARHMMParameters(Estimator):
         for name, value in given.items():
             if name not in values:
                 raise ValueError(f"{name}: this model has none.{checks.nearest(name, values)}")
-            value = checks.shape(name, torch.as_tensor(value).to(self.reference), values[name].shape)
+            value = checks.shape(name, torch.as_tensor(value, dtype=torch.float64).to(self.reference), values[name].shape)
             values[name] = checks.finite(name, value)
             if name in ("transition", "initial") and not bool(
                 ((values[name] >= 0).all(-1) & ((values[name].sum(-1) - 1).abs() < 1e-4)).all()

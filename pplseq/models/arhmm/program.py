@@ -11,6 +11,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
@@ -22,12 +23,22 @@ from pplseq.models.lds.arguments import check_inputs, to_come
 class VectorForecast(NamedTuple):
     """What comes after the vectors: p(x_{T+k} | x_1..x_T), k = 1..K, a mixture over paths of states, by its moments.
 
-    means: (B, K, D). covariances: (B, K, D, D). states: (B, K, Z) probabilities.
+    means: (B, K, D). covariances: (B, K, D, D). states: (B, K, Z) probabilities. quantiles: what :meth:`intervals` asks.
     """
 
     means: Tensor
     covariances: Tensor
     states: Tensor
+    quantiles: Quantiles | None = None
+
+    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends (B, K, D) of intervals that hold each number with this probability: exact quantiles of the
+        mixture over paths of states.
+
+        Raises:
+            ValueError: for more steps than paths can be gone through; for a level outside of (0, 1).
+        """
+        return intervals_of(self.quantiles, level)
 
 
 class ARHMM(ARHMMParameters):
@@ -118,7 +129,7 @@ class ARHMM(ARHMMParameters):
     def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> VectorForecast:  # pyright: ignore
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
         further = None if next_inputs is None else torch.as_tensor(next_inputs).unsqueeze(-2)
-        return VectorForecast(*(v[:, 0] for v in self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further)))
+        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further), 0)
 
     @torch.no_grad()
     def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> VectorForecast:  # pyright: ignore
@@ -148,7 +159,7 @@ class ARHMM(ARHMMParameters):
         keep = torch.eye(last).to(vector)
         summed = lags.reshape(*lags.shape[:2], order, size).sum(-2)
         level = self.weights[..., 0] + self.centre + (summed @ (about - self.centre)[:, None, :, None]).squeeze(-1)
-        found = []
+        found, moves, now_states = [], [], states
         for step in range(num_steps):
             states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)
             constant = level - about.unsqueeze(1)
@@ -157,13 +168,15 @@ class ARHMM(ARHMMParameters):
             now = torch.cat([constant.unsqueeze(-1), lags.expand(rows, -1, -1, -1)], -1)
             fixed = [part.expand(rows, self.num_states, -1, -1) for part in (keep[:1], keep[1 : last - size])]
             move = torch.cat([fixed[0], now, fixed[1]], -2)
+            moves.append(move)
             second = move @ second @ move.mT
             second[..., 1 : 1 + size, 1 : 1 + size] += states[..., None, None] * self.covariances
             mean = second[..., 0, 1 : 1 + size].sum(1)
             spread = second[..., 1 : 1 + size, 1 : 1 + size].sum(1) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
             found.append((mean + about, spread, states))
             second = second[..., :last, :last]
-        return VectorForecast(*(torch.stack(parts, 1) for parts in zip(*found, strict=True)))
+        paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
+        return VectorForecast(*(torch.stack(parts, 1) for parts in zip(*found, strict=True)), paths)
 
 
 class Lags:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pyro
@@ -302,6 +303,7 @@ class GaussianTable(PyroModule):
         rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
         loc = _kmeans(rows, self.num_states)
         centred = rows - rows.mean(0)
+        _warn_of_constants(rows)
         floor = self.lowest(centred.new_tensor(len(rows)), rows.sum(0), rows.square().sum(0))
         if self.covariance in ("diag", "spherical"):
             variance = centred.square().mean(0).maximum(floor).expand(self.loc.shape)
@@ -309,6 +311,16 @@ class GaussianTable(PyroModule):
             return self.set_values(loc, covariance=variance)
         covariance = centred.T @ centred / len(rows) + torch.diag(floor)
         return self.set_values(loc, covariance=covariance.expand(self.scale_tril.shape))
+
+
+def _warn_of_constants(rows: Tensor) -> None:
+    flat = (rows == rows[0]).all(0) if len(rows) > 1 else torch.zeros_like(rows[0], dtype=torch.bool)
+    if bool(flat.any()):
+        warnings.warn(
+            f"x: columns {flat.nonzero().flatten().tolist()} (from 0) hold one value only: nothing there tells states apart, "
+            "and their variances end at the smallest allowed, with a density that means nothing; leave them out",
+            RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
 
 
 def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:

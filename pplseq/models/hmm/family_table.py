@@ -115,7 +115,7 @@ class FamilyTable(PyroModule):
             if name not in known:
                 raise ValueError(f"no parameter {name!r} of these emissions; there are: {', '.join(known)}")
             raw = getattr(self, f"raw_{name}")
-            value = torch.as_tensor(value).to(raw)
+            value = torch.as_tensor(value, dtype=torch.float64).to(raw)
             value = value.unsqueeze(-1) if value.dim() == 1 and raw.shape == (len(value), 1) else value
             if not bool(known[name].constraint.check(value).all()):
                 raise ValueError(f"{name}: outside of {known[name].constraint}; got {value.flatten()[:3].tolist()}, ...")

@@ -13,6 +13,7 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
 from pplseq.models.hmm.family_table import as_config, table_of
+from pplseq.models.hmm.quantiles import state_quantiles
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -139,4 +140,5 @@ class StateTables(Estimator):
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         if self.num_words is not None:
             return super().observations_of(states, emission)
-        return NextDistribution(states, None, *mixture_moments(states.exp(), *self.emissions.moments()))
+        moments = mixture_moments(states.exp(), *self.emissions.moments())
+        return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()))

@@ -17,6 +17,7 @@ from pplseq.distributions.dense import CategoricalEmission, GaussianEmission, St
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.mixtures import StateMixture, gaussian_cdf
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
@@ -148,7 +149,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
         seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
         chain = self.posterior(seen, here[1] + 1, inputs=known)
         found = self._expected(predicted(chain), seen, known, here[1] + 1)
-        return self._as_next(found.each(lambda value: value[here]))
+        means = self._state_outputs(seen, known, here[1] + 1).expand(*found.states.shape, -1)[here]
+        return self._with_quantiles(self._as_next(found.each(lambda value: value[here])), means)
 
     @torch.no_grad()
     def forecast(
@@ -164,7 +166,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
             num_samples: as for :meth:`production`.
 
         Returns:
-            As :meth:`predict_next`, with an axis of steps, (B, K, ...); all rows end K steps after them.
+            As :meth:`predict_next`, with an axis of steps, (B, K, ...); all rows end K steps after them. Of Gaussian outputs
+            that are not fed back it has ``intervals(level)``, exactly.
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, belief = len(batch.x), chain.filtered()
@@ -175,13 +178,22 @@ class IOHMMQueries(StateLanguages, IOParameters):
             return self._as_next(self._simulate(inputs, belief, previous, num_samples))
         num_steps = next(iter(self.format.check_inputs(inputs, None, None).values())).shape[1]
         unseen = self.format.missing(rows, num_steps)
-        chain = self.posterior(unseen, start=belief, inputs=inputs)
-        return self._as_next(self._expected(chain.filtered_states().probs, unseen, inputs))
+        states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
+        found = self._as_next(self._expected(states, unseen, inputs))
+        return self._with_quantiles(found, self._state_outputs(unseen, inputs).expand(*states.shape, -1))
 
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
         means = None if self.format.discrete else found.outputs
         return NextDistribution(found.states.log(), words, means, found.covariances)
+
+    def _with_quantiles(self, found: NextDistribution, means: Tensor) -> NextDistribution:
+        """What its intervals need, where states put out normals of these means (..., Z, D)."""
+        if found.means is None or found.covariances is None:
+            return found
+        deviations = self.noise.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()
+        variances, weights = found.covariances.diagonal(dim1=-2, dim2=-1), found.state_log_probs.exp()
+        return found._replace(quantiles=StateMixture(weights, gaussian_cdf(means, deviations), found.means, variances))
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""
@@ -330,18 +342,21 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
         """Outputs of states (B, T, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
-        _, emission = self._specs_at_point()
-        seen = self.format.network_inputs(x, inputs, lengths, previous)["emission"]
-        if isinstance(emission, ConditionalEmission) and seen is not None:
-            emission = emission.at(seen)
-        means = emission_means(emission)
-        means = means.expand(*states.shape, means.shape[-1])
+        means = self._state_outputs(x, inputs, lengths, previous).expand(*states.shape, -1)
         outputs = torch.einsum("btz,btzo->bto", states, means)
         if self.noise is None:
             return Outputs(states, outputs, None)
         within = torch.einsum("btz,zde->btde", states, self.noise.covariances())
         apart = means - outputs.unsqueeze(-2)
         return Outputs(states, outputs, within + torch.einsum("btz,btzd,btze->btde", states, apart, apart))
+
+    def _state_outputs(self, x, inputs, lengths=None, previous=None) -> Tensor:
+        """(B, T, Z, V or D), or what broadcasts to it: what each state is expected to put out."""
+        _, emission = self._specs_at_point()
+        seen = self.format.network_inputs(x, inputs, lengths, previous)["emission"]
+        if isinstance(emission, ConditionalEmission) and seen is not None:
+            emission = emission.at(seen)
+        return emission_means(emission)
 
     def _simulate(self, inputs, start: Belief | None, previous: Tensor | None, num_samples: int) -> Outputs:
         """Outputs averaged over drawn trajectories: with feedback the past outputs are not summed out exactly."""

@@ -318,7 +318,7 @@ class LDSTensors(GaussianEstimator):
                 target = getattr(self, attribute, None)
                 if target is None:
                     raise ValueError(f"{name}: this model has none, its start is {self.initial}")
-                value, size = torch.as_tensor(value), len(target)
+                value, size = torch.as_tensor(value, dtype=torch.float64), len(target)
                 value = self._finite(name, value, (size,) if value.dim() == 1 else (size, size))
                 scales[attribute] = self._scale(name, value, target)
         if self.initial == "stationary" and "transition" in checked:
@@ -328,7 +328,7 @@ class LDSTensors(GaussianEstimator):
         return self
 
     def _finite(self, name: str, value, shape) -> Tensor:
-        return checks.finite(name, checks.shape(name, torch.as_tensor(value).to(self.transition), shape))
+        return checks.finite(name, checks.shape(name, torch.as_tensor(value, dtype=torch.float64).to(self.transition), shape))
 
     @staticmethod
     def _scale(name: str, value: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.em import ROUNDING, Batch
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
@@ -20,6 +20,7 @@ from pplseq.models.lds.program import LDS
 from pplseq.models.structural.components import VARIANCES, components_of
 
 STARTS = ("wide", "diffuse")
+NEAR = 0.01  # nats between a variance that ended near 0 and one of 0
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
@@ -145,6 +146,25 @@ class StructuralModel(LDS):
         found = {f"variance of {name}": scales[k] for k, name in enumerate(self.variances)}
         found["variance of noise"] = self._emission_noise[0]
         return found | ({"inputs": self.emission_inputs[0]} if self.num_inputs else {})
+
+    @torch.no_grad()
+    def at_bounds(self, batch: Batch) -> dict[str, float]:
+        """Variances that are 0 but for what the search left of them: without them the likelihood is no smaller."""
+        whole = {f"variance of {name}": (self.log_scales, k) for k, name in enumerate(self.variances)}
+        whole["variance of noise"] = (self.log_noise, 0)
+        now, found = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum()), {}
+        for name, (parameter, k) in whole.items():
+            kept = float(parameter[k])
+            try:
+                parameter[k] = -math.inf
+                gain = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum()) - now
+            except (ValueError, ArithmeticError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
+                continue  # without this one nothing would be random
+            finally:
+                parameter[k] = kept
+            if 0 <= gain + ROUNDING[batch.x.dtype] * abs(now) and gain < NEAR:
+                found[name] = 0.0
+        return found
 
     @torch.no_grad()
     def set_parameters(self, *, noise=None, inputs=None, width=None, **variances) -> Self:  # pyright: ignore

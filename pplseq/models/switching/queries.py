@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
 from pplseq.models.lds.arguments import to_come
 from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
@@ -16,12 +17,23 @@ from pplseq.models.switching.parameters import SwitchingParameters
 class SwitchingForecast(NamedTuple):
     """What comes after the numbers: p(x_{T+k} | x_1..x_T), k = 1..K.
 
-    means, variances: (B, K). regimes: (B, K, R) probabilities.
+    means, variances: (B, K). regimes: (B, K, R) probabilities. quantiles: what :meth:`intervals` asks.
     """
 
     means: Tensor
     variances: Tensor
     regimes: Tensor
+    quantiles: Quantiles | None = None
+
+    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends (B, K) of intervals that hold each number with this probability: exact quantiles of the mixture
+        over paths of regimes.
+
+        Raises:
+            ValueError: for more steps than paths can be gone through; for a level outside of (0, 1).
+        """
+        low, high = intervals_of(self.quantiles, level)
+        return low.squeeze(-1), high.squeeze(-1)
 
 
 class SwitchingQueries(RegimeQueries, SwitchingParameters):
@@ -30,8 +42,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
     def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> SwitchingForecast:
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
         further = None if next_inputs is None else torch.as_tensor(next_inputs).unsqueeze(-2)
-        found = self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further)
-        return SwitchingForecast(*(value[:, 0] for value in found))
+        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further), 0)
 
     @torch.no_grad()
     def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> SwitchingForecast:
@@ -64,7 +75,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             steps = ends.unsqueeze(-1) - order + torch.arange(order)
             old = batch.inputs.gather(1, steps.to(values.device).unsqueeze(-1).expand(-1, -1, self.num_inputs))
             seen = torch.cat([old, future], 1)
-        means, variances, regimes = [], [], []
+        means, variances, regimes, travelled, last = [], [], [], [], states
         for step in range(num_steps):
             states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)
             row = weights[:, : 1 + order].expand(rows, -1, -1).clone()
@@ -76,6 +87,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             keep = torch.eye(1 + order).to(row)
             move = torch.cat([keep[:1].expand(*row.shape[:2], 1, -1), row.unsqueeze(-2)], -2)
             move = torch.cat([move, keep[1:order].expand(*row.shape[:2], -1, -1)], -2)  # the oldest number is dropped
+            travelled.append(move)
             joint = move @ second @ move.mT
             joint[..., 1, 1] += states * scale.square()
             mean = joint[..., 0, 1].sum(-1)
@@ -83,4 +95,5 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             variances.append(joint[..., 1, 1].sum(-1) - mean.square())
             regimes.append(self.regimes(states))
             second = joint[..., : 1 + order, : 1 + order]
-        return SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1))
+        paths = PathMixture(last, matrix, vector, travelled, scale.square().reshape(-1, 1, 1), about.unsqueeze(-1))
+        return SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1), paths)

@@ -130,7 +130,7 @@ class ApproximateSwitchingLDS(Estimator):
         for name, value in given.items():
             if name not in known:
                 raise ValueError(f"{name}: this model has none.{checks.nearest(name, known)}")
-            value = checks.shape(name, torch.as_tensor(value).to(self.reference), known[name].shape)
+            value = checks.shape(name, torch.as_tensor(value, dtype=torch.float64).to(self.reference), known[name].shape)
             given[name] = checks.finite(name, value)
             if name.startswith("regime_"):
                 if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):

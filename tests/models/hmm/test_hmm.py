@@ -313,3 +313,8 @@ def test_an_impossible_sequence_is_named():
     model = words_model().set_parameters(emission=np.eye(Z, V))
     with pytest.raises(ValueError, match="row 1, step 2"):
         model.score([[0, 1], [0, 1, 4]])
+
+
+def test_numbers_that_are_set_keep_their_digits():
+    """Plain numbers in lists, which torch would take as single precision."""
+    assert HMM(2, num_features=1).set_parameters(loc=[[0.1], [0.3]]).loc.flatten().tolist() == [0.1, 0.3]

@@ -122,3 +122,16 @@ def test_what_stands_behind_the_end_of_a_row_is_not_fitted():
     close(other.width, model.width)
     assert other.score(lists) == pytest.approx(model.score(lists))
     assert float(model.width) == pytest.approx(1e6 * np.mean(NILE**2))
+
+
+def test_a_variance_that_ends_at_zero_is_said_to_be_at_its_bound():
+    model = StructuralModel(trend="stochastic").fit(NILE)
+    with pytest.warns(RuntimeWarning, match="^variance of slope is at its bound 0: no standard error; those of the others"):
+        found = model.summary(NILE)
+    assert found.bounds == {"variance of slope": 0.0} and "at its bound 0: no standard error" in str(found)
+    assert found.errors.isnan().tolist() == [False, True, False]
+    model.set_parameters(slope=0.0)  # and the others' errors are those of a slope that never changes
+    with pytest.warns(RuntimeWarning, match="variance of slope is at its bound"):
+        close(model.summary(NILE).errors[[0, 2]], found.errors[[0, 2]], rtol=1e-3, atol=0.0)
+    model.set_parameters(slope=5.0)  # far from the bound, though the likelihood is larger there
+    assert not model.at_bounds(model.as_batch(NILE))

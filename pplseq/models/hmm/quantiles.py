@@ -1,0 +1,104 @@
+"""Distribution functions of what the states of an HMM emit, for the intervals of forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor
+
+from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf
+from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, mixture_moments
+from pplseq.models.hmm.family_table import MixtureTable
+
+
+def state_quantiles(emissions: Any, weights: Tensor) -> Quantiles | None:
+    """What knows the distribution of each number of vectors whose states have weights (B, K, Z); None for words, and for
+    columns that are angles or whose distribution function torch does not know.
+
+    Raises:
+        ImportError: without scipy, where a column is Student's t or negative binomial.
+    """
+    if isinstance(emissions, CategoricalTable):
+        return None
+    means, covariances = mixture_moments(weights, *emissions.moments())
+    variances = covariances.diagonal(dim1=-2, dim2=-1)
+    if isinstance(emissions, GaussianTable):
+        deviations = emissions.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()
+        return StateMixture(weights, gaussian_cdf(emissions.loc.detach(), deviations), means, variances)
+    if isinstance(emissions, MixtureTable):
+        shares = emissions.log_weights.detach().exp().double()
+        parts = emissions.gaussians
+        each = gaussian_cdf(parts.loc.detach(), parts.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt())
+
+        def mixed(x: Tensor) -> Tensor:
+            found = each(x)
+            return (found.unflatten(-2, shares.shape) * shares.unsqueeze(-1)).sum(-2)
+
+        return StateMixture(weights, mixed, means, variances)
+    columns = emissions.spec().distribution(torch.arange(emissions.num_states, device=weights.device)).parts
+    functions = [(list(which), distribution_function(part)) for which, part, _ in columns]
+    if any(function is None for _, function in functions):
+        return None
+
+    def cdf(x: Tensor) -> Tensor:
+        found = x.new_empty(*x.shape[:-1], emissions.num_states, x.shape[-1])
+        for which, function in functions:
+            assert function is not None, "looked at above"
+            found[..., which] = function(x[..., which].unsqueeze(-2))
+        return found
+
+    whole = torch.zeros(emissions.num_features, dtype=torch.bool, device=weights.device)
+    for which, part, _ in columns:
+        whole[list(which)] = bool(getattr(part.support, "is_discrete", False))
+    return StateMixture(weights, cdf, means, variances, whole)
+
+
+def distribution_function(part: TorchDistribution) -> Callable[[Tensor], Tensor] | None:
+    """P(X <= x) of numbers, in double precision; None for what has none, or none that is known."""
+    values = {name: getattr(part, name).detach().double() for name in part.arg_constraints if name in vars(part)}
+    if isinstance(part, dist.VonMises):
+        return None
+    if isinstance(part, dist.Poisson):
+        return lambda x: torch.where(x < 0, 0.0, torch.special.gammaincc(x.floor().clamp_min(0) + 1, values["rate"]))
+    if isinstance(part, dist.Bernoulli):
+        return lambda x: torch.where(x < 0, 0.0, torch.where(x < 1, 1 - part.probs.detach().double(), 1.0))
+    if isinstance(part, dist.NegativeBinomial):
+        size, share = values["total_count"].numpy(force=True), torch.sigmoid(-part.logits.detach().double()).numpy(force=True)
+
+        def counts(x: Tensor) -> Tensor:
+            found = _special().betainc(size, 1 + x.floor().clamp_min(0).numpy(force=True), share)
+            return torch.where(x < 0, 0.0, torch.as_tensor(found).to(x))
+
+        return counts
+    if isinstance(part, dist.StudentT):
+
+        def student(x: Tensor) -> Tensor:
+            units = ((x - values["loc"]) / values["scale"]).numpy(force=True)
+            return torch.as_tensor(_special().stdtr(values["df"].numpy(force=True), units)).to(x)
+
+        return student
+    if getattr(part.support, "is_discrete", False):
+        return None
+    lowest: Any = getattr(part.support, "lower_bound", -torch.inf)
+    lowest = torch.as_tensor(lowest).detach()
+    try:
+        part.cdf(part.mean)
+    except NotImplementedError:
+        return None
+
+    def given(x: Tensor) -> Tensor:
+        return torch.where(x < lowest, 0.0, part.cdf(x.maximum(lowest.to(x))).detach().to(x))
+
+    return given
+
+
+def _special() -> Any:
+    try:
+        from scipy import special
+    except ImportError as error:
+        raise ImportError('intervals of these emissions need scipy: pip install "pplseq[text]"') from error
+    return special
