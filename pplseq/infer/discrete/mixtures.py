@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,29 +15,28 @@ DROPPED = 1e-10  # probability of paths that are left out at a step
 LARGEST = 1 << 22  # numbers in the Gaussians of all paths of a step
 
 
-class Quantiles(Protocol):
-    """What knows the distribution of each number of a forecast on its own."""
+class Quantiles:
+    """What knows the distribution of each number of a forecast on its own; indexed as the forecast's tensors are."""
 
     def quantiles(self, share: float) -> Tensor:
         """Smallest numbers (B, K, D) that are not exceeded with at least this probability."""
-        ...
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Quantiles:
+        return _Part(self, index)
 
 
-class OneStep:
-    """One step of a forecast's quantiles, (B, D)."""
-
-    def __init__(self, whole: Quantiles, step: int):
-        self.whole, self.step = whole, step
+class _Part(Quantiles):
+    def __init__(self, whole: Quantiles, index: Any):
+        self.whole, self.index = whole, index
 
     def quantiles(self, share: float) -> Tensor:
-        return self.whole.quantiles(share)[:, self.step]
+        return self.whole.quantiles(share)[self.index]
 
 
 def step_of(found: Any, step: int) -> Any:
-    """One step of a forecast, a named tuple of tensors (B, K, ...), of what knows their quantiles, and of None."""
-    return found._make(
-        part[:, step] if isinstance(part, Tensor) else None if part is None else OneStep(part, step) for part in found
-    )
+    """One step of a forecast, a named tuple of what is indexed as tensors (B, K, ...) are, and of None."""
+    return found._make(None if part is None else part[:, step] for part in found)
 
 
 def intervals_of(quantiles: Quantiles | None, level: float) -> tuple[Tensor, Tensor]:
@@ -81,7 +80,7 @@ def quantiles_of(cdf: Callable[[Tensor], Tensor], share: float, centre: Tensor, 
         low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
 
 
-class StateMixture:
+class StateMixture(Quantiles):
     """A mixture over states of distributions of single numbers.
 
     Args:
@@ -113,7 +112,7 @@ def gaussian_cdf(means: Tensor, deviations: Tensor) -> Callable[[Tensor], Tensor
     return lambda x: torch.special.ndtr((x.unsqueeze(-2) - means) / deviations)
 
 
-class PathMixture:
+class PathMixture(Quantiles):
     """What autoregressions with switching states foretell: at each step a mixture over all paths of Gaussians.
 
     A vector v, of which the first number is 1 and the others what is remembered, moves by a matrix and noise of the new state.
