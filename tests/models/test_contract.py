@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from support.model_cases import CASES, DISCRETE, EVERYTHING, LENGTHS, ROWS, STEPS
+from torch import Tensor
 
 import pplseq
 from pplseq import models
@@ -41,7 +42,7 @@ def known_rows(case, lengths=LENGTHS):
 
 def parts_of(answer):
     """The tensors of a NamedTuple, or of a tensor alone."""
-    return [value for value in (answer if isinstance(answer, tuple) else (answer,)) if value is not None]
+    return [value for value in (answer if isinstance(answer, tuple) else (answer,)) if isinstance(value, Tensor)]
 
 
 # ------------------------------------------------------------------------------------------------ what there is
