@@ -42,7 +42,7 @@ def known_rows(case, lengths=LENGTHS):
 
 def parts_of(answer):
     """The tensors of a NamedTuple, or of a tensor alone."""
-    return [value for value in (answer if isinstance(answer, tuple) else (answer,)) if isinstance(value, Tensor)]
+    return [value for value in (answer if isinstance(answer, tuple) else (answer,)) if isinstance(value, (Tensor, list))]
 
 
 # ------------------------------------------------------------------------------------------------ what there is
