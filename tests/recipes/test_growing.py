@@ -30,6 +30,7 @@ def test_a_run_goes_on_with_more_states(tmp_path):
         (dict(num_states=32, hidden_size=16), "hidden_size = 8"),
         (dict(num_states=32, transition="softmax"), "does not become one softmax"),
         (dict(num_states=32, grow_from=tmp_path / "nowhere"), "nowhere"),
+        (dict(num_states=32, start="counts"), "leave start = counts out"),
     ]  # fmt: skip
     for options, message in bad:
         with pytest.raises((ValueError, FileNotFoundError, FolderError), match=message):

@@ -26,6 +26,7 @@ from pplseq.distributions.blocks import share_states
 from pplseq.folder import write_with_sum
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
+from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
 from pplseq.runs.progress import TrainingBar
@@ -58,6 +59,7 @@ def fit(
     reset: bool = True,
     protocol: str | None = None,
     shuffle: str = "line",
+    start: str = "random",
     batch_size: int = 16,
     segment_length: int = 32,
     batch_tokens: int = 512,
@@ -83,6 +85,8 @@ def fit(
         reset: after ``<eos>`` the state starts afresh, in training and evaluation; for a model without words.
         protocol, shuffle, batch_size, segment_length, batch_tokens: see :func:`~pplseq.models.texts.make_batches`; without a
             protocol it is "carried" for text whose lines end in ``<eos>``, else "sentence".
+        start: of the parameters: "random", as the model's ``initialization`` says, or "counts", class bigrams of the text
+            (:func:`~pplseq.models.vlhmm.counts.start_from_counts`; with hierarchical transitions).
         on_step: called after every step with (where the run stands, tokens of the batch).
         on_record: called with every record of the metrics.
         **settings: of :class:`~pplseq.runs.settings.TrainSettings`: lr, epochs, max_time, patience, early_stop, clip, ...
@@ -97,6 +101,9 @@ def fit(
     began = time.monotonic()
     schedule = _settings(settings)
     fresh = model.num_words is None
+    check_start(start, model.config["transition"])
+    if start != "random" and warm_start:
+        raise ValueError(f"start = {start}: a warm start trains on from the parameters as they stand; leave one of both out")
     own = {
         "blocks": blocks != "brown", "num_blocks": num_blocks is not None, "block_sizes": block_sizes != "even",
         "eos_block": not eos_block, "exchange_passes": exchange_passes != 0, "reset": not reset,
@@ -145,6 +152,8 @@ def fit(
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
         elif not warm_start:
             model.draw_parameters()
+        if start == "counts":
+            start_from_counts(model, train_text)
         if has_words:
             model.vocabulary = vocabulary
         else:

@@ -77,11 +77,25 @@ def _block_scores(model: Any) -> dict[str, Tensor]:
         if layout.filled is not None:
             scores = scores.masked_fill(~layout.filled, -torch.inf)
         parts.append(torch.logsumexp(scores, -1).log_softmax(-1))
-    wanted = torch.cat(parts)
+    return fit_block_scores(model, torch.cat(parts))
+
+
+def fit_block_scores(model: Any, wanted: Tensor) -> dict[str, Tensor]:
+    """Parameters whose p(block | state) comes next to (Z, M) log-probabilities, by least squares; scalar tables: exactly."""
     temperature = model.config["temperature"]
     if model.config["parameterization"] == "scalar":
         return {"block_table": wanted * temperature}
-    out = spec.out  # pyright: ignore[reportAttributeAccessIssue]
-    ones = out.new_ones(len(out), 1)
-    found = torch.linalg.lstsq(torch.cat([out, ones], 1).double(), wanted.double()).solution.to(out.dtype)
-    return {"block_score.weight": found[:-1].T, "block_score.bias": found[-1]}
+    was_training = model.training
+    out = model.eval().specs()[0].out
+    model.train(was_training)
+    weight, bias = least_squares(out, wanted)
+    return {"block_score.weight": weight, "block_score.bias": bias}
+
+
+def least_squares(features: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight (M, D) and bias (M,) of the linear layer that takes features (N, D) next to (N, M)."""
+    ones = features.new_ones(len(features), 1)
+    terms = torch.cat([features, ones], 1).double().cpu()
+    # by singular values: fewer states than features have many solutions, of which torch's default takes another each time
+    found = torch.linalg.lstsq(terms, wanted.double().cpu(), driver="gelsd").solution.to(features)
+    return found[:-1].T, found[-1]

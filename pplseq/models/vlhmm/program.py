@@ -212,7 +212,7 @@ class VLHMM(Constrainable):
         if self._config["transition"] == "hierarchical":
             self.block_table = nn.Parameter(torch.randn(self.num_states, len(self._sizes)) * scale)
 
-    def _embed(self, role: str, ids: Tensor | None, layout: BlockLayout) -> Tensor:
+    def embeddings(self, role: str, ids: Tensor | None, layout: BlockLayout) -> Tensor:
         """(R, h) state embeddings of the given global ids; of all kept states for None."""
         role = "all" if self._config["tied"] else role
         if ids is None and not layout.complete:
@@ -254,8 +254,8 @@ class VLHMM(Constrainable):
             index = slot_of[self.block_of_word]
             table = words.log_softmax(words.rows(self.word_table.gather(-1, index)))
         else:
-            kept = dict.fromkeys(ROLES, self._embed("all", None, layout)) if self._config["tied"] else {}
-            kept = kept or {role: self._embed(role, None, layout) for role in ROLES}
+            kept = dict.fromkeys(ROLES, self.embeddings("all", None, layout)) if self._config["tied"] else {}
+            kept = kept or {role: self.embeddings(role, None, layout) for role in ROLES}
             emit = self.emit_layer(kept["emit"])
             start = emit if self._config["shared_layer"] else self.start_layer(kept["start"])
             initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
@@ -272,7 +272,7 @@ class VLHMM(Constrainable):
             return TableTransition(layout, initial, table, **options), emission
         out, into = self._out(kept["out"]), kept["into"]
         product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None
-        options |= dict(out_of=lambda ids: self._out(self._embed("out", ids, layout)), product_dtype=product_dtype)
+        options |= dict(out_of=lambda ids: self._out(self.embeddings("out", ids, layout)), product_dtype=product_dtype)
         if self._config["transition"] == "hierarchical":
             blocks = self.block_score.weight, self.block_score.bias
             return HierarchicalTransition(layout, initial, out, into, *blocks, **options), emission

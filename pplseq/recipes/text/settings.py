@@ -122,6 +122,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         blocks: how they are found: brown, uniform, none, or a `paths` file written by `pplseq cluster`.
         eos_block: give <eos> a block of its own.
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
+        start: of the parameters: drawn, or set to the class bigrams of the text (of the hierarchical transition).
         grow_from: folder of a run with fewer states: each becomes so many near-copies, in its blocks of words.
         hidden_size: width h of the state embeddings and residual layers.
         transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
@@ -144,6 +145,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     blocks: str = "brown"
     eos_block: bool = True
     exchange_passes: int = setting(0, check=partial(checks.count, least=0))
+    start: Literal["random", "counts"] = "random"
     grow_from: Path | None = None
     hidden_size: int = setting(256, check=checks.count)
     transition: Literal["softmax", "hierarchical"] = "softmax"

@@ -17,6 +17,7 @@ from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Corpus, Text, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
+from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
 from pplseq.recipes.recipe import Job, choose_device
 from pplseq.recipes.tensorboard import TensorBoard
@@ -64,6 +65,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
     small = None
     if name == "vlhmm":
         check_fits(vlhmm_cost(**_sizes(settings, corpus)), device)
+        check_start(settings.start, settings.transition)
         if settings.grow_from is not None and not job.resume:
             small = _to_grow(settings, corpus.vocabulary)
     if name == "vlhmm" and settings.blocks != "none":
@@ -78,7 +80,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
         pyro.clear_param_store()
         pyro.set_rng_seed(settings.seed)
         if small is None:
-            model = build_model(name, settings, corpus.vocabulary, clusters).to(device)
+            model = build_model(name, settings, corpus.train, clusters).to(device)
         else:
             factor = settings.num_states // small.num_states
             model = small.split(factor, transition=settings.transition, state_dropout=settings.state_dropout).to(device)
@@ -140,10 +142,11 @@ def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
 
 
 # ---------------------------------------------------------------- its parts
-def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any) -> Any:
-    """A fresh model; the caller has set the seed."""
+def build_model(name: str, settings: Any, text: Text, clusters: Any) -> Any:
+    """A fresh model of the words of the training text; the caller has set the seed."""
     from pplseq.models import HMM, VLHMM
 
+    vocabulary = text.vocabulary
     if name in NETWORKS:
         return NETWORKS[name](vocabulary, **_options(NETWORKS[name], settings))
     if name == "hmm":
@@ -154,6 +157,8 @@ def build_model(name: str, settings: Any, vocabulary: Vocabulary, clusters: Any)
     del options["blocks"]  # which these settings name, and lay_out finds
     model = VLHMM(**options)
     lay_out(model, vocabulary, clusters, block_sizes=settings.block_sizes, reset=settings.reset)
+    if settings.start == "counts":
+        start_from_counts(model, text)
     return model
 
 
@@ -169,6 +174,8 @@ def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
         ValueError: it is no vlhmm, of other words or blocks, or its states are no whole part of these.
     """
     folder = settings.grow_from
+    if settings.start != "random":
+        raise ValueError(f"grow_from: the parameters come from {folder}; leave start = {settings.start} out")
     small = load_text_model(folder)
     if getattr(small, "name", None) != "vlhmm" or not (folder / "clusters.paths").is_file():
         raise ValueError(f"grow_from: {folder} is not a run of a vlhmm with blocks of words")
