@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "VLHMM": "models",
         "HMM": "models",
         "LDS": "models",
+        "ConstrainedLDS": "models",
         "TextLDS": "models",
         "IOHMM": "models",
         "SemiMarkovHMM": "models",

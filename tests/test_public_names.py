@@ -9,7 +9,7 @@ import pplseq
 
 NAMES = """
     VLHMM HMM SemiMarkovHMM LDS TextLDS IOHMM ARHMM SwitchingRegression StructuralModel PROPS PROPSLearner StreamingHMM
-    ApproximateSwitchingLDS
+    ApproximateSwitchingLDS ConstrainedLDS
     HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger AutomatonLearner Constraint load train evaluate load_corpus
     sequences_by Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO KalmanCollapse TraceKalman_ELBO LinearGaussian
     infer_states check_vectorizable Belief MISSING BlockHMM DenseTransition CategoricalEmission NotFittedError

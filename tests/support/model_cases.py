@@ -14,6 +14,7 @@ from pplseq.models import (
     LDS,
     PROPS,
     VLHMM,
+    ConstrainedLDS,
     SemiMarkovHMM,
     StreamingHMM,
     StructuralModel,
@@ -162,6 +163,9 @@ GAUSSIAN = {
         vectors, NUMBERS, **LINEAR,
     ),
     "lds, one state": Case(lambda: LDS(1, 2, offsets="none"), vectors, **LINEAR),
+    "constrained_lds": Case(
+        lambda: ConstrainedLDS(2, 2, {"transition": [["a", 0.1], [0, "a"]], "state_noise": "scalar"}), vectors, **LINEAR
+    ),
     "structural": Case(
         lambda: StructuralModel(trend="stochastic", seasonal=3, num_inputs=2).set_parameters(width=1.0), numbers, NUMBERS,
         EVERYTHING - {"fit"}, frozenset({"fit"}),

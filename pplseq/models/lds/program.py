@@ -91,6 +91,7 @@ class LDS(LDSTensors):
     name = "lds"
     methods = ("em", "sgd", "lbfgs")
     starts = STARTS
+    _pinned: frozenset[str] = frozenset()  # names of parameters of which something is known beforehand
 
     # ---------------------------------------------------------------- the program
     @one_chain
@@ -283,7 +284,7 @@ class LDS(LDSTensors):
             unknown = ", ".join(sorted(held - set(names)))
             raise ValueError(f"fixed: {unknown} are no parameters of this model; it has {', '.join(names)}")
         needed = {"emission"} | ({"transition"} if self.num_states > self.num_features else set())
-        if self.initial == "diffuse" and not needed <= held:
+        if self.initial == "diffuse" and not needed <= held | self._pinned:
             raise ValueError(
                 "fixed: with initial='diffuse' the likelihood depends on the scale of the states and has no maximum; fix "
                 f"{' and '.join(sorted(needed))} (set_parameters, then fit(..., fixed={sorted(needed)})), or take "
@@ -299,7 +300,7 @@ class LDS(LDSTensors):
         for parameter in frozen:
             parameter.requires_grad_(False)
         try:
-            warm = warm_start or bool({"transition", "emission"} & held)
+            warm = warm_start or self._is_warm(held)
             return super().fit(
                 x, lengths, initialization=initialization, warm_start=warm, num_restarts=num_restarts, **options
             )
@@ -307,6 +308,9 @@ class LDS(LDSTensors):
             self.held = frozenset()
             for parameter in frozen:
                 parameter.requires_grad_(True)
+
+    def _is_warm(self, held: set[str]) -> bool:
+        return bool({"transition", "emission"} & held)
 
     def initialize(self, batch: Batch, how: str = "subspace") -> None:
         """Parameters guessed from the data: where a fit starts."""
