@@ -44,6 +44,9 @@ SYSTEMS = {
     "plain": System("hmm-tagger", "plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
     "latent": System("latent-tagger", None, {}, "HMM over tags split into substates"),
     "latent-product": System("product-tagger", None, {}, "product of several latent taggers"),
+    "morphology": System(
+        "morphology-tagger", None, {}, "latent, of several columns at once, and lemmas (--column upos,feats,lemma)"
+    ),
     "crf": System("crf-tagger", None, {}, "linear-chain conditional random field"),
     "spans": System(
         "crf-tagger", "of_spans", {}, "crf of chunks or entities (B-NP I-NP O), which keeps to their scheme"
@@ -71,7 +74,7 @@ SYSTEMS = {
     ),
 }
 # those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text or tags, or slow
-NOT_COMPARED = ("trigram", "spans", "latent-product")
+NOT_COMPARED = ("trigram", "spans", "latent-product", "morphology")
 COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in NOT_COMPARED and not system.untagged)
 
 
@@ -94,6 +97,10 @@ class SavedTagger(NamedTuple):
     def columns(self) -> dict[str, str | int | None]:
         """The column of its tags by the format of a file, as `read_tagged` takes it."""
         return {} if self.format is None else {self.format: self.column}
+
+    def column_in(self, file_format: str | None) -> str | int | None:
+        """The column of its tags in files of a format, where it was trained on one of those."""
+        return None if file_format is None else self.columns.get(file_format)
 
 
 def make_tagger(name: str, **settings: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 NO_TAG = "_"  # as CoNLL-U writes what is not specified
+BETWEEN_COLUMNS = "\t"  # in a tag that is read from several columns, which hold none
 PROBABILITY_KEY = "TagProb"
 
 _ID = re.compile(r"([1-9]\d*)|(\d+)-(\d+)|\d+\.\d+")
@@ -114,16 +115,18 @@ class TagFormat(ABC):
         """
 
 
-FEATS = CONLLU_COLUMNS.index("feats")
+LEMMA, FEATS = CONLLU_COLUMNS.index("lemma"), CONLLU_COLUMNS.index("feats")
 
 
 class ConlluFormat(TagFormat):
     """CoNLL-U: ten columns between tabs. Comments, multiword tokens (3-4) and empty nodes (3.1) are no words, and stay.
 
-    `_` is a word without a tag; in the column of features it is a tag, that of words without features.
+    `_` is a word without a tag; in the column of features it is a tag, that of words without features. A tag of several columns
+    is what they hold with tabs between; it is none where the first one is.
 
     Args:
-        column: that holds the tag: its name (upos, xpos, feats, deprel, ...) or its index from 0.
+        column: that holds the tag: its name (upos, xpos, feats, deprel, ...) or its index from 0; or names with commas between,
+            "upos,xpos,feats,lemma".
 
     Source: https://universaldependencies.org/format.html
     """
@@ -134,13 +137,26 @@ class ConlluFormat(TagFormat):
         column = "upos" if column is None else column
         known = CONLLU_COLUMNS[2:]
         if isinstance(column, str):
-            if column.lower() not in known:
-                raise ValueError(f"column: expected one of {', '.join(known)} in a CoNLL-U file, got {column!r}")
-            self.column = CONLLU_COLUMNS.index(column.lower())
+            names = [name.strip().lower() for name in column.split(",")]
+            for name in names:
+                if name not in known:
+                    raise ValueError(
+                        f"column: expected one of {', '.join(known)} in a CoNLL-U file, or several with commas between, got "
+                        f"{column!r}"
+                    )
+            if len(set(names)) < len(names):
+                raise ValueError(f"column: expected each column once, got {column!r}")
+            self.columns = tuple(map(CONLLU_COLUMNS.index, names))
+            self.column = self.columns[0] if len(names) == 1 else ",".join(names)
         else:
             if not 2 <= column < len(CONLLU_COLUMNS):
                 raise ValueError(f"column: expected 2 to 9 in a CoNLL-U file (3 is upos, 4 is xpos), got {column}")
-            self.column = column
+            self.column, self.columns = column, (column,)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Of the columns that hold the tag."""
+        return tuple(CONLLU_COLUMNS[index] for index in self.columns)
 
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:
         words, tags, places, rows = [], [], [], []
@@ -163,20 +179,21 @@ class ConlluFormat(TagFormat):
                     f"expected the word with id {len(words) + 1}, got {columns[0]}; words are numbered from 1 in every "
                     "sentence, and a blank line stands between sentences",
                 )
-            for index, what in ((1, "form"), (self.column, CONLLU_COLUMNS[self.column])):
+            for index in (1, *self.columns):
                 if not columns[index]:
+                    what = CONLLU_COLUMNS[index]
                     raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
             words.append("_".join(columns[1].split()) or "_")
             # of features _ is a value: none
-            untagged = columns[self.column] == NO_TAG and self.column != FEATS
-            tags.append(None if untagged else columns[self.column])
+            untagged = columns[self.columns[0]] == NO_TAG and self.columns[0] != FEATS
+            tags.append(None if untagged else BETWEEN_COLUMNS.join(columns[index] for index in self.columns))
             places.append(place)
             rows.append(columns)
         with_columns = words_with(words, [lines[place] for place in places], rows, self.word_columns)
         return ParsedSentence(with_columns, tuple(tags), tuple(places))
 
     def render(self, words, tags, probabilities=None, lines=None, places=()):
-        if probabilities is not None and self.column == 9:
+        if probabilities is not None and 9 in self.columns:
             raise ValueError("probabilities: they go to MISC, which holds the tags here (--column misc); write another format")
         if lines is None:
             lines = ["\t".join([str(i), _written(word, "\t"), *["_"] * 8]) for i, word in enumerate(words, start=1)]
@@ -184,14 +201,22 @@ class ConlluFormat(TagFormat):
         lines = list(lines)
         for i, place in enumerate(places):
             columns = lines[place].split("\t")
-            tag = _written(tags[i], "\t")
-            if probabilities is not None or tag != columns[self.column]:  # a probability told before is of another tag
+            tag = tags[i]
+            parts: list[str | None] = [tag]
+            if len(self.columns) > 1:
+                parts = [None] * len(self.columns) if tag in (None, NO_TAG) else [*tag.split(BETWEEN_COLUMNS)]
+                if len(parts) != len(self.columns):
+                    raise ValueError(f"tags: expected the columns {self.column}, with tabs between, got {tag!r}")
+            written = [_written(part, "\t") for part in parts]
+            # a probability told before is of another tag
+            if probabilities is not None or written != [columns[index] for index in self.columns]:
                 kept = [part for part in columns[9].split("|") if not part.startswith(f"{PROBABILITY_KEY}=")]
                 if probabilities is not None:
                     kept = [part for part in kept if part not in ("", NO_TAG)]
                     kept.append(f"{PROBABILITY_KEY}={probabilities[i]:.4f}")
                 columns[9] = "|".join(kept) or NO_TAG
-            columns[self.column] = tag
+            for index, text in zip(self.columns, written, strict=True):
+                columns[index] = text
             lines[place] = "\t".join(columns)
         return lines
 

@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "DenseTransition": "dense",
         "StepTransition": "dense",
         "SecondOrderTransition": "second_order",
+        "VariableOrderTransition": "variable_order",
         "CategoricalEmission": "dense",
         "GaussianEmission": "dense",
         "BlockLayout": "blocks",

@@ -49,6 +49,15 @@ def scores_table(scores: TagScores, interval: tuple[float, float] | None = None)
     return table
 
 
+def columns_table(columns: Mapping[str, TagScores]) -> str:
+    """Accuracy of each of several columns."""
+    rows = [
+        [name, *("" if s is None else _share(s) for s in (scores.all_words, scores.known_words, scores.unknown_words))]
+        for name, scores in columns.items()
+    ]
+    return plain_table(["column", "accuracy", "known words", "unknown words"], rows, "lrrr")
+
+
 def per_tag_table(scores: TagScores) -> str:
     """Precision, recall and F1 of every tag."""
     rows = [

@@ -58,7 +58,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
     further column, or behind the tag (dog_NN_0.9731). Raw text (--splitter) comes out as CoNLL-U.
 
-    Words of stdin are answered as they come, line by line.
+    Words of stdin are answered as they come, line by line. A model of several columns (`--system morphology`) writes CoNLL-U.
 
     A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
     cannot be tagged has _ for tags. The exit code is then 1 (0 for what --on-error skip left out).
@@ -76,8 +76,10 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     check_answerable(saved.tagger, questions)
     reading = TolerantReading(**given(ctx, TolerantReading))
     as_json = as_json or questions.beyond_tags
+    several = "," in str(saved.column)
     if as_json and to is not None:
         raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
+    to = "conllu" if several and not as_json else to  # the format that has room for them
     plain = (text, out) == ("-", "-") and reading.format in (None, "words") and options["on_error"] is None
     whole = [options[name] for name in ("splitter", "html", "cluster")] + [getattr(saved.tagger, "word_columns", None)]
     if plain and not any(whole) and holds_words(sys.stdin.buffer):
@@ -86,7 +88,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
             click.echo(lines, nl=False)
             sys.stdout.flush()
 
-        shape = {"to": to, "as_json": as_json, "separator": reading.separator}
+        shape = {"to": to, "column": saved.column_in(to), "as_json": as_json, "separator": reading.separator}
         failed = tag_stream(sys.stdin.buffer, saved, questions, write, say, **shape)
         ctx.exit(1 if failed else 0)
     if options["splitter"] is None:
@@ -121,7 +123,10 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         ]
         tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, told, strict=True)]
         probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
-        write_tagged(out, tagged, to, source=sentences, probabilities=probabilities, separator=reading.separator)
+        column = saved.column_in(to) if to not in (None, sentences.format) else None
+        write_tagged(
+            out, tagged, to, column, source=sentences, probabilities=probabilities, separator=reading.separator
+        )
     if options["html"] is not None:
         run_page(saved, sentences, options["html"], options["max_sentences"], questions.decoder)
     if failed:

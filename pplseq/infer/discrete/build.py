@@ -9,12 +9,14 @@ from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Emission, Transition
+from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.gap import GapChain
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.infer.discrete.second_order import SecondOrderChain
+from pplseq.infer.discrete.variable_order import VariableOrderChain
 
 
 def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
@@ -25,6 +27,8 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     """
     if isinstance(transition, SecondOrderTransition):
         return SecondOrderChain(transition, emission, obs, **options)
+    if isinstance(transition, VariableOrderTransition):
+        return VariableOrderChain(transition, emission, obs, **options)
     if isinstance(transition, BlockTransition):
         kind = HierarchicalChain if isinstance(transition, HierarchicalTransition) else BlockChain
         chain = kind(transition, emission, obs, **options)
@@ -32,6 +36,6 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)
     raise TypeError(
-        "transition must be a DenseTransition, StepTransition, SecondOrderTransition or BlockTransition, got "
-        f"{type(transition).__name__}"
+        "transition must be a DenseTransition, StepTransition, VariableOrderTransition, SecondOrderTransition or "
+        f"BlockTransition, got {type(transition).__name__}"
     )

@@ -13,7 +13,7 @@ from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.expectations import Steps
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
-from pplseq.kernels import second_order
+from pplseq.kernels.higher_order import second_order
 from pplseq.kernels.scan import Forward, forward_in_log_space
 
 

@@ -13,6 +13,7 @@ TAGGERS = Registry(
         "product-tagger": "substates.products:ProductTagger",
         "crf-tagger": "conditional:CRFTagger",
         "memm-tagger": "conditional:MEMMTagger",
+        "morphology-tagger": "morphology.tagger:MorphologyTagger",
         "dictionary-tagger": "dictionary:DictionaryTagger",
     },
 )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pplseq.data.columns import TaggedSentence
+from pplseq.data.tag_formats import BETWEEN_COLUMNS
 from pplseq.models.answers import why
 from pplseq.models.taggers.questions import TagQuestions
 from pplseq.runs.cluster import connected
@@ -173,8 +174,9 @@ def unseen_tags(tags: Sequence[str], sentences: Sequence[TaggedSentence]) -> Cou
     Raises:
         ValueError: most words have such tags, so that the model is one for another tag set.
     """
-    known = set(tags)
-    counts = Counter(tag for sentence in sentences for tag in sentence.tags if tag is not None)
+    # of several columns the first one tells, as the last may be lemmas
+    known = {tag.partition(BETWEEN_COLUMNS)[0] for tag in tags}
+    counts = Counter(tag.partition(BETWEEN_COLUMNS)[0] for sentence in sentences for tag in sentence.tags if tag is not None)
     unseen = Counter({tag: count for tag, count in counts.items() if tag not in known})
     shared = 1 - unseen.total() / max(counts.total(), 1)
     if shared < SHARED_TAGS:

@@ -17,7 +17,17 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
-from pplseq.models.taggers.counts import SMOOTHING, TagCounts, count_tags, count_tags_on, transition_probs
+from pplseq.distributions.variable_order import VariableOrderTransition
+from pplseq.models.taggers.counts import (
+    SMOOTHING,
+    ContextProbs,
+    SparseCounts,
+    TagCounts,
+    context_probs,
+    count_tags,
+    count_tags_on,
+    transition_probs,
+)
 from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser
 from pplseq.models.taggers.tagger import check_sentences
@@ -61,6 +71,9 @@ class HMMTaggerSettings(checks.NamedArguments):
 class HMMTagger(SentenceTagger):
     """A hidden Markov model whose states are tags (order 1) or pairs of tags (order 2), estimated by counting.
 
+    Trigrams of many tags are a chain over the pairs that occur in the training text, and the last tag behind all others, where
+    transitions back off to it: the same model, in memory and time that follow these pairs.
+
         tag_t ~ p(tag | one or two tags before),  word_t ~ p(word | tag_t),  up to a boundary behind the last word
 
     With e the probability that a word is new, (number of words seen once + 1/2) / (number of tokens + 1), a known word has
@@ -81,7 +94,6 @@ class HMMTagger(SentenceTagger):
 
     def __init__(self, settings: HMMTaggerSettings | None = None, **options):
         self.settings = settings or HMMTaggerSettings(**options)
-        self.order = self.settings.order
         self.counts: TagCounts  # after fit
 
     @classmethod
@@ -151,9 +163,24 @@ class HMMTagger(SentenceTagger):
                 counts.words, counts.word_tags, max_count=settings.max_count, max_length=settings.max_suffix,
                 theta=settings.suffix_theta, classes=classes,
             )  # fmt: skip
-        probs = transition_probs(counts.ngrams, settings.order, settings.smoothing, settings.add)
-        self.transition = self._make_transition(torch.from_numpy(np.ascontiguousarray(probs)).log())
+        self.symbol, self.order = None, settings.order
+        if isinstance(counts.ngrams, SparseCounts):
+            self._take_contexts(context_probs(counts.ngrams, settings.smoothing, settings.add))
+        else:
+            probs = transition_probs(counts.ngrams, settings.order, settings.smoothing, settings.add)
+            self.transition = self._make_transition(torch.from_numpy(np.ascontiguousarray(probs)).log())
         return self
+
+    def _take_contexts(self, contexts: ContextProbs) -> None:
+        """A chain over the pairs that occur, and each tag behind any other one."""
+        (num_states, size), pairs = contexts.probs.shape, torch.from_numpy(contexts.pairs)
+        table, boundary = torch.from_numpy(contexts.probs).log(), size - 1
+        of_pair = torch.arange(num_states - size, num_states).repeat(size, 1)  # (M, M) the context that two tags are
+        of_pair[pairs[:, 0], pairs[:, 1]] = torch.arange(len(pairs))
+        self.symbol, self.order = torch.cat([pairs[:, 1], torch.arange(size)]), 1
+        initial = table.new_full((num_states,), -torch.inf)
+        initial[of_pair[boundary]] = _without_boundary(table[of_pair[boundary, boundary]])
+        self.transition = VariableOrderTransition(initial, table, of_pair[self.symbol], self.symbol)
 
     def _make_transition(self, table: Tensor) -> Transition:
         """The spec of a table of log-probabilities, (M, M) or (M, M, M); sentences begin behind the boundary."""
@@ -188,6 +215,8 @@ class HMMTagger(SentenceTagger):
     def tag_of_state(self) -> Tensor:
         tags = torch.arange(len(self.tags) + 1)
         tags[-1] = -1
+        if self.symbol is not None:
+            return tags[self.symbol]
         return tags if self.settings.order == 1 else tags.repeat(len(tags))
 
     # ---------------------------------------------------------------- on disk
@@ -195,10 +224,14 @@ class HMMTagger(SentenceTagger):
         counts = self.counts
         where = np.nonzero(counts.word_tags)
         tensors = {
-            "ngrams": torch.from_numpy(counts.ngrams),
             "word_tags_at": torch.from_numpy(np.stack(where)),
             "word_tags": torch.from_numpy(counts.word_tags[where]),
         }
+        if isinstance(counts.ngrams, SparseCounts):
+            tensors["ngrams_at"] = torch.from_numpy(counts.ngrams.at)
+            tensors["ngrams"] = torch.from_numpy(counts.ngrams.counts)
+        else:
+            tensors["ngrams"] = torch.from_numpy(counts.ngrams)
         return {"settings": asdict(self.settings), "tags": counts.tags, "words": counts.words}, tensors
 
     @classmethod
@@ -207,12 +240,17 @@ class HMMTagger(SentenceTagger):
         word_tags = np.zeros((len(words), len(tags)))
         word_tags[tuple(tensors["word_tags_at"].numpy())] = tensors["word_tags"].numpy()
         tagger = cls(HMMTaggerSettings(**config["settings"]))
-        ngrams = tensors["ngrams"].numpy()
-        if ngrams.shape != (len(tags) + 1,) * (tagger.settings.order + 1) or not word_tags.sum(1).all():
+        ngrams, size = tensors["ngrams"].numpy(), len(tags) + 1
+        if "ngrams_at" in tensors:
+            ngrams = SparseCounts(tensors["ngrams_at"].numpy(), ngrams, size)
+            fits = tagger.settings.order == 2 and ngrams.at.shape == (len(ngrams.counts), 3) and bool((ngrams.at < size).all())
+        else:
+            fits = ngrams.shape == (size,) * (tagger.settings.order + 1)
+        if not fits or not word_tags.sum(1).all():
             raise ValueError(
                 "config.json: its settings, words and tags do not fit the counts in model.safetensors; the folder is damaged"
             )
-        return tagger.set_counts(TagCounts(tags, words, tensors["ngrams"].numpy(), word_tags))
+        return tagger.set_counts(TagCounts(tags, words, ngrams, word_tags))
 
 
 def _without_boundary(row: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.sentences import SentenceTagger, WordTable
+from pplseq.models.taggers.spans.word_lists import read_clusters
 from pplseq.models.taggers.substates import split_merge
 from pplseq.models.taggers.substates.split_merge import SubstateCounts, SubstateModel, TaggedTokens
 from pplseq.models.taggers.substates.substate_words import SubstateWords
@@ -43,6 +45,8 @@ class LatentTaggerSettings(checks.NamedArguments):
         form_count: pseudo-count of what a word's form says about its tag; 0: new words only are judged by their form.
         form_l2: weight of the squared weights of the model of forms.
         max_count: words up to this frequent are rare: new words are taken to be like them.
+        clusters: the cluster of each word as a string of bits, or a file of `path word` lines as `pplseq cluster` writes them,
+            of a text without tags: part of what a word's form says.
         seed: of the noise.
     """
 
@@ -56,9 +60,12 @@ class LatentTaggerSettings(checks.NamedArguments):
     form_count: float = 1.0
     form_l2: float = 0.2
     max_count: float = 10
+    clusters: Mapping[str, str] | str | Path | None = None
     seed: int = 0
 
     def __post_init__(self):
+        if self.clusters is not None and not isinstance(self.clusters, Mapping):
+            object.__setattr__(self, "clusters", read_clusters(self.clusters))  # once, as the settings are frozen
         if self.num_substates < 1 or self.num_substates & (self.num_substates - 1):
             raise ValueError(f"num_substates must be a power of two (1, 2, 4, ...), got {self.num_substates}")
         if self.num_iterations < 0 or not 0 <= self.noise < 1 or not 0 <= self.merge < 1:
@@ -225,7 +232,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         tagger = cls(cls.settings_class(**config["settings"]))
         tagger.log_probs = config["log_probs"]
         own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
-        forms = FormModel.from_state(config["forms"], own)
+        forms = FormModel.from_state(config["forms"], own, tagger.settings.clusters)
         log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
         counts = SubstateCounts(log_prob, tensors["transition_counts"], tensors["emission_counts"])
         return tagger.set_counts(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)
@@ -254,7 +261,9 @@ class LatentTraining(TaggerTraining):
                 tuple(self.of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True
             )
         settings = tagger.settings
-        self.forms = FormModel.fit(self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2)
+        self.forms = FormModel.fit(
+            self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2, clusters=settings.clusters
+        )
         self.tokens = TaggedTokens.pack(rows, self.of_symbol[:, 1])
         self.model = split_merge.supervised(self.tokens, torch.float32)
         self.log_probs: list[float] = []

@@ -1,8 +1,8 @@
-"""What the form of a word says about its tag: a log-linear model of endings, beginnings, capitals and signs."""
+"""What a word says about its tag on its own: a log-linear model of endings, beginnings, capitals, signs and clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from pplseq.models.taggers.features import TagFeatures
+from pplseq.models.taggers.spans.templates import CLUSTER_PREFIXES
 from pplseq.models.taggers.weights import SparseRows, sparse_product
 
 FORM_TEMPLATES = (
     "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 7)),
     "capitals[0]", "digits[0]", "hyphen[0]", "shape[0]", "short_shape[0]",
 )  # fmt: skip
+CLUSTER_TEMPLATES = tuple(f"cluster{size}[0]" for size in CLUSTER_PREFIXES)
 
 
 class FormModel:
@@ -40,6 +42,7 @@ class FormModel:
         count_power: float = 0.5,
         min_feature_count: int = 2,
         max_iterations: int = 60,
+        clusters: Mapping[str, str] | None = None,
     ) -> FormModel:
         """The weights of most probable classes, by L-BFGS.
 
@@ -51,8 +54,11 @@ class FormModel:
             count_power: a word that occurs n times counts as n to this power: 1 for tokens, 0 for types.
             min_feature_count: words that must have a feature.
             max_iterations: of the optimiser.
+            clusters: of words, as strings of bits, from text without tags; prefixes of them are features, so that words which
+                occur there only are judged by their neighbours too.
 
-        Source: Ratnaparkhi (1996), A maximum entropy model for part-of-speech tagging (features of rare words).
+        Source: Ratnaparkhi (1996), A maximum entropy model for part-of-speech tagging (features of rare words); Miller,
+            Guinness and Zamanian (2004), Name tagging with word clusters and discriminative training (prefixes of clusters).
         """
         if len(words) != len(counts) or not len(words):
             raise ValueError(
@@ -64,7 +70,8 @@ class FormModel:
             rare = (total > 0).nonzero().squeeze(-1)
         chosen = [words[i] for i in rare.tolist()]
         target = (counts[rare] * total[rare].pow(count_power - 1).unsqueeze(-1)).float()
-        features = TagFeatures(FORM_TEMPLATES, min_count=min_feature_count).fit([[word] for word in chosen])
+        templates = FORM_TEMPLATES + (() if clusters is None else CLUSTER_TEMPLATES)
+        features = TagFeatures(templates, min_count=min_feature_count, clusters=clusters).fit([[word] for word in chosen])
         weight = torch.zeros(features.num_features, counts.shape[1], requires_grad=True)
         bias = torch.zeros(counts.shape[1], requires_grad=True)
         model = cls(features, weight, bias)
@@ -94,13 +101,16 @@ class FormModel:
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A JSON-able part and tensors, for :meth:`from_state`."""
+        """A JSON-able part and tensors, for :meth:`from_state`; clusters are kept by who gave them."""
         header, arrays = self.features.state()
         tensors = {name: torch.from_numpy(np.ascontiguousarray(codes)) for name, codes in arrays.items()}
         return header, {**tensors, "weight": self.weight, "bias": self.bias}
 
     @classmethod
-    def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> FormModel:
+    def from_state(
+        cls, header: dict[str, Any], tensors: dict[str, Tensor], clusters: Mapping[str, str] | None = None
+    ) -> FormModel:
         """What :meth:`state` was called on."""
         arrays = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
-        return cls(TagFeatures.from_state(header, arrays), tensors["weight"], tensors["bias"])
+        features = TagFeatures(header["templates"], header["min_count"], clusters=clusters).restored(header, arrays)
+        return cls(features, tensors["weight"], tensors["bias"])

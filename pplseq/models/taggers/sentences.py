@@ -36,6 +36,7 @@ class SentenceTagger(GenerativeTagger):
     transition: Transition
     words: tuple[str, ...] = ()
     order = 1  # 2: states are pairs of tags, and words depend on the second
+    symbol: Tensor | None = None  # (Z,) of states that are contexts the tag that words depend on; order is 1 then
 
     @abstractmethod
     def word_log_probs(self, types: Sequence[str]) -> Tensor:
@@ -46,7 +47,7 @@ class SentenceTagger(GenerativeTagger):
         table = self.word_log_probs(types)
         boundary = torch.full_like(table[:1] if len(table) else table.new_empty(1, table.shape[1]), -torch.inf)
         boundary[0, -1] = 0.0
-        return WordTable(torch.cat([table, boundary]), self.order)
+        return WordTable(torch.cat([table, boundary]), self.order, self.symbol)
 
     def encode(self, sentences: Sequence[Words]) -> tuple[list[str], Tensor, Tensor]:
         """The different words of sentences; ids (B, T + 1), ended by the boundary; lengths with it."""
@@ -101,7 +102,7 @@ class SentenceTagger(GenerativeTagger):
                 z = draw(moves, z, lambda before=before: self.transition.rows(before).exp().numpy())
                 if of_state[z] < 0:
                     break
-                column = z % table.shape[1]
+                column = z % table.shape[1] if self.symbol is None else int(self.symbol[z])
                 words.append(self.words[draw(spoken, column, lambda column=column: table[:, column])])
                 tags.append(self.tags[of_state[z]])
             drawn.append(TaggedSentence(tuple(words), tuple(tags)))
@@ -113,22 +114,26 @@ class WordTable(CategoricalEmission):
     as these are not all the words there are.
 
     Args:
-        table: (words, M). order: 1, states are tags; 2, states are pairs a M + b.
+        table: (words, M). order: 1, states are tags; 2, states are pairs a M + b. symbol: (Z,) the tag of each state instead.
     """
 
-    def __init__(self, table: Tensor, order: int = 1):
-        self.table, self.order = table, order
+    def __init__(self, table: Tensor, order: int = 1, symbol: Tensor | None = None):
+        self.table, self.order, self.symbol = table, order, symbol
         self.num_words, size = table.shape
-        self.num_states = size**order
+        self.num_states = size**order if symbol is None else len(symbol)
         self.batch_shape = torch.Size()
 
     @property
     def log_probs(self) -> Tensor:
         """(Z, words)."""
+        if self.symbol is not None:
+            return self.table.T[self.symbol]
         return self.table.T.repeat(self.num_states // self.table.shape[1], 1)
 
     def log_likelihood(self, obs):
         emit = self.table[obs]
+        if self.symbol is not None:
+            return emit[..., self.symbol]
         return emit if self.order == 1 else emit.repeat(*[1] * (emit.dim() - 1), emit.shape[-1])
 
     def distribution(self, state):

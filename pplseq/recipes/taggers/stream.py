@@ -46,6 +46,7 @@ def tag_stream(
     say: Callable[[str], None],
     *,
     to: str | None = None,
+    column: str | int | None = None,
     as_json: bool = False,
     separator: str = "_",
 ) -> int:
@@ -53,7 +54,7 @@ def tag_stream(
 
     Args:
         write: takes text for the output, lines with their ends, which are to be seen at once. say: told what failed.
-        to: a format of tagged files; None: word_TAG.
+        to: a format of tagged files; None: word_TAG. column: of the format, that gets the tags.
 
     Returns:
         how many sentences could not be read or tagged.
@@ -90,15 +91,18 @@ def tag_stream(
             elif answer is None:
                 text += "\n" if to in (None, "word_tag") else ""
             else:
-                text += _written(answer, to, separator, questions.probabilities)
+                text += _written(answer, to, column, separator, questions.probabilities)
         write(text)
     return failed
 
 
-def _written(answer: dict[str, Any], to: str | None, separator: str, with_probabilities: bool) -> str:
+def _written(
+    answer: dict[str, Any], to: str | None, column: str | int | None, separator: str, with_probabilities: bool
+) -> str:
     """A sentence in a format of tagged files; `_` where it has no tags."""
     words = tuple(answer["words"])
     tags = tuple(answer.get("tags", ["_"] * len(words)))
     probabilities = [answer.get("probabilities", [0.0] * len(words))] if with_probabilities else None
-    lines = render_tagged([TaggedSentence(words, tags)], to or "word_tag", probabilities=probabilities, separator=separator)
+    sentence = TaggedSentence(words, tags)
+    lines = render_tagged([sentence], to or "word_tag", column, probabilities=probabilities, separator=separator)
     return "".join(line + "\n" for line in lines)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pplseq.baselines.tagging_systems import Comparison, SavedTagger, check_out
 from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
-from pplseq.data.tag_formats import ConlluFormat, Line, LineError
+from pplseq.data.tag_formats import BETWEEN_COLUMNS, ConlluFormat, Line, LineError
 from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile, read_tagged
 from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
@@ -202,7 +202,7 @@ def _cut(shown: int, num: int, what: str) -> list[str]:
 class Scored(NamedTuple):
     """Scores of a tagger on a text, the tags it gave, those it has never seen with counts, and seconds of tagging. clusters:
     how well clusters agree with tags, and what each is called; None of a tagger whose tags have names. spans: scores of whole
-    spans, where the right tags stand for spans."""
+    spans, where the right tags stand for spans. columns: scores of each column, where tags are read from several."""
 
     scores: TagScores
     tags: list[tuple[str, ...]]
@@ -210,6 +210,7 @@ class Scored(NamedTuple):
     seconds: float
     clusters: dict[str, Any] | None = None
     spans: SpanScores | None = None
+    columns: dict[str, TagScores] | None = None
 
 
 def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, clusters: bool = False) -> Scored:
@@ -231,7 +232,21 @@ def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, cluste
     spans = None
     if not clusters and are_spans(tag for sentence in sentences for tag in sentence.tags) and are_spans(saved.tagger.tags):
         spans = score_spans(sentences, tags)
-    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds, agreement, spans)
+    columns = None
+    names = getattr(sentences.tag_format, "column_names", ())
+    if len(names) > 1:
+        columns = {
+            name: score_tags(
+                [TaggedSentence(s.words, _part(s.tags, k)) for s in sentences], [_part(row, k) for row in tags], training
+            )
+            for k, name in enumerate(names)
+        }
+    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds, agreement, spans, columns)
+
+
+def _part(tags: Sequence[str | None], number: int) -> tuple[Any, ...]:
+    """One column of tags that are several."""
+    return tuple(None if tag is None else [*tag.split(BETWEEN_COLUMNS), *[""] * number][number] for tag in tags)
 
 
 def scores_text(model: Path, result: Scored, top: int, against: Path | None, other: Scored | None) -> str:
@@ -246,6 +261,9 @@ def scores_text(model: Path, result: Scored, top: int, against: Path | None, oth
     if result.unseen:
         listed = ", ".join(f"{tag} {count:,}" for tag, count in result.unseen.most_common())
         parts.append(f"tags that the model has not seen in training, always wrong: {listed}")
+    if result.columns is not None:
+        parts.append(tag_tables.columns_table(result.columns))
+        scores = next(iter(result.columns.values()))  # tags of all columns together are too many for a table
     parts.append(tag_tables.per_tag_table(scores))
     if top:
         parts.append(tag_tables.confusion_table(scores, top))
@@ -264,6 +282,8 @@ def scores_json(model: str, text: str, result: Scored, against: Path | None, oth
         found["clusters"] = result.clusters
     if result.spans is not None:
         found["spans"] = result.spans.summary()
+    if result.columns is not None:
+        found["columns"] = {name: scores.summary() for name, scores in result.columns.items()}
     found["confusions"] = [pair._asdict() for pair in result.scores.confusion_pairs(50)]
     if other is not None:
         test = mcnemar(result.scores, other.scores)._asdict()

@@ -44,6 +44,11 @@ def train(job: Job) -> dict[str, Any]:
     if "seed" in make_tagger(settings.system).get_params():
         chosen = {"seed": settings.seed, **chosen}
     tagger = make_tagger(settings.system, **chosen)  # before the text is read: it may be refused
+    if hasattr(tagger, "file_column"):  # one of several columns, which are its own unless others are asked for
+        if settings.column is not None:
+            chosen = {"columns": settings.column, **chosen}
+            tagger = make_tagger(settings.system, **chosen)
+        settings = replace(settings, column=tagger.file_column)
     partial = settings.partial or SYSTEMS[settings.system].untagged
     with job.preparing(f"reading {Path(job.data).name}"):
         columns = getattr(tagger, "word_columns", ())

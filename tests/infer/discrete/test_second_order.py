@@ -14,7 +14,7 @@ from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.second_order import SecondOrderChain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.second_order import SecondOrderMatrices
+from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
 
 close = torch.testing.assert_close
 F64 = torch.float64

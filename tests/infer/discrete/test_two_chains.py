@@ -9,7 +9,7 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, sta
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.gap import GapChain
-from pplseq.kernels.second_order import SecondOrderMatrices
+from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
 
 close = torch.testing.assert_close
 F64 = torch.float64

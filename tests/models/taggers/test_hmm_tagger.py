@@ -10,6 +10,8 @@ from support.tagged_toy import tagged_sentences
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.models.constraints.constraint import Constraint
+from pplseq.models.taggers import counts
 from pplseq.models.taggers.hmm import HMMTagger, HMMTaggerSettings
 
 TRAIN, TEST = tagged_sentences(), tagged_sentences(15, seed=1)
@@ -83,6 +85,29 @@ def test_counts_of_parts_add_up():
     whole, first, second = (count_tags(part) for part in (TRAIN, TRAIN[:50], TRAIN[50:]))
     assert first.tags == second.tags == whole.tags
     np.testing.assert_array_equal(first.ngrams + second.ngrams, whole.ngrams)
+
+
+@pytest.mark.parametrize("preset", ["tnt", "enhanced"])
+def test_contexts_are_the_dense_trigrams(preset, monkeypatch, tmp_path):
+    dense = getattr(HMMTagger, preset)().fit(TRAIN)
+    monkeypatch.setattr(counts, "MAX_DENSE_TAGS", 2)
+    sparse = getattr(HMMTagger, preset)().fit(TRAIN)
+    sparse.save(tmp_path / "kept")
+    text = [*WORDS, ("the", "climbed", "rations", "."), ("strange",), ()]
+    for tagger in (sparse, HMMTagger.load(tmp_path / "kept")):
+        assert tagger.symbol is not None and tagger.transition.num_states < dense.transition.num_states
+        assert tagger.tag(text) == dense.tag(text)
+        np.testing.assert_allclose(tagger.log_prob(text), dense.log_prob(text), rtol=1e-12)
+        np.testing.assert_allclose(np.concatenate(tagger.smooth(text)), np.concatenate(dense.smooth(text)), atol=1e-12)
+        np.testing.assert_allclose(tagger.entropy(text), dense.entropy(text), atol=1e-10)
+        for (tags, value), (others, expected) in zip(tagger.n_best(text[-3], 4), dense.n_best(text[-3], 4), strict=True):
+            assert tags == others
+            np.testing.assert_allclose(value, expected, rtol=1e-10)
+        np.testing.assert_allclose(tagger.predict_next([(), text[0]]).tags, dense.predict_next([(), text[0]]).tags)
+        drawn = tagger.sample(20, 5, seed=0)
+        assert all(set(tags) <= set(tagger.tags) for _, tags in drawn)
+        bio = Constraint.containing("VERB")
+        assert tagger.under(bio).tag(text[:1]) == dense.under(bio).tag(text[:1])
 
 
 def test_a_word_and_a_tag():

@@ -31,3 +31,20 @@ def test_one_model_is_that_model():
     assert product.get_params() == {"num_models": 1} | alone.get_params()
     with pytest.raises(ValueError, match="num_models"):
         ProductTagger(0)
+
+
+def test_clusters_tell_the_tags_of_words_from_untagged_text(tmp_path):
+    """Nothing in the letters of "qq" and "zz" tells, but they are in clusters of nouns and of verbs."""
+    nouns, verbs = {"dog", "house", "station", "dogs", "nation", "qq"}, {"sees", "barks", "walked", "jumped", "zz"}
+    paths = tmp_path / "clusters.paths"
+    paths.write_text("".join(f"{'01' if word in nouns else '10'}\t{word}\t9\n" for word in sorted(nouns | verbs)))
+    product = ProductTagger(2, clusters=str(paths), max_count=1000, form_l2=0.01, **SMALL).fit(TRAIN)
+    product.save(tmp_path / "run")
+    again = ProductTagger.load(tmp_path / "run")
+    for tagger in (product, again, product.models[0], again.models[1]):
+        noun, verb = (list(tagger.tags).index(tag) for tag in ("NOUN", "VERB"))
+        (of_qq,), (of_zz,) = (tagger.smooth([(word,)])[0] for word in ("qq", "zz"))
+        assert of_qq[noun] > 0.5 and of_zz[verb] > 10 * of_qq[verb]
+    np.testing.assert_array_equal(product.smooth([("qq", "zz")])[0], again.smooth([("qq", "zz")])[0])
+    (probs,) = LatentTagger(**SMALL).fit(TRAIN).smooth([("qq", "zz")])
+    assert probs[0, product.tags.index("NOUN")] < product.smooth([("qq", "zz")])[0][0, product.tags.index("NOUN")]

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.tagged_toy import tagged_sentences
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import counts as counting
@@ -83,11 +84,31 @@ def test_bigrams():
         np.testing.assert_allclose(transition_probs(bigrams, 1, smoothing), transition_probs(trigrams, 1, smoothing))
 
 
-def test_many_tags():
+def test_many_tags(monkeypatch):
     sentence = TaggedSentence(("a",) * 1000, tuple(map(str, range(1000))))
-    with pytest.raises(ValueError, match="1,000 different tags are too many for trigrams"):
-        count_tags([sentence])
+    assert len(count_tags([sentence]).ngrams.counts) == 1001  # trigrams that occur
     assert count_tags([sentence], order=1).ngrams.shape == (1001, 1001)
+    dense, parts = count_tags(SENTENCES).ngrams, [SENTENCES[:2], SENTENCES[2:]]
+    first = count_tags(parts[0])
+    monkeypatch.setattr(counting, "MAX_DENSE_TAGS", 2)
+    for found in (count_tags(SENTENCES), add_tag_counts(first, count_tags(parts[1]))):
+        assert found.ngrams.size == len(dense)
+        np.testing.assert_array_equal(found.ngrams.at, np.argwhere(dense))
+        np.testing.assert_array_equal(found.ngrams.counts, dense[dense > 0])
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHING)
+def test_rows_of_contexts_are_those_of_the_whole_table(smoothing, monkeypatch):
+    text = tagged_sentences(30)
+    dense = count_tags(text).ngrams
+    monkeypatch.setattr(counting, "MAX_DENSE_TAGS", 2)
+    probs, pairs = counting.context_probs(count_tags(text).ngrams, smoothing, 0.5)
+    expected, size = transition_probs(dense, 2, smoothing, 0.5), len(dense)
+    number = {tuple(pair): i for i, pair in enumerate(pairs.tolist())}
+    assert 0 < len(pairs) < size**2
+    for a in range(size):
+        for b in range(size):
+            np.testing.assert_allclose(probs[number.get((a, b), len(pairs) + b)], expected[a, b], rtol=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHING)

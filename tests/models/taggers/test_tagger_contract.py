@@ -40,6 +40,7 @@ MAKERS = {
     "memm": _tagger("memm-tagger"),
     "latent": _tagger("latent-tagger", num_substates=2, num_iterations=5),
     "product": _tagger("product-tagger", num_models=2, num_substates=2, num_iterations=2),
+    "morphology": _tagger("morphology-tagger", columns=("upos",), num_substates=2, num_iterations=2),
     "self-trained": _tagger("self-trained-tagger", num_substates=2, num_iterations=2),
     "partly tagged": _tagger("dictionary-tagger", "semi_supervised"),
     "dictionary": _tagger("dictionary-tagger", "from_dictionary", max_iterations=5),

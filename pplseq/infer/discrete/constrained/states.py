@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
@@ -43,7 +44,8 @@ def constrain_states(chain: Chain, moves: WordMoves, *, check: bool = True) -> F
         raise ValueError("chain: a missing word opens all states; fill the gaps before states are constrained")
     f, ids = chain.factors, chain._ids()
     emit, size, states = f.emit.detach(), moves.num_states, f.emit.shape[-1]
-    one_matrix = (f.shared or isinstance(transition, SecondOrderTransition)) and f.restart is None and ids is None
+    of_contexts = isinstance(transition, (SecondOrderTransition, VariableOrderTransition))
+    one_matrix = (f.shared or of_contexts) and f.restart is None and ids is None
     num_pairs = 1 if one_matrix else (len(emit) - 1) * emit.shape[1:-1].numel()
     checks.fits(
         "moves", num_pairs * (size * states) ** 2 * emit.element_size() * 2.0, "use a smaller automaton, or fewer rows at once"

@@ -12,8 +12,8 @@ from pplseq.distributions.block import WIDE_CELLS, BlockTransition
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
+from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
 from pplseq.kernels.log_semiring import ScaledMatrix, log_matmul, logsumexp, max_matmul
-from pplseq.kernels.second_order import SecondOrderMatrices
 
 KEPT_BYTES = 1 << 30  # of transition probabilities that are kept between steps, by default
 

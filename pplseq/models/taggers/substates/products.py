@@ -77,12 +77,16 @@ class ProductTagger(Tagger):
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         states = [model.state() for model in self.models]
         tensors = {f"{k}.{name}": value for k, (_, own) in enumerate(states) for name, value in own.items()}
-        return {"settings": asdict(self.settings), "models": [config for config, _ in states]}, tensors
+        settings = asdict(self.settings)
+        # clusters, which are many, are kept once
+        models = [config | {"settings": config["settings"] | {"clusters": None}} for config, _ in states]
+        return {"settings": settings, "models": models}, tensors
 
     @classmethod
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> ProductTagger:
-        models = []
+        models, clusters = [], config["settings"]["clusters"]
         for k, one in enumerate(config["models"]):
+            one = one | {"settings": one["settings"] | {"clusters": clusters}}
             own = {name.removeprefix(f"{k}."): value for name, value in tensors.items() if name.startswith(f"{k}.")}
             models.append(LatentTagger.from_state(one, own))
         return cls(len(models), LatentTaggerSettings(**config["settings"]))._take(models)
