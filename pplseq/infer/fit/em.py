@@ -34,11 +34,13 @@ class Batch(NamedTuple):
     states: Tensor | None = None  # (B, T) observed states, negative where unknown
     inputs: Any = None  # (B, T, U), or a mapping from parts of a model to such
     source_log_probs: Tensor | None = None  # (B, T, K_s[, V]) what sources say of the observations
-    # of linear dynamical systems, (B, T, ...): known matrices of single steps, and covariances to add to those of the noises
+    # of linear dynamical systems, (B, T, ...): known matrices of single steps, and what is added to noises and offsets
     transitions: Tensor | None = None
     emissions: Tensor | None = None
     state_noises: Tensor | None = None
     emission_noises: Tensor | None = None
+    transition_offsets: Tensor | None = None
+    emission_offsets: Tensor | None = None
 
     @property
     def known(self) -> dict[str, Any]:
@@ -47,8 +49,8 @@ class Batch(NamedTuple):
 
     @property
     def of_steps(self) -> bool:
-        """Whether matrices or noises of single steps come with the data."""
-        return not (self.transitions is self.emissions is self.state_noises is self.emission_noises is None)
+        """Whether matrices, noises or offsets of single steps come with the data."""
+        return any(part is not None for part in self[5:])
 
     @property
     def num_tokens(self) -> int:

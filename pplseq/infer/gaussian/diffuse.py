@@ -212,7 +212,10 @@ class DiffuseChain(GaussianChain):
         apart = values.new_zeros(len(values), flat.mean.shape[-1]).index_copy(1, self.unknown, values @ root.mT)
         centre = flat.mean.index_add(1, self.unknown, known.mean)
         many = len(values)
-        numbers = self._numbers._replace(residual=self._numbers.residual.repeat(1, many, 1))
+        numbers, constant = self._numbers, self._numbers.constant
+        numbers = numbers._replace(
+            residual=numbers.residual.repeat(1, many, 1), constant=None if constant is None else constant.repeat(1, many)
+        )
         flat = flat._replace(
             batch_shape=torch.Size([many * len(centre)]), mean=(centre + apart.unsqueeze(1)).flatten(0, 1), evidence=numbers,
             offset=flat.offset if flat.offset is None or flat.offset.dim() == 1 else flat.offset.repeat(1, many, 1),

@@ -160,14 +160,18 @@ def _by_step(
     extras = [part.where(valid.unsqueeze(-1), 0.0) for part in extras]
     lags, none = lag_one.dense(), torch.zeros_like(batch.x).unsqueeze(-1)
     moves = [None if part is None else part[:, 1:] for part in (batch.transitions, batch.state_noises)]
-    noise = parameters.emission_noise
+    noise, moved, seen = parameters.emission_noise, means[:, 1:], batch.x.nan_to_num(0.0)
+    if batch.transition_offsets is not None:
+        moved = moved - batch.transition_offsets[:, 1:]
+    if batch.emission_offsets is not None:
+        seen = seen - batch.emission_offsets
     return [
         regression_by_step(
-            means[:, 1:], covariances[:, 1:], lags, means[:, :-1], covariances[:, :-1], weights[0], extras[0][:, 1:],
+            moved, covariances[:, 1:], lags, means[:, :-1], covariances[:, :-1], weights[0], extras[0][:, 1:],
             parameters.state_noise, seen=valid[:, 1:, None].expand(-1, -1, means.shape[-1]), matrices=moves[0], added=moves[1],
         ),
         regression_by_step(
-            batch.x.nan_to_num(0.0), none @ none.mT, none.expand(-1, -1, -1, means.shape[-1]), means, covariances, weights[1],
+            seen, none @ none.mT, none.expand(-1, -1, -1, means.shape[-1]), means, covariances, weights[1],
             extras[1], torch.diag(noise) if noise.dim() == 1 else noise, seen=~batch.x.isnan() & valid.unsqueeze(-1),
             matrices=batch.emissions, added=batch.emission_noises,
         ),

@@ -9,25 +9,21 @@ import pyro
 import torch
 from torch import Tensor
 
-from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.distributions.noise import as_noise
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
-from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.batch import without_empty_rows
 from pplseq.models.forms import in_form
 from pplseq.models.lds.arguments import (
-    as_tensor,
     check_inputs,
     check_observations,
-    for_empty_rows,
+    driven_by,
     step_matrices,
-    to_come,
+    step_sizes,
     with_inputs,
     with_steps,
 )
@@ -44,15 +40,15 @@ from pplseq.models.lds.fit import (
     parameter_units,
     to_coordinates,
 )
-from pplseq.models.lds.parameters import SCALES, LDSTensors
-from pplseq.models.lds.queries import Diagnostics, Forecast, diagnose, next_states, observed_forecast, observed_moments
+from pplseq.models.lds.parameters import SCALES
+from pplseq.models.lds.queries import LDSQueries
 from pplseq.models.lds.start import STARTS
 
 # what a system is made of: EM knows these as they are here
 DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
 
 
-class LDS(LDSTensors):
+class LDS(LDSQueries):
     """A chain of h-dimensional Gaussian states, observed through a linear map with noise.
 
         z_1 ~ N(initial_mean, initial_covariance)
@@ -106,6 +102,8 @@ class LDS(LDSTensors):
         emissions: Tensor | None = None,
         state_noises: Tensor | None = None,
         emission_noises: Tensor | None = None,
+        transition_offsets: Tensor | None = None,
+        emission_offsets: Tensor | None = None,
         **sizes: Unpack[Sizes],
     ):
         """The generative program.
@@ -120,11 +118,14 @@ class LDS(LDSTensors):
             emissions: (B, T, n, h) or (T, n, h) matrices in the place of ``emission``: a design that changes in time.
             state_noises, emission_noises: (B, T, h, h) or (T, h, h), and (B, T, n, n) or (T, n, n): known covariances that
                 are added to ``state_noise`` and ``emission_noise``.
+            transition_offsets, emission_offsets: (B, T, h) or (T, h), and (B, T, n) or (T, n): known vectors that are added to
+                the moves into each step and to observations: B_t u_t, for controls whose matrices B_t are known.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
         given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         added = {"state_noises": state_noises, "emission_noises": emission_noises}
+        added |= {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
         added = {name: value for name, value in added.items() if value is not None}
         transition, emission = self.specs(given, start, transitions, emissions, **added)
         z = start
@@ -160,16 +161,18 @@ class LDS(LDSTensors):
 
     def specs(
         self, given: Given, start: GaussianBelief | None, transitions: Tensor | None, emissions: Tensor | None,
-        state_noises: Tensor | None = None, emission_noises: Tensor | None = None,
+        **added: Tensor,
     ):  # fmt: skip
         """Functions of (state, step): the distributions of the next state, and of what is observed of a state."""
-        moves = step_matrices("transitions", transitions, (self.num_states, self.num_states), given.shape)
-        designs = step_matrices("emissions", emissions, (self.num_features, self.num_states), given.shape)
-        shaken = step_matrices("state_noises", state_noises, (self.num_states, self.num_states), given.shape)
-        blurred = step_matrices("emission_noises", emission_noises, (self.num_features, self.num_features), given.shape)
+        known = {"transitions": transitions, "emissions": emissions} | added
+        sizes = step_sizes(self.num_states, self.num_features).items()
+        moves, designs, shaken, blurred, pushed, shifted = (
+            step_matrices(name, known.get(name), size, given.shape) for name, size in sizes
+        )
         matrix, offset, weights = self._coefficients("transition")
         loadings, emission_offset, emission_weights = self._coefficients("emission")
         state_noise, noise = self.state_noise, self._emission_noise
+        pushed, shifted = driven_by(weights, given.inputs, pushed), driven_by(emission_weights, given.inputs, shifted)
         first = None
         if start is None:
             first = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
@@ -177,12 +180,12 @@ class LDS(LDSTensors):
         def transition(z, t) -> LinearGaussian:
             if first is not None and z is None:
                 return LinearGaussian(None, matrix, first.covariance, first.mean)
-            driven = None if weights is None else (weights, given.input(t))
+            driven = None if pushed is None else (pushed[0], pushed[1][:, t])
             spread = state_noise if shaken is None else state_noise + shaken[:, t]
             return LinearGaussian(z, matrix if moves is None else moves[:, t], spread, offset, driven)
 
         def emission(z, t) -> LinearGaussian | PartlyObserved:
-            driven = None if emission_weights is None else (emission_weights, given.input(t))
+            driven = None if shifted is None else (shifted[0], shifted[1][:, t])
             spread = noise if blurred is None else (torch.diag(noise) if noise.dim() == 1 else noise) + blurred[:, t]
             about = (z, loadings if designs is None else designs[:, t], spread, emission_offset, driven)
             observed = given.coordinates(t)
@@ -198,18 +201,17 @@ class LDS(LDSTensors):
     # ---------------------------------------------------------------- data
     def as_batch(
         self, x, lengths=None, *, states=None, inputs=None, transitions=None, emissions=None, state_noises=None,
-        emission_noises=None,
+        emission_noises=None, transition_offsets=None, emission_offsets=None,
     ) -> Batch:  # fmt: skip
-        """x, its lengths and inputs, and matrices of single steps (see :meth:`model`), as tensors of the model's type and
+        """x, its lengths and inputs, and what is known of single steps (see :meth:`model`), as tensors of the model's type and
         device; see the class of all estimators."""
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
         batch = super().as_batch(x, lengths)
-        h, n = self.num_states, self.num_features
-        sizes = {"transitions": (h, h), "emissions": (n, h), "state_noises": (h, h), "emission_noises": (n, n)}
         batch = with_steps(
-            batch, x, sizes, transitions=transitions, emissions=emissions, state_noises=state_noises,
-            emission_noises=emission_noises,
+            batch, x, step_sizes(self.num_states, self.num_features), transitions=transitions, emissions=emissions,
+            state_noises=state_noises, emission_noises=emission_noises, transition_offsets=transition_offsets,
+            emission_offsets=emission_offsets,
         )  # fmt: skip
         if inputs is not None:
             x, _ = in_form(x, lengths, num_features=self.num_features)
@@ -266,7 +268,7 @@ class LDS(LDSTensors):
                 "emission" among them the fit is a warm start: they say in which coordinates states are.
             **options: also ``inputs``, and what is known of single steps: ``transitions`` and ``emissions``, in whose place
                 the parameters of these names are then fixed, ``state_noises`` and ``emission_noises``, which are added to
-                the covariances that are learned; see :meth:`model`.
+                the covariances that are learned, ``transition_offsets`` and ``emission_offsets``; see :meth:`model`.
 
         Raises:
             ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than
@@ -363,80 +365,3 @@ class LDS(LDSTensors):
                 weights = torch.cat(parts, -1)
                 total = total + prior.log_prob(weights, getattr(self, noise), torch.ones_like(weights[0], dtype=torch.bool))
         return total
-
-    # ---------------------------------------------------------------- queries
-    def transform(self, x, lengths=None, *, inputs=None):
-        """(B, T, h) E[z_t | x]: smoothed means, as features for other models; the same as :meth:`decode`."""
-        return self.decode(x, lengths, inputs=inputs)
-
-    def fit_transform(self, x, lengths=None, *, inputs=None, **options):
-        """:meth:`fit`, then :meth:`transform` of the same data."""
-        return self.fit(x, lengths, inputs=inputs, **options).transform(x, lengths, inputs=inputs)
-
-    @torch.no_grad()
-    def predictive(self, x, lengths=None, *, inputs=None) -> StateMoments:
-        """Means (B, T, n) and covariances (B, T, n, n) of p(x_t | x_1..x_{t-1}); their errors are the innovations."""
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
-        return observed_moments(self.values, chain.predicted_states(), batch.inputs, x, self.emission_noise)
-
-    def diagnostics(self, x, lengths=None, *, inputs=None, lags: int = 10, skip: int | None = None) -> Diagnostics:
-        """Standardised errors of one-step predictions, and tests of them.
-
-        Args:
-            x, lengths, inputs: the data. lags: of the test of autocorrelation. skip: first steps of a row that are left out,
-                by default as many as there are states.
-        """
-        batch, told = self.as_batch(x, lengths, inputs=inputs), checks.count("lags", lags)
-        found = self.predictive(batch.x, batch.lengths, inputs=batch.inputs)
-        assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
-        errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
-        if batch.lengths is not None:
-            errors[torch.arange(errors.shape[1]) >= batch.lengths.unsqueeze(-1)] = torch.nan
-        return diagnose(errors, self.num_states if skip is None else skip, told)
-
-    @torch.no_grad()
-    def reconstruct(self, x, lengths=None, *, inputs=None) -> StateMoments:
-        """Means (B, T, n) and covariances (B, T, n, n) of emission z_t + offsets given all of x: its signal without noise."""
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
-        return observed_moments(self.values, chain.smoothed_states(), batch.inputs, x, None)
-
-    def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, lengths=None, *, inputs=None, next_inputs=None
-    ) -> Forecast:
-        """p(x_{T+1} | x) of each row, which may be empty: means (B, n), covariances (B, n, n), and those of its state.
-
-        Args:
-            x, lengths, inputs: the past. next_inputs: (B, U), or (U,) for all rows: those of the step to come.
-        """
-        further = None if next_inputs is None else as_tensor(next_inputs).unsqueeze(-2)
-        return Forecast(*(value[:, 0] for value in self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further)))
-
-    @torch.no_grad()
-    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None
-    ) -> Forecast:
-        """p(x_{T+1}), ..., p(x_{T+K}) given x.
-
-        Args:
-            x, lengths, inputs: the past; a row may be empty. num_steps: K.
-            future_inputs: (B, K, U), or (K, U) for all rows: those of the steps to come.
-
-        Returns:
-            Tensors, one row for each sequence: they all end K steps after it.
-
-        Raises:
-            ValueError: for future inputs that are missing or of another shape.
-        """
-        checks.count("num_steps", num_steps)
-        x, lengths, given = *in_form(x, lengths, num_features=self.num_features), lengths
-        if inputs is not None:
-            inputs, _ = in_form(inputs, given, num_features=self.num_inputs, name="inputs")
-        future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
-        inputs = for_empty_rows(inputs, x, self.num_inputs)
-        x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
-        if empty is not None and self.initial == "diffuse":
-            raise ValueError("x: a diffuse start foretells nothing, so no row may be empty")
-        last = self._posterior(x, lengths, inputs=inputs)[1].filtered()
-        now, first = self.values, (empty, self.initial_belief)
-        states = next_states(now.transition, now.state_noise, now.shift("transition", future), last, num_steps, first)
-        return observed_forecast(now, states, future, self.emission_noise)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.infer.discrete.mixtures import step_of
+from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
-from pplseq.models.batch import as_given
-from pplseq.models.lds.parameters import Parameters
+from pplseq.models.batch import as_given, without_empty_rows
+from pplseq.models.forms import in_form
+from pplseq.models.lds.arguments import as_tensor, for_empty_rows, step_sizes, steps_to_come, to_come
+from pplseq.models.lds.parameters import LDSTensors, Parameters
 
 
 class Forecast(NamedTuple):
@@ -78,19 +84,6 @@ def diagnose(errors: Tensor, skip: int, lags: int) -> Diagnostics:
     return Diagnostics(errors, *(torch.tensor(found, dtype=torch.float64) for found in tests.values()))
 
 
-def observed_moments(
-    parameters: Parameters, states: GaussianStates, inputs: Tensor | None, x, noise: Tensor | None
-) -> StateMoments:
-    """Means (B, T, n) and covariances (B, T, n, n) of what states make, in the form in which x came; noise: (n, n) of it."""
-    emission, shift = parameters.emission, parameters.shift("emission", inputs)
-    means = states.means @ emission.T
-    covariances = emission @ states.covariances.dense() @ emission.T
-    return StateMoments(
-        as_given(means if shift is None else means + shift, x),
-        as_given(covariances if noise is None else covariances + noise, x),
-    )
-
-
 def next_states(
     transition: Tensor, noise: Tensor, moves: Tensor | None, last: GaussianBelief, num_steps: int,
     empty: tuple[Tensor | None, GaussianBelief],
@@ -98,7 +91,7 @@ def next_states(
     """Means (B, K, h) and covariances (B, K, h, h) of the K states behind the last one.
 
     Args:
-        transition, noise: (h, h). moves: (h,) or (B, K, h), added to the state, or None.
+        transition, noise: (h, h), or (B, K, h, h) of each step. moves: (h,) or (B, K, h), added to the state, or None.
         last: mean (B, h), covariance (h, h) or (B, h, h).
         empty: (B,) bool, rows that have no last state (None for none), and what their first one is, (h,) and (h, h).
     """
@@ -106,10 +99,11 @@ def next_states(
     mean, covariance = last.mean, last.covariance.expand(*last.mean.shape, last.mean.shape[-1])
     means, covariances = [], []
     for step in range(num_steps):
-        mean = mean @ transition.T
+        matrix, shocks = (part if part.dim() == 2 else part[:, step] for part in (transition, noise))
+        mean = (matrix @ mean.unsqueeze(-1)).squeeze(-1)
         if moves is not None:
             mean = mean + (moves if moves.dim() == 1 else moves[:, step])
-        covariance = symmetric(transition @ covariance @ transition.T + noise)
+        covariance = symmetric(matrix @ covariance @ matrix.mT + shocks)
         if step == 0 and none is not None:
             none = none.to(mean.device)
             mean = torch.where(none[:, None], first.mean, mean)
@@ -119,9 +113,116 @@ def next_states(
     return GaussianBelief(torch.stack(means, 1), torch.stack(covariances, 1))
 
 
-def observed_forecast(parameters: Parameters, states: GaussianBelief, inputs: Tensor | None, noise: Tensor) -> Forecast:
-    """Those states and what is observed of them; noise: (n, n)."""
-    emission, shift = parameters.emission, parameters.shift("emission", inputs)
-    means = states.mean @ emission.T
-    covariances = emission @ states.covariance @ emission.T + noise
-    return Forecast(means if shift is None else means + shift, covariances, *states)
+class LDSQueries(LDSTensors):
+    """What a linear dynamical system tells of observations. ``known``: inputs, and what is known of single steps."""
+
+    def transform(self, x, lengths=None, **known):
+        """(B, T, h) E[z_t | x]: smoothed means, as features for other models; the same as :meth:`decode`."""
+        return self.decode(x, lengths, **known)
+
+    def fit_transform(self, x, lengths=None, **options):
+        """:meth:`fit`, then :meth:`transform` of the same data."""
+        known = {name: options[name] for name in inspect.signature(self.as_batch).parameters if name in options}
+        return self.fit(x, lengths, **options).transform(x, lengths, **known)
+
+    @torch.no_grad()
+    def predictive(self, x, lengths=None, **known) -> StateMoments:
+        """Means (B, T, n) and covariances (B, T, n, n) of p(x_t | x_1..x_{t-1}); their errors are the innovations."""
+        batch, chain = self._posterior(x, lengths, **known)
+        return self._observed(chain.predicted_states(), batch, self.results_like(x, **known), noisy=True)
+
+    def diagnostics(self, x, lengths=None, *, lags: int = 10, skip: int | None = None, **known) -> Diagnostics:
+        """Standardised errors of one-step predictions, and tests of them.
+
+        Args:
+            x, lengths, **known: the data. lags: of the test of autocorrelation. skip: first steps of a row that are left out,
+                by default as many as there are states.
+        """
+        self.check_names(known)
+        batch, told = self.as_batch(x, lengths, **known), checks.count("lags", lags)
+        found = self.predictive(batch.x, batch.lengths, **batch.known)
+        assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
+        errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
+        if batch.lengths is not None:
+            errors[torch.arange(errors.shape[1]) >= batch.lengths.unsqueeze(-1)] = torch.nan
+        return diagnose(errors, self.num_states if skip is None else skip, told)
+
+    @torch.no_grad()
+    def reconstruct(self, x, lengths=None, **known) -> StateMoments:
+        """Means (B, T, n) and covariances (B, T, n, n) of emission z_t + offsets given all of x: its signal without noise."""
+        batch, chain = self._posterior(x, lengths, **known)
+        return self._observed(chain.smoothed_states(), batch, self.results_like(x, **known), noisy=False)
+
+    def _observed(self, states: GaussianStates, batch: Batch, like, *, noisy: bool) -> StateMoments:
+        """Means (B, T, n) and covariances (B, T, n, n) of what states make, in the form of the data."""
+        means, covariances = _made_of(self.values, states.means, states.covariances.dense(), batch.inputs, batch._asdict())
+        if noisy:
+            covariances = covariances + _sum(self.emission_noise, batch.emission_noises)
+        return StateMoments(as_given(means, like), as_given(covariances, like))
+
+    def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, lengths=None, *, inputs=None, next_inputs=None, **known
+    ) -> Forecast:
+        """p(x_{T+1} | x) of each row, which may be empty: means (B, n), covariances (B, n, n), and those of its state.
+
+        Args:
+            x, lengths, inputs: the past. next_inputs: (B, U), or (U,) for all rows: those of the step to come.
+            **known: as of :meth:`forecast`, of one step: "future_transitions" (B, 1, h, h), ...
+        """
+        further = None if next_inputs is None else as_tensor(next_inputs).unsqueeze(-2)
+        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further, **known), 0)
+
+    @torch.no_grad()
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None, **known
+    ) -> Forecast:
+        """p(x_{T+1}), ..., p(x_{T+K}) given x.
+
+        Args:
+            x, lengths, inputs: the past; a row may be empty. num_steps: K.
+            future_inputs: (B, K, U), or (K, U) for all rows: those of the steps to come.
+            **known: what is known of single steps of the past ("transitions", "emission_noises", ...), and, as
+                "future_transitions", ..., (B, K, ...), or (K, ...) for all rows, of those to come; what is known of the past
+                must be known of these.
+
+        Returns:
+            Tensors, one row for each sequence: they all end K steps after it.
+
+        Raises:
+            ValueError: for future inputs, or what is known of the steps to come, that are missing or of another shape.
+        """
+        checks.count("num_steps", num_steps)
+        ahead = {name: known.pop(name) for name in list(known) if name.startswith("future_")}
+        x, lengths, given = *in_form(x, lengths, num_features=self.num_features), lengths
+        if inputs is not None:
+            inputs, _ = in_form(inputs, given, num_features=self.num_inputs, name="inputs")
+        future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
+        inputs = for_empty_rows(inputs, x, self.num_inputs)
+        x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
+        if empty is not None and self.initial == "diffuse":
+            raise ValueError("x: a diffuse start foretells nothing, so no row may be empty")
+        batch, chain = self._posterior(x, lengths, inputs=inputs, **known)
+        now, sizes = self.values, step_sizes(self.num_states, self.num_features)
+        steps = steps_to_come(ahead, batch, sizes, len(batch.x), num_steps, self.reference)
+        moves = _sum(now.shift("transition", future), steps.get("transition_offsets"))
+        noise = _sum(now.state_noise, steps.get("state_noises"))
+        states = next_states(
+            steps.get("transitions", now.transition), noise, moves, chain.filtered(), num_steps, (empty, self.initial_belief)
+        )
+        means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
+        return Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
+
+
+def _made_of(
+    parameters: Parameters, means: Tensor, covariances: Tensor, inputs: Tensor | None, steps: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Means (B, T, n) and covariances (B, T, n, n) of what states make, without noise."""
+    emission = parameters.emission if steps.get("emissions") is None else steps["emissions"]
+    shift = _sum(parameters.shift("emission", inputs), steps.get("emission_offsets"))
+    found = (emission @ means.unsqueeze(-1)).squeeze(-1)
+    return found if shift is None else found + shift, emission @ covariances @ emission.mT
+
+
+def _sum(one: Any, other: Tensor | None) -> Any:
+    """Of what there is."""
+    return other if one is None else one if other is None else one + other

@@ -14,8 +14,11 @@ F64 = torch.float64
 B, T, H, N, U = 3, 6, 2, 3, 2
 LENGTHS = torch.tensor([6, 1, 4])
 close = torch.testing.assert_close
-NAMES = ("transitions", "emissions", "state_noises", "emission_noises")
-SIZES = {"transitions": (H, H), "emissions": (N, H), "state_noises": (H, H), "emission_noises": (N, N)}
+SIZES = {
+    "transitions": (H, H), "emissions": (N, H), "state_noises": (H, H), "emission_noises": (N, N), "transition_offsets": (H,),
+    "emission_offsets": (N,),
+}  # fmt: skip
+NAMES = tuple(SIZES)
 
 
 def spd(*shape):
@@ -45,22 +48,30 @@ def truth(model, x, known):
 
     def at(name, row, default):
         value = known.get(name)
-        return [default] * T if value is None else list(value if value.dim() == 3 else value[row])
+        return [default] * T if value is None else list(value if value.dim() == 1 + len(SIZES[name]) else value[row])
 
     for row, n in enumerate(LENGTHS.tolist()):
         A, C = at("transitions", row, model.transition), at("emissions", row, model.emission)
         Q = [model.state_noise + part for part in at("state_noises", row, 0.0)]
         R = [model.emission_noise + part for part in at("emission_noises", row, 0.0)]
+        a = [model.transition_offset + part for part in at("transition_offsets", row, 0.0)]
+        c = [model.emission_offset + part for part in at("emission_offsets", row, 0.0)]
         seen = [~y.isnan() for y in x[row, :n]]
         total = total + kalman_loop(GaussianSequence(
-            *model.initial_belief, A[1:n], Q[1:n], [model.transition_offset] * (n - 1),
+            *model.initial_belief, A[1:n], Q[1:n], a[1:n],
             [C[t][o] for t, o in enumerate(seen)], [R[t][o][:, o] for t, o in enumerate(seen)],
-            [model.emission_offset[o] for o in seen], [x[row, t][o] if bool(o.any()) else None for t, o in enumerate(seen)],
+            [c[t][o] for t, o in enumerate(seen)], [x[row, t][o] if bool(o.any()) else None for t, o in enumerate(seen)],
         )).log_prob  # fmt: skip
     return total
 
 
 SOME = [(name,) for name in NAMES] + [NAMES, ("transitions", "emission_noises")]
+
+
+def split(known, at):
+    """What is known of the first steps, and of those to come."""
+    whole = {n: v if v.dim() == 2 + len(SIZES[n]) else v.expand(B, *v.shape) for n, v in known.items()}
+    return {name: v[:, :at] for name, v in whole.items()}, {f"future_{name}": v[:, at:] for name, v in whole.items()}
 
 
 @pytest.mark.parametrize("which", SOME, ids="+".join)
@@ -164,6 +175,65 @@ def test_what_does_not_fit_is_said(known, message):
     model, x, _ = made(())
     with pytest.raises((ValueError, TypeError), match=message):
         model.score(x, **known)
+
+
+@pytest.mark.parametrize("which", SOME, ids="+".join)
+def test_forecasts_are_predictions_of_steps_that_are_missing(which):
+    """And what is left unknown of the steps to come is asked for by name."""
+    model, x, known = made(which, missing=False)
+    past, ahead = split(known, 4)
+    x[:, 4:] = torch.nan
+    found, wanted = model.forecast(x[:, :4], 2, **past, **ahead), model.predictive(x, **known)
+    close(found.means, wanted.means[:, 4:])
+    close(found.covariances, wanted.covariances[:, 4:])
+    states = model.smooth(x, **known)
+    close(found.state_means, states.means[:, 4:])
+    close(found.state_covariances, states.covariances[:, 4:])
+    one = model.predict_next(x[:, :4], **past, **{name: value[:, :1] for name, value in ahead.items()})
+    close(one.means, found.means[:, 0])
+    for name in which:
+        with pytest.raises(ValueError, match=f"future_{name}: must be given"):
+            model.forecast(x[:, :4], 2, **past, **{key: value for key, value in ahead.items() if key != f"future_{name}"})
+
+
+def test_signals_errors_and_features_know_the_steps():
+    model, x, known = made(NAMES)
+    states = model.smooth(x, LENGTHS, **known)
+    signal = (known["emissions"] @ states.means.unsqueeze(-1)).squeeze(-1) + model.emission_offset + known["emission_offsets"]
+    found = model.reconstruct(x, LENGTHS, **known).means
+    for row, n in enumerate(LENGTHS.tolist()):
+        close(found[row, :n], signal[row, :n].detach())
+    close(model.transform(x, LENGTHS, **known), states.means)
+    ragged = model.reconstruct([x[0], x[2, :4]], **{name: [value[0], value[2, :4]] for name, value in known.items()})
+    close(ragged.means[1], found[2, :4])
+    told = model.predictive(x, **known)
+    errors = model.diagnostics(x, **known, skip=0, lags=2).errors
+    close(errors, (x - told.means) / told.covariances.diagonal(dim1=-2, dim2=-1).sqrt(), equal_nan=True)
+    for ask in (model.predictive, model.reconstruct, model.diagnostics, model.transform):
+        with pytest.raises(TypeError, match="no argument 'transition'"):
+            ask(x, transition=known["transitions"])
+    with pytest.raises(TypeError, match="no argument 'future_transition'.*future_transitions"):
+        model.forecast(x, 2, future_transition=known["transitions"])
+    with pytest.raises(ValueError, match=r"future_emissions must have shape \(3, 2, 3, 2\)"):
+        model.forecast(x, 2, future_emissions=known["emissions"])
+
+
+def test_controls_whose_matrices_are_known_in_time():
+    """B_t u_t is an offset of each move: with one B for all steps it is an input."""
+    torch.manual_seed(0)
+    controls, matrix = torch.randn(B, T, U, dtype=F64), torch.randn(H, U, dtype=F64)
+    _, x, _ = made(())
+    plain, driven = made(())[0], LDS(H, N, num_inputs=U, inputs_to="transition")
+    driven.set_parameters(**{n: v for n, v in plain.values._asdict().items() if v is not None}, transition_inputs=matrix)
+    pushes = controls @ matrix.T
+    assert plain.score(x, transition_offsets=pushes) == pytest.approx(driven.score(x, inputs=controls), rel=1e-12)
+    both = driven.score(x, inputs=controls, transition_offsets=pushes[0], emission_offsets=torch.ones(T, N))
+    driven.set_parameters(emission_offset=driven.emission_offset + 1)
+    assert both == pytest.approx(driven.score(x, inputs=controls, transition_offsets=pushes[0]), rel=1e-12)
+    turned = torch.randn(T, H, U, dtype=F64)
+    known = dict(transition_offsets=(turned @ controls.unsqueeze(-1)).squeeze(-1))
+    plain.fit(x, LENGTHS, **known, warm_start=True, max_iterations=5, tolerance=0.0)
+    assert (np.diff(plain.history.log_likelihoods) > -1e-9).all()
 
 
 def test_a_stationary_start_needs_one_transition():
