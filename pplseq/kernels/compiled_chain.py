@@ -87,7 +87,16 @@ def as_rows(emit: Tensor) -> np.ndarray:
 
 
 def piece_of(emit: Tensor) -> int:
-    return min(emit.shape[0], max(32, CELLS // emit.shape[-1]))
+    return piece_length(emit.shape[0], emit.shape[-1])
+
+
+def piece_length(num_steps: int, num_states: int) -> int:
+    return min(num_steps, max(32, CELLS // num_states))
+
+
+def num_pieces(num_steps: int, num_states: int) -> int:
+    """How many pieces so many steps are cut into."""
+    return -(-num_steps // piece_length(num_steps, num_states))
 
 
 def forward_pass(
@@ -104,8 +113,8 @@ def forward_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray,
 
     num_steps, *batch, num_states = emit.shape
     starts = array(init.expand(*batch, num_states).reshape(-1, num_states).double())
-    num_pieces, num_rows = -(-num_steps // piece_of(emit)), len(starts)
-    carry, in_logs = np.empty((num_pieces + 1, num_rows, num_states)), np.zeros((num_pieces, num_rows), np.bool_)
+    pieces, num_rows = num_pieces(num_steps, num_states), len(starts)
+    carry, in_logs = np.empty((pieces + 1, num_rows, num_states)), np.zeros((pieces, num_rows), np.bool_)
     kept = Kept(links, emit.detach(), lengths, carry, in_logs, shape)
     steps = torch.empty(num_steps, num_rows, dtype=torch.float64)
     _filter(chain_loops.forward, starts, kept, steps.numpy(), emit.new_empty(0, 1, 1).numpy())
@@ -138,8 +147,13 @@ def messages(kept: Kept) -> Tensor:
 
 def last_message(kept: Kept) -> Tensor:
     """log p(z_T | x) (N, K) of each row's own last step; of a row without steps the start."""
+    return carried(kept).to(kept.emit.dtype)
+
+
+def carried(kept: Kept) -> Tensor:
+    """:func:`last_message` in float64."""
     pieces = -(-kept.lengths // piece_of(kept.emit))
-    return torch.from_numpy(kept.carry[pieces, np.arange(len(pieces))]).to(kept.emit.dtype)
+    return torch.from_numpy(kept.carry[pieces, np.arange(len(pieces))])
 
 
 def smooth(
@@ -186,23 +200,30 @@ def viterbi_pass(
     init: Tensor, log: Tensor, shared: bool, emit: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The most probable paths (T, *B) and log p(path, x) (*B,)."""
+    batch = emit.shape[1:-1]
+    starts = init.expand(*batch, emit.shape[-1]).reshape(-1, emit.shape[-1])
+    paths, scores, _ = viterbi_along(starts, links_of(log, shared, batch), emit, lengths_of(valid, emit))
+    return paths.reshape(-1, *batch), scores.to(emit.dtype).reshape(batch)
+
+
+def viterbi_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`viterbi_pass` with links of one's own, as (T, N) and (N,) float64; and how good the best path to each last state
+    is, relative to the best of all, (N, K) float64, which means nothing of rows without steps."""
     from pplseq.kernels import path_loops
 
-    num_steps, *batch, num_states = emit.shape
-    links, lengths = links_of(log, shared, torch.Size(batch)), lengths_of(valid, emit)
+    num_steps, num_states = emit.shape[0], emit.shape[-1]
     piece = min(num_steps, max(32, POINTERS // num_states))
-    starts = array(init.expand(*batch, num_states).reshape(-1, num_states).double())
-    table, first, emissions = array(links.table), array(links.first), as_rows(emit)
-    paths, scores = np.empty(emissions.shape[:2], np.int64), np.empty(len(starts))
+    starts, table, first, emissions = array(init.double()), array(links.table), array(links.first), as_rows(emit)
+    paths, scores, final = np.empty(emissions.shape[:2], np.int64), np.empty(len(starts)), np.zeros(starts.shape)
 
     def run(part: int, begin: int, end: int) -> None:
         boundary = np.empty((-(-num_steps // piece), num_states))
         path_loops.viterbi(
-            begin, end, starts, table, first, links.stride, emissions, lengths, piece, boundary, paths, scores
+            begin, end, starts, table, first, links.stride, emissions, lengths, piece, boundary, paths, scores, final
         )  # fmt: skip
 
     compiled.by_rows(run, len(starts), emit.numel() * num_states)
-    return torch.from_numpy(paths).reshape(num_steps, *batch), torch.from_numpy(scores).to(emit.dtype).reshape(batch)
+    return torch.from_numpy(paths), torch.from_numpy(scores), torch.from_numpy(final)
 
 
 def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:

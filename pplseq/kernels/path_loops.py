@@ -38,12 +38,13 @@ def best_step(score, log, weight, best, source):
 
 
 @jit(entry=True)
-def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, boundary, path, log_prob):
+def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, boundary, path, log_prob, final):
     """The most probable paths of some rows.
 
     Args:
         piece: steps of which back pointers are kept at a time. boundary: (P, K) room for one row.
         path: (T, N) out; padded steps repeat the last state. log_prob: (N,) out, log p(path, x).
+        final: (N, K) out, the scores of the last states relative to the best, of rows that have steps.
     """
     num_states = init.shape[1]
     source, weight = np.empty(num_states, np.int64), np.empty(num_states)
@@ -80,7 +81,8 @@ def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths
             if p < num_pieces - 1 and not back:
                 continue
             if not back:
-                for j in range(1, num_states):
+                for j in range(num_states):
+                    final[n, j] = score[j]
                     position = j if score[j] > score[position] else position
             for t in range(end - 1, begin - 1, -1):
                 path[t, n] = position

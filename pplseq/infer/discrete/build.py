@@ -10,6 +10,7 @@ from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Emission, Transition
 from pplseq.distributions.variable_order import VariableOrderTransition
+from pplseq.infer.discrete import long
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
@@ -33,6 +34,8 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
         kind = HierarchicalChain if isinstance(transition, HierarchicalTransition) else BlockChain
         chain = kind(transition, emission, obs, **options)
         return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
+    if long.applies(transition, emission, obs, options):
+        return long.LongDenseChain(transition, emission, obs, **options)
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)
     raise TypeError(

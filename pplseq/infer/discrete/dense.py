@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import DenseTransition, StepTransition
-from pplseq.distributions.state import broadcast_shapes
+from pplseq.distributions.state import Emission, broadcast_shapes
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels.log_semiring import log_matmul
@@ -41,39 +41,42 @@ class DenseChain(Chain):
         """(T-1, *B, Z) log p(z_{t+1} | x_1..x_t)."""
         return log_matmul(filtered.unsqueeze(-2), self.factors.pair).squeeze(-2)
 
-    def _emit(self) -> Tensor:
-        obs = self._aligned(self.obs)
+    def _emit(self, emission: Emission | None = None, steps: slice = slice(None)) -> Tensor:
+        """(T, *B, Z) log p(x_t | z_t) of some steps; under another emission, where one is given."""
+        emission, obs = self.emission if emission is None else emission, self._aligned(self.obs[steps])
         seen, states, used = (
-            None if value is None else self._aligned(value) for value in (self.seen, self.states, self.valid)
+            None if value is None else self._aligned(value[steps]) for value in (self.seen, self.states, self.valid)
         )
         if seen is not None:
             used = seen if used is None else seen & used
         if used is not None:  # a NaN under the mask must not reach the gradient
-            event = (...,) + (None,) * len(self.emission.event_shape)
+            event = (...,) + (None,) * len(emission.event_shape)
             obs = torch.where(used[event], obs, torch.zeros_like(obs))
-        given = () if self.emission_inputs is None else (self._aligned(self.emission_inputs),)
-        emit = self.emission.log_likelihood(obs, *given)
+        given = () if self.emission_inputs is None else (self._aligned(self.emission_inputs[steps]),)
+        emit = emission.log_likelihood(obs, *given)
         if used is not None:
             emit = torch.where(used.unsqueeze(-1), emit, 0.0)
         if states is not None:
             numbers = torch.arange(emit.shape[-1], device=emit.device)
             forbidden = (states.unsqueeze(-1) >= 0) & (states.unsqueeze(-1) != numbers)
             if self.valid is not None:
-                forbidden &= self._aligned(self.valid).unsqueeze(-1)
+                forbidden &= self._aligned(self.valid[steps]).unsqueeze(-1)
             emit = emit.masked_fill(forbidden, -torch.inf)
         return emit
+
+    def _initial(self, first: Tensor | None = None) -> Tensor:
+        """(*B, Z) log p(z_1), or what the carried belief says of it, given the first inputs."""
+        if self.start is not None:
+            return self._predict(self.start, first)
+        if isinstance(self.transition, StepTransition):
+            return self.transition.initial_log_prob(first)
+        return self.transition.initial_log_prob()
 
     def _lower(self):
         transition, emit = self.transition, self._emit()
         inputs, valid = (None if value is None else self._aligned(value) for value in (self.inputs, self.valid))
         per_step = isinstance(transition, StepTransition)
-        first = None if inputs is None else inputs[0]
-        if self.start is not None:
-            init = self._predict(self.start, first)
-        elif per_step:
-            init = transition.initial_log_prob(first)
-        else:
-            init = transition.initial_log_prob()
+        init = self._initial(None if inputs is None else inputs[0])
         batch = broadcast_shapes(emit.shape[1:-1], transition.batch_shape, init.shape[:-1])
         num_states = transition.num_states
         emit = emit.expand(emit.shape[0], *batch, num_states)
