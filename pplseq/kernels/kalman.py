@@ -318,3 +318,19 @@ def check_density(
             f"step {step}: the covariance of its observation given the past is singular, so it has no density: what is "
             "observed without noise is determined by earlier observations, or twice; give observations or states noise"
         )
+
+
+def noise_gains(noise: Tensor, seen: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What an error w + v, of which only some numbers are seen, says of w ~ N(0, noise), where v ~ N(0, added) is independent.
+
+    Args:
+        noise: (n, n), may be singular. seen: (*B, n) bool. added: (*B, n, n), or None for no v.
+
+    Returns:
+        (*B, n, n) G with E[w | error] = G error, zero in columns that are not seen, and the covariance of w that is left.
+    """
+    share = seen.to(noise)
+    total = noise if added is None else noise + added
+    total = total * share.unsqueeze(-1) * share.unsqueeze(-2) + torch.diag_embed(1 - share)
+    gains = (noise * share.unsqueeze(-2)) @ torch.linalg.pinv(total, hermitian=True)
+    return gains, symmetric(noise - gains @ (noise * share.unsqueeze(-1)))

@@ -329,16 +329,16 @@ class Estimator(SequenceModel):
             return self._posterior(x, lengths, **known)[1].sample(num_samples)
 
     # ---------------------------------------------------------------- what comes next
-    def predict_next(self, x, lengths=None) -> NextDistribution:
+    def predict_next(self, x, lengths=None, **known) -> NextDistribution:
         """What comes behind each row: p(z_{T+1} | x) and p(x_{T+1} | x), (B, Z) and (B, V), nats; of vectors, moments.
 
         Args:
             x, lengths: the past; a row may be empty, and what comes is then the first step.
         """
-        return step_of(self.forecast(x, 1, lengths), 0)
+        return step_of(self.forecast(x, 1, lengths, **known), 0)
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:
+    def forecast(self, x, num_steps: int, lengths=None, **known) -> NextDistribution:
         """What comes in the next K = num_steps steps, exactly: p(z_{T+k} | x) and p(x_{T+k} | x), k = 1..K.
 
         Args:
@@ -351,7 +351,7 @@ class Estimator(SequenceModel):
         checks.count("num_steps", num_steps)
         x, lengths = in_form(x, lengths, num_features=self.num_features)
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
-        chain = self._posterior(x, lengths)[1]
+        chain = self._posterior(x, lengths, **known)[1]
         belief = chain.filtered()
         states = [chain.next_after(belief).state_log_probs]
         if empty is not None:

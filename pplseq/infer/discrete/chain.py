@@ -357,8 +357,8 @@ class Chain(PathExpectations):
             states = self.transition.initial_log_prob(inputs)
         else:
             states = self.transition.initial_log_prob().unsqueeze(0)
-        words = self._words(states, emission_inputs) if hasattr(self.emission, "word_log_prob") else None
-        return NextDistribution(states, words)
+        of_words = hasattr(self.emission, "word_log_prob") and (not self._conditional or hasattr(self.emission, "num_words"))
+        return NextDistribution(states, self._words(states, emission_inputs) if of_words else None)
 
     def _words(self, states: Tensor, inputs: Tensor | None) -> Tensor:
         """(R, V) log p(x) of states (R, Z) distributed as given, under the emission at these inputs."""

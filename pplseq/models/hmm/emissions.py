@@ -17,6 +17,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
 from pplseq.models.hmm import partly_seen
+from pplseq.models.hmm.known_noise import noisy_moments
 from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
@@ -231,9 +232,16 @@ class GaussianTable(PyroModule):
             return torch.full_like(first, self.floor)
         return least_variances(count, first, second, FLOOR)
 
-    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
-        """Expected moments of vectors obs (N, D) seen in states with weight (N, Z)."""
+    def statistics(self, obs: Tensor, weight: Tensor, noises: Tensor | None = None) -> Statistics:
+        """Expected moments of vectors obs (N, D) seen in states with weight (N, Z), without known noises (N, D, D) in them."""
         obs, weight = obs.double(), weight.double()
+        if noises is not None:
+            with torch.no_grad():
+                found = noisy_moments(obs, weight, self.loc.double(), self.covariances().double(), noises.double())
+            if self.covariance == "tied":
+                return found | {"second": found["second"].sum(0)}
+            full = self.covariance == "full"
+            return found if full else found | {"second": found["second"].diagonal(dim1=-2, dim2=-1)}
         partly = obs.isnan().any(-1)
         if bool(partly.any()):
             return self._partly_seen(obs[partly], weight[partly], self.statistics(obs[~partly], weight[~partly]))

@@ -20,7 +20,7 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Sizes, one_chain
+from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
@@ -33,9 +33,12 @@ from pplseq.models.hmm.emissions import (
 )
 from pplseq.models.hmm.families import Family
 from pplseq.models.hmm.family_table import as_list
+from pplseq.models.hmm.known_noise import with_noise
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
+from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
+from pplseq.models.lds.arguments import step_matrices, steps_to_come, with_steps
 from pplseq.models.state_languages import StateLanguages
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
@@ -209,6 +212,7 @@ class HMM(Constrainable, StateLanguages, StateTables):
         start: Belief | None = None,
         *,
         states: Tensor | None = None,
+        emission_noises: Tensor | None = None,
         **sizes: Unpack[Sizes],
     ):
         """The generative program.
@@ -219,18 +223,69 @@ class HMM(Constrainable, StateLanguages, StateTables):
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with.
             states: (B, T) observed states, negative where unknown.
+            emission_noises: (B, T, D, D) or (T, D, D) known covariances that are added to those of the states: measurement
+                errors of known size; of Gaussian vectors.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given = self.given(x, lengths, start, states=states, **sizes)
-        transition, emission = self.specs()
+        given = self.given(x, lengths, start, states=states, emission_noises=emission_noises, **sizes)
+        transition, emission = self.specs_given(given)
         z = start
         with given.plate:
             for t in markov(given.steps):
                 with given.valid(t):
                     z = pyro.sample(f"z_{t}", transition(z), obs=given.state(t))
                     with given.seen(t):
-                        pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
+                        pyro.sample(f"x_{t}", emission(z, inputs=given.input(t)), obs=given.value(t))
         return x
+
+    def given(self, x, lengths=None, start=None, *, emission_noises: Tensor | None = None, **known) -> Given:
+        given = super().given(x, lengths, start, **known)
+        if emission_noises is not None:
+            size = self.num_features or 0
+            noises = step_matrices("emission_noises", emission_noises, (size, size), given.shape)
+            assert noises is not None
+            given.inputs = noises.expand(given.shape[0], *noises.shape[1:])
+        return given
+
+    def specs_given(self, given: Given) -> tuple[DenseTransition, Emission]:
+        transition, emission = self.specs()
+        return transition, emission if given.inputs is None else with_noise(emission)
+
+    def as_batch(self, x, lengths=None, *, states=None, emission_noises=None) -> Batch:
+        """x, its lengths, observed states and known noises (see :meth:`model`) as tensors; see the class of all estimators."""
+        batch = super().as_batch(x, lengths, states=states)
+        if emission_noises is None:
+            return batch
+        if not isinstance(self.emissions, GaussianTable):
+            raise ValueError(
+                "emission_noises: known covariances are added to those of Gaussians, and this model has other emissions; leave "
+                "them out"
+            )
+        size = self.num_features or 0
+        return with_steps(batch, x, {"emission_noises": (size, size)}, emission_noises=emission_noises)
+
+    @torch.no_grad()
+    def forecast(
+        self, x, num_steps: int, lengths=None, *, emission_noises=None, future_emission_noises=None
+    ) -> NextDistribution:
+        """What comes in the next K steps, exactly; see :meth:`~pplseq.models.estimator.Estimator.forecast`, and beside it:
+
+        Args:
+            emission_noises: of the past. future_emission_noises: (B, K, D, D), or (K, D, D) for all rows: of the steps to come;
+                must be given with those of the past, zeros for none.
+        """
+        known = {} if emission_noises is None else {"emission_noises": emission_noises}
+        found = super().forecast(x, num_steps, lengths, **known)
+        if emission_noises is None and future_emission_noises is None:
+            return found
+        states, size = found.state_log_probs, self.num_features or 0
+        past = Batch(states, emission_noises=None if emission_noises is None else states)
+        ahead, sizes = {"future_emission_noises": future_emission_noises}, {"emission_noises": (size, size)}
+        added = steps_to_come(ahead, past, sizes, len(states), num_steps, self.reference)["emission_noises"]
+        weights = states.exp() if self.rows is None else pooled(states.exp(), self.rows, self.emissions.num_states)
+        assert found.covariances is not None, "of vectors, as noises are"
+        quantiles = state_quantiles(self.emissions, weights, added)
+        return found._replace(covariances=found.covariances + added, quantiles=quantiles)
 
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         if self.rows is not None and self.num_words is None:
@@ -318,11 +373,12 @@ class HMM(Constrainable, StateLanguages, StateTables):
         if self.rows is not None:
             probs = pooled(probs, self.rows, self.emissions.num_states)
         obs = chain.obs.transpose(0, 1).flatten(0, 1)
+        noises = () if batch is None or batch.emission_noises is None else (batch.emission_noises.flatten(0, 1),)
         if chain.seen is not None:  # padded steps count as seen and have probability 0
             seen = chain.seen.T.flatten()
-            obs, probs = obs[seen], probs[seen]
+            obs, probs, noises = obs[seen], probs[seen], [noise[seen] for noise in noises]
         tables = {"initial": counts.start.double(), "transition": counts.transition.double()}
-        return tables | self.emissions.statistics(obs, probs)
+        return tables | self.emissions.statistics(obs, probs, *noises)
 
     def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)

@@ -15,9 +15,12 @@ from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, mixture
 from pplseq.models.hmm.family_table import MixtureTable
 
 
-def state_quantiles(emissions: Any, weights: Tensor) -> Quantiles | None:
+def state_quantiles(emissions: Any, weights: Tensor, noises: Tensor | None = None) -> Quantiles | None:
     """What knows the distribution of each number of vectors whose states have weights (B, K, Z); None for words, and for
     columns that are angles or whose distribution function torch does not know.
+
+    Args:
+        noises: (B, K, D, D) known covariances that are added to those of Gaussians, or None.
 
     Raises:
         ImportError: without scipy, where a column is Student's t or negative binomial.
@@ -27,8 +30,11 @@ def state_quantiles(emissions: Any, weights: Tensor) -> Quantiles | None:
     means, covariances = mixture_moments(weights, *emissions.moments())
     variances = covariances.diagonal(dim1=-2, dim2=-1)
     if isinstance(emissions, GaussianTable):
-        deviations = emissions.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()
-        return StateMixture(weights, gaussian_cdf(emissions.loc.detach(), deviations), means, variances)
+        each = emissions.covariances().detach().diagonal(dim1=-2, dim2=-1)
+        if noises is not None:
+            added = noises.diagonal(dim1=-2, dim2=-1)
+            variances, each = variances + added, each + added.unsqueeze(-2)
+        return StateMixture(weights, gaussian_cdf(emissions.loc.detach(), each.sqrt()), means, variances)
     if isinstance(emissions, MixtureTable):
         shares = emissions.log_weights.detach().exp().double()
         parts = emissions.gaussians

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.kernels.kalman import symmetric
+from pplseq.kernels.kalman import noise_gains, symmetric
 from pplseq.models.lds.statistics import Regression
 
 
@@ -40,7 +40,7 @@ def regression_by_step(
     across = matrix @ shared.mT
     around = symmetric(spread - across - across.mT + matrix @ covariances @ matrix.mT).where(both, 0.0)
     with_states = (shared - matrix @ covariances).where(seen.unsqueeze(-1), 0.0)
-    gains, left = _gains(noise, seen, added)
+    gains, left = noise_gains(noise, seen, added)
     errors = (gains @ errors.unsqueeze(-1)).squeeze(-1)
     moment, cross = _outer(regressors, regressors), _outer(errors, regressors)
     if matrices is None:
@@ -48,15 +48,6 @@ def regression_by_step(
         cross[:, :size] += (gains @ with_states)[any_seen].sum(0)
     scatter = _outer(errors, errors) + (gains @ around @ gains.mT + left)[any_seen].sum(0)
     return Regression(any_seen.sum().to(target), moment, cross, symmetric(scatter))
-
-
-def _gains(noise: Tensor, seen: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(B, T, n, n) G, zero in columns that are not seen, and the covariance of w that errors leave."""
-    share = seen.to(noise)
-    total = noise if added is None else noise + added
-    total = total * share.unsqueeze(-1) * share.unsqueeze(-2) + torch.diag_embed(1 - share)
-    gains = (noise * share.unsqueeze(-2)) @ torch.linalg.pinv(total, hermitian=True)
-    return gains, symmetric(noise - gains @ (noise * share.unsqueeze(-1)))
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
