@@ -38,8 +38,8 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
-from pplseq.models.lds.arguments import step_matrices, steps_to_come, with_steps
 from pplseq.models.state_languages import StateLanguages
+from pplseq.models.steps import step_matrices, steps_to_come, with_steps
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
 

@@ -22,10 +22,8 @@ from pplseq.models.lds.arguments import (
     check_inputs,
     check_observations,
     driven_by,
-    step_matrices,
     step_sizes,
     with_inputs,
-    with_steps,
 )
 from pplseq.models.lds.fit import (
     EMOptions,
@@ -43,6 +41,7 @@ from pplseq.models.lds.fit import (
 from pplseq.models.lds.parameters import SCALES
 from pplseq.models.lds.queries import LDSQueries
 from pplseq.models.lds.start import STARTS
+from pplseq.models.steps import step_matrices, with_steps
 
 # what a system is made of: EM knows these as they are here
 DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")

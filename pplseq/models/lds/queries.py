@@ -18,8 +18,9 @@ from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
 from pplseq.models.forms import in_form
-from pplseq.models.lds.arguments import as_tensor, for_empty_rows, step_sizes, steps_to_come, to_come
+from pplseq.models.lds.arguments import for_empty_rows, step_sizes, to_come
 from pplseq.models.lds.parameters import LDSTensors, Parameters
+from pplseq.models.steps import as_tensor, steps_to_come
 
 
 class Forecast(NamedTuple):
