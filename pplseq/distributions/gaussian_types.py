@@ -50,7 +50,7 @@ class LinearEvidence:
     """Observed numbers y = M x + noise, as they are: no noise is inverted, so that it may be small, or zero.
 
     Args:
-        residual: (*B, n) y. A time dimension may stand before *B.
+        residual: (*B, n) y. A time dimension may stand before *B. May be float64 where the rest is float32.
         loadings: M, (n, h), or one of each kind of observation, (P, n, h).
         noise: its covariance, (n, n) or (P, n, n), or variances (n,); may be singular.
         which: (*B) the kind of each observation, or None where there is one.
@@ -95,7 +95,8 @@ class LinearEvidence:
             for part in (weighted, (information + information.mT) / 2, precisions, log_dets, count)
         )
         kinds = torch.zeros((), dtype=torch.long, device=noise.device) if self.which is None else self.which
-        residual = self.residual if observed is None else torch.where(patterns[kinds], self.residual, 0.0)
+        residual = self.residual.to(weighted)
+        residual = residual if observed is None else torch.where(patterns[kinds], residual, 0.0)
         if self.which is None:
             vector, squares = residual @ weighted[0].mT, linalg.vecdot(residual, residual @ precisions[0])
         else:
@@ -122,6 +123,17 @@ class LinearEvidence:
 
     def _replace(self, **parts) -> Evidence:
         return self.dense()._replace(**parts)
+
+
+def residual_of(value: Tensor, offset: Tensor, matrix: Tensor) -> Tensor:
+    """(*B, n) value - offset, for a :class:`LinearEvidence` with loadings (..., n, h).
+
+    Of more numbers than there are states some say nothing of the state: they count in units of their noise, however small
+    beside the offset, so that the difference of float32 numbers is kept in float64.
+    """
+    if value.dtype == torch.float32 and matrix.shape[-2] > matrix.shape[-1]:
+        value, offset = value.double(), offset.double()
+    return value - offset
 
 
 def masked_precisions(noise: Tensor, patterns: Tensor) -> tuple[Tensor, Tensor]:

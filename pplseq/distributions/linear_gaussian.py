@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.affine import GaussianVar, compose
-from pplseq.distributions.gaussian_types import LOG_2PI, Evidence, GaussianBelief, LinearEvidence
+from pplseq.distributions.gaussian_types import LOG_2PI, Evidence, GaussianBelief, LinearEvidence, residual_of
 from pplseq.distributions.noise import (
     DiagonalNoise,
     FullNoise,
@@ -31,6 +31,12 @@ class LinearEmission:
 
     def __init__(self, matrix: Tensor, noise: Noise):
         self.matrix, self.noise = matrix, noise
+
+    def residual(self, value: Tensor, offset: Tensor | None) -> Tensor:
+        """(*B, n) what :meth:`evidence` is given of an observation and its offset."""
+        if offset is not None and isinstance(self.noise, FullNoise | DiagonalNoise):
+            return residual_of(value, offset, self.matrix)
+        return value if offset is None else value - offset
 
     def evidence(self, residual: Tensor) -> Evidence | LinearEvidence:
         """log N(residual | M x, D) as a function of x, for residuals (*B, n): nats."""
@@ -170,7 +176,8 @@ class LinearGaussian(Conditional):
     def observe(self, value: Tensor) -> tuple[LinearEmission, Tensor]:
         """What is observed of the state: an emission without offset, and the residual (*B, n) that it is given."""
         matrix, offset = self.affine()
-        return LinearEmission(matrix, self.noise), value if offset is None else value - offset
+        emission = LinearEmission(matrix, self.noise)
+        return emission, emission.residual(value, offset)
 
     def evidence(self, value: Tensor) -> Evidence | LinearEvidence:
         """log p(value | x) as a function of the hidden state: nats."""

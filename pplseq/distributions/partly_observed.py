@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.distributions.gaussian_types import LinearEvidence
+from pplseq.distributions.gaussian_types import LinearEvidence, residual_of
 from pplseq.distributions.noise import same_tensor
 from pplseq.distributions.state import Conditional
 from pplseq.distributions.timed import Timed, all_steps
@@ -68,7 +68,7 @@ class PartlyObserved(Conditional):
         """log p(observed coordinates of value (*B, n) | z) as a function of z."""
         shape = torch.broadcast_shapes(value.shape, self.observed.shape)
         observed = self.observed.expand(shape)
-        residual = torch.where(observed, value - self._shift, 0.0)
+        residual = torch.where(observed, residual_of(value, self._shift, self.matrix), 0.0)
         matrix, noise = self.matrix, self.noise
         if matrix.dim() > 2 or noise.dim() > 2:
             matrix, noise = (

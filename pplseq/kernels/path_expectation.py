@@ -36,6 +36,26 @@ def filtered_twin(
     return torch.stack(messages)
 
 
+def conditional(filtered: Tensor, pair: Tensor, over: int) -> tuple[Tensor, Tensor]:
+    """log p(z_{t-1} | z_t, x_<t) from the filtered messages before, (..., K, 1) over the dimension ``over`` of ``pair``, and
+    log p(z_t | x_<t), which it is divided by."""
+    score = filtered.unsqueeze(-1) + pair
+    total = logsumexp(score, over)
+    return score - total.clamp_min(torch.finfo(score.dtype).min).unsqueeze(over), total
+
+
+def path_cost(own: Tensor, inner: Tensor, others: Tensor | None, cross: bool) -> Tensor:
+    """p (inner + cost), p = exp(own), summands of an expectation: the cost of a step is -own where there are no others, else
+    own - others or (cross) -others, of log-probabilities; what is impossible costs nothing, whatever it would cost."""
+    possible = own > -torch.inf
+    cost = inner.expand_as(own)
+    if not (cross and others is not None):
+        known = torch.where(possible, own, 0.0)
+        cost = cost - known if others is None else cost + known
+    cost = cost if others is None else cost - torch.where(possible, others, 0.0)
+    return own.exp() * torch.where(possible, cost, 0.0)
+
+
 def path_divergence(
     filtered: Tensor, pair: Tensor, shared: bool, valid: Tensor | None, other: tuple[Tensor, Tensor, bool] | None, cross: bool,
     width: int = 1,
@@ -57,26 +77,16 @@ def path_divergence(
     over = -1 - width
 
     def behind(filtered, pair, shared, t):
-        score = filtered[t - 1].unsqueeze(-1) + (pair if shared else pair[t - 1])
-        total = logsumexp(score, over).clamp_min(torch.finfo(score.dtype).min).unsqueeze(over)
-        return score - total
-
-    def cost(own, others):
-        """Of states (..., K) with log-probabilities: own - others, 0 log 0 being 0."""
-        possible = own > -torch.inf
-        value = torch.zeros_like(own)
-        if not (cross and other is not None):
-            value = torch.where(possible, own, 0.0) * (-1.0 if other is None else 1.0)
-        return value if others is None else value - torch.where(possible, others, 0.0)
+        return conditional(filtered[t - 1], pair if shared else pair[t - 1], over)[0]
 
     inner = torch.zeros_like(filtered[0])
     for t in range(1, len(filtered)):
         own = behind(filtered, pair, shared, t)
         others = None if other is None else behind(*other, t)
-        new = (own.exp() * (inner.unsqueeze(-1) + cost(own, others))).sum(over)
+        new = path_cost(own, inner.unsqueeze(-1), others, cross).sum(over)
         inner = new if valid is None else torch.where(_widened(valid[t], width), new, inner)
     last = filtered[-1]
-    value = (last.exp() * (inner + cost(last, None if other is None else other[0][-1]))).flatten(last.dim() - width).sum(-1)
+    value = path_cost(last, inner, None if other is None else other[0][-1], cross).flatten(last.dim() - width).sum(-1)
     return value if valid is None else torch.where(valid[0], value, 0.0)
 
 

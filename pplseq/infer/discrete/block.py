@@ -101,17 +101,18 @@ class BlockChain(Chain):
             pair = self.transition.pairs(block[:-1], block[1:], None if before is None else before[1:])
         else:
             pair = emit.new_zeros(0, block.shape[1], self.layout.width, self.layout.width)
+        return self._initial(block[0]), pair
+
+    def _initial(self, block: Tensor) -> Tensor:
+        """(B, K) log p(z_1) of the states of blocks (B,), before the first word is seen."""
         if self.start is None:
-            return self.transition.initial_of(block[0]), pair
-        word = None if self.inputs is None else self.inputs[0]
-        return self.transition.belief_step(self.start, block[0], word), pair
+            return self.transition.initial_of(block)
+        return self.transition.belief_step(self.start, block, None if self.inputs is None else self.inputs[0])
 
     def _lower_single_block(self) -> Factors:
         """One block is a dense chain; resets are a restart of the scan, not a matrix a step."""
         transition = self.transition
-        init = transition.initial_log_prob()
-        if self.start is not None:
-            init = transition.belief_step(self.start, self._block[0], None if self.inputs is None else self.inputs[0])
+        init = transition.initial_log_prob() if self.start is None else self._initial(self._block[0])
         restart = restart_to = None
         if transition.reset_id is not None and self.inputs is not None:
             if bool((self.inputs[1:] == MISSING).any()):

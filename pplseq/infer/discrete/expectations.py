@@ -32,6 +32,7 @@ class PathExpectations:
     """What every chain offers; each names the steps that it consists of."""
 
     factors: cached_property[Factors]
+    two_widths = False  # whether some steps open a block of states, and some all
 
     def _possible(self) -> Any:
         raise NotImplementedError
@@ -79,27 +80,36 @@ class PathExpectations:
         )
 
     def _beside(self, other: PathExpectations, steps: Steps) -> tuple[Tensor, Steps]:
-        if not isinstance(other, PathExpectations):
-            raise TypeError(f"other: expected a chain, got {type(other).__name__}")
+        self._check_beside(other)
         masks, names = (self.factors.valid, other.factors.valid), (self._ids(), other._ids())
         filtered, its = other._filtered_steps()
         alike = all(
             a is None and b is None or a is not None and b is not None and torch.equal(a, b) for a, b in (masks, names)
         )
         if steps.emit.shape != its.emit.shape or steps.width != its.width or not alike:
-            raise ValueError(
-                "other: both chains must have the same steps, rows and states, got (T, *B, K) = "
-                f"{tuple(self.factors.emit.shape)} and {tuple(other.factors.emit.shape)}, with the same padding and, where "
-                "words open blocks of states, the same blocks"
-            )
+            raise self._unlike(other)
         return filtered, its
+
+    def _check_beside(self, other) -> None:
+        """Raises for what cannot be compared whatever its numbers."""
+        if not isinstance(other, PathExpectations):
+            raise TypeError(f"other: expected a chain, got {type(other).__name__}")
+        if self.two_widths != other.two_widths:
+            raise self._unlike(other)
+
+    def _unlike(self, other) -> ValueError:
+        return ValueError(
+            "other: both chains must have the same steps, rows and states, got (T, *B, K) = "
+            f"{tuple(self.factors.emit.shape)} and {tuple(other.factors.emit.shape)}, with the same padding and, where "
+            "words open blocks of states, the same blocks and missing words"
+        )
 
     # ---------------------------------------------------------------- answers
     def differentiable_marginals(self) -> Tensor:
         """(*B, T, K) p(z_t | x), 0 at padded steps; gradients flow. Of a block-sparse chain K are the states of the block
-        that is open at a step, as in :meth:`marginals`. Cost: a graph of T K^2 numbers a row."""
+        that is open at a step, as in :meth:`marginals`; where a word is missing somewhere they are all states.
+        Cost: a graph of T K^2 numbers a row."""
         self._possible()
-        self._as_steps()  # refuses what has none
         f = self.factors
         shift = torch.zeros_like(f.emit, requires_grad=True)
         wanted = torch.is_grad_enabled()

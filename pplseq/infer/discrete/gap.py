@@ -17,16 +17,16 @@ from torch import Tensor
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete import gap_sums as gap
-from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.gap_paths import GapPaths
 from pplseq.infer.discrete.results import Factors, MissingWords, PairMarginals, StateMarginals
 from pplseq.kernels import path_scan, scan
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
 
 
-class GapChain(BlockChain):
+class GapChain(GapPaths):
     """See :class:`~pplseq.infer.discrete.chain.Chain`; made by ``build_chain`` where a token is missing."""
 
     @cached_property
@@ -69,20 +69,6 @@ class GapChain(BlockChain):
             pair = pair.index_put((step - 1, row), through)
         # a row of nothing but missing tokens has no seen step: its one slot is padding
         return Factors(init, pair, emit, self._live)
-
-    def _as_steps(self):
-        raise TypeError(
-            "differentiable marginals and entropies, divergences and fixed-lag smoothing are not offered for a block-sparse "
-            "chain with missing words, whose states there are all; build the chain over a DenseTransition, or ask for "
-            "marginals() and entropy()"
-        )
-
-    def _first_predicted(self, rows: Tensor) -> Tensor:
-        """(R, N) distribution of the first step of the given rows."""
-        if self.start is None:
-            return self.transition.initial_log_prob().expand(len(rows), -1)
-        start = self.start.map(lambda part: part[rows])
-        return self._predict_rows(start, None if self.inputs is None else self.inputs[0, rows])
 
     def _word_after(self, step: Tensor, row: Tensor) -> Tensor | None:
         """The input of the step behind the given seen steps."""
@@ -222,7 +208,7 @@ class GapChain(BlockChain):
 
     @torch.no_grad()
     def entropy(self):
-        return self._unflatten(self._dense_twin("entropy").entropy())
+        return self.differentiable_entropy()
 
     @torch.no_grad()
     def expected_counts(self):

@@ -74,7 +74,7 @@ class HierarchicalChain(BlockChain):
             out,
             self._of_blocks(transition.into, columns),
             gates.index_select(0, pair_of.flatten()).view(*pair_of.shape, -1),
-            self._initial(),
+            self._initial(self._block[0]),
             self._emit(),
             plan,
             filled=None if layout.filled is None else layout.filled[entered],
@@ -96,8 +96,8 @@ class HierarchicalChain(BlockChain):
             logits = (leaving @ transition.block_weight[block[1:]].unsqueeze(-1)).squeeze(-1)
             gate = logits + transition.block_bias[block[1:]].unsqueeze(-1) - norm
         return pair_chain.chain_log_prob(
-            out, into, gate, self._initial(), self._emit(), block, filled=layout.filled, valid=self.valid, restart=restart,
-            restart_to=restart_to, product_dtype=transition.product_dtype,
+            out, into, gate, self._initial(block[0]), self._emit(), block, filled=layout.filled, valid=self.valid,
+            restart=restart, restart_to=restart_to, product_dtype=transition.product_dtype,
         )  # fmt: skip
 
     def _few(self, blocks: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -114,10 +114,3 @@ class HierarchicalChain(BlockChain):
         if layout.filled is None:
             return features.view(layout.num_blocks, layout.width, -1)
         return layout.of_blocks(features, torch.arange(layout.num_blocks, device=features.device))
-
-    def _initial(self) -> Tensor:
-        """(B, K) log p(z_1), before the first word is seen."""
-        block = self._block[0]
-        if self.start is None:
-            return self.transition.initial_of(block)
-        return self.transition.belief_step(self.start, block, None if self.inputs is None else self.inputs[0])

@@ -146,7 +146,8 @@ def _flat_linear(
         residual = torch.where(seen, residual, 0.0)
     mask = None if observed is None else observed.to(residual)
     numbers = Numbers(residual, loadings, noise, mask, which, constant)
-    return numbers if n <= h else fewer_numbers(numbers, used, alone)
+    found = numbers if n <= h else fewer_numbers(numbers, used, alone)
+    return found._replace(residual=found.residual.to(loadings)) if isinstance(found, Numbers) else found
 
 
 def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence | LinearEvidence) -> None:
@@ -162,6 +163,8 @@ def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence |
     if dynamics.offset is not None:
         named["dynamics.offset"] = dynamics.offset
     dtype = getattr(evidence, parts[0]).dtype
+    if linear and dtype == torch.float64:  # the difference of an observation and its offset may keep more digits
+        dtype = evidence.loadings.dtype
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"evidence.{parts[0]} must be float32 or float64, got {dtype}; convert it")
     for name, value in named.items():

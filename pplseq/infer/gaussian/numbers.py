@@ -34,39 +34,79 @@ class Numbers(NamedTuple):
 def fewer_numbers(numbers: Numbers, used: Tensor | None, alone: bool) -> Evidence | Numbers:
     """Of n > h numbers h that say the same about the state: L^-1 M = O U (orthonormal, triangular), and y becomes O' L^-1 y.
 
-    What is left of y, at right angles to O, depends on no state. Where some directions of the state are not observed there
-    is no smooth O: few numbers stay as they are, and many become evidence.
+    What is left of y, at right angles to O, depends on no state. A kind of observation of which at most h numbers are seen
+    keeps those, with their noise as it is. Where some directions of the state are not observed by more there is no smooth O:
+    few numbers stay as they are, and many become evidence.
 
     Args:
         alone: whether each number has noise of its own, whatever its parameters will be.
     """
     n, h = numbers.loadings.shape[-2:]
-    real = numbers.residual.dtype
+    real = numbers.loadings.dtype
+    loadings = masked_loadings(numbers.loadings, numbers.observed).to(DOUBLE)
+    noise = masked_noise(numbers.noise, numbers.observed).to(DOUBLE)
+    few = _few_seen(numbers.observed, loadings, noise)
+    # of those that keep their numbers nothing below is used: any matrices with a gradient will do
+    spread, seen = noise, loadings
+    if few is not None:
+        spread, seen = few.instead(torch.eye(n).to(noise), noise), few.instead(torch.eye(n, h).to(loadings), loadings)
     with torch.no_grad():
-        factor, failed = torch.linalg.cholesky_ex(masked_noise(numbers.noise, numbers.observed).to(DOUBLE))
+        factor, failed = torch.linalg.cholesky_ex(spread)
         clear = not bool(failed.any())
         if clear:
-            loadings = masked_loadings(numbers.loadings, numbers.observed).to(DOUBLE)
-            values = torch.linalg.eigvalsh(loadings.mT @ torch.cholesky_solve(loadings, factor))
+            values = torch.linalg.eigvalsh(seen.mT @ torch.cholesky_solve(seen, factor))
             clear = bool((values[..., 0] > 1e-13 * values[..., -1]).all())
     if not clear:
         return numbers if n <= max(FEW_NUMBERS, 2 * h) or bool(failed.any()) else _written_out(numbers, used)
-    noise = masked_noise(numbers.noise, numbers.observed).to(DOUBLE)
-    factor = torch.linalg.cholesky(noise)
-    white = masked_loadings(numbers.loadings, numbers.observed).to(DOUBLE)
-    basis, triangle = torch.linalg.qr(torch.linalg.solve_triangular(factor, white, upper=False))  # (P, n, h), (P, h, h)
+    factor = torch.linalg.cholesky(spread)
+    basis, triangle = torch.linalg.qr(torch.linalg.solve_triangular(factor, seen, upper=False))  # (P, n, h), (P, h, h)
     inverse = torch.linalg.solve_triangular(factor, torch.eye(n).to(factor).expand_as(factor), upper=False)
     size = torch.full((1,), n).to(noise) if numbers.observed is None else numbers.observed.sum(-1)
     constant = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (size - h) / 2 * LOG_2PI  # (P,)
     kinds = max(len(inverse), len(basis))
     which = None if kinds == 1 else numbers.which
     reader, basis, inverse = (m.expand(kinds, -1, -1) for m in (basis.mT @ inverse, basis, inverse))
+    kept_noise, observed = torch.eye(h, dtype=real, device=noise.device).unsqueeze(0), None
+    if few is not None:
+        pick, white = few.pick, few.instead(torch.eye(n).to(noise), inverse)
+        reader, basis, inverse = few.instead(pick, reader), few.instead(pick.mT, basis), white
+        triangle, constant = few.instead(pick @ loadings, triangle), constant.masked_fill(few.kinds, 0.0)
+        own = pick @ noise @ pick.mT + torch.diag_embed(1 - few.observed)
+        kept_noise, observed = few.instead(own, kept_noise.to(own)).to(real), few.observed.to(real)
     kept, rest = _parted(numbers.residual, reader, basis, inverse, which, alone)
-    constant = (constant[0] if which is None else constant.expand(kinds)[which]).to(real) - rest / 2
+    if few is not None:
+        rest = rest.masked_fill(few.kinds[0 if which is None else which], 0.0)
+    constant = (constant[0] if which is None else constant.expand(kinds)[which]).to(real) - rest.to(real) / 2
     constant = constant if numbers.constant is None else constant + numbers.constant
     constant = constant if used is None else torch.where(used, constant, 0.0)
-    identity = torch.eye(h, dtype=real, device=kept.device).unsqueeze(0)
-    return Numbers(kept, triangle.to(real).expand(kinds, -1, -1), identity, None, which, constant)
+    return Numbers(kept.to(real), triangle.to(real).expand(kinds, -1, -1), kept_noise, observed, which, constant)
+
+
+class _Few(NamedTuple):
+    """Kinds of observations of which at most h numbers are seen: kinds (P,) bool; pick (P, h, n) the numbers that are seen,
+    with rows of zeros for the rest; observed (P, h), 1 for those and for all of other kinds."""
+
+    kinds: Tensor
+    pick: Tensor
+    observed: Tensor
+
+    def instead(self, own: Tensor, other: Tensor) -> Tensor:
+        """Matrices (P, ...): ``own`` of these kinds, ``other`` of the rest."""
+        return torch.where(self.kinds[:, None, None], own, other)
+
+
+def _few_seen(observed: Tensor | None, loadings: Tensor, noise: Tensor) -> _Few | None:
+    if observed is None:
+        return None
+    kinds, h = max(map(len, (observed, loadings, noise))), loadings.shape[-1]
+    seen = observed.to(DOUBLE).expand(kinds, -1)
+    few = seen.sum(-1) <= h
+    if not bool(few.any()):
+        return None
+    order = seen.argsort(dim=-1, descending=True, stable=True)[:, :h]
+    there = seen.gather(-1, order)
+    pick = torch.zeros(kinds, h, seen.shape[-1]).to(seen).scatter_(-1, order.unsqueeze(-1), there.unsqueeze(-1))
+    return _Few(few, pick, there)
 
 
 def _parted(

@@ -234,7 +234,7 @@ def side_by_side(parts: list[LinearEvidence], seen: list[Tensor | None]) -> Line
         there = (kind >= 0).unsqueeze(-1).expand(-1, part.residual.shape[-1])
         observed.append(there if of_kind[2] is None else there & of_kind[2])
     size = residual.shape[-1]
-    noise, start = residual.new_zeros(len(kinds), size, size), 0
+    noise, start = noises[0].new_zeros(len(kinds), size, size), 0
     for part in noises:
         stop = start + part.shape[-1]
         pad = (start, size - stop, start, size - stop)

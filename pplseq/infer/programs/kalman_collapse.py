@@ -122,7 +122,7 @@ class KalmanCollapse(ChainMessenger):
         if value is not None:
             _check_dtype(msg["name"], "the observation", value, recording)
             value = value.unsqueeze(-1) if read.scalar else value
-            value = value if read.offset is None else value - read.offset
+            value = emission.residual(value, read.offset)
         event = read.matrix.shape[-2:-1]
         step.observations.append(Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
+from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence, residual_of
 from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
@@ -100,7 +100,8 @@ def chain_of(parameters: Parameters, batch: Batch, emission: LinearEmission | No
     x = x.nan_to_num(0.0) if some else x
     inputs = None if batch.inputs is None else batch.inputs.transpose(0, 1)
     shift, seen = parameters.shift("emission", inputs), ~missing.all(-1) if some else None
-    about = x if shift is None else x - shift, parameters.emission, parameters.emission_noise
+    residual = x if shift is None else residual_of(x, shift, parameters.emission)
+    about = residual, parameters.emission, parameters.emission_noise
     if seen is None or bool((seen.unsqueeze(-1) != missing).all()):  # whole vectors or none
         evidence = LinearEvidence(*about)
     else:
