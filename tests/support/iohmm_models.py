@@ -21,6 +21,15 @@ OPTIONS = {
     "full covariances": dict(num_symbols=3, outputs="gaussian", num_outputs=2, covariance="full"),
     "tied covariance": dict(num_inputs=2, outputs="gaussian", num_outputs=2, covariance="tied", mealy=True),
     "spherical": dict(num_inputs=1, outputs="gaussian", num_outputs=1, covariance="spherical"),
+    "columns": dict(
+        num_inputs=2,
+        outputs=["normal", "poisson", "categorical", "negative_binomial", "gamma", "binomial", "exponential", "bernoulli"],
+        num_outputs=[1, 1, 3, 1, 1, 1, 1, 1],
+        links=[None, "sqrt", None, None, None, "cloglog", None, "probit"],
+        trials=4,
+        mealy=True,
+    ),
+    "counts": dict(num_symbols=3, outputs="poisson", num_outputs=2),
     "states": dict(num_inputs=2, outputs="states", graph=GRAPH),
     "hidden layers": dict(num_inputs=2, num_outputs=3, mealy=True, initial="inputs", hidden=(4, 3)),
     "hidden layers of symbols": dict(num_symbols=3, num_outputs=3, mealy=True, initial="inputs", hidden=(2,)),
@@ -77,6 +86,15 @@ def data(model, rows=3, steps=5, missing=False, partly=False):
         x = torch.randint(model.num_outputs, (rows, steps))
     elif model.outputs == "bernoulli":
         x = torch.randint(2, (rows, steps, model.num_outputs)).double()
+    elif model.columns is not None:
+        x = torch.randn(rows, steps, model.num_outputs).double()
+        for column in model.columns.columns:
+            if column.family == "bernoulli":
+                x[..., column.number] = (x[..., column.number] > 0).to(x)
+            elif column.family in ("gamma", "exponential"):
+                x[..., column.number] = x[..., column.number].exp()
+            elif column.family != "normal":
+                x[..., column.number] = (3 * x[..., column.number].exp()).floor().clamp_max(2)
     else:
         x = torch.randn(rows, steps, model.num_outputs).double()
     if missing:

@@ -35,6 +35,8 @@ class Truth:
                 values = torch.stack([self.softmax(value, everything) for value in values])
             elif model.outputs == "bernoulli":
                 values = 1 / (1 + (-values).exp())
+            elif model.outputs == "columns":
+                values = self.means(values)
             self.eta.append(values)
         first = None if seen["initial"] is None else seen["initial"][row]
         allowed = [True] * model.num_states if model.start_states is None else model.start_states.tolist()
@@ -51,6 +53,53 @@ class Truth:
         total = sum(logits[i].exp() for i, yes in enumerate(allowed) if yes)
         return torch.stack([logits[i].exp() / total if yes else 0 * logits[i] for i, yes in enumerate(allowed)])
 
+    def means(self, predictors: Tensor) -> Tensor:
+        """Of each state and column; of classes their probabilities."""
+        half = torch.full((), 0.5).double()
+        inverse = {
+            "identity": lambda eta: eta, "log": torch.exp, "sqrt": lambda eta: eta**2,
+            "logit": lambda eta: 1 / (1 + (-eta).exp()),
+            "probit": lambda eta: half * (1 + torch.erf(eta * half**half)), "cloglog": lambda eta: 1 - (-eta.exp()).exp(),
+        }  # fmt: skip
+        parts = []
+        for column in self.model.columns.columns:
+            own = predictors[:, column.first : column.first + column.size]
+            if column.family == "categorical":
+                parts.append(torch.stack([self.softmax(row, [True] * column.size) for row in own]))
+            else:
+                parts.append(column.trials * inverse[column.link](own))
+        return torch.cat(parts, -1)
+
+    def column_densities(self, x: Tensor, means: Tensor) -> Tensor:
+        """Each written out, as Poisson's e^-mu mu^x / x!."""
+        result = torch.ones(len(means)).double()
+        for column in self.model.columns.columns:
+            value, mu = x[column.number], means[:, column.first]
+            if bool(value.isnan()):
+                continue
+            own = torch.ones(()).double()
+            if column.place is not None:
+                own = self.model.noise.log_dispersion[:, column.place].exp()
+            factorial = torch.lgamma(value + 1).exp()
+            if column.family == "categorical":
+                density = means[:, column.first + int(value)]
+            elif column.family == "poisson":
+                density = (-mu).exp() * mu**value / factorial
+            elif column.family == "negative_binomial":
+                ways = (torch.lgamma(value + own) - torch.lgamma(own)).exp() / factorial
+                density = ways * (own / (own + mu)) ** own * (mu / (own + mu)) ** value
+            elif column.family == "gamma":
+                density = (own / mu) ** own * value ** (own - 1) * (-own * value / mu).exp() / torch.lgamma(own).exp()
+            elif column.family == "exponential":
+                density = (-value / mu).exp() / mu
+            elif column.family in ("bernoulli", "binomial"):
+                n, p = column.trials, mu / column.trials
+                density = math.comb(n, int(value)) * p**value * (1 - p) ** (n - value)
+            else:
+                density = (-(((value - mu) / own) ** 2) / 2).exp() / (own * math.sqrt(2 * math.pi))
+            result = result * density
+        return result
+
     def density(self, t: int) -> Tensor:
         """f(x_t; eta_i) of each state, 1 where there is no target."""
         x, eta, model = self.x[t], self.eta[t], self.model
@@ -60,6 +109,8 @@ class Truth:
         seen = ~x.isnan()
         if not bool(seen.any()):
             return ones
+        if model.outputs == "columns":
+            return self.column_densities(x, eta)
         x, eta = x[seen], eta[:, seen]
         if model.outputs == "bernoulli":
             return (eta**x * (1 - eta) ** (1 - x)).prod(-1)

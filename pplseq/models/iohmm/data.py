@@ -15,6 +15,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
 from pplseq.models.forms import of_objects
+from pplseq.models.iohmm.responses import ResponseColumns
 
 PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None
@@ -33,7 +34,7 @@ class IOFormat(NamedTuple):
     Attributes:
         outputs: family of the outputs. num_outputs: V, or D. num_states: Z.
         sources: part -> what it sees, ("vectors", U), ("symbols", L) or None. feedback: parts that also see past outputs.
-        reference: a tensor of the model's type and device.
+        reference: a tensor of the model's type and device. columns: of the outputs "columns".
     """
 
     outputs: str
@@ -42,6 +43,7 @@ class IOFormat(NamedTuple):
     sources: Mapping[str, Source | None]
     feedback: tuple[str, ...]
     reference: Tensor
+    columns: ResponseColumns | None = None
 
     # ---------------------------------------------------------------- outputs
     @property
@@ -69,7 +71,11 @@ class IOFormat(NamedTuple):
                     f"x must be a floating-point tensor (B, T, D) with D = {self.num_outputs} for {self.outputs} outputs, got "
                     f"{x.dtype} of shape {tuple(x.shape)}; a missing target is NaN"
                 )
-            if self.outputs == "bernoulli":
+            if self.columns is not None:
+                if 0 not in x.shape:
+                    self.columns.check(x)
+                bad, expected = torch.zeros_like(x, dtype=torch.bool), ""
+            elif self.outputs == "bernoulli":
                 bad, expected = ~((x == 0) | (x == 1) | x.isnan()), "0 and 1, or NaN for none"
             else:
                 bad, expected = x.isinf(), "finite, or NaN for none"
@@ -90,8 +96,8 @@ class IOFormat(NamedTuple):
         return torch.where(seen.unsqueeze(-1), x, 0.0), seen
 
     def partly_missing(self, x: Tensor) -> bool:
-        """Whether some vector lacks some of its dimensions only."""
-        return not self.discrete and bool(x.isnan().any(-1).logical_and(~x.isnan().all(-1)).any())
+        """Whether some vector lacks some of its dimensions only, and its emission does not know that by itself."""
+        return not self.discrete and self.columns is None and bool(x.isnan().any(-1).logical_and(~x.isnan().all(-1)).any())
 
     def missing(self, num_sequences: int, num_steps: int) -> Tensor:
         """Outputs of which none is known."""
@@ -259,6 +265,8 @@ class IOFormat(NamedTuple):
         checks.lengths(lengths, x)
         if lengths is not None and bool((lengths == x.shape[1]).all()):
             lengths = None
+        if self.columns is not None and lengths is not None:  # zeros may be outside a family
+            x = x.masked_fill((torch.arange(x.shape[1], device=device) >= lengths.unsqueeze(-1)).unsqueeze(-1), torch.nan)
         self.check(x)
         checked = self.check_inputs(_on(inputs, device), tuple(x.shape[:2]), lengths)
         if states is not None:

@@ -27,6 +27,7 @@ from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory, R
 from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOutputs, Outputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
+from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 from pplseq.models.iohmm.restarts.starts import draw_parameters
 from pplseq.models.iohmm.restarts.training import RestartTraining
 from pplseq.runs.loop import run_training
@@ -144,6 +145,8 @@ def restart_networks(model: IOParameters, batch: Batch) -> dict[str, Any]:
     if model.outputs == "states":
         return result | {"outputs": Outputs(model.num_states)}
     network = RestartNetwork(model.network("emission"))
+    if model.columns is not None:
+        return result | {"outputs": ResponseOutputs(network, model.columns, model.least_variances(batch))}
     if model.outputs == "gaussian":
         covariance = model.config["covariance"]
         return result | {"outputs": GaussianOutputs(network, covariance, model.least_variances(batch))}

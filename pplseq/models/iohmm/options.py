@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pplseq import checks
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.networks import (
     ConstantNetwork,
@@ -18,6 +19,7 @@ from pplseq.models.iohmm.networks import (
     Network,
     TableNetwork,
 )
+from pplseq.models.iohmm.responses import RESPONSES, ResponseColumns
 
 PerPart = int | Mapping[str, int] | None
 Sources = dict[str, tuple[str, int] | None]
@@ -46,7 +48,37 @@ def input_sources(initial: str, mealy: bool, num_inputs: PerPart, num_symbols: P
     return {part: sources.get(part) if sees[part] else None for part in PARTS}
 
 
-def feedback_parts(outputs: str, sources: Sources, feedback: bool | str) -> tuple[str, ...]:
+def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | None) -> ResponseColumns | None:
+    """The columns of outputs that are generalised linear models, or None where they are of another kind.
+
+    Raises:
+        ValueError, TypeError: for what does not fit together; says what there is.
+    """
+    listed = isinstance(outputs, (list, tuple))
+    if not listed and (outputs not in RESPONSES or outputs in ("categorical", "bernoulli") and links is None):
+        for name, value in (("links", links), ("trials", trials)):
+            if value is not None:
+                raise ValueError(f"{name}: of {', '.join(RESPONSES)}, or of a list of those; outputs={outputs!r} has none")
+        if isinstance(num_outputs, (list, tuple)):
+            raise ValueError(f"num_outputs: one number for outputs={outputs!r}; got {num_outputs!r}")
+        return None
+    if outputs == "categorical":
+        raise ValueError("links: 'categorical' outputs have none but softmaxes; leave links out")
+    if not listed:
+        outputs = [outputs] * checks.count("num_outputs", 1 if num_outputs is None else num_outputs)
+        sizes = [1] * len(outputs)
+    elif num_outputs is None:
+        sizes = [None] * len(outputs)
+    elif not isinstance(num_outputs, (list, tuple)):
+        raise ValueError(f"num_outputs: of outputs in a list one a column, V of 'categorical' and else 1; got {num_outputs!r}")
+    else:
+        sizes = list(num_outputs)
+    return ResponseColumns(list(outputs), sizes, links, trials)
+
+
+def feedback_parts(
+    outputs: str, sources: Sources, feedback: bool | str, columns: ResponseColumns | None = None
+) -> tuple[str, ...]:
     """The parts that see past outputs."""
     able = [part for part in ("transition", "emission") if sources[part] is not None]
     if feedback is False:
@@ -54,6 +86,10 @@ def feedback_parts(outputs: str, sources: Sources, feedback: bool | str) -> tupl
     if outputs == "states":
         raise ValueError(
             "feedback: with outputs='states' the past output is the past state, which transitions see anyway"
+        )
+    if columns is not None and any(column.family == "categorical" for column in columns.columns):
+        raise ValueError(
+            "feedback: a column of classes is no number that could be joined to inputs; give past outputs one-hot as inputs"
         )
     chosen = able if feedback is True else [feedback]
     if not chosen or any(part not in able for part in chosen):

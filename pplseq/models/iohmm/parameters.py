@@ -13,6 +13,7 @@ from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.estimator import Estimator
 from pplseq.models.iohmm.data import PARTS, IOFormat
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
+from pplseq.models.iohmm.responses import Dispersions, ResponseColumns
 
 FLOOR = 1e-4  # the smallest variance of Gaussian outputs, as a share of their own
 SPREAD = 0.5  # standard deviation of the first weights
@@ -23,7 +24,8 @@ class IOParameters(Estimator):
 
     Attributes:
         graph, start_states: what softmaxes of transitions and of the start normalise over, None for all.
-        noise: of "gaussian" outputs. priors: of the weights, or None.
+        noise: of "gaussian" outputs, and of columns. columns: families of outputs column by column, or None.
+        priors: of the weights, or None.
     """
 
     outputs: str
@@ -31,7 +33,8 @@ class IOParameters(Estimator):
     covariance_floor: float | None
     graph: Tensor | None
     start_states: Tensor | None
-    noise: GaussianNoise | None
+    noise: GaussianNoise | Dispersions | None
+    columns: ResponseColumns | None
     priors: WeightPriors | None
 
     @property
@@ -104,7 +107,8 @@ class IOParameters(Estimator):
 
         Args:
             initial: (Z,), or (L, Z). transition: (L, Z, Z) [from, to]. emission: (Z, V), or (L, Z, V); of "bernoulli" outputs
-                the probabilities of a one, of "gaussian" ones means.
+                the probabilities of a one, of "gaussian" ones means, of outputs by columns linear
+                predictors.
         """
         for part, value in (("initial", initial), ("transition", transition), ("emission", emission)):
             if value is None:
@@ -117,7 +121,7 @@ class IOParameters(Estimator):
                     f"{part} must have shape {shape} (None: its network is no table), got {tuple(value.shape)}"
                 )
             outputs = self.outputs if part == "emission" else "categorical"
-            if outputs == "gaussian":
+            if outputs in ("gaussian", "columns"):
                 logits.copy_(value)
                 continue
             bits = outputs == "bernoulli"
@@ -137,7 +141,9 @@ class IOParameters(Estimator):
                 continue
             network, mask = self.network(part), allowed.get(part)
             mask = torch.ones(network.shape, dtype=torch.bool) if mask is None else mask.clone().cpu()
-            if part != "emission" or self.outputs == "categorical":
+            if part == "emission" and self.columns is not None:
+                mask = self.columns.free(self.num_states)
+            elif part != "emission" or self.outputs == "categorical":
                 first = mask.to(torch.int64).argmax(-1, keepdim=True)
                 mask.scatter_(-1, first, False)  # what is left when the others are known
             total += network.num_free(mask)
@@ -159,7 +165,7 @@ class IOParameters(Estimator):
 
     @torch.no_grad()
     def initialize(self, batch: Batch | None = None, how: str = "", *, scale: float = SPREAD) -> None:
-        """Random weights; with data, means of Gaussian outputs at outputs that occur and covariances as wide as they are."""
+        """Random weights; with data, means of outputs that are numbers at outputs that occur, spread as wide as those are."""
         for name in self.parts:
             if name != "noise":
                 self.network(name.removesuffix("_network")).randomise(scale)
@@ -171,6 +177,9 @@ class IOParameters(Estimator):
         values = values[seen]
         if len(values) < 2:
             return
+        if isinstance(self.noise, Dispersions):
+            self._initialize_columns(values, self.noise, self.least_variances(batch))
+            return
         spread = torch.cov(values.T).reshape(self.num_outputs, self.num_outputs)
         spread = spread + torch.diag(self.least_variances(batch)).to(spread)
         self.noise.set(spread.expand(self.num_states, -1, -1))
@@ -181,3 +190,15 @@ class IOParameters(Estimator):
         elif network.kind == "linear":
             weights["weight"].mul_(spread.diagonal().sqrt())  # slopes as steep as outputs vary
             weights["weight"][..., -1, :] = picked
+
+    def _initialize_columns(self, values: Tensor, noise: Dispersions, floor: Tensor) -> None:
+        eta = noise.columns.start(values, (self.num_states,))
+        noise.log_dispersion.copy_(noise.columns.first_dispersions(values, floor).log().expand_as(noise.log_dispersion))
+        network, weights = self.network("emission"), dict(self.network("emission").named_parameters())
+        if network.kind in ("constant", "table"):
+            weights["logits"].copy_(eta.expand(weights["logits"].shape))
+        elif network.kind == "linear":
+            for column in noise.columns.normal:
+                if column.link == "identity":
+                    weights["weight"][..., column.first].mul_(noise.log_dispersion[0, column.place].exp())
+            weights["weight"][..., -1, :] = eta

@@ -20,6 +20,7 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
 from pplseq.models.batch import seeded
 from pplseq.models.hmm.emissions import COVARIANCES
+from pplseq.models.hmm.family_table import as_config
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
@@ -30,11 +31,13 @@ from pplseq.models.iohmm.options import (
     feedback_parts,
     input_sources,
     make_network,
+    output_columns,
     per_part,
     plain,
 )
 from pplseq.models.iohmm.parameters import SPREAD
 from pplseq.models.iohmm.queries import IOHMMQueries
+from pplseq.models.iohmm.responses import RESPONSES, Dispersions
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory
 
 OUTPUTS = ("categorical", "bernoulli", "gaussian", "states")
@@ -54,7 +57,13 @@ class IOHMM(IOHMMQueries):
             to that part's own; a part left out of a mapping sees none.
         num_symbols: L of symbol inputs 0..L-1, likewise. A part has one of the two.
         outputs: "categorical" (``num_outputs`` = V), "bernoulli" or "gaussian" (vectors of ``num_outputs`` = D), or "states":
-            targets are the states themselves.
+            targets are the states themselves. Of generalised linear models "poisson", "negative_binomial", "binomial",
+            "gamma", "exponential" or "normal", for all D columns, or a list of such (and "bernoulli", "categorical"), one a
+            column, which are independent given state and input. Outputs are then (B, T, D), classes by their number.
+        num_outputs: V, or D; for a list of families one a column, V of "categorical" and 1 of others (or left out).
+        links: of generalised linear models, for all columns or one a column: "log" or "sqrt" of counts, "log" of "gamma" and
+            "exponential", "identity" or "log" of "normal", "logit", "probit" or "cloglog"; None: the first of them.
+        trials: of "binomial" outputs, of which each counts the successes.
         mealy: whether outputs see inputs.
         graph: (Z, Z) bool, [from, to], which transitions are allowed; "left_right" for those to the same state and later
             ones, starting in state 0; None for all.
@@ -95,8 +104,10 @@ class IOHMM(IOHMMQueries):
         *,
         num_inputs: PerPart = None,
         num_symbols: PerPart = None,
-        outputs: str = "categorical",
-        num_outputs: int | None = None,
+        outputs: str | Sequence[str] = "categorical",
+        num_outputs: int | Sequence[int | None] | None = None,
+        links: str | Sequence[str | None] | None = None,
+        trials: int | None = None,
         mealy: bool = False,
         graph: Tensor | str | None = None,
         start_states: Sequence[int] | None = None,
@@ -114,22 +125,25 @@ class IOHMM(IOHMMQueries):
         super().__init__()
         self.num_states = checks.count("num_states", num_states)
         checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
-        self.outputs = checks.choice("outputs", outputs, OUTPUTS)
+        self.columns = output_columns(outputs, num_outputs, links, trials)
+        self.outputs = "columns" if self.columns else checks.choice("outputs", outputs, (*OUTPUTS, *RESPONSES))
         self.initial = checks.choice("initial", initial, INITIAL)
         self.covariance = checks.choice("covariance", covariance, COVARIANCES)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
+        given_outputs = num_outputs
         if outputs == "states":
             if num_outputs not in (None, num_states) or mealy or emission is not None:
                 raise ValueError("outputs='states': targets are the states; leave num_outputs, mealy and emission out")
             num_outputs = num_states
-        if num_outputs is None:
+        if num_outputs is None and not self.columns:
             raise ValueError(f"num_outputs: say how many symbols, or dimensions, {outputs} outputs have; got None")
-        self.num_outputs, self.mealy = checks.count("num_outputs", num_outputs), bool(mealy)
+        num_outputs = len(self.columns) if self.columns else checks.count("num_outputs", num_outputs)
+        self.num_outputs, self.mealy = num_outputs, bool(mealy)
         positive = checks.positive("covariance_floor", 1.0 if covariance_floor is None else covariance_floor)
         self.covariance_floor = None if covariance_floor is None else float(positive)
         self.priors = WeightPriors.of(priors)
         self.sources = input_sources(initial, self.mealy, num_inputs, num_symbols)
-        self.feedback = feedback_parts(outputs, self.sources, feedback)
+        self.feedback = feedback_parts(self.outputs, self.sources, feedback, self.columns)
         if graph == "left_right" and start_states is None:
             start_states = [0]
         self.register_buffer("graph", allowed_moves(graph, self.num_states), persistent=False)
@@ -139,9 +153,11 @@ class IOHMM(IOHMMQueries):
         hidden = {part: tuple(sizes) for part, sizes in per_part("hidden", hidden, Sequence).items()}
         shapes = {
             "initial": (self.num_states,), "transition": (self.num_states, self.num_states),
-            "emission": (self.num_states, self.num_outputs),
+            "emission": (self.num_states, self.columns.width if self.columns else self.num_outputs),
         }  # fmt: skip
-        form = IOFormat(outputs, self.num_outputs, self.num_states, self.sources, self.feedback, torch.empty(0))
+        form = IOFormat(
+            self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, torch.empty(0), self.columns
+        )
         for part, shape in shapes.items():
             network = None
             if part != "emission" or outputs != "states":
@@ -149,23 +165,27 @@ class IOHMM(IOHMMQueries):
                 if own[part] is None:
                     network.randomise(SPREAD)
             self.add_module(f"{part}_network", network)
-        self.noise = (
-            GaussianNoise(self.num_states, self.num_outputs, covariance, real) if outputs == "gaussian" else None
-        )
+        self.noise: GaussianNoise | Dispersions | None = None
+        if self.columns:
+            self.noise = Dispersions(self.num_states, self.columns, real)
+        elif outputs == "gaussian":
+            self.noise = GaussianNoise(self.num_states, self.num_outputs, covariance, real)
         self._config = dict(
-            num_states=self.num_states, num_inputs=plain(num_inputs), num_symbols=plain(num_symbols), outputs=outputs,
-            num_outputs=None if outputs == "states" else self.num_outputs, mealy=self.mealy,
+            num_states=self.num_states, num_inputs=plain(num_inputs), num_symbols=plain(num_symbols),
+            outputs=as_config(outputs), num_outputs=None if outputs == "states" else as_config(given_outputs), mealy=self.mealy,
             graph=None if self.graph is None else self.graph.tolist(),
             start_states=None if start_states is None else [int(state) for state in start_states], initial=initial,
             hidden={part: list(sizes) for part, sizes in hidden.items() if sizes}, covariance=covariance,
-            covariance_floor=self.covariance_floor, feedback=feedback,
+            covariance_floor=self.covariance_floor, feedback=feedback, links=as_config(links), trials=trials,
         )  # fmt: skip
         if not self._own:
             self.drawn()
 
     @property
     def format(self) -> IOFormat:
-        return IOFormat(self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, self.reference)
+        return IOFormat(
+            self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, self.reference, self.columns
+        )
 
     def check_observations(self, x: Tensor) -> None:
         self.format.check(x)

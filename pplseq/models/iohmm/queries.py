@@ -23,7 +23,9 @@ from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.iohmm.data import Inputs, Source
+from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
+from pplseq.models.iohmm.responses import ResponseEmission
 from pplseq.models.state_languages import StateLanguages
 
 
@@ -31,8 +33,9 @@ class Outputs(NamedTuple):
     """Expected outputs, and the states they come from; a list for each where data came as lists.
 
     states: (B, T, Z) probabilities of the states. outputs: (B, T, V) probabilities of "categorical" and "states" outputs,
-    (B, T, D) those of a one of "bernoulli" outputs, (B, T, D) means of "gaussian" ones. covariances: (B, T, D, D) of
-    "gaussian" outputs, uncertainty about the state included, else None.
+    (B, T, D) those of a one of "bernoulli" outputs, (B, T, D) means of "gaussian" ones; of outputs by columns (B, T, K), the
+    columns behind each other, of a number its mean and of V classes their probabilities. covariances: of what ``outputs`` are
+    means of, of "gaussian" outputs and columns, uncertainty about the state included, else None.
     """
 
     states: Tensor
@@ -346,7 +349,10 @@ class IOHMMQueries(StateLanguages, IOParameters):
         outputs = torch.einsum("btz,btzo->bto", states, means)
         if self.noise is None:
             return Outputs(states, outputs, None)
-        within = torch.einsum("btz,zde->btde", states, self.noise.covariances())
+        if isinstance(emission, ResponseEmission):
+            within = torch.einsum("btz,btzde->btde", states, emission.covariances.expand(*means.shape, -1))
+        else:
+            within = torch.einsum("btz,zde->btde", states, cast(GaussianNoise, self.noise).covariances())
         apart = means - outputs.unsqueeze(-2)
         return Outputs(states, outputs, within + torch.einsum("btz,btzd,btze->btde", states, apart, apart))
 
@@ -410,4 +416,6 @@ def emission_means(emission: Emission) -> Tensor:
         return emission.log_probs.exp()
     if isinstance(emission, BernoulliEmission):
         return torch.sigmoid(emission.logits)
+    if isinstance(emission, ResponseEmission):
+        return emission.means
     return cast(GaussianEmission, emission).loc

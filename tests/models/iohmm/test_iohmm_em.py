@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, ModuleNetwork, TableNetwork
+from pplseq.models.iohmm.responses import ResponseColumns
 from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.gradient import SGDRun
@@ -14,6 +15,7 @@ from pplseq.models.iohmm.restarts.history import RestartBlock
 from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOutputs, Outputs
 from pplseq.models.iohmm.restarts.problem import RestartProblem, take
+from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 from pplseq.models.iohmm.restarts.starts import draw_parameters
 
 B, T, Z, U, L = 9, 7, 3, 2, 3
@@ -59,6 +61,14 @@ def problem(initial="constant", transition="table", emission="constant", family=
     elif family == "gaussian":
         outputs = GaussianOutputs(RestartNetwork(network(emission, (Z, 2))), covariance, 1e-3)
         x = torch.randn(B, T, 2, dtype=F64, generator=generator) + 3 * (words % 3).unsqueeze(-1)
+    elif family == "columns":
+        names = ["normal", "poisson", "categorical", "negative_binomial", "gamma", "binomial", "bernoulli"]
+        columns = ResponseColumns(names, [1, 1, 3, 1, 1, 1, 1], ["log", "sqrt", None, None, None, "probit", "cloglog"], 4)
+        floor = torch.full((7,), 1e-3, dtype=F64)
+        outputs = ResponseOutputs(RestartNetwork(network(emission, (Z, columns.width))), columns, floor)
+        noise = torch.rand(B, T, dtype=F64, generator=generator)
+        x = torch.stack([2 + noise, words, words % 3, 2 * words, 1e-3 + noise, words, words % 2], -1).double()
+        x[1, 0, 3] = x[2, :, 0] = torch.nan
     else:
         outputs, x, known = Outputs(Z), words, torch.zeros_like(known)
     return RestartProblem(
@@ -78,6 +88,9 @@ CASES = [
     dict(emission="table", family="gaussian", covariance="tied"),
     dict(emission="linear", family="gaussian", covariance="spherical"),
     dict(family="states", transition="linear", states=True),
+    dict(emission="linear", family="columns"),
+    dict(emission="table", family="columns", states=True),
+    dict(emission="layered", family="columns"),
     dict(transition="layered"),
     dict(transition="module", emission="layered", family="gaussian", covariance="full"),
     dict(emission="layered", family="bernoulli"),
@@ -140,12 +153,14 @@ def test_gradients_against_finite_differences(case):
                 assert_close(gradient[part][name].reshape(-1, 2)[k], (up - down) / (2 * step), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES[:9])
+@pytest.mark.parametrize("case", CASES[:11])
 def test_the_exact_maximum_is_one(case):
     """After an M-step no direction improves the expected log-likelihood: its gradient there is zero."""
     one = problem(**case, graph=GRAPH)
+    torch.manual_seed(1)  # under which no column of classes is separable
     parameters = draw_parameters(one, [RestartBlock(2)])
     expected = one.expect(parameters)
+    small = 1e-2 if case.get("family") == "columns" else 1e-3  # regressions stop where a step promises 1e-9 nats a step
     penalties = RestartPriors([RestartBlock(2)], torch.zeros(2, dtype=torch.long), torch.zeros(1, dtype=F64), {}).at(
         0, torch.arange(2)
     )
@@ -157,7 +172,7 @@ def test_the_exact_maximum_is_one(case):
     flat = [value for weights in leaves.values() for value in weights.values()]
     for gradient, value in zip(torch.autograd.grad(objective, flat, allow_unused=True), flat, strict=True):
         if gradient is not None:
-            assert float(gradient.where(value.abs() < 15, 0.0).abs().max()) < 1e-3
+            assert float(gradient.where(value.abs() < 15, 0.0).abs().max()) < small
 
 
 def test_tables_are_normalised_counts_with_their_prior():
@@ -225,7 +240,7 @@ def test_a_variance_floor():
     assert_close(found.parameters["noise"]["log_scale"].exp() ** 2, torch.full((Z, 2, 2), 50.0, dtype=F64))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4], CASES[10]])
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4], CASES[9], CASES[13]])
 def test_generalised_em_goes_up_to_about_where_em_goes(case):
     one = problem(**case)
     start = draw_parameters(one, [RestartBlock(2)])

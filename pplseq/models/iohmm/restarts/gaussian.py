@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from pplseq.models.iohmm.networks import scale_tril
-from pplseq.models.iohmm.restarts.climbing import Climber
-from pplseq.models.iohmm.restarts.networks import RestartNetwork, inner
-from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
+from pplseq.models.iohmm.restarts.networks import RestartNetwork
+from pplseq.models.iohmm.restarts.outputs import NoisyOutputs, Parameters, Seen
 from pplseq.models.iohmm.restarts.regressions import residual_covariance
 
 
-class GaussianOutputs(Outputs):
+class GaussianOutputs(NoisyOutputs):
     """x in R^D with means from the network and covariances of each state (or one for all).
 
     Args:
@@ -27,12 +26,9 @@ class GaussianOutputs(Outputs):
         num_climbs: steps uphill in an M-step where there is no formula.
     """
 
-    names = ("emission", "noise")
-
     def __init__(self, network: RestartNetwork, covariance: str, floor: float | Tensor, num_climbs: int = 10):
-        super().__init__(network.num_sources)
-        self.network, self.covariance, self.floor, self.num_climbs = network, covariance, floor, num_climbs
-        self.climber: Climber | None = None
+        super().__init__(network, num_climbs)
+        self.covariance, self.floor = covariance, floor
 
     # ---------------------------------------------------------------- likelihood
     def _density(self, parameters, seen, num_restarts):
@@ -69,7 +65,7 @@ class GaussianOutputs(Outputs):
     # ---------------------------------------------------------------- maximiser
     def maximize(self, parameters, seen, visits, penalty, gradient):
         if gradient or penalty.precision or not self.network.exact:
-            return self._climb(parameters, seen, visits, penalty), None
+            return self.climb(parameters, seen, visits, penalty), None
         known = seen.known
         seen = Seen(
             seen.rows, seen.entry[known], seen.x[known], known[known], None,
@@ -127,52 +123,13 @@ class GaussianOutputs(Outputs):
         raw = tril.tril(-1) + torch.diag_embed(tril.diagonal(dim1=-2, dim2=-1).log())
         return {"scale_tril": torch.where(known.movedim(-3, -1), raw.movedim(-3, -1), before["scale_tril"])}
 
-    def _climb(self, parameters, seen, visits, penalty):
-        flat = {f"{part}.{name}": value for part in self.names for name, value in parameters[part].items()}
-        if self.climber is None:
-            self.climber = Climber(flat)
-        counts = visits * seen.known.unsqueeze(-1)
-
-        def objective(own):
-            split = self._split(own)
-            return inner(counts, self._density(split, seen, visits.shape[-1])) + self.log_prior(split, penalty)
-
-        def inside(own):  # the floor holds on this way, too
-            if "noise.log_scale" in own:
-                value = own["noise.log_scale"]  # (Z, D or 1, R)
-                lowest = torch.as_tensor(self.floor).to(value).log().reshape(-1, 1) / 2
-                lowest = lowest.mean(0) if value.shape[1] == 1 else lowest
-                return own | {"noise.log_scale": value.maximum(lowest)}
-            return own
-
-        return self._split(self.climber.climb(flat, objective, self.num_climbs, inside))
-
-    def _split(self, flat: dict[str, Tensor]) -> Parameters:
-        return {
-            part: {name.split(".", 1)[1]: value for name, value in flat.items() if name.startswith(part + ".")}
-            for part in self.names
-        }
-
-    def right(self, parameters, seen, entry, states):
-        raise ValueError(
-            "select: 'smallest_consistent' asks whether outputs are right; Gaussian ones never are exactly"
-        )
-
-    def log_prior(self, parameters, penalty):
-        total = self.network.log_prior(parameters["emission"], penalty)
-        if penalty.noise_precision:
-            squares = sum((value**2).flatten(0, -2).sum(0) for value in parameters["noise"].values())
-            total = total - penalty.noise_precision / 2 * squares
-        return total
-
-    def forget(self):
-        super().forget()
-        self.climber = None
-
-    def take(self, restarts):
-        super().take(restarts)
-        if self.climber is not None:
-            self.climber.take(restarts)
+    def inside(self, weights):
+        if "noise.log_scale" in weights:
+            value = weights["noise.log_scale"]  # (Z, D or 1, R)
+            lowest = torch.as_tensor(self.floor).to(value).log().reshape(-1, 1) / 2
+            lowest = lowest.mean(0) if value.shape[1] == 1 else lowest
+            return weights | {"noise.log_scale": value.maximum(lowest)}
+        return weights
 
 
 def _log_density(residual: Tensor, tril: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows
+from pplseq.models.iohmm.restarts.climbing import Climber
+from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows, inner
 
 Parameters = dict[str, dict[str, Tensor]]
 
@@ -165,6 +166,65 @@ class BernoulliOutputs(Outputs):
 
     def log_prior(self, parameters, penalty):
         return self.network.log_prior(parameters["emission"], penalty, bernoulli=True)
+
+
+class NoisyOutputs(Outputs):
+    """Outputs with parameters beside those of the network: covariances, or dispersions.
+
+    Args:
+        num_climbs: steps uphill in an M-step where there is no formula.
+    """
+
+    names = ("emission", "noise")
+
+    def __init__(self, network: RestartNetwork, num_climbs: int = 10):
+        super().__init__(network.num_sources)
+        self.network, self.num_climbs = network, num_climbs
+        self.climber: Climber | None = None
+
+    def inside(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights on a way uphill, by "part.name", brought back to where they may be."""
+        return weights
+
+    def climb(self, parameters: Parameters, seen: Seen, visits: Tensor, penalty: Penalty) -> Parameters:
+        """All parameters of the outputs after some steps uphill."""
+        flat = {f"{part}.{name}": value for part in self.names for name, value in parameters[part].items()}
+        if self.climber is None:
+            self.climber = Climber(flat)
+        counts = visits * seen.known.unsqueeze(-1)
+
+        def objective(own):
+            split = self._split(own)
+            return inner(counts, self._density(split, seen, visits.shape[-1])) + self.log_prior(split, penalty)
+
+        return self._split(self.climber.climb(flat, objective, self.num_climbs, self.inside))
+
+    def _split(self, flat: dict[str, Tensor]) -> Parameters:
+        return {
+            part: {name.split(".", 1)[1]: value for name, value in flat.items() if name.startswith(part + ".")}
+            for part in self.names
+        }
+
+    def right(self, parameters, seen, entry, states):
+        raise ValueError(
+            "select: 'smallest_consistent' asks whether outputs are right; numbers never are exactly"
+        )
+
+    def log_prior(self, parameters, penalty):
+        total = self.network.log_prior(parameters["emission"], penalty)
+        if penalty.noise_precision:
+            squares = sum((value**2).flatten(0, -2).sum(0) for value in parameters["noise"].values())
+            total = total - penalty.noise_precision / 2 * squares
+        return total
+
+    def forget(self):
+        super().forget()
+        self.climber = None
+
+    def take(self, restarts):
+        super().take(restarts)
+        if self.climber is not None:
+            self.climber.take(restarts)
 
 
 def _mixed(states: Tensor, probs: Tensor, index: Tensor) -> Tensor:

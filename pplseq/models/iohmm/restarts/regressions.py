@@ -97,7 +97,7 @@ def softmax_regression(
         allowed = ~forbidden
     if features.shape[1] * num_classes > newton_size:
         max_iterations *= BOUND_STEPS
-        bound = _factor(features.T @ (total.unsqueeze(-1) * features) / 2 + torch.diag(ridge.squeeze(-1)))
+        bound = factor(features.T @ (total.unsqueeze(-1) * features) / 2 + torch.diag(ridge.squeeze(-1)))
     elif _pays_compiled(features, num_classes):
         return _by_loops(features, counts, total, weights, allowed, ridge, max_iterations, tolerance)
     log_probs = _log_probs(features, weights, forbidden)
@@ -162,7 +162,7 @@ def _by_loops(features, counts, total, weights, allowed, ridge, max_iterations, 
             most = max(most, iteration)
             slope = gradient - ridge * weight
             curve = hessian + torch.diag(ridge.expand_as(weight).flatten())
-            step = torch.cholesky_solve(slope.reshape(-1, 1), _factor(curve)).view_as(weight)
+            step = torch.cholesky_solve(slope.reshape(-1, 1), factor(curve)).view_as(weight)
             if unpenalised:
                 step = (step - (step * fair).sum(-1, keepdim=True) / fair.sum()) * fair
             done, share = not float((slope * step).sum()) / 2 > least, 1.0
@@ -197,11 +197,11 @@ def _newton_step(features, total, probs, gradient, ridge) -> Tensor:
         hessian = (outer.T @ spread).unflatten(-1, (num_classes, -1)).unflatten(1, (num_features, -1))
         hessian = hessian.permute(0, 1, 3, 2, 4).reshape(-1, size, size)
         hessian = hessian + torch.diag(ridge.expand(-1, num_classes).flatten())
-        steps.append(torch.cholesky_solve(gradient[part].flatten(1).unsqueeze(-1), _factor(hessian)).squeeze(-1))
+        steps.append(torch.cholesky_solve(gradient[part].flatten(1).unsqueeze(-1), factor(hessian)).squeeze(-1))
     return torch.cat(steps).unflatten(-1, (num_features, num_classes))
 
 
-def _factor(matrix: Tensor) -> Tensor:
+def factor(matrix: Tensor) -> Tensor:
     """Cholesky factors, with what it takes on the diagonal where a direction is flat (all classes up together, say)."""
     top = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)
     slight = torch.finfo(matrix.dtype).eps ** 0.6
@@ -236,9 +236,9 @@ def linear_regression(
     """
     moment = features.T @ (weight.unsqueeze(-1) * features) + torch.diag(_column(ridge, features).squeeze(-1))
     cross = (weight.unsqueeze(1) * features.T) @ targets
-    result = torch.cholesky_solve(cross, _factor(moment))
+    result = torch.cholesky_solve(cross, factor(moment))
     # what the slight addition to the diagonal took away comes back
-    result = result + torch.cholesky_solve(cross - moment @ result, _factor(moment))
+    result = result + torch.cholesky_solve(cross - moment @ result, factor(moment))
     return result if previous is None else torch.where((weight.sum(1) > 0)[:, None, None], result, previous)
 
 

@@ -14,6 +14,7 @@ from pplseq.models.iohmm.restarts.history import RestartBlock
 from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
+from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 
 
 def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> Parameters:
@@ -40,6 +41,8 @@ def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
         result["initial"]["logits"] = logits
     if not outputs.names:
         return result
+    if isinstance(outputs, ResponseOutputs):
+        return result | outputs.start(problem.seen, block.scale, block.num_restarts, _network(outputs.network, block))
     result["emission"] = _network(outputs.network, block, bits=isinstance(outputs, BernoulliOutputs))
     if isinstance(outputs, GaussianOutputs):
         result["emission"], result["noise"] = _gaussian(problem, outputs, block, result["emission"])
