@@ -152,7 +152,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
         chain = self.posterior(seen, here[1] + 1, inputs=known)
         found = self._expected(predicted(chain), seen, known, here[1] + 1)
-        means = self._state_outputs(seen, known, here[1] + 1).expand(*found.states.shape, -1)[here]
+        means = emission_means(self._emission_at(seen, known, here[1] + 1)).expand(*found.states.shape, -1)[here]
         return self._with_quantiles(self._as_next(found.each(lambda value: value[here])), means)
 
     @torch.no_grad()
@@ -183,7 +183,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         unseen = self.format.missing(rows, num_steps)
         states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
         found = self._as_next(self._expected(states, unseen, inputs))
-        return self._with_quantiles(found, self._state_outputs(unseen, inputs).expand(*states.shape, -1))
+        return self._with_quantiles(found, emission_means(self._emission_at(unseen, inputs)).expand(*states.shape, -1))
 
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
@@ -192,7 +192,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def _with_quantiles(self, found: NextDistribution, means: Tensor) -> NextDistribution:
         """What its intervals need, where states put out normals of these means (..., Z, D)."""
-        if found.means is None or found.covariances is None:
+        if not isinstance(self.noise, GaussianNoise) or found.means is None or found.covariances is None:
             return found
         deviations = self.noise.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()
         variances, weights = found.covariances.diagonal(dim1=-2, dim2=-1), found.state_log_probs.exp()
@@ -345,7 +345,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
         """Outputs of states (B, T, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
-        means = self._state_outputs(x, inputs, lengths, previous).expand(*states.shape, -1)
+        emission = self._emission_at(x, inputs, lengths, previous)
+        means = emission_means(emission).expand(*states.shape, -1)
         outputs = torch.einsum("btz,btzo->bto", states, means)
         if self.noise is None:
             return Outputs(states, outputs, None)
@@ -356,13 +357,13 @@ class IOHMMQueries(StateLanguages, IOParameters):
         apart = means - outputs.unsqueeze(-2)
         return Outputs(states, outputs, within + torch.einsum("btz,btzd,btze->btde", states, apart, apart))
 
-    def _state_outputs(self, x, inputs, lengths=None, previous=None) -> Tensor:
-        """(B, T, Z, V or D), or what broadcasts to it: what each state is expected to put out."""
+    def _emission_at(self, x, inputs, lengths=None, previous=None) -> Emission:
+        """That of every step, or of all where it sees no inputs."""
         _, emission = self._specs_at_point()
         seen = self.format.network_inputs(x, inputs, lengths, previous)["emission"]
         if isinstance(emission, ConditionalEmission) and seen is not None:
             emission = emission.at(seen)
-        return emission_means(emission)
+        return emission
 
     def _simulate(self, inputs, start: Belief | None, previous: Tensor | None, num_samples: int) -> Outputs:
         """Outputs averaged over drawn trajectories: with feedback the past outputs are not summed out exactly."""
