@@ -52,10 +52,9 @@ class KimChain:
     def __init__(self, system: System, x: Tensor, valid: Tensor):
         self.system, self.valid = system, valid.T
         longest, one = int(valid.sum(1).max()), len(system.first) == 1
-        self.is_exact, self.smooths_exactly = one or longest <= 2, one or longest == 1
-        regimes, rows = len(system.first), len(x)
-        mean, covariance = system.mean.expand(rows, regimes, -1), system.covariance.expand(rows, regimes, -1, -1)
-        log_probs, total, kept = system.first.expand(rows, -1), 0.0, []
+        self.is_exact, self.smooths_exactly, self.x = one or longest <= 2, one or longest == 1, x
+        mean, covariance = self._first()
+        log_probs, total, kept = system.first.expand(len(x), -1), 0.0, []
         for t, (y, here) in enumerate(zip(x.unbind(1), self.valid, strict=True)):
             if t:  # by pairs (B, from, to)
                 pairs = self._moved(mean, covariance)
@@ -73,6 +72,11 @@ class KimChain:
             total = total + torch.where(here, step, 0.0)
             kept.append((log_probs, mean, covariance))
         self._total, self.filtered = total, Collapsed(*(torch.stack(part) for part in zip(*kept, strict=True)))
+
+    def _first(self) -> tuple[Tensor, Tensor]:
+        """(B, R, ...) of the first state, the same under every regime."""
+        s, regimes, rows = self.system, len(self.system.first), len(self.x)
+        return s.mean.expand(rows, regimes, -1), s.covariance.expand(rows, regimes, -1, -1)
 
     def _moved(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """(B, from, to, ...) of the next state from (B, from, ...)."""
@@ -100,6 +104,50 @@ class KimChain:
     def log_prob(self) -> Tensor:
         """(B,) log p(x), approximate; differentiable."""
         return self._total
+
+    def forecast(self, num_steps: int) -> Collapsed:
+        """Of each of the steps to come, in means and covariances exactly what follows from where the filter ended."""
+        s, found = self.system, []
+        log_probs, mean, covariance = (part[-1] for part in self.filtered)
+        for _ in range(num_steps):
+            pairs = self._moved(mean, covariance)
+            weight = (log_probs.unsqueeze(-1) + s.moves).mT
+            log_probs, mean, covariance = _collapsed(weight, pairs[0].transpose(1, 2), pairs[1].transpose(1, 2))
+            found.append((log_probs, mean, covariance))
+        return Collapsed(*(torch.stack(part) for part in zip(*found, strict=True)))
+
+    @torch.no_grad()
+    def best(self, num_paths: int) -> tuple[Tensor, Tensor]:
+        """(B, T) regimes of the most probable path that was found, -1 behind the ends, and (B,) its exact log p(path, x).
+
+        Of all paths so far the ``num_paths`` most probable are kept, each with its own Gaussian: nothing is collapsed. It is
+        the most probable of all where R^T is no larger; in longer rows a path that would have won later may have been dropped.
+
+        Source: J. K. Tugnait (1982), Detection and estimation for abruptly changing systems, Automatica 18(5). Cost:
+        num_paths R (h^3 + n^3) a step and row.
+        """
+        s, regimes, parents, chosen = self.system, len(self.system.first), [], []
+        score, (mean, covariance) = self.x.new_zeros(len(self.x), 1), (part[:, :1] for part in self._first())
+        stay = score.new_full((regimes,), -torch.inf).index_fill(0, torch.tensor(0, device=score.device), 0.0)
+        for t, (y, here) in enumerate(zip(self.x.unbind(1), self.valid, strict=True)):
+            still = mean.unsqueeze(2).expand(-1, -1, regimes, -1), covariance.unsqueeze(2).expand(-1, -1, regimes, -1, -1)
+            density, *pairs = self._observed(y, *(self._moved(mean, covariance) if t else still))
+            moves = s.moves[chosen[-1]] if t else s.first
+            reached = torch.where(here[:, None, None], score.unsqueeze(-1) + moves + density, score.unsqueeze(-1) + stay)
+            score, place = reached.flatten(1).topk(min(num_paths, reached[0].numel()), -1)
+            mean, covariance = (
+                torch.where(here.reshape(-1, *(1,) * (new.dim() - 1)), new, old).flatten(1, 2)
+                for new, old in zip(pairs, still, strict=True)
+            )
+            mean = mean.take_along_dim(place.unsqueeze(-1), 1)
+            covariance = covariance.take_along_dim(place[..., None, None], 1)
+            parents.append(place // regimes)
+            chosen.append(place % regimes)
+        which, path = torch.zeros_like(parents[-1][:, :1]), []
+        for parent, regime in zip(parents[::-1], chosen[::-1], strict=True):
+            path.append(regime.gather(1, which))
+            which = parent.gather(1, which)
+        return torch.cat(path[::-1], 1).where(self.valid.T, -1), score[:, 0]
 
     def smoothed(self) -> Collapsed:
         """The same of each step given all of x, by a second approximation: x says of a regime what its successor knows."""

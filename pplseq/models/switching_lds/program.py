@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.partly_observed import PartlyObserved
+from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf, intervals_of, step_of
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
 from pplseq.models.batch import as_given
@@ -41,6 +43,21 @@ class RegimeMoments(NamedTuple):
     covariances: Tensor | list[Tensor]
 
 
+class RegimeForecast(NamedTuple):
+    """What comes after the observations, approximately: means (B, K, n), covariances (B, K, n, n), regimes (B, K, R)
+    probabilities; quantiles: what :meth:`intervals` asks."""
+
+    means: Tensor
+    covariances: Tensor
+    regimes: Tensor
+    quantiles: Quantiles | None = None
+
+    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends (B, K, n) of intervals that hold each number with about this probability: quantiles of a mixture
+        of one Gaussian for each regime, which stands for those of all paths."""
+        return intervals_of(self.quantiles, level)
+
+
 class ApproximateSwitchingLDS(Estimator):
     """A linear dynamical system whose matrices are those of a regime, which moves as a Markov chain. **Approximate.**
 
@@ -49,7 +66,7 @@ class ApproximateSwitchingLDS(Estimator):
 
     Exact answers would take R^T Gaussians. Kim's filter keeps one for each regime: likelihoods, fits and beliefs are
     approximate, without a bound, and every call says so by a warning; they are exact for one regime, and for rows of at most
-    two steps (smoothed beliefs: of one). Draws are exact. Where states are observed,
+    two steps (smoothed beliefs: of one). Forecasts go on from there. Draws are exact. Where states are observed,
     :class:`~pplseq.models.arhmm.program.ARHMM` is exact.
 
     Args:
@@ -272,25 +289,72 @@ class ApproximateSwitchingLDS(Estimator):
         return self._moments(chain.smoothed(), batch, x)
 
     def _moments(self, found: Collapsed, batch: Batch, x) -> RegimeMoments:
-        probs, means = (part.transpose(0, 1) for part in (found.log_probs.exp(), found.means))
-        mean = (probs.unsqueeze(-1) * means).sum(2)
-        apart = means - mean.unsqueeze(2)
-        spread = found.covariances.transpose(0, 1) + apart.unsqueeze(-1) * apart.unsqueeze(-2)
-        parts, valid, like = (probs, mean, (probs[..., None, None] * spread).sum(2)), valid_steps(batch), self.results_like(x)
+        probs = found.log_probs.transpose(0, 1).exp()
+        parts = (probs, *_mixed(probs, found.means.transpose(0, 1), found.covariances.transpose(0, 1)))
+        valid, like = valid_steps(batch), self.results_like(x)
         parts = [part.where(valid.reshape(*valid.shape, *(1,) * (part.dim() - 2)), 0.0) for part in parts]
         return RegimeMoments(*(as_given(part, like) for part in parts))
 
-    def decode(self, x, lengths=None, **known):
-        raise TypeError("decode: ApproximateSwitchingLDS has no most probable path; ask smooth for regimes and states")
+    def decode(self, x, lengths=None, *, num_paths: int = 64):
+        """The most probable path of regimes of those that were kept, (B, T), -1 at padded steps, or a list of (T_i,).
+
+        Args:
+            x, lengths: the data.
+            num_paths: that are kept at a step; where R^T is no larger the path is the most probable of all.
+        """
+        checks.count("num_paths", num_paths)
+        return as_given(self._posterior(x, lengths)[1].best(num_paths)[0], self.results_like(x))
+
+    @torch.no_grad()
+    def reconstruct(self, x, lengths=None) -> StateMoments:
+        """Approximate means (B, T, n) and covariances (B, T, n, n) of emission z_t + offset given all of x: its signal without
+        noise, also where it is missing."""
+        batch, chain = self._posterior(x, lengths)
+        if chain.is_exact and not chain.smooths_exactly:
+            warnings.warn(APPROXIMATE, UserWarning, stacklevel=2)
+        probs, means, covariances = self._made(chain.smoothed(), noisy=False)
+        like = self.results_like(x)
+        return StateMoments(*(as_given(part, like) for part in _mixed(probs, means, covariances)))
+
+    @torch.no_grad()
+    def forecast(self, x, num_steps: int, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Approximate p(x_{T+1}), ..., p(x_{T+K}) given x; exact in means and covariances for rows of at most two steps.
+
+        Args:
+            x, lengths: the past. num_steps: K.
+
+        Warns:
+            UserWarning: where it is approximate.
+        """
+        checks.count("num_steps", num_steps)
+        found = self._posterior(x, lengths)[1].forecast(num_steps)
+        probs, means, covariances = self._made(found, noisy=True)
+        mean, spread = _mixed(probs, means, covariances)
+        each = gaussian_cdf(means, covariances.diagonal(dim1=-2, dim2=-1).sqrt())
+        quantiles = StateMixture(probs, each, mean, spread.diagonal(dim1=-2, dim2=-1))
+        return RegimeForecast(mean, spread, probs, quantiles)
+
+    def predict_next(self, x, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """:meth:`forecast` of one step, without its axis."""
+        return step_of(self.forecast(x, 1, lengths), 0)
+
+    def _made(self, found: Collapsed, *, noisy: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, R) probabilities of regimes, (B, T, R, n) means and (B, T, R, n, n) covariances of what states make there."""
+        s, (probs, means, covariances) = self.system(), (part.transpose(0, 1) for part in found)
+        covariances = s.emission @ covariances @ s.emission.mT
+        covariances = covariances + s.emission_noise if noisy else covariances
+        return probs.exp(), (s.emission @ means.unsqueeze(-1)).squeeze(-1) + s.emission_offset, covariances
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known):
         raise TypeError("sample_states: ApproximateSwitchingLDS has no posterior to draw from; ask smooth for its moments")
 
-    def forecast(self, x, num_steps: int, lengths=None, **known):
-        raise TypeError("forecast: ApproximateSwitchingLDS has none; give missing steps (NaN) behind x to filter")
 
-    def predict_next(self, x, lengths=None, **known):
-        raise TypeError("predict_next: ApproximateSwitchingLDS has none; give a missing step (NaN) behind x to filter")
+def _mixed(probs: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
+    """Means (..., h) and covariances (..., h, h) of mixtures (..., R) of Gaussians."""
+    mean = (probs.unsqueeze(-1) * means).sum(-2)
+    apart = means - mean.unsqueeze(-2)
+    spread = covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2)
+    return mean, (probs[..., None, None] * spread).sum(-3)
 
 
 def _emitted(system: System, regime: Tensor, z: Tensor, observed: Tensor | None) -> dist.MultivariateNormal | PartlyObserved:

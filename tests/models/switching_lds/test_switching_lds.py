@@ -171,12 +171,11 @@ def test_it_says_that_it_is_approximate():
     model = made()
     with pytest.warns(UserWarning, match="Kim's filter"):
         made().fit(torch.randn(1, 9, N, dtype=F64), warm_start=True, num_steps=1)
-    for ask in (model.score, model.filter, model.smooth):
+    for ask in (model.score, model.filter, model.smooth, model.decode, model.reconstruct, model.predict_next):
         with pytest.warns(UserWarning, match="Kim's filter, an approximation without a bound"):
             ask(torch.randn(1, 3, N, dtype=F64))
-    for name in ("decode", "sample_states", "predict_next"):
-        with pytest.raises(TypeError, match=f"{name}: ApproximateSwitchingLDS"):
-            getattr(model, name)(torch.randn(1, 3, N, dtype=F64))
+    with pytest.raises(TypeError, match="sample_states: ApproximateSwitchingLDS"):
+        model.sample_states(torch.randn(1, 3, N, dtype=F64))
     with pytest.raises(TypeError, match="cannot be summed exactly"):
         model(torch.randn(1, 3, N, dtype=F64))
     with pytest.raises(ValueError, match="switching must be one of"):
@@ -196,3 +195,115 @@ def test_fits_folders_and_draws(tmp_path):
     assert again.score(x) == model.score(x)
     drawn = model.sample(6, 3, seed=1)
     assert drawn.x.shape == (3, 6, 1) and torch.equal(drawn.x, again.sample(6, 3, seed=1).x)
+
+
+def paths_ahead(model, x, ahead):
+    """Weights (P,) of all paths, and of each step to come means (P, K, n) and covariances (P, K, n, n) of observations."""
+    s, longer = model.system(), torch.cat([x, torch.full((ahead, N), torch.nan, dtype=F64)])
+    log_probs, paths, _ = every_path(model, longer)
+    means, covariances = [], []
+    for path in paths.tolist():
+        later, seen = path[1:], [~y.isnan() for y in longer]
+        states = kalman_loop(GaussianSequence(
+            s.mean, s.covariance, [s.transition[k] for k in later], [s.state_noise[k] for k in later],
+            [s.transition_offset[k] for k in later], [s.emission[k][o] for k, o in zip(path, seen, strict=True)],
+            [s.emission_noise[k][o][:, o] for k, o in zip(path, seen, strict=True)],
+            [s.emission_offset[k][o] for k, o in zip(path, seen, strict=True)],
+            [y[o] if bool(o.any()) else None for y, o in zip(longer, seen, strict=True)],
+        )).smoothed  # fmt: skip
+        made = [*zip(path, *states, strict=True)][len(x) :]
+        means.append(torch.stack([s.emission[k] @ mean + s.emission_offset[k] for k, mean, _ in made]))
+        covariances.append(torch.stack([s.emission[k] @ c @ s.emission[k].T + s.emission_noise[k] for k, _, c in made]))
+    return log_probs.detach().softmax(0), torch.stack(means).detach(), torch.stack(covariances).detach()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_forecasts_of_short_rows_have_the_moments_of_all_paths(steps):
+    """Exactly: what the filter keeps are moments, and so is what is asked."""
+    model = made(switching=EVERYTHING)
+    x = torch.randn(2, 2, N, dtype=F64)
+    x[1, 0, 1] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing to warn of
+        found = model.forecast(x[:, :steps], 3)
+    for row in range(2):
+        weights, means, covariances = paths_ahead(model, x[row, :steps], 3)
+        mean = torch.einsum("p,pkn->kn", weights, means)
+        apart = means - mean
+        spread = torch.einsum("p,pkmn->kmn", weights, covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2))
+        close(found.means[row], mean)
+        close(found.covariances[row], spread)
+    one = model.predict_next(x[:, :steps])
+    close(one.covariances, found.covariances[:, 0])
+    low, high = one.intervals(0.9)
+    close(low, found.intervals(0.9)[0][:, 0])
+    assert bool((low < one.means).all()) and bool((one.means < high).all())
+
+
+@approximate
+def test_longer_forecasts_and_signals_are_near_those_of_all_paths():
+    for seed in range(2):
+        model = made(seed)
+        x = model.sample(4, 1, seed=seed).x
+        x[0, 2, 0] = torch.nan
+        found, signal = model.forecast(x, 2), model.reconstruct(x)
+        weights, means, covariances = paths_ahead(model, x[0], 2)
+        mean = torch.einsum("p,pkn->kn", weights, means)
+        spread = torch.einsum("p,pkmn->kmn", weights, covariances + torch.einsum("pkm,pkn->pkmn", means - mean, means - mean))
+        assert float((found.means[0] - mean).abs().max()) < 0.3
+        assert float((found.covariances[0] / spread - 1).diagonal(dim1=-2, dim2=-1).abs().max()) < 0.3
+        # the share of all paths' mixture below the ends of the intervals
+        ends = found.intervals(0.8)
+        for end, share in zip(ends, (0.1, 0.9), strict=True):
+            below = torch.special.ndtr((end[0] - means) / covariances.diagonal(dim1=-2, dim2=-1).sqrt())
+            assert float((torch.einsum("p,pkn->kn", weights, below) - share).abs().max()) < 0.06
+        log_probs, paths, moments = every_path(model, x[0])
+        s = model.system()
+        made_of = (s.emission[paths] @ moments.unsqueeze(-1)).squeeze(-1) + s.emission_offset[paths]
+        wanted = torch.einsum("p,ptn->tn", log_probs.softmax(0), made_of).detach()
+        assert float((signal.means[0] - wanted).abs().max()) < 0.5
+
+
+@approximate
+def test_a_decoded_path_has_its_exact_probability_and_is_the_best_where_all_are_kept():
+    falls = 0
+    for seed in range(6):
+        model = made(seed, switching=EVERYTHING)
+        x = model.sample(5, 2, seed=seed).x
+        lengths = torch.tensor([5, 2])
+        chain = model.posterior(x, lengths)
+        (found, total), narrow = chain.best(64), chain.best(2)[1]
+        assert torch.equal(found, model.decode(x, lengths)) and found[1, 2:].tolist() == [-1] * 3
+        for row, n in enumerate(lengths.tolist()):
+            log_probs, paths, _ = every_path(model, x[row, :n])
+            place = (paths == found[row, :n]).all(-1).nonzero().item()
+            close(total[row], log_probs[place].detach())
+            assert place == int(log_probs.argmax())
+        falls += bool(narrow[0] < total[0] - 1e-9)
+        assert bool((narrow <= total + 1e-9).all())
+    assert falls  # a path that is dropped is lost
+    ragged = model.decode([x[0], x[1, :2]])
+    assert ragged[1].tolist() == found[1, :2].tolist()
+
+
+@approximate
+def test_regimes_that_are_alike_reconstruct_and_foretell_as_one_system():
+    model = made(switching=("transition", "state_noise"))
+    values = {name: value.detach() for name, value in model.estimates().items()}
+    model.set_parameters(**{name: values[name][:1].expand(R, -1, -1) for name in model.switching})
+    names = ("transition", "transition_offset", "state_noise", "emission", "emission_offset", "emission_noise")
+    one = LDS(H, N).set_parameters(
+        **{name: values[name][0] for name in names}, initial_mean=values["initial_mean"],
+        initial_covariance=values["initial_covariance"],
+    )  # fmt: skip
+    x, lengths = torch.randn(2, 9, N, dtype=F64), torch.tensor([9, 4])
+    x[0, 4], x[1, 2, 1] = torch.nan, torch.nan
+    found, wanted = model.forecast(x, 3, lengths), one.forecast(x, 3, lengths)
+    close(found.means, wanted.means)
+    close(found.covariances, wanted.covariances)
+    for mine, theirs in zip(found.intervals(), wanted.intervals(), strict=True):
+        close(mine, theirs)
+    signals = [of.reconstruct([x[0], x[1, :4]]) for of in (model, one)]
+    for k in range(2):
+        close(signals[0].means[k], signals[1].means[k])
+        close(signals[0].covariances[k], signals[1].covariances[k], rtol=1e-6, atol=1e-8)
