@@ -77,7 +77,7 @@ def test_features_come_near_the_frequencies(more):
         start_from_counts(model, TEXT)
         assert model.training
         reached = far()
-        assert max(reached) < 0.1 and sum(reached) < sum(drawn) / 3
+        assert sum(reached) < 0.7 * sum(drawn), (reached, drawn)
         counted = torch.as_tensor(np.bincount(TEXT.tokens, minlength=7) + ADDED)
         close(model.word_score.bias.softmax(0), counted / counted.sum())
         model_states = [table.weight for table in model.states.values()]
@@ -104,6 +104,17 @@ def test_it_is_ahead_of_a_random_start_and_repeatable():
         for start in ("random", "counts", "counts")
     ]
     assert reached[1] < reached[0] - 0.2 and reached[1] == reached[2] and math.isfinite(reached[1])
+
+
+def test_it_can_be_trained_from_there():
+    """Features nearly depend on each other: an exact fit has weights in the thousands, which a step throws about."""
+    model = VLHMM(num_states=32, hidden_size=32, transition="hierarchical", shared_layer=True)
+    records = []
+    model.fit(LINES, num_blocks=4, batch_size=4, segment_length=8, epochs=3, lr=0.006, seed=0, start="counts",
+              log_interval=1, on_record=records.append)  # fmt: skip
+    losses = [record["nats_per_token"] for record in records if record["kind"] == "train"]
+    assert max(losses) < losses[0] + 0.5 and losses[-1] < losses[0]
+    assert max(float(parameter.detach().abs().max()) for parameter in model.parameters()) < 20
 
 
 @pytest.mark.parametrize("options, message", [

@@ -14,6 +14,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.block import BlockTransition
 
+RIDGE = 1e-3  # penalty of least squares, in squares of features: those of a normalised layer are about 1
 ROWS_AT_ONCE = 1 << 24  # cells of the scores between states that are held at once
 
 
@@ -80,7 +81,7 @@ def _block_scores(model: Any) -> dict[str, Tensor]:
     return fit_block_scores(model, torch.cat(parts))
 
 
-def fit_block_scores(model: Any, wanted: Tensor) -> dict[str, Tensor]:
+def fit_block_scores(model: Any, wanted: Tensor, ridge: float = RIDGE) -> dict[str, Tensor]:
     """Parameters whose p(block | state) comes next to (Z, M) log-probabilities, by least squares; scalar tables: exactly."""
     temperature = model.config["temperature"]
     if model.config["parameterization"] == "scalar":
@@ -88,14 +89,16 @@ def fit_block_scores(model: Any, wanted: Tensor) -> dict[str, Tensor]:
     was_training = model.training
     out = model.eval().specs()[0].out
     model.train(was_training)
-    weight, bias = least_squares(out, wanted)
+    weight, bias = least_squares(out, wanted, ridge)
     return {"block_score.weight": weight, "block_score.bias": bias}
 
 
-def least_squares(features: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight (M, D) and bias (M,) of the linear layer that takes features (N, D) next to (N, M)."""
-    ones = features.new_ones(len(features), 1)
-    terms = torch.cat([features, ones], 1).double().cpu()
-    # by singular values: fewer states than features have many solutions, of which torch's default takes another each time
-    found = torch.linalg.lstsq(terms, wanted.double().cpu(), driver="gelsd").solution.to(features)
-    return found[:-1].T, found[-1]
+def least_squares(features: Tensor, wanted: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+    """Weight (M, D) and bias (M,) of the linear layer that takes features (N, D) next to (N, M), of small weights."""
+    x, y = features.double(), wanted.double()
+    means = x.mean(0), y.mean(0)
+    x, y = x - means[0], y - means[1]
+    # features that never vary, or vary together, would else get weights of any size, which a step of training throws about
+    penalty = ridge * len(x) * torch.eye(x.shape[1]).to(x)
+    weight = torch.linalg.solve(x.T @ x + penalty, x.T @ y).T
+    return weight.to(features), (means[1] - weight @ means[0]).to(features)
