@@ -11,12 +11,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 DEVICE = torch.device("meta")
 MOVES = {"copy_", "_to_copy", "_local_scalar_dense", "set_", "lift_fresh", "detach", "alias"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+_KINDS: dict[type, type] = {}
 
 
 class Elsewhere(Tensor):
@@ -26,15 +28,30 @@ class Elsewhere(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def of(real: Tensor) -> Elsewhere:
+    def of(real: Tensor, kind: type | None = None) -> Elsewhere:
         made = Tensor._make_wrapper_subclass(
-            Elsewhere, real.size(), strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype, device=DEVICE
+            kind or Elsewhere, real.size(), strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype, device=DEVICE
         )
         made.held = real
         return made
 
     def tolist(self):
         return self.held.tolist()
+
+    def new_tensor(self, data, dtype=None, device=None, requires_grad=False):
+        made = torch.tensor(getattr(data, "held", data), dtype=dtype or self.dtype, device=device or DEVICE)
+        return made.requires_grad_(requires_grad)
+
+    def __getitem__(self, index):
+        return super().__getitem__(_index(index))
+
+    def __setitem__(self, index, value):
+        super().__setitem__(_index(index), value)
+
+    def as_subclass(self, cls):
+        """A tensor of another kind that is elsewhere, too."""
+        both = _KINDS.setdefault(cls, type(f"Elsewhere{cls.__name__}", (cls, Elsewhere), {}))
+        return Elsewhere.of(self.held, both)
 
     def numpy(self, *args, **kwargs):
         raise TypeError("a tensor of another device has no numpy array")
@@ -47,12 +64,21 @@ class Elsewhere(Tensor):
         return _run(func, args, kwargs or {})
 
 
+def _index(index):
+    """An index whose lists are tensors: torch itself would make them elsewhere, without numbers."""
+    if isinstance(index, list):
+        return torch.tensor(index)
+    return tuple(map(_index, index)) if isinstance(index, tuple) else index
+
+
 def _run(func, args, kwargs):
     name = func.overloadpacket.__name__
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
     there, here = [t for t in tensors if isinstance(t, Elsewhere)], [t for t in tensors if not isinstance(t, Elsewhere)]
     # numbers in the shape of a tensor, and indices, may come from the CPU, as on a GPU
     indices = name in INDEXING and isinstance(args[0], Elsewhere)
+    if any(t.device.type == DEVICE.type for t in here):
+        raise AssertionError(f"{name}: a tensor was made elsewhere without numbers; the pretence has a hole")
     if there and not indices and name not in MOVES and any(t.dim() > 0 for t in here):
         raise RuntimeError(f"mixed devices in {name}: {[tuple(t.shape) for t in here]} are on the CPU")
     device = kwargs.get("device")
@@ -60,9 +86,14 @@ def _run(func, args, kwargs):
     if device is not None and name == "_to_copy":
         kept["device"] = torch.device("cpu")
     real_args, real_kwargs = tree_map_only(Elsewhere, lambda t: t.held, (args, kept))
+    if name == "randn" and "generator" in kwargs:
+        real_kwargs["generator"] = None  # no generator can say that it is elsewhere
     found = func(*real_args, **real_kwargs)
     if name == "_local_scalar_dense":
         return found
+    if torch.Tag.inplace_view in func.tags and there:  # squeeze_ and the like: the wrapper takes the new shape too
+        with no_dispatch():
+            func(*args, **kwargs)
     if name == "copy_":
         return args[0]
     elsewhere = torch.device(device).type == DEVICE.type if device is not None else bool(there)
