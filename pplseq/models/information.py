@@ -90,7 +90,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
     bounds = model.at_bounds(batch)
-    held = torch.tensor([name in bounds for name in names])
+    held = torch.tensor([name in bounds for name in names], device=information.device)
     if bounds:  # the likelihood rises towards a bound, so that its curvature there says nothing; the others are as if it stood
         free = (jacobian[held] == 0).all(0)
         jacobian, information = jacobian[:, free], information[free][:, free]

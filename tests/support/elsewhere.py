@@ -13,14 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 DEVICE = torch.device("meta")
 MOVES = {"copy_", "_to_copy", "_local_scalar_dense", "set_", "lift_fresh", "detach", "alias"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
-_KINDS: dict[type, type] = {}
-
-
 class Elsewhere(Tensor):
     """A tensor that holds real numbers and says it is on DEVICE."""
 
@@ -28,9 +25,9 @@ class Elsewhere(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def of(real: Tensor, kind: type | None = None) -> Elsewhere:
+    def of(real: Tensor) -> Elsewhere:
         made = Tensor._make_wrapper_subclass(
-            kind or Elsewhere, real.size(), strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype, device=DEVICE
+            Elsewhere, real.size(), strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype, device=DEVICE
         )
         made.held = real
         return made
@@ -48,11 +45,6 @@ class Elsewhere(Tensor):
     def __setitem__(self, index, value):
         super().__setitem__(_index(index), value)
 
-    def as_subclass(self, cls):
-        """A tensor of another kind that is elsewhere, too."""
-        both = _KINDS.setdefault(cls, type(f"Elsewhere{cls.__name__}", (cls, Elsewhere), {}))
-        return Elsewhere.of(self.held, both)
-
     def numpy(self, *args, **kwargs):
         raise TypeError("a tensor of another device has no numpy array")
 
@@ -62,6 +54,28 @@ class Elsewhere(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
+
+
+def is_there(value) -> bool:
+    """Whether it is a tensor that holds numbers and says it is elsewhere."""
+    return isinstance(value, Tensor) and "held" in vars(value)
+
+
+_as_subclass = Tensor.as_subclass
+
+
+def as_subclass(value: Tensor, cls: type) -> Tensor:
+    """A tensor of exactly that class that holds the same numbers, and is elsewhere too; of an Elsewhere without its history."""
+    if not is_there(value):
+        return _as_subclass(value, cls)
+    if isinstance(value, Elsewhere):
+        with no_dispatch():
+            value, held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE), value.held
+    else:
+        held = value.held
+    made = _as_subclass(value, cls)
+    made.held = held
+    return made
 
 
 def _index(index):
@@ -74,9 +88,9 @@ def _index(index):
 def _run(func, args, kwargs):
     name = func.overloadpacket.__name__
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
-    there, here = [t for t in tensors if isinstance(t, Elsewhere)], [t for t in tensors if not isinstance(t, Elsewhere)]
+    there, here = [t for t in tensors if is_there(t)], [t for t in tensors if not is_there(t)]
     # numbers in the shape of a tensor, and indices, may come from the CPU, as on a GPU
-    indices = name in INDEXING and isinstance(args[0], Elsewhere)
+    indices = name in INDEXING and is_there(args[0])
     if any(t.device.type == DEVICE.type for t in here):
         raise AssertionError(f"{name}: a tensor was made elsewhere without numbers; the pretence has a hole")
     if there and not indices and name not in MOVES and any(t.dim() > 0 for t in here):
@@ -85,7 +99,7 @@ def _run(func, args, kwargs):
     kept = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
     if device is not None and name == "_to_copy":
         kept["device"] = torch.device("cpu")
-    real_args, real_kwargs = tree_map_only(Elsewhere, lambda t: t.held, (args, kept))
+    real_args, real_kwargs = tree_map(lambda t: t.held if is_there(t) else t, (args, kept))
     if name == "randn" and "generator" in kwargs:
         real_kwargs["generator"] = None  # no generator can say that it is elsewhere
     found = func(*real_args, **real_kwargs)
@@ -122,6 +136,7 @@ def other_device(monkeypatch) -> Iterator[None]:
         value = plain[k](data, dtype=dtype, **options)
         return Elsewhere.of(value) if torch.device(device).type == DEVICE.type else value
 
+    monkeypatch.setattr(Tensor, "as_subclass", as_subclass)
     monkeypatch.setattr(torch, "tensor", lambda data, **options: made(0, data, **options))
     monkeypatch.setattr(torch, "as_tensor", lambda data, dtype=None, device=None: made(1, data, dtype, device))
     with _Everything():
@@ -149,7 +164,7 @@ ASKING = {
 def questions(func, args, kwargs) -> bool:
     """Whether an operation makes the host wait for numbers of the other device."""
     name = func.overloadpacket.__name__
-    there = any(isinstance(value, Elsewhere) for value in tree_flatten((args, kwargs))[0])
+    there = any(is_there(value) for value in tree_flatten((args, kwargs))[0])
     if not there:
         return False
     if name in INDEXING:
@@ -157,7 +172,7 @@ def questions(func, args, kwargs) -> bool:
     if name == "_to_copy":
         return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
     if name == "copy_":
-        return isinstance(args[1], Elsewhere) and not isinstance(args[0], Elsewhere)
+        return is_there(args[1]) and not is_there(args[0])
     return name in ASKING or (name == "repeat_interleave" and "output_size" not in kwargs)
 
 

@@ -393,6 +393,14 @@ class GaussianChain:
         with torch.set_grad_enabled(torch.is_grad_enabled() and (self._has_gradients or not own)):
             return gaussian_queries.forecast(self, num_steps, dynamics, emission)
 
+    def missing_words(self):
+        """Not offered.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("infill is about missing words of discrete states; of Gaussian states ask smooth, or predict_next")
+
     def innovations(self, observations: Tensor) -> Innovations:
         """Observations (*B, T, n) minus their predictions from all earlier ones, and the covariances of that."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._has_gradients):

@@ -58,7 +58,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order = len(batch.x), self.order
         future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
-        ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
+        ends = batch.x.new_full((rows,), batch.x.shape[1], dtype=torch.long) if batch.lengths is None else batch.lengths
         if bool((ends < order).any()):
             raise ValueError(f"x: a forecast goes on from the last {order} numbers; the shortest row has {int(ends.min())}")
         recent = torch.stack([ends - 1 - lag for lag in range(order)], -1) if order else ends.new_zeros(rows, 0)
@@ -72,7 +72,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         matrix = self.moves()[1].exp()
         seen = None
         if future is not None and batch.inputs is not None:
-            steps = ends.unsqueeze(-1) - order + torch.arange(order)
+            steps = ends.unsqueeze(-1) - order + torch.arange(order, device=ends.device)
             old = batch.inputs.gather(1, steps.to(values.device).unsqueeze(-1).expand(-1, -1, self.num_inputs))
             seen = torch.cat([old, future], 1)
         means, variances, regimes, travelled, last = [], [], [], [], states

@@ -1,0 +1,122 @@
+"""Every model on another device: what it learns, answers and keeps on disk is there, and equal to what the CPU says."""
+
+import warnings
+
+import pytest
+import torch
+from support.elsewhere import DEVICE, Elsewhere, moved, other_device
+from support.model_cases import CASES, DISCRETE, LENGTHS
+
+from pplseq.models.storage import read_model
+
+# the blocks of a VLHMM differ in their tables alone; test_other_device.py asks it more
+NAMES = [name for name in CASES if not name.startswith("vlhmm") or name == "vlhmm, hierarchical"]
+QUICK = {"hmm", "iohmm, symbols", "lds", "text_lds", "switching regression"}  # the others are slow together
+SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    with other_device(monkeypatch):
+        yield
+
+
+def there(value):
+    return Elsewhere.of(value)
+
+
+def parts(value):
+    """What a result holds, one behind the other."""
+    if isinstance(value, (torch.Tensor, float, int, str, type(None))):
+        return [value]
+    inside = value if isinstance(value, (list, tuple)) else (value if isinstance(value, dict) else vars(value)).values()
+    return [part for inner in inside for part in parts(inner)]
+
+
+def here(value):
+    """The same as tensors of the CPU; none of them was there already."""
+    found = parts(value)
+    assert all(part.device == DEVICE for part in found if isinstance(part, torch.Tensor))
+    return [part.detach().held if isinstance(part, torch.Tensor) else part for part in found]
+
+
+def pair(name):
+    """The model, its data and what is known, on the CPU and elsewhere."""
+    case = CASES[name]
+    model, other, x = case.model(), moved(case.model()), case.data()
+    model.is_fitted = other.is_fitted = True
+    return case, (model, x, LENGTHS, case.known), (other, there(x), there(LENGTHS), {k: there(v) for k, v in case.known.items()})
+
+
+def asked(case, model, x, lengths, known):
+    """Answers that do not depend on chance."""
+    with_gap = x.clone()
+    with_gap[0, 1] = torch.nan if x.is_floating_point() else -1
+    future = {"future_inputs": known["inputs"][:, :2]} if "inputs" in known else {}
+    answers = {
+        "score": lambda: model.score(x, lengths, **known),
+        "filter": lambda: model.filter(x, lengths, **known),
+        "smooth": lambda: model.smooth(x, lengths, **known),
+        "decode": lambda: model.decode(x, lengths, **known),
+        "forecast": lambda: model.forecast(x, 2, lengths, **known, **future),
+    }
+    found = {verb: ask() for verb, ask in answers.items() if verb in case.verbs | case.own}
+    found["with a gap"] = model.score(with_gap, lengths, **known)
+    if case in DISCRETE.values() and not x.is_floating_point() and "forecast" in case.verbs:
+        found["infill"] = model.infill(with_gap, lengths, **known)
+    return found
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_answers(name):
+    case, on_cpu, elsewhere = pair(name)
+    expected, found = asked(case, *on_cpu), asked(case, *elsewhere)
+    for verb, value in found.items():
+        torch.testing.assert_close(here(value), [v.detach() if isinstance(v, torch.Tensor) else v for v in parts(expected[verb])], msg=lambda text, verb=verb: f"{verb}: {text}")
+    model, x, lengths, known = elsewhere
+    if "sample_states" in case.verbs:
+        assert model.sample_states(x, 2, lengths, **known).device == DEVICE
+    if "sample" in case.verbs:
+        few = {key: value[:2, :3] for key, value in known.items()}
+        assert all(value.device == DEVICE for value in model.sample(3, 2, **few)[:2])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_gradients(name):
+    if "log_joint" not in CASES[name].verbs or CASES[name].draws:
+        pytest.skip("no program without chance")
+    _, (model, *data, known), (other, *moved_data, moved_known) = pair(name)
+    model.log_joint(*data, **known).sum().backward()
+    other.log_joint(*moved_data, **moved_known).sum().backward()
+    for expected, found in zip(model.parameters(), other.parameters(), strict=True):
+        assert (expected.grad is None) == (found.grad is None)
+        if found.grad is not None:
+            torch.testing.assert_close(here(found.grad)[0], expected.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["em", "sgd", "lbfgs"])
+@pytest.mark.parametrize("name", [name for name in NAMES if "fit" in CASES[name].verbs])
+def test_fits(name, method):
+    _, _, (model, x, lengths, known) = pair(name)
+    if method not in model.methods:
+        pytest.skip(f"no {method}")
+    options = {"max_iterations": 1} if method == "em" else {"num_steps": 1}
+    if name.startswith("vlhmm"):
+        options = {"epochs": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of one step
+        model.fit(x, lengths, seed=0, method=method, **known, **options)
+    assert all(parameter.device == DEVICE for parameter in model.parameters())
+    if not name.startswith("vlhmm"):
+        assert model.summary(x, lengths, **known).estimates.device == DEVICE
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_storage(name, tmp_path):
+    case, on_cpu, (model, *elsewhere) = pair(name)
+    model.save(tmp_path / "model")
+    loaded = read_model(tmp_path / "model", DEVICE)
+    assert all(value.device == DEVICE for value in loaded.state_dict().values())
+    x, lengths, known = elsewhere
+    torch.testing.assert_close(loaded.score(x, lengths, **known), on_cpu[0].score(*on_cpu[1:3], **on_cpu[3]))
