@@ -1,7 +1,7 @@
-"""Matrix products of float32 numbers in bfloat16 with float32 sums, on processors that have them.
+"""Matrix products of float32 numbers with rounded factors and float32 sums, where they are wanted.
 
 oneDNN rounds the factors of a product to bfloat16 and adds up in float32: on a core with AMX three to seven times as fast as
-float32 products. Everything but products stays float32.
+float32 products. A GPU rounds them to TF32 (10 bits of 23) if it is asked to. Everything but products stays float32.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-MATMUL_PRECISIONS = ("auto", "float32", "bfloat16")
+MATMUL_PRECISIONS = ("auto", "float32", "bfloat16", "tf32")
 
 
 @functools.cache
@@ -30,7 +31,11 @@ def has_bfloat16_products() -> bool:
 
 @contextlib.contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
-    """Products of float32 matrices on a CPU are "float32", "bfloat16", or "auto": bfloat16 where the processor has it.
+    """How products of float32 matrices are made inside.
+
+    Args:
+        name: "float32" everywhere; "bfloat16" of a CPU; "tf32" of a GPU, float32 on a CPU; "auto" is bfloat16 on a CPU that has
+            it, and float32 on a GPU, where nothing else was measured yet.
 
     Raises:
         ValueError: for another name.
@@ -39,23 +44,26 @@ def matmul_precision(name: str) -> Iterator[None]:
         raise ValueError(f"matmul_precision must be one of {', '.join(MATMUL_PRECISIONS)}, got {name!r}")
     if name == "auto":
         name = "bfloat16" if has_bfloat16_products() else "float32"
-    with _oned_nn("bf16" if name == "bfloat16" else "ieee"):
+    with _oned_nn("bf16" if name == "bfloat16" else "ieee"), _set(torch.backends.cuda.matmul, "tf32" if name == "tf32" else "ieee"):
         yield
 
 
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
     """Products of float32 matrices are float32 here, whatever is set around: for messages, which are multiplied T times."""
-    with _oned_nn("ieee"):
+    with _oned_nn("ieee"), _set(torch.backends.cuda.matmul, "ieee"):
         yield
+
+
+def _oned_nn(precision: str):
+    return _set(torch.backends.mkldnn.matmul, precision)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextlib.contextmanager
-def _oned_nn(precision: str) -> Iterator[None]:
-    matmul = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = precision
+def _set(backend: Any, precision: str) -> Iterator[None]:
+    before = backend.fp32_precision
+    backend.fp32_precision = precision
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        backend.fp32_precision = before

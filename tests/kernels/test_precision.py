@@ -32,3 +32,15 @@ def test_products_are_rounded_where_asked():
         with exact_products():
             fine = a @ a
     assert (fine - exact).abs().max() < 1e-3 < (rough - exact).abs().max() < 1.0
+
+
+def test_a_gpu_rounds_only_where_it_is_asked_to():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    for name, expected in {"tf32": "tf32", "auto": "ieee", "bfloat16": "ieee"}.items():
+        with matmul_precision(name):
+            assert matmul.fp32_precision == expected
+            with exact_products():
+                assert matmul.fp32_precision == "ieee"
+            assert matmul.fp32_precision == expected
+    assert matmul.fp32_precision == before

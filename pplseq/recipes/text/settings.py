@@ -81,7 +81,8 @@ class Descent:
         schedule: learning rate divided by 4 when validation stalls, falling linearly to zero over --epochs, or over the last
             part of --max-time.
         decay: that part, as a share.
-        matmul_precision: of products of matrices in training: bfloat16 factors with float32 sums where the processor has them.
+        matmul_precision: of products of matrices in training, whose sums are float32: factors in bfloat16 where the processor has
+            them (auto), float32, or tf32 on a GPU.
         log_interval: steps between two records in metrics.jsonl.
     """
 
@@ -92,7 +93,7 @@ class Descent:
     patience: int | None = setting(4, check=partial(checks.count, least=0))
     schedule: Literal["plateau", "linear", "time"] = "plateau"
     decay: float = setting(0.6, check=partial(checks.share, interval="(0, 1]"))
-    matmul_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    matmul_precision: Literal["auto", "float32", "bfloat16", "tf32"] = "auto"
     log_interval: int = setting(20, check=checks.count)
 
 
