@@ -170,6 +170,25 @@ class NamedArguments:
 
 
 # ------------------------------------------------------------------------------------------------ tensors and arrays
+def device(name: Any) -> Any:
+    """The named device, which is there; "auto" is a GPU if there is one.
+
+    Raises:
+        ValueError: for a name of no device, and for CUDA where there is none.
+    """
+    import torch
+
+    if isinstance(name, str) and name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:NUMBER, got {name!r}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(name)!r}: this machine or this build of torch has no CUDA; use cpu")
+    return found
+
+
 def finite(name: str, value: Any, hint: str = "check how it is computed") -> Any:
     """The value, a number, array or tensor without NaN and infinity."""
     is_finite = abs(value) < math.inf  # False for NaN

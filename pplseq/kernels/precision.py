@@ -44,7 +44,8 @@ def matmul_precision(name: str) -> Iterator[None]:
         raise ValueError(f"matmul_precision must be one of {', '.join(MATMUL_PRECISIONS)}, got {name!r}")
     if name == "auto":
         name = "bfloat16" if has_bfloat16_products() else "float32"
-    with _oned_nn("bf16" if name == "bfloat16" else "ieee"), _set(torch.backends.cuda.matmul, "tf32" if name == "tf32" else "ieee"):
+    on_gpu = "tf32" if name == "tf32" else "ieee"
+    with _oned_nn("bf16" if name == "bfloat16" else "ieee"), _set(torch.backends.cuda.matmul, on_gpu):
         yield
 
 

@@ -130,10 +130,10 @@ class Estimator(SequenceModel):
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
             max_time: seconds, over all resumptions, of "em" and "sgd".
-            **options: what is ``known`` with the sequences (observed states make the fit supervised, or partly so), and
-                options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size;
-                ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`, whose workers do the E-steps) or of
-                the functions in :mod:`pplseq.infer.fit.gradients` (num_steps, lr, guide, num_samples, ...).
+            **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
+                the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
+                (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
+                whose workers do the E-steps) or in :mod:`pplseq.infer.fit.gradients` (num_steps, lr, guide, num_samples, ...).
 
         Returns:
             The model itself.
@@ -142,6 +142,7 @@ class Estimator(SequenceModel):
             ValueError, TypeError: for bad data or options.
         """
         method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
+        self.to(checks.device(options.pop("device", self.reference.device)))
         known = {name: options.pop(name) for name in inspect.signature(self.as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pplseq import checks
 from pplseq.folder import FolderError, FolderKind, check_finite
 
 MODEL = FolderKind(
@@ -92,4 +93,4 @@ def read_model(folder, device: str | torch.device = "cpu"):
         raise FolderError(f"{folder}: vocab.txt has {len(vocabulary)} words, but the model has {num_words}")
     model.vocabulary, model.clusters = vocabulary, clusters
     model.is_fitted = True
-    return model.to(device).eval()
+    return model.to(checks.device(device)).eval()

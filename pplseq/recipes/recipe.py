@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pplseq import checks
 from pplseq.checks import nearest
@@ -32,9 +32,6 @@ from pplseq.folder import whole_folder
 from pplseq.recipes.settings import Duration, setting
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver, alarm
-
-if TYPE_CHECKING:
-    import torch
 
 Lines = str | Path | Iterable[str | bytes]  # to be asked about, or the name of a file of them
 
@@ -276,18 +273,3 @@ def recipe_named(name: str) -> Recipe:
     if known not in RECIPES:
         raise ValueError(f"unknown model {name!r}.{nearest(name, RECIPES)}")
     return RECIPES[known]
-
-
-def choose_device(name: str) -> torch.device:
-    """The named device; `auto` is a GPU if there is one."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:NUMBER, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r}: this machine or this build of torch has no CUDA; use cpu")
-    return device

@@ -45,7 +45,8 @@ def pair(name):
     case = CASES[name]
     model, other, x = case.model(), moved(case.model()), case.data()
     model.is_fitted = other.is_fitted = True
-    return case, (model, x, LENGTHS, case.known), (other, there(x), there(LENGTHS), {k: there(v) for k, v in case.known.items()})
+    known = {name: there(value) for name, value in case.known.items()}
+    return case, (model, x, LENGTHS, case.known), (other, there(x), there(LENGTHS), known)
 
 
 def asked(case, model, x, lengths, known):
@@ -72,7 +73,8 @@ def test_answers(name):
     case, on_cpu, elsewhere = pair(name)
     expected, found = asked(case, *on_cpu), asked(case, *elsewhere)
     for verb, value in found.items():
-        torch.testing.assert_close(here(value), [v.detach() if isinstance(v, torch.Tensor) else v for v in parts(expected[verb])], msg=lambda text, verb=verb: f"{verb}: {text}")
+        on_the_cpu = [part.detach() if isinstance(part, torch.Tensor) else part for part in parts(expected[verb])]
+        torch.testing.assert_close(here(value), on_the_cpu, msg=lambda text, verb=verb: f"{verb}: {text}")
     model, x, lengths, known = elsewhere
     if "sample_states" in case.verbs:
         assert model.sample_states(x, 2, lengths, **known).device == DEVICE

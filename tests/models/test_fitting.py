@@ -143,3 +143,11 @@ def test_another_family_has_a_fit_by_default(tmp_path):
     before = model.score(X)
     super(VLHMM, model).fit(X, num_steps=30, seed=0, folder=tmp_path / "run")
     assert model.score(X) > before + 1 and len(model.history.losses) == 30
+
+
+@pytest.mark.parametrize("device, said", [("cuda", "no CUDA"), ("gpu", "must be auto, cpu"), (3, "must be auto, cpu")])
+def test_devices_that_are_not_there(device, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=said):
+        HMM(2, 3).fit([[0, 1, 2]], device=device)
+    assert HMM(2, 3).fit([[0, 1, 2]], device="auto", max_iterations=1).reference.device.type == "cpu"

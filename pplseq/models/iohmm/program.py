@@ -350,8 +350,9 @@ class IOHMM(IOHMMQueries):
             max_time: seconds, over all resumptions; the choice is then among what the restarts have come to, and
                 ``history.reason`` is "max_time". on_record: called with the record of every iteration.
             cluster: an address as of :func:`pplseq.runs.cluster.connected`, whose workers fit the restarts of "em" and "gem".
-            **options: max_iterations (100) and tolerance (1e-5 nats per step) of "em" and "gem"; num_steps and lr
-                of "sgd" and "svi"; those of :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
+            **options: ``device``, to which the model moves first; max_iterations (100) and tolerance (1e-5 nats per step) of
+                "em" and "gem"; num_steps and lr of "sgd" and "svi"; those of
+                :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
 
         Returns:
             The model itself.
@@ -362,6 +363,7 @@ class IOHMM(IOHMMQueries):
         Warns:
             RuntimeWarning: where the likelihood of restarts broke, and about empty states and floors of the chosen one.
         """
+        self.to(checks.device(options.pop("device", self.reference.device)))
         plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")

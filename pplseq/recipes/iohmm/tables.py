@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pplseq.checks import nearest
+from pplseq import checks
 from pplseq.data.tables import SequenceTable, expanded_names, read_table
 from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
 from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
-from pplseq.recipes.recipe import Job, choose_device
+from pplseq.recipes.recipe import Job
 from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.signals import TimeOver
 
@@ -115,7 +115,7 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         raise ValueError(f"outputs: column {twice[0]!r} is an input, too; a model would only repeat it, leave one out")
     if stray := [name for name in symbols if name not in [*inputs, *outputs]]:
         raise ValueError(
-            f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{nearest(stray[0], [*inputs, *outputs])}"
+            f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{checks.nearest(stray[0], [*inputs, *outputs])}"
         )
     family = settings.family or ("categorical" if set(symbols) & set(outputs) else "gaussian")
     if family != "categorical" and (named := [name for name in outputs if name in symbols]):
@@ -254,7 +254,7 @@ def train_table(job: Job) -> dict[str, Any]:
             stop_reason = "max_time"
             break
         watch.stage(f"fitting {size} states, {fit['num_restarts']} restarts")
-        model = _fitted(job, IOHMM(size, **options).to(choose_device(settings.device)), x, inputs, fit)
+        model = _fitted(job, IOHMM(size, **options).to(checks.device(settings.device)), x, inputs, fit)
         report = model.history.restarts
         score, log_likelihood = (float(v[report.chosen]) for v in (report.scores, report.log_likelihoods))
         if model.history.reason == "max_time":

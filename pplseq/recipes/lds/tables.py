@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.tables import SequenceTable, read_table
 from pplseq.files import new_file, write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models import LDS
 from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import seeded, split_rows
-from pplseq.recipes.recipe import Job, choose_device
+from pplseq.recipes.recipe import Job
 from pplseq.runs.fits import train_em
 from pplseq.runs.progress import Watch
 from pplseq.runs.settings import TrainSettings
@@ -138,7 +139,7 @@ def train(job: Job) -> dict[str, Any]:
         columns, table = _read(job.data, settings)
         x, inputs = columns.rows(table)
         held_out = None if settings.validation is None else columns.rows(columns.read(settings.validation))
-    model = _model(columns, settings).to(choose_device(settings.device))
+    model = _model(columns, settings).to(checks.device(settings.device))
     batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
     batches = split_rows(batch, settings.batch_size)
     job.watch.say(

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from pplseq import checks
 from pplseq.baselines import NETWORKS
 from pplseq.baselines import answers as network_answers
 from pplseq.baselines.loading import load_text_model
@@ -24,7 +25,7 @@ from pplseq.files import new_file
 from pplseq.models import answers as state_answers
 from pplseq.models import constrained_answers
 from pplseq.models.constraints.constraint import Constraint
-from pplseq.recipes.recipe import Lines, choose_device
+from pplseq.recipes.recipe import Lines
 from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.text.corpus import corpus_of_run
 from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
@@ -49,7 +50,7 @@ FUNCTIONS = {
 
 def load(folder: Path, settings: Any) -> Any:
     """The model of a run or of its own folder, with its vocabulary, on the device that the settings name."""
-    return load_text_model(folder, settings.checkpoint, choose_device(settings.device))
+    return load_text_model(folder, settings.checkpoint, checks.device(settings.device))
 
 
 # ---------------------------------------------------------------- evaluation

@@ -81,8 +81,8 @@ class Descent:
         schedule: learning rate divided by 4 when validation stalls, falling linearly to zero over --epochs, or over the last
             part of --max-time.
         decay: that part, as a share.
-        matmul_precision: of products of matrices in training, whose sums are float32: factors in bfloat16 where the processor has
-            them (auto), float32, or tf32 on a GPU.
+        matmul_precision: of products of matrices in training, whose sums are float32: factors in bfloat16 where the processor
+            has them (auto), float32, or tf32 on a GPU.
         log_interval: steps between two records in metrics.jsonl.
     """
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyro
 import torch
 
+from pplseq import checks
 from pplseq.baselines import NETWORKS
 from pplseq.baselines.loading import load_text_model
 from pplseq.data.batches import SentenceBatches
@@ -19,7 +20,7 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
-from pplseq.recipes.recipe import Job, choose_device
+from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
 from pplseq.recipes.text.settings import reading
@@ -46,7 +47,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
     """Train a vlhmm, an hmm or a network in a run's folder; the summary."""
     check_text(name, job.data)
     settings, folder = job.settings, job.folder
-    device = choose_device(settings.device)
+    device = checks.device(settings.device)
     if device.type == "cpu":
         keep_freed_memory()
     together = processes.current()
@@ -231,7 +232,7 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":
-        facts["estimate"] = estimate(corpus.train.num_tokens, device=choose_device(settings.device), **_sizes(settings, corpus))
+        facts["estimate"] = estimate(corpus.train.num_tokens, device=checks.device(settings.device), **_sizes(settings, corpus))
     return facts
 
 
