@@ -29,6 +29,7 @@ from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOu
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 from pplseq.models.iohmm.restarts.starts import draw_parameters
+from pplseq.models.iohmm.restarts.stationary import StationaryStart
 from pplseq.models.iohmm.restarts.training import RestartTraining
 from pplseq.runs.loop import run_training
 
@@ -138,10 +139,10 @@ def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] 
 
 def restart_networks(model: IOParameters, batch: Batch) -> dict[str, Any]:
     """Start, transitions and outputs with R sets of weights at once; variances have floors relative to those of the batch."""
-    result: dict[str, Any] = {
-        "initial": RestartNetwork(model.network("initial"), model.start_states),
-        "transition": RestartNetwork(model.network("transition"), model.graph),
-    }
+    transition = RestartNetwork(model.network("transition"), model.graph)
+    stationary = model.config["initial"] == "stationary"
+    initial = StationaryStart(transition) if stationary else RestartNetwork(model.network("initial"), model.start_states)
+    result: dict[str, Any] = {"initial": initial, "transition": transition}
     if model.outputs == "states":
         return result | {"outputs": Outputs(model.num_states)}
     network = RestartNetwork(model.network("emission"))
@@ -160,7 +161,8 @@ def _named(model: IOParameters) -> dict[str, dict[str, Tensor]]:
 
 
 def _as_restart(model: IOParameters) -> Parameters:
-    return {p: {k: v.detach().unsqueeze(-1).clone() for k, v in w.items()} for p, w in _named(model).items()}
+    named = {"initial": {}} | _named(model)  # a stationary start has no weights
+    return {p: {k: v.detach().unsqueeze(-1).clone() for k, v in w.items()} for p, w in named.items()}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.estimator import Estimator
 from pplseq.models.iohmm.data import PARTS, IOFormat
+from pplseq.models.iohmm.estimates import estimates_of
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
 from pplseq.models.iohmm.responses import Dispersions, ResponseColumns
 
@@ -78,6 +79,10 @@ class IOParameters(Estimator):
                 for value in part.parameters():
                     total = total + self.prior_of(name, value.detach()).log_prob(value)
         return total
+
+    def estimates(self) -> dict[str, Tensor]:
+        """What :meth:`summary` tells: see :func:`~pplseq.models.iohmm.estimates.estimates_of`."""
+        return estimates_of(self)
 
     @torch.no_grad()
     def sites(self) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ from pplseq.models.iohmm.responses import RESPONSES, Dispersions
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory
 
 OUTPUTS = ("categorical", "bernoulli", "gaussian", "states")
-INITIAL = ("constant", "inputs", "transition")
+INITIAL = ("constant", "inputs", "transition", "stationary")
 
 
 class IOHMM(IOHMMQueries):
@@ -69,7 +69,8 @@ class IOHMM(IOHMMQueries):
             ones, starting in state 0; None for all.
         start_states: states that a sequence may start in; None for all. One of them: a fixed start.
         initial: "constant": z_1 ~ start distribution; "inputs": it depends on u_1; "transition" (the paper's): a state z_0 ~
-            start distribution moves with u_1 to z_1, z_1 ~ sum_j start_j transition(j, u_1).
+            start distribution moves with u_1 to z_1, z_1 ~ sum_j start_j transition(j, u_1); "stationary": the distribution
+            that transitions leave as it is, where no inputs drive them (``num_inputs={"emission": U}``).
         hidden: sizes of the hidden layers of networks that see inputs, or a mapping from parts to such; () for none.
         covariance: of "gaussian" outputs: "diag", "full", "tied" (one full matrix for all states) or "spherical".
         covariance_floor: smallest variance EM may give a state in any direction; None: a ten-thousandth of the outputs' own in
@@ -142,6 +143,9 @@ class IOHMM(IOHMMQueries):
         positive = checks.positive("covariance_floor", 1.0 if covariance_floor is None else covariance_floor)
         self.covariance_floor = None if covariance_floor is None else float(positive)
         self.priors = WeightPriors.of(priors)
+        if initial == "stationary" and (start_states is not None or graph is not None or initial_network is not None):
+            given = "start_states, graph and initial_network"
+            raise ValueError(f"initial: a stationary start follows from transitions that are all allowed; leave {given} out")
         self.sources = input_sources(initial, self.mealy, num_inputs, num_symbols)
         self.feedback = feedback_parts(self.outputs, self.sources, feedback, self.columns)
         if graph == "left_right" and start_states is None:
@@ -160,7 +164,7 @@ class IOHMM(IOHMMQueries):
         )
         for part, shape in shapes.items():
             network = None
-            if part != "emission" or outputs != "states":
+            if (part != "emission" or outputs != "states") and (part != "initial" or initial != "stationary"):
                 network = make_network(part, form.source(part), shape, hidden.get(part, ()), own[part], real)
                 if own[part] is None:
                     network.randomise(SPREAD)
@@ -236,16 +240,22 @@ class IOHMM(IOHMMQueries):
             first: (B[, U]) inputs of the start distribution, where it sees some.
             partly: whether some vectors lack some of their dimensions.
         """
-        weights, network = self.draw_weights(), self.network("initial")
-        start = network.prepare(weights["initial_network"], lambda x: masked_log_softmax(x, self.start_states))(first)
-        network = self.network("transition")
+        weights, network = self.draw_weights(), self.network("transition")
         move = network.prepare(weights["transition_network"], lambda x: masked_log_softmax(x, self.graph))
+        if self.initial == "stationary":
+            transition = DenseTransition.stationary(move())
+            return transition, self._emission(weights, partly)
+        prepare = self.network("initial").prepare
+        start = prepare(weights["initial_network"], lambda x: masked_log_softmax(x, self.start_states))(first)
         if network.kind == "constant":
             transition = DenseTransition(start, move())
         else:
             transition = StepTransition(start, move, self.num_states, network.input_dims, self.reference.device)
+        return transition, self._emission(weights, partly)
+
+    def _emission(self, weights: Mapping[str, Mapping[str, Tensor]], partly: bool) -> Emission:
         if self.outputs == "states":  # the target is the state
-            return transition, CategoricalEmission(torch.eye(self.num_states).to(self.reference).log())
+            return CategoricalEmission(torch.eye(self.num_states).to(self.reference).log())
         network, noise = self.network("emission"), self.noise
 
         def build(logits: Tensor) -> Emission:
@@ -257,14 +267,13 @@ class IOHMM(IOHMMQueries):
         scale = (lambda x: torch.log_softmax(x, -1)) if self.outputs == "categorical" else (lambda x: x)
         output = network.prepare(weights["emission_network"], scale)
         if network.kind == "constant":
-            return transition, build(output())
+            return build(output())
         support = BernoulliEmission.support_constraint if self.outputs == "bernoulli" else None
         words, event = (self.num_outputs, ()) if self.format.discrete else (None, (self.num_outputs,))
-        emission = ConditionalEmission(
+        return ConditionalEmission(
             lambda v: build(output(v)), self.num_states, input_dims=network.input_dims, support=support, num_words=words,
             event_shape=event,
         )  # fmt: skip
-        return transition, emission
 
     @one_chain
     def model(

@@ -15,6 +15,7 @@ from pplseq.kernels.restart_scan import Expectation, Lattice, expectation, log_p
 from pplseq.models.iohmm.restarts.climbing import Climber
 from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows, distinct
 from pplseq.models.iohmm.restarts.outputs import Outputs, Parameters, Seen
+from pplseq.models.iohmm.restarts.stationary import StationaryStart
 
 PARTS = ("initial", "transition", "emission")
 Penalties = dict[str, Penalty]
@@ -87,8 +88,11 @@ class RestartProblem:
     # ---------------------------------------------------------------- the two steps
     def tables(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         """Start (Z, I, R), pair (Z, Z, L, R) and emission (Z, M, R) log-probabilities; differentiable."""
-        init = self.initial.log_probs(parameters["initial"], self.start_rows).squeeze(0)
         pair = self.transition.log_probs(parameters["transition"], self.rows)
+        if isinstance(self.initial, StationaryStart):
+            init = self.initial.log_probs(parameters["transition"], self.start_rows).squeeze(0)
+        else:
+            init = self.initial.log_probs(parameters["initial"], self.start_rows).squeeze(0)
         return init, pair, self.outputs.log_likelihood(parameters, self.seen, init.shape[-1])
 
     @torch.no_grad()
@@ -125,14 +129,18 @@ class RestartProblem:
         """
         init, transition = self.initial, self.transition
         names = "climb_softmax" if gradient else "fit_softmax"
-        found = {
-            "initial": getattr(init, names)(
-                parameters["initial"], self.start_rows, expected.start.unsqueeze(0), penalties["initial"]
-            ),
-            "transition": getattr(transition, names)(
-                parameters["transition"], self.rows, expected.pair, penalties["transition"]
-            ),
-        }
+        if isinstance(init, StationaryStart):
+            moved = init.fit(parameters["transition"], self.rows, expected, penalties["transition"], gradient)
+            found = {"initial": {}, "transition": moved}
+        else:
+            found = {
+                "initial": getattr(init, names)(
+                    parameters["initial"], self.start_rows, expected.start.unsqueeze(0), penalties["initial"]
+                ),
+                "transition": getattr(transition, names)(
+                    parameters["transition"], self.rows, expected.pair, penalties["transition"]
+                ),
+            }
         outputs, floored = self.outputs.maximize(parameters, self.seen, expected.emit, penalties["emission"], gradient)
         return found | outputs, floored
 

@@ -65,7 +65,7 @@ class ResponseOutputs(NoisyOutputs):
         floored = torch.zeros(visits.shape[-1], dtype=torch.bool, device=visits.device)
         for column in self.columns.columns:
             there, x = self._column(column, seen)
-            own = {name: value[..., column.predictors, :] for name, value in emission.items()}
+            own = {name: value[..., column.predictors, :].clone() for name, value in emission.items()}
             part = Seen(seen.rows, seen.entry[there], x[there], there[there], None)
             if column.family == "categorical":
                 found = self._classes(column, own, part, visits[:, there], penalty)

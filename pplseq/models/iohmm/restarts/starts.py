@@ -15,6 +15,7 @@ from pplseq.models.iohmm.restarts.networks import RestartNetwork
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 from pplseq.models.iohmm.restarts.responses import ResponseOutputs
+from pplseq.models.iohmm.restarts.stationary import StationaryStart
 
 
 def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> Parameters:
@@ -33,7 +34,8 @@ def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> 
 
 def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
     initial, transition, outputs = problem.initial, problem.transition, problem.outputs
-    result = {"initial": _network(initial, block), "transition": _network(transition, block)}
+    result = {"transition": _network(transition, block)}
+    result["initial"] = {} if isinstance(initial, StationaryStart) else _network(initial, block)
     if block.fixed_start and initial.kind == "constant":
         logits = torch.full_like(result["initial"]["logits"], -torch.inf)
         first = 0 if initial.forbidden is None else int((~initial.forbidden).nonzero()[0])
