@@ -34,8 +34,8 @@ def estimates_of(model: IOParameters) -> dict[str, Tensor]:
         if kind in ("layered", "module"):
             what = "has hidden layers" if kind == "layered" else "is one of your own"
             raise ValueError(
-                f"summary: the {name.replace('_', ' ')} {what}, whose weights mean nothing one by one; ask effect_curves what it "
-                "does, or use a model without hidden"
+                f"summary: the {name.replace('_', ' ')} {what}, whose weights mean nothing one by one; ask effect_curves what "
+                "it does, or use a model without hidden"
             )
     if "initial_network" in model.parts:
         found |= _softmax(model, "initial", model.start_states)

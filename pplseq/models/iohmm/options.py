@@ -44,8 +44,8 @@ def input_sources(initial: str, mealy: bool, num_inputs: PerPart, num_symbols: P
                 raise ValueError(f"{name}: the {part} part sees inputs only with {options[part]}")
     if initial == "stationary" and ("transition" in sources or not mealy):
         raise ValueError(
-            "initial: with inputs that drive transitions no distribution is stationary; use 'constant', 'inputs' or 'transition', "
-            "or give inputs to outputs alone, as mealy=True, num_inputs={'emission': 2}"
+            "initial: with inputs that drive transitions no distribution is stationary; use 'constant', 'inputs' or "
+            "'transition', or give inputs to outputs alone, as mealy=True, num_inputs={'emission': 2}"
         )
     for part, option in options.items():
         if sees[part] and part not in sources:

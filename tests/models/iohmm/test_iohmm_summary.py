@@ -1,13 +1,17 @@
 """Standard errors of input-output HMMs, and starts in the stationary distribution of their transitions."""
 
+import re
 import warnings
+from pathlib import Path
 
+import pyro
 import pytest
 import torch
 from pyro import poutine
 from torch.testing import assert_close
 
 from pplseq.infer.oracles.discrete import generic_log_prob
+from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.models import IOHMM
 
 
@@ -86,3 +90,26 @@ def test_a_stationary_start_needs_transitions_without_inputs():
         IOHMM(2, num_inputs=0, num_outputs=2, initial="stationary", start_states=[0])
     with pytest.raises(ValueError, match="mealy=True, num_inputs"):
         IOHMM(2, num_inputs=0, num_outputs=2, initial="stationary")
+
+
+def test_random_effects_of_the_tutorial():
+    """A plate of levels around the chain: its density is that of the forward algorithm, vehicle by vehicle."""
+    page = (Path(__file__).parents[3] / "docs/tutorials/iohmm.md").read_text(encoding="utf-8")
+    code = re.search(r"^def vehicles.*?(?=\n\n\n)", page, re.M | re.S)
+    names = {"torch": torch, "pyro": pyro, "dist": pyro.distributions}
+    exec(code[0], names)
+    torch.manual_seed(3)
+    y, u, effect = torch.randn(3, 4), torch.rand(3, 4), torch.tensor([-1.0, 0.5, 2.0])
+    base, slope, noise, stay = torch.tensor([0.0, 1.0]), torch.tensor([1.0, -1.0]), torch.tensor(0.7), torch.tensor([0.9, 0.8])
+    values = dict(effect=effect, base=base, slope=slope, noise=noise, stay=stay, spread=torch.tensor(2.0))
+    fixed = poutine.block(pyro.condition(names["vehicles"], data=values), hide=list(values))
+    got = poutine.trace(BlockedEnum(max_plate_nesting=1)(fixed)).get_trace(y, u).log_prob_sum()
+    matrix = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    total = 0.0
+    for row in range(3):
+        alpha = matrix[0]
+        for t in range(4):
+            density = pyro.distributions.Normal(effect[row] + base + slope * u[row, t], noise).log_prob(y[row, t]).exp()
+            alpha = (alpha if t == 0 else alpha @ matrix) * density
+        total = total + alpha.sum().log()
+    assert_close(got, total)

@@ -36,7 +36,8 @@ class StationaryStart(RestartNetwork):
         found = torch.linalg.solve(full.mT @ full, full.mT[..., -1])
         return found.clamp_min(torch.finfo(found.dtype).tiny).log().T[None, :, None]
 
-    def log_prior(self, weights: Weights, penalty: Penalty, *, softmax: bool = False, bernoulli: bool = False) -> Tensor | float:
+    def log_prior(self, weights, penalty, *, softmax=False, bernoulli=False) -> Tensor | float:
+        """It has no weights of its own."""
         return 0.0
 
     def fit(self, weights: Weights, rows: Rows, expected: Expectation, penalty: Penalty, gradient: bool) -> Weights:
