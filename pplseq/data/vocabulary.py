@@ -190,6 +190,11 @@ class Vocabulary:
                 raise ValueError(f"ids: expected 0..{len(self.words) - 1}, got {number}")
         return [self.words[number] for number in numbers]
 
+    @property
+    def special_words(self) -> dict[str, str | None]:
+        """The unknown word and the end word, as :meth:`load` takes them: a file of words does not tell them."""
+        return {"unknown": self.unknown, "eos": self.eos}
+
     def fingerprint(self) -> str:
         """sha256 (hex) of the words in order: equal exactly for vocabularies that encode alike."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()

@@ -145,6 +145,9 @@ def infill(
 ) -> dict[str, Any]:
     """p(x_t | all other words) at every gap t: each gap's exact marginal, and joint draws of all gaps together.
 
+    Words that end with the end word are one sentence: no gap is filled with it, as under a constraint. Each marginal is given
+    that its own gap is no word that is left out, a draw that none of them is.
+
     Args:
         top: words listed a gap.
         num_samples: draws from the joint posterior of the gaps.
@@ -158,7 +161,10 @@ def infill(
     if not gaps:
         raise ValueError("words must have a gap to fill: write _ in text, null in JSON")
     chain = model.posterior(x)
-    word_log_probs = without_unknown(chain.missing_words().log_probs, vocabulary, allow_unknown)
+    refused = [] if allow_unknown or vocabulary.unknown_id is None else [vocabulary.unknown_id]
+    if vocabulary.eos_id is not None and words[-1] == vocabulary.eos:
+        refused.append(vocabulary.eos_id)
+    word_log_probs = without(chain.missing_words().log_probs, refused)
     proposals = [top_words(vocabulary, row, top) for row in word_log_probs]
     filled = list(answer["words"])
     for gap, proposal in zip(gaps, proposals, strict=True):
@@ -166,20 +172,23 @@ def infill(
     answer |= {"gaps": [{"position": g, "words": p} for g, p in zip(gaps, proposals, strict=True)], "filled": filled}
     if num_samples:
         with seeded(seed):
-            drawn = _draw_gaps(chain, gaps, num_samples, None if allow_unknown else vocabulary.unknown_id)
+            drawn = _draw_gaps(chain, gaps, num_samples, refused)
         answer["samples"] = [vocabulary.decode(row) for row in drawn.tolist()]
     return answer
 
 
-def _draw_gaps(chain: Chain, gaps: list[int], num_samples: int, refused: int | None) -> Tensor:
-    """(num_samples, gaps) words from their joint posterior, given that none is the refused one (by rejection)."""
+def _draw_gaps(chain: Chain, gaps: list[int], num_samples: int, refused: Sequence[int]) -> Tensor:
+    """(num_samples, gaps) words from their joint posterior, given that none is a refused one (by rejection)."""
     kept: list[Tensor] = []
     for _ in range(REJECTION_ROUNDS):
         drawn = chain.sample_words(num_samples)[:, 0, gaps]
-        kept.append(drawn if refused is None else drawn[(drawn != refused).all(1)])
+        kept.append(drawn[~torch.isin(drawn, drawn.new_tensor(refused)).any(1)])
         if sum(map(len, kept)) >= num_samples:
             return torch.cat(kept)[:num_samples]
-    raise ValueError("the gaps can hardly be filled without the unknown word; allow it, or ask for fewer gaps")
+    raise ValueError(
+        "the gaps can hardly be filled without the words left out (the unknown word, the end word); allow the unknown word, or "
+        "ask for fewer gaps"
+    )
 
 
 def continue_text(
@@ -371,12 +380,18 @@ def top_words(vocabulary: Vocabulary, log_probs: Tensor, top: int) -> list[dict[
     return [
         {"word": word, "prob": math.exp(value)}
         for word, value in zip(vocabulary.decode(ids.tolist()), values.tolist(), strict=True)
+        if value > -math.inf
     ]
 
 
 def without_unknown(log_probs: Tensor, vocabulary: Vocabulary, allow_unknown: bool) -> Tensor:
-    if allow_unknown or vocabulary.unknown_id is None:
+    return log_probs if allow_unknown or vocabulary.unknown_id is None else without(log_probs, [vocabulary.unknown_id])
+
+
+def without(log_probs: Tensor, refused: Sequence[int]) -> Tensor:
+    """(R, V) log-probabilities given that it is none of these words."""
+    if not refused:
         return log_probs
     log_probs = log_probs.clone()
-    log_probs[:, vocabulary.unknown_id] = -math.inf
+    log_probs[:, list(refused)] = -math.inf
     return log_probs.log_softmax(-1)

@@ -85,12 +85,12 @@ class Constrainable(Estimator):
         self.check_fitted()
         if self.num_words is None or self.num_features is not None:
             raise TypeError("constrained: constraints are about words, and this model is about vectors")
-        bounds, vocabulary = Bounds.of(length), self._words()
+        bounds, vocabulary = Bounds.of(length), words_of(self)
         if constraint is not None and not hasattr(constraint, "over"):
             raise TypeError(
                 f"constraint: expected a Constraint, such as Constraint.containing('stock market'), got {constraint!r}"
             )
-        end_id = _end_id(end, vocabulary)
+        end_id = end_of(end, vocabulary)
         moves = WordMoves.anything(len(vocabulary)) if constraint is None else constraint.over(vocabulary)
         ids = _ids(prefix, vocabulary)
         if constraint is not None and not whole:
@@ -108,13 +108,6 @@ class Constrainable(Estimator):
         chain: Any = self.posterior(torch.zeros(1, 1, dtype=torch.long, device=self.reference.device))
         return chain.transition, chain.emission
 
-    def _words(self) -> Vocabulary:
-        """The model's words; of ids, their digits."""
-        if self.vocabulary is not None:
-            return self.vocabulary
-        assert self.num_words is not None, "checked before"
-        return Vocabulary(tuple(map(str, range(self.num_words))), unknown=None)
-
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         num_steps: int | None = None,
@@ -124,12 +117,15 @@ class Constrainable(Estimator):
         constraint: Constraint | None = None,
         prefix: Prefix | None = None,
         length: int | tuple[int, int] | None = None,
+        end: str | int | None = FROM_VOCABULARY,
         **known,
     ) -> Sample:
         """Sequences drawn from the model; of words, also such that go on from a prefix and satisfy a constraint, exactly.
 
         Args:
             num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
+            end: the word or id that ends a text; by default ``<eos>`` where the vocabulary has it: one sentence a row, of
+                ``num_steps`` words at most, and -1 behind its end. None: rows run on over the ends of sentences.
             constraint, prefix, length: instead of ``num_steps``: see :meth:`constrained`, whose other arguments are taken, too.
                 What is drawn are the words behind the prefix, with the end word; rows end with -1.
 
@@ -139,14 +135,17 @@ class Constrainable(Estimator):
         if constraint is None and prefix is None and length is None:
             if num_steps is None:
                 raise TypeError("sample: say how many steps by num_steps, or by length beside a constraint or a prefix")
-            return super().sample(num_steps, num_sequences, seed=seed, **known)
+            self.check_fitted()
+            if (self.num_words is None or self.num_features is not None) and end not in (None, FROM_VOCABULARY):
+                raise TypeError(f"end: no vector ends a sequence, and this model is about vectors; leave it out, got {end!r}")
+            return up_to_end(self, super().sample(num_steps, num_sequences, seed=seed, **known), end)
         if num_steps is not None or length is None:
             raise ValueError(
                 f"length: beside constraint or prefix say length=N or (shortest, longest), in the place of num_steps; got "
                 f"length={length!r}, num_steps={num_steps!r}"
             )
         checks.count("num_sequences", num_sequences)
-        chain = self.constrained(constraint, length=length, prefix=prefix, **known)
+        chain = self.constrained(constraint, length=length, prefix=prefix, end=end, **known)
         with seeded(seed):
             drawn = chain.sample(num_sequences)
         x, states = drawn.words[:, 0], drawn.states[:, 0]
@@ -156,9 +155,46 @@ class Constrainable(Estimator):
         return Sample(x, states, words)
 
 
-def _end_id(end: str | int | None, vocabulary: Vocabulary) -> int | None:
-    if end is None or isinstance(end, int):
+def words_of(model: SequenceModel) -> Vocabulary:
+    """The model's words; of ids, their digits."""
+    if model.vocabulary is not None:
+        return model.vocabulary
+    assert model.num_words is not None, "checked before"
+    return Vocabulary(tuple(map(str, range(model.num_words))), unknown=None)
+
+
+def up_to_end(model: SequenceModel, drawn: Sample, end: str | int | None) -> Sample:
+    """What was drawn, each row up to the first word that ends a text: behind it words and states are -1, means of states 0.
+
+    Args:
+        end: as :meth:`Constrainable.sample` takes it.
+    """
+    vocabulary = model.vocabulary
+    if end is None or (end == FROM_VOCABULARY and (vocabulary is None or vocabulary.eos_id is None)):
+        return drawn
+    ends = drawn.x == end_of(end, words_of(model))
+    behind = ends.cumsum(1) > ends.long()
+    x, states = drawn.x.masked_fill(behind, -1), drawn.states
+    mark = behind if states.dim() == 2 else behind.unsqueeze(-1)
+    states = states.masked_fill(mark, -1 if states.dim() == 2 else 0)
+    return Sample(x, states, None if vocabulary is None else [vocabulary.decode(row[row >= 0].tolist()) for row in x])
+
+
+def end_of(end: str | int | None, vocabulary: Vocabulary) -> int | None:
+    """The id of the word that ends a text, None where texts just stop.
+
+    Raises:
+        ValueError: for a word or an id outside the vocabulary. TypeError: for what is neither.
+    """
+    if end is None or (isinstance(end, int) and not isinstance(end, bool)):
+        if end is not None and not 0 <= end < len(vocabulary):
+            raise ValueError(f"end: expected a word id in 0..{len(vocabulary) - 1}, got {end}")
         return end
+    if not isinstance(end, str):
+        raise TypeError(
+            f"end: expected the word that ends a text, or its id; None: texts just stop, got {end!r}; leave it out for the end "
+            "word of the vocabulary"
+        )
     if end == FROM_VOCABULARY:
         return vocabulary.eos_id
     if end not in vocabulary:

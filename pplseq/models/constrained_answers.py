@@ -114,9 +114,9 @@ def infill(
     lengths = {n: p for n, p in enumerate(found.lengths[0].tolist()) if p > 0}
     answer |= {"filled": filled, "lengths": lengths, "log_prob": float(chain.log_prob()[0])}
     if least == most == 1:
-        proposals = [top_words(vocabulary, found.words[0, gap].log(), top) for gap in gaps]
-        kept = [[entry for entry in proposal if entry["prob"] > 0] for proposal in proposals]
-        answer["gaps"] = [{"position": gap, "words": entries} for gap, entries in zip(gaps, kept, strict=True)]
+        answer["gaps"] = [
+            {"position": gap, "words": top_words(vocabulary, found.words[0, gap].log(), top)} for gap in gaps
+        ]
     if num_samples:
         with seeded(seed):
             drawn = chain.sample(num_samples).words[:, 0]

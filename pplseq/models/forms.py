@@ -14,6 +14,7 @@ shows both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     elif isinstance(x, np.ndarray) and x.dtype == object:
         x = of_objects(x, num_features, name)
     if isinstance(x, (list, tuple)):
+        if num_features is not None and (text := _first_text(x)) is not None:
+            raise TypeError(
+                f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of it, or take "
+                "a model of words"
+            )
         if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_frame(x[0]) or x[0] is None:
             rows = [_row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
@@ -159,6 +165,12 @@ def _missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or value != value
 
 
+def _first_text(x: Sequence[Any]) -> str | None:
+    """The first string among sequences, or in one of them; None where there is none."""
+    rows = (row if isinstance(row, (list, tuple)) else [row] for row in x)
+    return next((value for row in rows for value in row if isinstance(value, str)), None)
+
+
 def _row(row: Any, num_features: int | None, name: str) -> Any:
     """One sequence of a list."""
     if is_frame(row):
@@ -177,8 +189,8 @@ def _rows(x: Any, lengths: Any, name: str) -> Form:
     sizes = [int(size) for size in lengths]
     if sum(sizes) != len(x) or min(sizes, default=0) < 0:
         raise ValueError(
-            f"lengths: of sequences one behind the other, they must sum to the {len(x)} rows of {name}, got {sum(sizes)}; "
-            "models of sequences take no targets y"
+            f"lengths: of sequences one behind the other, they must sum to the {len(x)} rows of {name}, got {sum(sizes)}"
+            + ("; if these are targets y, leave them out: models of sequences take none" if len(sizes) == len(x) else "")
         )
     starts = np.cumsum([0, *sizes])
     return [x[start : start + size] for start, size in zip(starts, sizes, strict=False)], None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -139,4 +139,10 @@ class TokenEmbeddings(_Features):
 def _words(sentences: Any) -> list[list[str]]:
     if isinstance(sentences, str):
         raise TypeError("X: expected a list of sentences, got one string; write [sentence]")
-    return [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    lines = []
+    for number, sentence in enumerate(sentences):
+        words = sentence.split() if isinstance(sentence, str) else sentence
+        if not isinstance(words, Iterable) or not all(isinstance(word, str) for word in (words := list(words))):
+            raise TypeError(f"X: sentence {number} must be a string or a list of words, got {sentence!r}")
+        lines.append(words)
+    return lines

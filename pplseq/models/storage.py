@@ -28,7 +28,6 @@ def save_model(model, folder) -> Path:
         ValueError: the folder holds something else. SaveError: the disk does not take it; the old folder is still there.
     """
     from pplseq.data.clustering import write_paths
-
     vocabulary, clusters = model.vocabulary, model.clusters
 
     def more(folder: Path) -> None:
@@ -40,6 +39,8 @@ def save_model(model, folder) -> Path:
     if clusters is not None and vocabulary is None:
         raise ValueError("clusters: they are written by word, so set model.vocabulary too")
     header = {"model": model.name, "config": model.config}
+    if vocabulary is not None:
+        header["special_words"] = vocabulary.special_words
     return MODEL.write(folder, header, tensors=model.state_dict(), more=more)
 
 
@@ -57,7 +58,7 @@ def read_words(folder: Path, header: dict[str, Any]) -> Words:
 
     vocabulary = clusters = None
     if (folder / "vocab.txt").is_file():
-        vocabulary = Vocabulary.load(folder / "vocab.txt")
+        vocabulary = Vocabulary.load(folder / "vocab.txt", **header.get("special_words", {}))
         if (folder / "clusters.paths").is_file():
             clusters = read_paths(folder / "clusters.paths", vocabulary)
     return Words(vocabulary, clusters)

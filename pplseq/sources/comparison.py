@@ -165,7 +165,7 @@ def _open_model(
         return SourceModel(opened.source, opened.name), opened.name, opened.vocabulary
     record, inner = load_state(folder)
     texts = StreamOptions(**{**asdict(options), **record["options"]})
-    words = Vocabulary.load(inner / "vocab.txt")
+    words = Vocabulary.load(inner / "vocab.txt", **record.get("special_words", {}))
     sources = open_all([source["spec"] for source in record["sources"]], texts, words, say=say)
     for source, saved in zip(sources, record["sources"], strict=True):
         if source.fingerprint != saved["fingerprint"]:

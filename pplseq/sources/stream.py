@@ -200,7 +200,7 @@ class PersonalStream:
             raise ValueError(f"state {self.folder}: it was begun with {told}; leave the option out, or {START_ANEW}")
 
     def _check_sources(self, inner: Path) -> None:
-        known = Vocabulary.load(inner / "vocab.txt")
+        known = Vocabulary.load(inner / "vocab.txt", **self.record.get("special_words", {}))
         check_same_words(f"state {self.folder}", known, "the first source", self.vocabulary)
         saved = self.record["sources"]
         specs = [source.spec for source in self.sources]
@@ -272,6 +272,7 @@ class PersonalStream:
             return
         self.record |= {
             "settings": self.settings,
+            "special_words": self.vocabulary.special_words,
             "totals": {name: asdict(totals) for name, totals in self.totals.items()},
             "sources": [{"spec": source.spec, "fingerprint": source.fingerprint} for source in self.sources],
         }

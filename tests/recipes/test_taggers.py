@@ -79,7 +79,7 @@ def same(tagger, other):
     return all(torch.equal(value, theirs[1][name]) for name, value in mine[1].items())
 
 
-SPLIT = {"num_substates": 8, "num_iterations": 4, "merge": 0.5}
+SPLIT = {"num_substates": 8, "max_iterations": 4, "merge": 0.5}
 WORDS = {"learn_from": "words", "num_states": 3, "start": "random", "tolerance": 0.0, "max_iterations": 8}
 ITERATED = {
     "latent": (partial(LatentTagger, **SPLIT), 9),

@@ -35,7 +35,7 @@ class LatentTaggerSettings(checks.NamedArguments):
 
     Attributes:
         num_substates: of each tag, a power of two; rounds of splitting are its logarithm.
-        num_iterations: of EM in each round. noise: by which new substates differ; see
+        max_iterations: of EM in each round, all of which are run. noise: by which new substates differ; see
             :func:`~pplseq.models.taggers.substates.split_merge.split`.
         min_count: words that a tag must have for each of the substates that it would be split into.
         merge: share of each round's splits that is undone where it helps least, except in the first round; num_substates then
@@ -51,7 +51,7 @@ class LatentTaggerSettings(checks.NamedArguments):
     """
 
     num_substates: int = 16
-    num_iterations: int = 20
+    max_iterations: int = 20
     noise: float = 0.1
     min_count: float = 5.0
     merge: float = 0.0
@@ -68,10 +68,10 @@ class LatentTaggerSettings(checks.NamedArguments):
             object.__setattr__(self, "clusters", read_clusters(self.clusters))  # once, as the settings are frozen
         if self.num_substates < 1 or self.num_substates & (self.num_substates - 1):
             raise ValueError(f"num_substates must be a power of two (1, 2, 4, ...), got {self.num_substates}")
-        if self.num_iterations < 0 or not 0 <= self.noise < 1 or not 0 <= self.merge < 1:
+        if self.max_iterations < 0 or not 0 <= self.noise < 1 or not 0 <= self.merge < 1:
             raise ValueError(
-                "num_iterations must not be negative, noise and merge be in [0, 1); got "
-                f"{self.num_iterations}, {self.noise} and {self.merge}"
+                "max_iterations must not be negative, noise and merge be in [0, 1); got "
+                f"{self.max_iterations}, {self.noise} and {self.merge}"
             )
         for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "max_count"):
             if not getattr(self, setting) >= 0:
@@ -269,9 +269,9 @@ class LatentTraining(TaggerTraining):
         self.log_probs: list[float] = []
         self.plan: list[str] = []
         for k in range(settings.num_substates.bit_length() - 1):
-            self.plan += ["split", *["em"] * settings.num_iterations]
+            self.plan += ["split", *["em"] * settings.max_iterations]
             if settings.merge and k:  # two substates are hardly ever one too many
-                self.plan += ["merge", *["em"] * ((settings.num_iterations + 1) // 2)]
+                self.plan += ["merge", *["em"] * ((settings.max_iterations + 1) // 2)]
         self.done = 0  # in the plan
         super().__init__(tagger, x, self.plan.count("em"))
 

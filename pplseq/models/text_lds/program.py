@@ -22,6 +22,7 @@ from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
 from pplseq.models.batch import seeded
+from pplseq.models.constrained import FROM_VOCABULARY, up_to_end
 from pplseq.models.estimator import Sample
 from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
@@ -317,14 +318,20 @@ class TextLDS(GaussianEstimator):
         return forecast_words(self, x, checks.count("num_steps", num_steps), lengths)
 
     @torch.no_grad()
-    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
-        """Words drawn one by one from :meth:`predict_next`, and the filtered means (B, T, h) of the states behind them."""
+    def sample(
+        self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, end: str | int | None = FROM_VOCABULARY, **known
+    ) -> Sample:
+        """Words drawn one by one from :meth:`predict_next`, and the filtered means (B, T, h) of the states behind them.
+
+        Args:
+            num_steps, num_sequences, seed, end: as of :meth:`VLHMM.sample <pplseq.models.constrained.Constrainable.sample>`.
+        """
         self.check_fitted()
         counts = checks.count("num_steps", num_steps), checks.count("num_sequences", num_sequences)
         with seeded(seed):
             x, states = sample_words(self, *counts, **known)
         words = None if self.vocabulary is None else [self.vocabulary.decode(row) for row in x.tolist()]
-        return Sample(x, states, words)
+        return up_to_end(self, Sample(x, states, words), end)
 
     def rnn_weights(self, form: str = "predictor", **options) -> dict[str, np.ndarray]:
         """The steady filter as a linear recurrent network; see :func:`pplseq.models.text_lds.rnn_export.rnn_weights`."""

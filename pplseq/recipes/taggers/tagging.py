@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,9 +69,25 @@ def read(
     return found
 
 
+class SplitText(TaggedFile):
+    """The sentences that were found in a raw text; lines are those of the text.
+
+    Args:
+        first_lines: the line of the text on which each sentence begins. Others as of :class:`TaggedFile`.
+    """
+
+    def __init__(self, *parts: Any, first_lines: Sequence[int]) -> None:
+        super().__init__(*parts)
+        self._first_lines = tuple(first_lines)
+
+    def line_of(self, index: int, position: int = 0) -> int:
+        """The line of the text on which a sentence begins."""
+        return self._first_lines[index]
+
+
 def read_raw(
     path: str, splitter: Path, saved: SavedTagger, on_error: str = "skip", say: Callable[[str], None] = lambda line: None
-) -> TaggedFile:
+) -> SplitText:
     """The sentences that a splitter finds in a raw text, as a CoNLL-U file whose words have no tags yet.
 
     Args:
@@ -93,14 +111,18 @@ def read_raw(
             skipped.append(SkippedSentence(number, number, number, str(error)))
             lines_of_text.append("")
     tag_format = ConlluFormat(saved.column if saved.format == ConlluFormat.name else None)
-    sentences, blocks = [], []
+    sentences, blocks, first_lines = [], [], []
+    # all signs of the text but white space are in tokens, in their order: their number tells the line
+    ends, place = list(accumulate(len("".join(line.split())) for line in lines_of_text)), 0
     for sentence in TextSplitter.load(splitter).split("\n".join(lines_of_text)):
+        first_lines.append(bisect_right(ends, place) + 1)
+        place += sum(len("".join(token.text.split())) for token in sentence)
         lines = conllu_lines(sentence)
         parsed = tag_format.parse([Line(number, line) for number, line in enumerate(lines, start=1)])
         sentences.append(TaggedSentence(parsed.words, parsed.tags))
         first = blocks[-1].first_line + len(blocks[-1].lines) + 1 if blocks else 1
         blocks.append(SentenceBlock(first, tuple(lines), parsed.places))
-    return TaggedFile(name, tag_format, sentences, blocks, skipped)
+    return SplitText(name, tag_format, sentences, blocks, skipped, first_lines=first_lines)
 
 
 def train_splitter(path: str, folder: Path) -> dict[str, int]:

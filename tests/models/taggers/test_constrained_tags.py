@@ -96,7 +96,7 @@ def test_tags_chosen_word_by_word_satisfy_too():
 
 
 def test_missing_tags_are_filled_under_the_constraint():
-    tagger = LatentTagger(num_substates=1, num_iterations=2).fit(SENTENCES)
+    tagger = LatentTagger(num_substates=1, max_iterations=2).fit(SENTENCES)
     partly = [TaggedSentence(words, (None, "I-N", None)) for words in itertools.product(WORDS, repeat=3)]
     pairs = Constraint.matching("B-N I-N O | O I-N I-N")
     assert all(pairs.accepts(sentence.tags) for sentence in tagger.under(pairs).fill_tags(partly))

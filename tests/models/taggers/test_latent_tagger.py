@@ -16,7 +16,7 @@ WORDS = [sentence.words for sentence in TEST]
 
 @pytest.fixture(scope="module")
 def tagger() -> LatentTagger:
-    return LatentTagger(num_substates=4, num_iterations=5, min_count=0).fit(TRAIN)
+    return LatentTagger(num_substates=4, max_iterations=5, min_count=0).fit(TRAIN)
 
 
 def test_the_program_is_the_chain(tagger):
@@ -84,7 +84,7 @@ def test_substates_remember_what_tags_forget():
     gold = [sentence.tags for sentence in test]
     words = [sentence.words for sentence in test]
     assert LatentTagger(num_substates=1).fit(train).tag(words) != gold
-    assert LatentTagger(num_substates=2, num_iterations=60, noise=0.5).fit(train).tag(words) == gold
+    assert LatentTagger(num_substates=2, max_iterations=60, noise=0.5).fit(train).tag(words) == gold
 
 
 def test_log_probs_of_training_rise(tagger):
@@ -107,7 +107,7 @@ def test_bad_settings(options):
 
 
 def test_merging_keeps_fewer_substates():
-    whole, merged = (LatentTagger(num_substates=4, num_iterations=4, merge=share).fit(TRAIN) for share in (0.0, 0.6))
+    whole, merged = (LatentTagger(num_substates=4, max_iterations=4, merge=share).fit(TRAIN) for share in (0.0, 0.6))
     assert len(whole.tag_of_state()) == 21
     # ten splits in the second round, of which six are undone
     assert len(merged.tag_of_state()) == 21 - 6
@@ -117,7 +117,7 @@ def test_merging_keeps_fewer_substates():
 
 
 def test_new_words_by_their_form():
-    tagger = LatentTagger(num_substates=2, num_iterations=2, max_count=1000).fit(TRAIN)  # no word of the toy is rare
+    tagger = LatentTagger(num_substates=2, max_iterations=2, max_count=1000).fit(TRAIN)  # no word of the toy is rare
     table = tagger.emission(["climbed", "ration"]).table
     states, verb, noun = tagger.tag_of_state(), tagger.tags.index("VERB"), tagger.tags.index("NOUN")
     best = table[:, states == verb].logsumexp(-1) - table[:, states == noun].logsumexp(-1)

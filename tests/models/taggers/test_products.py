@@ -8,7 +8,7 @@ from pplseq.models import LatentTagger, ProductTagger
 
 TRAIN = tagged_sentences(30)
 WORDS = [s.words for s in tagged_sentences(8, seed=1)] + [(), ("unseen",)]
-SMALL = {"num_substates": 4, "num_iterations": 3, "min_count": 0}
+SMALL = {"num_substates": 4, "max_iterations": 3, "min_count": 0}
 
 
 def test_the_product_is_the_geometric_mean():

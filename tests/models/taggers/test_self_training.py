@@ -14,7 +14,7 @@ from pplseq.models.taggers.substates import self_training
 from pplseq.models.taggers.substates.self_training import SelfTrainedTagger
 
 TRAIN, TEST = tagged_sentences(60), tagged_sentences(40, seed=1)
-SMALL = {"num_substates": 2, "num_iterations": 3}
+SMALL = {"num_substates": 2, "max_iterations": 3}
 
 
 def without_tags(sentences):
@@ -28,7 +28,7 @@ def accuracy(tagger):
 
 @pytest.mark.parametrize("known", [(None, None, None), ("DET", None, None), (None, "VERB", None), (None, None, "PUNCT")])
 def test_guesses_are_those_of_all_taggings_one_by_one(known):
-    tagger = LatentTagger(num_substates=4, num_iterations=4).fit(TRAIN)
+    tagger = LatentTagger(num_substates=4, max_iterations=4).fit(TRAIN)
     words = ("the", "walk", "walked")
     total = {}
     for tags, log_prob in tagger.n_best(words, len(tagger.tags) ** 3):
@@ -99,7 +99,7 @@ def test_stopped_anywhere_it_is_resumed_to_the_same_numbers():
     text = TRAIN[:9] + without_tags(TRAIN[9:30])
 
     def learn(*stops):
-        tagger = SelfTrainedTagger(num_substates=2, num_iterations=2, num_folds=2)
+        tagger = SelfTrainedTagger(num_substates=2, max_iterations=2, num_folds=2)
         run = tagger.training(text)
         for number in itertools.count():
             if run.ended():

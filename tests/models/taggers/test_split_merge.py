@@ -182,7 +182,7 @@ def test_some_tags_alone_are_split():
 
 def test_tags_of_few_words_are_not_split():
     text = [TaggedSentence(("a", "b"), ("A", "B"))] * 12 + [TaggedSentence(("c",), ("C",))]
-    tagger = LatentTagger(num_substates=8, num_iterations=1, min_count=3).fit(text)
+    tagger = LatentTagger(num_substates=8, max_iterations=1, min_count=3).fit(text)
     number = {tag: int((tagger.tag_of_state() == k).sum()) for k, tag in enumerate(tagger.tags)}
     assert number == {"A": 4, "B": 4, "C": 1}
     with pytest.raises(ValueError, match="min_count must not be negative"):

@@ -60,7 +60,7 @@ def test_a_latent_tagger_answers_about_taggings():
     for _ in range(80):
         said = random.integers(6, size=random.integers(2, 7))
         train.append(TaggedSentence(tuple(words[i] for i in said), tuple(tags[(i + random.integers(2)) % 3] for i in said)))
-    tagger = LatentTagger(num_substates=4, num_iterations=8, noise=0.5).fit(train)
+    tagger = LatentTagger(num_substates=4, max_iterations=8, noise=0.5).fit(train)
     sentence = "a b c d e".split()
     best = tagger.n_best(sentence, 3**5)
     probs = np.exp([p for _, p in best])

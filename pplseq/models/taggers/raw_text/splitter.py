@@ -66,6 +66,12 @@ def words_of(units: Sequence[Unit]) -> tuple[Word, ...]:
     return tuple(Word(unit.text, {SPACE: "space" if unit.spaced else "none"}) for unit in units)
 
 
+def _lower(text: str) -> str:
+    """In lower case, letter for letter: one whose lower case is longer (İ) stays, so that places in both are the same."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(c if len(c.lower()) > 1 else c.lower() for c in text)
+
+
 class TextSplitter:
     """Splits raw text into sentences and tokens, and tokens into words, as a treebank does.
 
@@ -113,8 +119,8 @@ class TextSplitter:
         made: dict[str, Counter[tuple[str, ...]]] = {}
         ends: dict[str, Counter[str]] = {}
         for token in tokens:
-            lower = token.text.lower()
-            words = tuple(word.lower() for word in token.words)
+            lower = _lower(token.text)
+            words = tuple(_lower(word) for word in token.words)
             made.setdefault(lower, Counter())[words] += 1
             last = words[-1] if len(words) == 2 and "".join(words) == lower else ""
             for size in range(1, min(ENDINGS, len(lower) - 1) + 1):
@@ -164,7 +170,7 @@ class TextSplitter:
 
     def words_of_token(self, text: str) -> tuple[str, ...]:
         """The words of a token, written as it is."""
-        lower = text.lower()
+        lower = _lower(text)
         words = self.words.get(lower) or self._by_ending(lower)
         if len(words) == 1:
             return (text,)
