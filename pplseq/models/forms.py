@@ -47,8 +47,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     if isinstance(x, (list, tuple)):
         if num_features is not None and (text := _first_text(x)) is not None:
             raise TypeError(
-                f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of it, or take "
-                "a model of words"
+                f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
+                "it, or take a model of words"
             )
         if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_frame(x[0]) or x[0] is None:
             rows = [_row(row, num_features, name) for row in x]

@@ -141,8 +141,8 @@ def _words(sentences: Any) -> list[list[str]]:
         raise TypeError("X: expected a list of sentences, got one string; write [sentence]")
     lines = []
     for number, sentence in enumerate(sentences):
-        words = sentence.split() if isinstance(sentence, str) else sentence
-        if not isinstance(words, Iterable) or not all(isinstance(word, str) for word in (words := list(words))):
+        words = sentence.split() if isinstance(sentence, str) else list(sentence) if isinstance(sentence, Iterable) else [None]
+        if not all(isinstance(word, str) for word in words):
             raise TypeError(f"X: sentence {number} must be a string or a list of words, got {sentence!r}")
         lines.append(words)
     return lines

@@ -88,10 +88,17 @@ def test_gaps_of_one_word_are_those_without_a_constraint(run):
     (same,) = ask(run, "infill", "--top", 8, "--matching", ".*", input="the _ _ rose")
     for ours, theirs in zip(same["gaps"], plain["gaps"], strict=True):
         own = {entry["word"]: entry["prob"] for entry in theirs["words"]}
-        # <eos> ends a text, so it fills no gap here
-        rest = 1 - own.pop("<eos>")
-        assert {e["word"] for e in ours["words"]} == set(own)
-        assert ours["position"] == theirs["position"] and rest > 0.5
+        assert {e["word"] for e in ours["words"]} == set(own) == set(WORDS) - {"<eos>"}  # which ends a text, and fills no gap
+        assert ours["position"] == theirs["position"]
+    for options in ((), ("--no-unknown",)):
+        every = "infill", "--top", 8, *options
+        plain, same = (ask(run, *every, *more, input="the _ rose")[0]["gaps"] for more in ((), ("--matching", ".*")))
+        own = {entry["word"]: pytest.approx(entry["prob"], rel=1e-4) for entry in plain[0]["words"]}
+        assert {entry["word"]: entry["prob"] for entry in same[0]["words"]} == own
+    (drawn,) = ask(run, "infill", "--num-samples", 200, input="the _ _ rose")
+    assert all("<eos>" not in sample for sample in drawn["samples"])
+    (open_end,) = ask(run, "infill", "--top", 8, "--no-eos", input="the _ rose")
+    assert {entry["word"] for entry in open_end["gaps"][0]["words"]} == set(WORDS)
     (fell,) = ask(run, "infill", "--containing", "fell", "--not", "stock", input="the _ rose")
     assert fell["gaps"] == [{"position": 1, "words": [{"word": "fell", "prob": pytest.approx(1.0)}]}]
     assert fell["filled"] == ["the", "fell", "rose", "<eos>"]

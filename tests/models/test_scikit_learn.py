@@ -89,6 +89,9 @@ def test_what_is_refused(series):
         StatePosteriors(HMM(2, num_features=1), pool="sum").fit(x)
     with pytest.raises(TypeError, match=r"write \[sentence\]"):
         TokenEmbeddings().fit("the cat")
+    for x, place, got in (([1, 2, 3], 0, "1"), (["a", ["b", 2]], 1, r"\['b', 2\]"), (["a", None], 1, "None")):
+        with pytest.raises(TypeError, match=f"X: sentence {place} must be a string or a list of words, got {got}"):
+            TokenEmbeddings().fit(x)
     fitted = TokenEmbeddings(num_states=2, fit_options={"pseudo_counts": 1.0, "max_iterations": 1}).fit(["a b a", "b a c"] * 9)
     with pytest.raises(ValueError, match="sequence 1 has no step"):
         fitted.transform(["a", ""])

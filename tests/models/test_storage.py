@@ -62,6 +62,7 @@ def test_vocabulary_and_clusters(tmp_path):
     found = load(load(model.save(tmp_path / "model")).save(tmp_path / "again"))  # it keeps them when it is saved again
     assert found.vocabulary.words == vocabulary.words
     assert list(found.clusters.block_of_word) == list(clusters.block_of_word)
+    assert (found.vocabulary.unknown, found.vocabulary.eos, found.vocabulary.eos_id) == (None, "e", 4)
     model.vocabulary = None
     with pytest.raises(ValueError, match="set model.vocabulary too"):
         model.save(tmp_path / "other")

@@ -11,7 +11,7 @@ from pplseq import checks
 from pplseq.baselines import AWDLSTM, LSTM, RNN, FeedForward
 from pplseq.models import VLHMM
 from pplseq.recipes import RECIPES
-from pplseq.recipes.settings import Duration, fill, options_of, read_toml, setting, to_toml
+from pplseq.recipes.settings import Duration, bounds, fill, options_of, read_toml, setting, to_toml
 
 
 @dataclass(kw_only=True)
@@ -152,3 +152,11 @@ def test_one_name_for_a_thing():
     words = {option for recipe in RECIPES.values() for option in options_of(recipe.settings)}
     assert not words & {"states", "restarts", "layers", "iterations", "num_iterations", "learning_rate", "num_units", "init"}
     assert {"num_states", "num_restarts", "num_layers", "max_iterations", "lr", "hidden_size", "initialization"} <= words
+
+
+def test_bounds():
+    assert bounds("20", "length") == 20 and bounds("5-5", "length") == (5, 5) and bounds((0, 3), "length") == (0, 3)
+    empty = "length: from 5 to 2 is empty; write the smaller number first, 2-5"
+    for wrong, message in (("5-2", empty), ("5-", "or two like 12-20")):
+        with pytest.raises(ValueError, match=message):
+            bounds(wrong, "length")

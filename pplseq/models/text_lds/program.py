@@ -319,8 +319,9 @@ class TextLDS(GaussianEstimator):
 
     @torch.no_grad()
     def sample(
-        self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, end: str | int | None = FROM_VOCABULARY, **known
-    ) -> Sample:
+        self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, end: str | int | None = FROM_VOCABULARY,
+        **known,
+    ) -> Sample:  # fmt: skip
         """Words drawn one by one from :meth:`predict_next`, and the filtered means (B, T, h) of the states behind them.
 
         Args:

@@ -90,6 +90,25 @@ def test_a_length_alone_and_no_end_word():
     assert -1e-2 < stops <= 1e-9  # nearly all texts end by then
 
 
+@pytest.mark.parametrize("name", ["hmm", "softmax"])
+def test_a_draw_is_one_sentence(name):
+    model = MODELS[name]()
+    running, drawn = (model.sample(12, 60, seed=0, **end) for end in ({"end": None}, {}))
+    assert bool((running.x >= 0).all()) and [len(words) for words in running.words] == [12] * 60
+    cut = 0
+    for x, states, words, whole in zip(drawn.x, drawn.states, drawn.words, running.words, strict=True):
+        length = whole.index("<eos>") + 1 if "<eos>" in whole else 12
+        assert words == whole[:length] and x[:length].tolist() == VOCABULARY.encode(words).tolist()
+        assert bool((x[length:] == -1).all() & (states[length:] == -1).all() & (states[:length] >= 0).all())
+        cut += length < 12
+    assert cut > 10
+    at_fell = model.sample(12, 60, seed=0, end="fell")
+    assert torch.equal(at_fell.x, model.sample(12, 60, seed=0, end=4).x)
+    assert all("fell" not in words[:-1] for words in at_fell.words) and any("<eos>" in words[:-1] for words in at_fell.words)
+    with pytest.raises(TypeError, match="end: no vector ends a sequence"):
+        HMM(2, num_features=1).set_parameters(initial=[0.5, 0.5]).sample(3, end=0)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("end", ["<eos>", None])
 def test_bounds_may_be_wider_than_what_the_constraint_allows(name, end):
@@ -149,6 +168,8 @@ def test_what_is_refused():
         (dict(constraint=ABOUT, length=(5, 3)), "expected \\(shortest, longest\\) with shortest <= longest"),
         (dict(constraint=ABOUT, length=(5, 3, 1)), "expected a number of words"),
         (dict(constraint=ABOUT, length=3, end="end"), "'end' is not in the vocabulary"),
+        (dict(length=3, end=True), "end: expected the word that ends a text, or its id; None: texts just stop, got True"),
+        (dict(num_steps=3, end=8), "end: expected a word id in 0..7, got 8"),
         (dict(constraint=ABOUT, length=3, prefix=[99]), "ids in 0..7"),
         (dict(constraint=Constraint.containing("stok"), length=3), "'stok' of containing 'stok' is not .* mean 'stock'"),
         (dict(constraint=ABOUT, length=1), "containing 'stock market': takes 2 words or more, and the length allows 1"),

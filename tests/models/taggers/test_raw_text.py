@@ -1,6 +1,7 @@
 """Raw text: units, what a splitter learns from a treebank's spaces, CoNLL-U and back, scores as CoNLL 2018 defines them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -79,6 +80,8 @@ def test_words_of_tokens(splitter):
     assert splitter.words_of_token("Can't") == ("Ca", "n't") and splitter.words_of_token("ISN'T") == ("IS", "N'T")
     assert splitter.words_of_token("haven't") == ("have", "n't")  # by its ending
     assert splitter.words_of_token("n't") == ("n't",) and splitter.words_of_token("dog") == ("dog",)
+    # letters whose lower case is longer keep their places
+    assert splitter.words_of_token("İİN'T") == ("İİ", "N'T") and len("İ".lower()) == 2
 
 
 def test_kept_and_loaded(splitter, tmp_path):
@@ -154,8 +157,6 @@ def test_raw_text_from_training_to_scores(tmp_path):
 
 
 def test_a_line_that_is_no_text_is_skipped_by_name(splitter, tmp_path):
-    from types import SimpleNamespace
-
     from pplseq.recipes.taggers.tagging import read_raw
 
     splitter.save(tmp_path / "splitter")
@@ -166,3 +167,14 @@ def test_a_line_that_is_no_text_is_skipped_by_name(splitter, tmp_path):
     assert [bad.line for bad in found.skipped] == [2, 4] and "line 2: byte 0xff" in told[0] and "line 4: a NUL" in told[1]
     with pytest.raises(ValueError, match="line 2: byte 0xff"):
         read_raw(str(tmp_path / "book.txt"), tmp_path / "splitter", saved, "raise")
+
+
+def test_lines_of_a_raw_text(splitter, tmp_path):
+    """A sentence is told by the line of the text on which it begins, as is a line that could not be read."""
+    from pplseq.recipes.taggers.tagging import read_raw
+
+    (tmp_path / "a.txt").write_bytes(b"He saw\n  Mr. Dog.  \n\n\xff\n\nShe\nbarks. She can't.\n")
+    saved = SimpleNamespace(tagger=None, column=None, format="conllu")
+    found = read_raw(str(tmp_path / "a.txt"), splitter.save(tmp_path / "splitter"), saved)
+    assert [(sentence.words[0], found.line_of(i)) for i, sentence in enumerate(found)] == [("He", 1), ("She", 6), ("She", 7)]
+    assert [bad.first_line for bad in found.skipped] == [4]
