@@ -265,8 +265,7 @@ def bounds(value: Any, where: str) -> int | tuple[int, int]:
     found = [found] if isinstance(found, int) else found
     whole = isinstance(found, (list, tuple)) and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
     if whole and len(found) == 2 and found[0] > found[1] >= 0:
-        least, most = found[1], found[0]
-        raise ValueError(f"{where}: from {most} to {least} is empty; write the smaller number first, {least}-{most}")
+        raise ValueError(f"{where} must go from a smaller number to a larger one, like {found[1]}-{found[0]}, got {value!r}")
     if not whole or not 1 <= len(found) <= 2 or not 0 <= found[0] <= found[-1]:
         raise ValueError(f"{where} must be a whole number, or two like 12-20, got {value!r}")
     return found[0] if len(found) == 1 else (found[0], found[1])

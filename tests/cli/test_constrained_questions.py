@@ -120,7 +120,7 @@ def test_what_cannot_be_is_an_error_of_its_line(run, options, message):
 
 def test_options_that_cannot_be_read(run):
     for options, message in (
-        (["--length", "7-5"], "length must be a whole number, or two like 12-20, got '7-5'"),
+        (["--length", "7-5"], "length must go from a smaller number to a larger one, like 5-7, got '7-5'"),
         (["--length", "x"], "length must be a whole number, or two like 12-20, got 'x'"),
         (["--word-class", "x"], "word_class must be NAME=WORD,WORD, got 'x'"),
         (["--matching", "(the"], "a parenthesis that is not closed"),

@@ -156,7 +156,7 @@ def test_one_name_for_a_thing():
 
 def test_bounds():
     assert bounds("20", "length") == 20 and bounds("5-5", "length") == (5, 5) and bounds((0, 3), "length") == (0, 3)
-    empty = "length: from 5 to 2 is empty; write the smaller number first, 2-5"
+    empty = "length must go from a smaller number to a larger one, like 2-5, got '5-2'"
     for wrong, message in (("5-2", empty), ("5-", "or two like 12-20")):
         with pytest.raises(ValueError, match=message):
             bounds(wrong, "length")
