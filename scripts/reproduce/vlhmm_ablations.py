@@ -4,7 +4,7 @@
 
 Each variant differs from the base in what its name says and takes as many steps; validation perplexity, carried, and the
 processor seconds of its training go to results/vlhmm_ablations.json, and as a table beside the paper's to vlhmm_ablations.md.
-Variants whose runs are complete are not made again.
+Variants whose runs are complete are not made again; one that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def main() -> None:
         command = ["train", "vlhmm", str(data_folder() / "ptb"), "--num-states", str(options.num_states), *flags]
         command += ["--epochs", str(options.epochs), "--validate-per-epoch", "1", "--threads", "1", "--device", "cpu"]
         run = options.runs / name
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "pplseq", *command, "--out", str(run)], check=True)
+        before, stopped = os.times(), (run / "last").is_dir()
+        arguments = ["train", "--resume", str(run)] if stopped else [*command, "--out", str(run)]
+        subprocess.run([sys.executable, "-m", "pplseq", *arguments], check=True)
         after = os.times()
         seconds = after.children_user + after.children_system - before.children_user - before.children_system
         validations = [[row["step"], row["perplexity"]] for row in history(run)]
@@ -79,7 +80,7 @@ def main() -> None:
                 "run": name, "variant": variant, "states": options.num_states, "epochs": options.epochs,
                 "valid_carried": validations[-1][1], "validations": validations, "processor_seconds": round(seconds, 1),
                 "load_average": [round(value, 2) for value in os.getloadavg()], "date": time.strftime("%Y-%m-%d"),
-                "options": " ".join(flags),
+                "options": " ".join(flags), "seconds_are_of": "the last part" if stopped else "all",
             }
         )  # fmt: skip
         record("vlhmm_ablations", rows, folder=".")
