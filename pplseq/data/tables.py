@@ -29,10 +29,11 @@ class SequenceTable:
         ids: of the sequences, in the file's order. lengths: steps of each.
         inputs: of each sequence (T, U) numbers, or (T,) codes of the only column, of symbols. Beside other columns one of
             symbols is a number 0 or 1 for each of its symbols but the first, which is where all of them are 0.
-        outputs: of each sequence (T, D) numbers, NaN where missing, or (T,) codes, -1 where missing.
+        outputs: of each sequence (T, D) numbers, NaN where missing, or (T,) codes, -1 where missing, of the only column, of
+            symbols. Beside other columns one of symbols holds their numbers.
         input_names, output_names: columns; "weather=rain" is 1 where the symbol of the column weather is rain.
         input_levels, output_levels: the symbols, in the order of their codes; None for numbers.
-        input_symbols: of each column of symbols beside other inputs, its symbols.
+        input_symbols, output_symbols: of each column of symbols beside other inputs, or outputs, its symbols.
         errors: id -> why a sequence could not be read, where `read_table` was to leave such ones out.
         all_ids: with theirs, in the file's order.
     """
@@ -48,6 +49,7 @@ class SequenceTable:
     errors: Mapping[str, str] = field(default_factory=dict)
     all_ids: tuple[str, ...] = ()
     input_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    output_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def check_sizes(self, name: str) -> None:
         """Raises ValueError, with the name of the table, for numbers whose squares are too large to be added up."""
@@ -74,6 +76,8 @@ class SequenceTable:
             about |= {} if levels is None else {name: list(levels)}
         if self.input_symbols:
             about["input_symbols"] = {name: list(levels) for name, levels in self.input_symbols.items()}
+        if self.output_symbols:
+            about["output_symbols"] = {name: list(levels) for name, levels in self.output_symbols.items()}
         return about
 
 
@@ -87,6 +91,7 @@ def read_table(
     input_levels: Sequence[str] | None = None,
     output_levels: Sequence[str] | None = None,
     input_symbols: Mapping[str, Sequence[str]] | None = None,
+    output_symbols: Mapping[str, Sequence[str]] | None = None,
     allow_missing_outputs: bool = True,
     leave_out: bool = False,
 ) -> SequenceTable:
@@ -96,9 +101,9 @@ def read_table(
         path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input.
         sequence_id: column that says which sequence a row is of; the rows of a sequence stand together. None: all are one.
         inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
-        symbols: those of them that hold names instead of numbers; of outputs then there is one column.
-        input_levels, output_levels, input_symbols: the symbols of another table, to give the same codes; default: those that
-            occur, sorted.
+        symbols: those of them that hold names instead of numbers.
+        input_levels, output_levels, input_symbols, output_symbols: the symbols of another table, to give the same codes;
+            default: those that occur, sorted.
         allow_missing_outputs: take an empty output for a missing one, instead of an error.
         leave_out: leave a sequence out whose cells cannot be read, and note why, where the table has several.
 
@@ -116,7 +121,7 @@ def read_table(
         path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
         leave_out=leave_out,
     )  # fmt: skip
-    return reader.read(input_levels, output_levels, dict(input_symbols or {}))
+    return reader.read(input_levels, output_levels, dict(input_symbols or {}), dict(output_symbols or {}))
 
 
 class _Reader:
@@ -128,12 +133,8 @@ class _Reader:
         for what, names in (("inputs", inputs), ("outputs", outputs)):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what}: a column is named twice in {', '.join(names)}")
-            if what == "outputs" and len(names) > 1 and any(name in symbols for name in names):
-                raise ValueError(
-                    f"{what}: a column of symbols must be the only one, got {', '.join(names)}; join them into one"
-                )
 
-    def read(self, input_levels, output_levels, input_symbols) -> SequenceTable:
+    def read(self, input_levels, output_levels, input_symbols, output_symbols) -> SequenceTable:
         rows = _parquet_rows(self.path) if self.name.lower().endswith(".parquet") else self._text_rows()
         with contextlib.closing(rows):  # and the file with it, whatever comes
             try:
@@ -173,14 +174,18 @@ class _Reader:
                 numbers[-1].append(number)
         if not ids:
             raise ValueError(f"{self.name}: it has names of columns, but no rows")
-        mixed = self.symbols.intersection(self.inputs) if len(self.inputs) > 1 else frozenset()
-        named = {
-            name: self._levels((name,), [[[row[n]] for row in part[0]] for part in cells], input_symbols.get(name)) or ()
-            for n, name in enumerate(self.inputs)
-            if name in mixed
-        }
+        both_sides = ((self.inputs, input_symbols), (self.outputs, output_symbols))
+        mixed = [self.symbols.intersection(names) if len(names) > 1 else frozenset() for names, _ in both_sides]
+        named, named_outputs = (
+            {
+                name: self._levels((name,), [[[row[n]] for row in part[k]] for part in cells], given.get(name)) or ()
+                for n, name in enumerate(names)
+                if name in mixed[k]
+            }
+            for k, (names, given) in enumerate(both_sides)
+        )
         levels = [
-            None if k == 0 and mixed else self._levels(names, [part[k] for part in cells], given)
+            None if mixed[k] else self._levels(names, [part[k] for part in cells], given)
             for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
         ]
         kept: list[str] = []
@@ -192,10 +197,12 @@ class _Reader:
                 both = [
                     self._encode(names, part[k], rows, levels[k], missing=k == 1 and self.allow_missing)
                     for k, names in enumerate((self.inputs, self.outputs))
-                    if k or not named
+                    if not (named_outputs if k else named)
                 ]
                 if named:
                     both.insert(0, self._encode_mixed(part[0], rows, named))
+                if named_outputs:
+                    both.append(self._encode_outputs(part[1], rows, named_outputs))
             except ValueError as error:
                 if self.errors is None:
                     raise
@@ -206,7 +213,7 @@ class _Reader:
                 side.append(codes)
         return SequenceTable(
             tuple(kept), list(map(len, coded[1])), *coded, expanded_names(self.inputs, named), self.outputs, levels[0],
-            levels[1], self.errors or {}, tuple(ids), named,
+            levels[1], self.errors or {}, tuple(ids), named, named_outputs,
         )  # fmt: skip
 
     def _id_column(self) -> tuple[str, ...]:
@@ -259,6 +266,15 @@ class _Reader:
             cells, levels = [[row[place]] for row in part], named.get(name)
             found = self._encode((name,), cells, rows, levels, missing=False)
             columns.append(found if levels is None else np.eye(len(levels))[found][:, 1:])
+        return np.concatenate(columns, 1)
+
+    def _encode_outputs(self, part, rows, named: Mapping[str, tuple[str, ...]]) -> np.ndarray:
+        """(T, D) numbers of outputs some of which are symbols, which are told by their places."""
+        columns: list[np.ndarray] = []
+        for place, name in enumerate(self.outputs):
+            cells = [[row[place]] for row in part]
+            found = self._encode((name,), cells, rows, named.get(name), missing=self.allow_missing)
+            columns.append(found.reshape(-1, 1) if name not in named else np.where(found < 0, np.nan, found)[:, None])
         return np.concatenate(columns, 1)
 
     def _code(self, column: str, cell: Any, row: int, code: dict[str, int], missing: bool) -> int:

@@ -488,3 +488,26 @@ def test_symbols_and_numbers_are_inputs_together(tmp_path):
     same = write(tmp_path / "same.csv", [("a", 1.0, 2.0), ("a", 2.0, 3.0)], header="k,u,y")
     told = ["--inputs", "k,u", "--symbols", "k", "--outputs", "y", "--out", tmp_path / "same"]
     assert "tells nothing" in pplseq("train", "iohmm", same, *told, code=2).stderr
+
+
+def test_outputs_of_several_kinds(folder):
+    """A count, a class and a number at once, a family a column; names in what is answered."""
+    rng, rows = np.random.default_rng(2), []
+    for name in range(3):
+        for step in range(25):
+            state, a = step // 8 % 2, rng.normal()
+            rows.append((name, round(a, 3), rng.poisson([1, 7][state]), "rs"[state] if step else "", 3 * state + rng.normal()))
+    data = write(folder / "kinds.csv", rows, "id,a,stops,road,y")
+    columns = ["--sequence-id", "id", "--inputs", "a", "--outputs", "stops,road,y", "--symbols", "road"]
+    family = ["--family", "poisson,categorical,normal", "--mealy", "--num-restarts", 2, "--max-iterations", 20]
+    pplseq("train", "iohmm", data, *columns, *family, "--out", folder / "kinds")
+    (answer, *_) = lines(pplseq("query", folder / "kinds", "predict", data))
+    assert list(answer["outputs"][0]) == ["stops", "road=r", "road=s", "y"] and len(answer["outputs"]) == 25
+    assert answer["outputs"][3]["road=r"] + answer["outputs"][3]["road=s"] == pytest.approx(1)
+    (found,) = lines(pplseq("evaluate", folder / "kinds", data))
+    assert set(found["prediction"]["root_mean_squared_error"]) == {"stops", "y"}
+    assert found["prediction"]["classes"]["road"]["accuracy"] > 0.7
+    bad = pplseq("train", "iohmm", data, *columns, "--family", "poisson,normal", "--out", folder / "no", code=2)
+    assert "one for each of the 3" in bad.output
+    bad = pplseq("train", "iohmm", data, *columns[:6], "--outputs", "y", "--family", "poisson", "--out", folder / "no", code=2)
+    assert "column 0 must hold counts" in bad.output and not (folder / "no").exists()

@@ -106,7 +106,6 @@ def test_symbols_beside_numbers_are_numbers_of_their_own(tmp_path):
         (CONTENT.replace("-1e2", "x"), {}, "row 3, column 'u': expected a number, got 'x'"),
         (CONTENT.replace("two,4,5,6,8", "one,4,5,6,8"), {}, "row 7: sequence 'one' began in row 2 and was interrupted"),
         (CONTENT, {"inputs": ["u", "u"]}, "a column is named twice"),
-        (CONTENT, {"outputs": ["y", "kind"], "symbols": ["kind"]}, "must be the only one"),
         (CONTENT, {"inputs": ["kind"], "symbols": ["kind"]}, "row 5, column 'kind': an input is empty"),
         (CONTENT, {"allow_missing_outputs": False}, "row 2, column 'y': an output is empty or NaN"),
         (

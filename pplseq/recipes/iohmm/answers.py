@@ -114,11 +114,18 @@ def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict
         return _accuracies(expected.argmax(-1), targets)
     if columns.family == "bernoulli":
         return {"accuracy": float(np.nanmean(np.where(np.isnan(targets), np.nan, (expected > 0.5) == targets)))}
-    errors = {}
-    for name, square in zip(columns.outputs, ((expected - targets) ** 2).T, strict=True):
-        square = square[~np.isnan(square)]
+    errors, accuracies, names = {}, {}, columns.expected_names
+    for place, name in enumerate(columns.outputs):
+        own = targets[:, place]
+        seen = ~np.isnan(own)
+        if name in (columns.output_symbols or {}):
+            first = names.index(f"{name}={(columns.output_symbols or {})[name][0]}")
+            found = expected[:, first : first + len((columns.output_symbols or {})[name])].argmax(-1)
+            accuracies[name] = _accuracies(found[seen], own[seen]) if seen.any() else None
+            continue
+        square = (expected[seen, names.index(name)] - own[seen]) ** 2
         errors[name] = float(np.sqrt(square.mean())) if len(square) else None
-    return {"root_mean_squared_error": errors}
+    return {"root_mean_squared_error": errors} | ({"classes": accuracies} if accuracies else {})
 
 
 def _accuracies(found: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -316,4 +323,4 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
 def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float | None]:
     """Expected outputs by name: of classes their probabilities."""
     values = [value if math.isfinite(value) else None for value in row.tolist()]
-    return dict(zip(columns.output_levels or columns.outputs, values, strict=True))
+    return dict(zip(columns.expected_names, values, strict=True))

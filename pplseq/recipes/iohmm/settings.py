@@ -67,7 +67,11 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
 
     Args:
         num_states: number of states, or several, 2,3,4 or 2-8 (default: 2; strings: 2-8).
-        family: of the outputs (default: categorical for symbols, else gaussian).
+        family: of the outputs, gaussian, bernoulli or categorical; or of generalised linear models normal, poisson,
+            negative_binomial, binomial, gamma, exponential, bernoulli, categorical, one a column, a,b (default: categorical for
+            symbols, else gaussian, beside symbols normal).
+        links: of generalised linear models, one for all columns or one a column, a,b (default: the usual ones).
+        trials: of binomial outputs.
         num_restarts: random starts of each size (default: 20; strings: 1000).
         select: what chooses among restarts and sizes (default: validation where there is some, else likelihood; sizes by bic).
         validation: held-out data of the same kind, to choose by.
@@ -86,7 +90,9 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
     """
 
     num_states: str | None = None
-    family: Literal["gaussian", "bernoulli", "categorical"] | None = None
+    family: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    trials: int | None = setting(None, check=checks.count)
     num_restarts: int | None = setting(None, check=checks.count)
     select: Literal["likelihood", "bic", "validation", "smallest_consistent"] | None = None
     validation: str | None = None

@@ -17,6 +17,7 @@ from pplseq import checks
 from pplseq.data.tables import SequenceTable, expanded_names, read_table
 from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
+from pplseq.models.iohmm.responses import RESPONSES
 from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
 from pplseq.recipes.recipe import Job
 from pplseq.runs.checkpoint import TRAINING
@@ -77,24 +78,33 @@ class Columns(NamedTuple):
     inputs: list[str]
     outputs: list[str]
     symbols: list[str]
-    family: str
+    family: str | list[str]  # a list: of generalised linear models, one a column
     input_levels: list[str] | None = None
     output_levels: list[str] | None = None
     mean: list[float] | None = None  # of real inputs, where they are standardized
     scale: list[float] | None = None
     input_symbols: dict[str, list[str]] | None = None  # of columns of symbols beside other inputs
+    output_symbols: dict[str, list[str]] | None = None
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Of the numbers that the model is given: of symbols beside other inputs "weather=rain"."""
         return expanded_names(self.inputs, self.input_symbols or {})
 
+    @property
+    def expected_names(self) -> list[str]:
+        """Of the numbers that the model expects of outputs: of symbols beside other outputs the probability of each."""
+        if self.output_levels is not None:
+            return self.output_levels
+        named = self.output_symbols or {}
+        return [part for name in self.outputs for part in ([f"{name}={v}" for v in named[name]] if name in named else [name])]
+
     def read(self, data: str, *, leave_out: bool = False) -> SequenceTable:
         """A table, its inputs standardized as the training table's were; `leave_out`: without what cannot be read."""
         table = read_table(
             data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
             input_levels=self.input_levels, output_levels=self.output_levels, input_symbols=self.input_symbols,
-            leave_out=leave_out,
+            output_symbols={n: v for n, v in (self.output_symbols or {}).items() if n in self.outputs}, leave_out=leave_out,
         )  # fmt: skip
         return self.standardized(table)
 
@@ -117,14 +127,16 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         raise ValueError(
             f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{checks.nearest(stray[0], [*inputs, *outputs])}"
         )
-    family = settings.family or ("categorical" if set(symbols) & set(outputs) else "gaussian")
-    if family != "categorical" and (named := [name for name in outputs if name in symbols]):
+    family = _family(settings, outputs, set(symbols) & set(outputs))
+    each = family if isinstance(family, list) else [family] * len(outputs)
+    if named := [name for name, kind in zip(outputs, each, strict=True) if kind != "categorical" and name in symbols]:
+        got = each[outputs.index(named[0])]
         raise ValueError(
-            f"family: column {named[0]!r} holds symbols, whose family is categorical, got {family}; leave --family out, or "
-            f"leave {named[0]!r} out of --symbols"
+            f"family: column {named[0]!r} holds symbols, whose family is categorical, got {got}; leave --family out, or leave "
+            f"{named[0]!r} out of --symbols"
         )
-    if family == "categorical":
-        symbols = [*symbols, *(name for name in outputs if name not in symbols)]
+    if "categorical" in each:
+        symbols = [*symbols, *(n for n, kind in zip(outputs, each, strict=True) if kind == "categorical" and n not in symbols)]
     columns = Columns(settings.sequence_id, inputs, outputs, symbols, family)
     table = columns.read(data)
     if table.output_levels is not None and len(table.output_levels) < 2:
@@ -136,7 +148,12 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
     mixed = {name: list(found) for name, found in table.input_symbols.items()}
     if alone := [name for name, found in mixed.items() if len(found) < 2]:
         raise ValueError(f"{data}: column {alone[0]!r} holds {mixed[alone[0]][0]!r} everywhere and tells nothing; leave it out")
-    columns = columns._replace(input_levels=levels[0], output_levels=levels[1], input_symbols=mixed or None)
+    classes = {name: list(found) for name, found in table.output_symbols.items()}
+    if alone := [name for name, found in classes.items() if len(found) < 2]:
+        raise ValueError(f"{data}: column {alone[0]!r} holds one class only, {classes[alone[0]][0]!r}; leave it out")
+    columns = columns._replace(
+        input_levels=levels[0], output_levels=levels[1], input_symbols=mixed or None, output_symbols=classes or None
+    )
     if inputs and levels[0] is None and settings.standardize:
         rows = np.concatenate(table.inputs)
         mean, scale = rows.mean(0), rows.std(0)
@@ -145,6 +162,21 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         columns = columns._replace(mean=mean.tolist(), scale=scale.tolist())
         table = columns.standardized(table)
     return columns, table
+
+
+def _family(settings: Any, outputs: list[str], named: set[str]) -> str | list[str]:
+    """A family of all outputs together, or a list of generalised linear models, one a column."""
+    given = list(settings.family)
+    if len(given) not in (0, 1, len(outputs)):
+        raise ValueError(f"family: one for all columns of outputs, or one for each of the {len(outputs)}; got {given}")
+    if len(given) == 1 and given[0] not in (*RESPONSES, "gaussian"):
+        raise ValueError(f"family: no family {given[0]!r}.{checks.nearest(given[0], [*RESPONSES, 'gaussian'])}")
+    if not given and named and len(outputs) > 1:
+        given = ["categorical" if name in named else "normal" for name in outputs]
+    of_all = len(given) < 2 and (given or ["gaussian"])[0] in ("gaussian", "bernoulli", "categorical")
+    if of_all and not settings.links and not (given == ["categorical"] and len(outputs) > 1):
+        return given[0] if given else "categorical" if named else "gaussian"
+    return given if len(given) == len(outputs) else (given or ["normal"]) * len(outputs)
 
 
 def _graph(option: str | None) -> Any:
@@ -207,12 +239,22 @@ def _options(columns: Columns, table: SequenceTable, settings: Any) -> dict[str,
     return dict(
         num_symbols=None if columns.input_levels is None else len(columns.input_levels),
         num_inputs=len(columns.input_names) if columns.input_levels is None else None,
-        outputs=columns.family,
-        num_outputs=len(columns.outputs) if columns.output_levels is None else len(columns.output_levels),
+        outputs=columns.family, num_outputs=_widths(columns), trials=settings.trials,
+        links=(settings.links[0] if len(settings.links) == 1 else list(settings.links) or None),
         mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
         feedback=settings.feedback, covariance=settings.covariance,
         hidden=settings.hidden, covariance_floor=settings.covariance_floor,
     )  # fmt: skip
+
+
+def _widths(columns: Columns) -> int | list[int]:
+    """Numbers of classes, or of dimensions; of generalised linear models column by column."""
+    levels = columns.output_levels
+    if not isinstance(columns.family, list):
+        return len(columns.outputs) if levels is None else len(levels)
+    if levels is not None:
+        return [len(levels)]
+    return [len((columns.output_symbols or {}).get(name, [""])) for name in columns.outputs]
 
 
 def info(data: str, settings: Any) -> dict[str, Any]:
@@ -238,7 +280,7 @@ def train_table(job: Job) -> dict[str, Any]:
     fit = _fit_options(settings, select, validation)
     watch.say(
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; inputs {', '.join(columns.inputs) or 'none'}, outputs "
-        f"{', '.join(columns.outputs)} ({columns.family})"
+        f"{', '.join(columns.outputs)} ({columns.family if isinstance(columns.family, str) else ', '.join(columns.family)})"
     )
     # killed within its first size, a run has no model yet
     record, kept, _ = read_run(job.folder) if job.resume and RUN.is_at(job.folder / BEST) else ({}, None, None)

@@ -90,6 +90,7 @@ def _number_measures(found: dict[str, Any], columns: Columns, rows: Any, learned
                 float(rival[k]), "the mean of the training rows",
             )
             for k, name in enumerate(columns.outputs)
+            if name in found[kind]["root_mean_squared_error"]
         ]  # fmt: skip
     return result
 
@@ -101,10 +102,11 @@ def _predictions(run: Run, columns: Columns, rows: Any) -> str:
     means = np.asarray(told.outputs[0])
     return "".join(
         figure(
-            series_figure(rows.outputs[longest][:, k], means[:, k], name=name),
+            series_figure(rows.outputs[longest][:, k], means[:, columns.expected_names.index(name)], name=name),
             f"<b>{escape(name)}</b>: dots are observed, the line is what the rows before and the inputs let expect.",
         )
         for k, name in enumerate(columns.outputs[:MOST_COLUMNS])
+        if name not in (columns.output_symbols or {})
     )
 
 
