@@ -4,6 +4,7 @@
 |---|---|
 | a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
 | an array of objects | numbers, missing where it holds None; or the sequences that it holds |
+| an array of strings | a list of them |
 | an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
 | an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
 | a `Text` of a corpus | its lines |
@@ -44,6 +45,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
         x = numbers_of(x, num_features, name)
     elif isinstance(x, np.ndarray) and x.dtype == object:
         x = of_objects(x, num_features, name)
+    elif isinstance(x, np.ndarray) and x.dtype.kind == "U":
+        x = x.tolist()
     if isinstance(x, (list, tuple)):
         if num_features is not None and (text := _first_text(x)) is not None:
             raise TypeError(

@@ -124,6 +124,7 @@ def test_inputs_come_alike():
         (lambda: WORDS.score(ids, [3, 5]), ValueError, "they must sum to the 7 rows of x, got 8$"),
         (lambda: NUMBERS.score(values, np.arange(7)), ValueError, "got 21; if these are targets y, leave them out"),
         (lambda: NUMBERS.score(["a b"]), TypeError, "expected numbers, vectors of 1 a step, got the text 'a b'"),
+        (lambda: NUMBERS.score(np.array(["1", "2"])), TypeError, "vectors of 1 a step, got the text '1'"),
         (lambda: VECTORS.score([[0.5, None], ["b", 1.0]]), TypeError, "vectors of 2 a step, got the text 'b'"),
         (lambda: NUMBERS.score([[1.0], [2.0]]), ValueError, r"one sequence or 2: write \[x\] .* \[\[row\] for row in x\]"),
         (lambda: VECTORS.score(values), ValueError, r"must be \(N, D\) with D = 2, got shape \(7,\)"),

@@ -247,6 +247,10 @@ def test_forecasts_draws_and_sentences_of_words(model):
         close(model.predict_next(["A b g", ""]).word_log_probs[0], model.predict_next([[0, 1, 6]]).word_log_probs[0])
         draw = model.sample(5, 3, seed=1)
         assert draw.x.equal(model.sample(5, 3, seed=1).x) and draw.x.shape == (3, 5)
+        end = int(draw.x[0, 1])
+        whole, first = model.sample(5, 3, seed=1, end=end), int((draw.x[0] == end).nonzero()[0])
+        assert whole.x[0].tolist() == [*draw.x[0, : first + 1].tolist(), *[-1] * (4 - first)]
+        assert whole.states[0, : first + 1].equal(draw.states[0, : first + 1]) and not whole.states[0, first + 1 :].any()
         assert draw.words == [["abcdefg"[i] for i in row] for row in draw.x.tolist()]
         close(draw.states, model.filter(draw.x).means)
         frequent = torch.bincount(model.sample(1, 4000, seed=0).x[:, 0], minlength=NUM_WORDS) / 4000
