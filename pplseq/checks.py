@@ -72,6 +72,12 @@ def whole_text() -> Iterator[None]:
         WHOLE.reset(token)
 
 
+@functools.cache
+def signature(function: Callable) -> inspect.Signature:
+    """That of a function or class, looked up once: it takes longer than a small answer."""
+    return inspect.signature(function)
+
+
 class NotFittedError(RuntimeError):
     """A model was asked before it had learned anything."""
 

@@ -5,6 +5,8 @@ Factors are those of :mod:`pplseq.kernels.scan`; ``log`` are its log matrices, o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +27,10 @@ REAL = (torch.float64, torch.float32)
 class Links(NamedTuple):
     """Which log matrix each step of each row takes: number first[n] + (t - 1) * stride of the table leads into step t."""
 
-    table: Tensor  # (M, K, K)
-    first: Tensor  # (N,)
+    table: np.ndarray  # (M, K, K)
+    first: np.ndarray  # (N,)
     stride: int
-    numbers: Tensor = torch.zeros(0, 1, dtype=torch.int64)  # (T, N): number[t, n] instead, where there are some
+    numbers: np.ndarray = np.zeros((0, 1), np.int64)  # (T, N): number[t, n] instead, where there are some
 
 
 class Kept(NamedTuple):
@@ -62,16 +64,16 @@ def pays(log: Tensor, emit: Tensor) -> bool:
 def links_of(log: Tensor, shared: bool, batch: torch.Size) -> Links:
     """The links of a chain with rows (*batch): one matrix for all, one for some batch dimensions, or one a step and row."""
     num_states, num_rows = log.shape[-1], batch.numel()
+    table = array(log).reshape(-1, num_states, num_states)
     if not shared:
-        table = log.reshape(-1, num_states, num_states).contiguous()
         if not len(table):  # a single step
-            table = torch.zeros(1, num_states, num_states, dtype=log.dtype)
-        return Links(table, torch.arange(num_rows), num_rows)
-    table = log.reshape(-1, num_states, num_states).contiguous().double()
+            table = np.zeros((1, num_states, num_states), table.dtype)
+        return Links(table, np.arange(num_rows), num_rows)
+    table = table.astype(np.float64, copy=False)
     if log.dim() == 2:
-        return Links(table, torch.zeros(num_rows, dtype=torch.int64), 0)
-    number = torch.arange(len(table)).reshape(log.shape[:-2]).expand(batch).reshape(-1)
-    return Links(table, number.contiguous(), 0)
+        return Links(table, np.zeros(num_rows, np.int64), 0)
+    number = np.broadcast_to(np.arange(len(table)).reshape(log.shape[:-2]), batch)
+    return Links(table, np.ascontiguousarray(number.reshape(-1)), 0)
 
 
 def lengths_of(valid: Tensor | None, emit: Tensor) -> np.ndarray:
@@ -83,7 +85,7 @@ def lengths_of(valid: Tensor | None, emit: Tensor) -> np.ndarray:
 
 def as_rows(emit: Tensor) -> np.ndarray:
     """(T, N, K)"""
-    return array(emit.reshape(emit.shape[0], -1, emit.shape[-1]))
+    return array(emit).reshape(emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1])
 
 
 def piece_of(emit: Tensor) -> int:
@@ -112,26 +114,34 @@ def forward_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray,
     from pplseq.kernels import chain_loops
 
     num_steps, *batch, num_states = emit.shape
-    starts = array(init.expand(*batch, num_states).reshape(-1, num_states).double())
+    starts = starts_of(init, batch)
     pieces, num_rows = num_pieces(num_steps, num_states), len(starts)
     carry, in_logs = np.empty((pieces + 1, num_rows, num_states)), np.zeros((pieces, num_rows), np.bool_)
     kept = Kept(links, emit.detach(), lengths, carry, in_logs, shape)
-    steps = torch.empty(num_steps, num_rows, dtype=torch.float64)
-    _filter(chain_loops.forward, starts, kept, steps.numpy(), emit.new_empty(0, 1, 1).numpy())
-    return steps.reshape(num_steps, *batch), kept
+    steps, emissions = np.empty((num_steps, num_rows)), as_rows(emit)
+    _filter(chain_loops.forward, starts, kept, emissions, steps, np.empty((0, 1, 1), emissions.dtype))
+    return torch.from_numpy(steps).reshape(num_steps, *batch), kept
 
 
-def _filter(loop, starts: np.ndarray, kept: Kept, steps: np.ndarray, out: np.ndarray) -> None:
-    links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
-    table, first, numbers = array(links.table), array(links.first), array(links.numbers)
+def starts_of(init: Tensor, batch: Sequence[int]) -> np.ndarray:
+    """(N, K), double precision."""
+    found = array(init).astype(np.float64, copy=False)
+    rows = math.prod(batch)
+    if found.size != rows * found.shape[-1]:
+        found = np.ascontiguousarray(np.broadcast_to(found, (*batch, found.shape[-1])))
+    return found.reshape(rows, found.shape[-1])
+
+
+def _filter(loop, starts: np.ndarray, kept: Kept, emissions: np.ndarray, steps: np.ndarray, out: np.ndarray) -> None:
+    links, piece = kept.links, piece_of(kept.emit)
 
     def run(part: int, begin: int, end: int) -> None:
         loop(
-            begin, end, starts, table, first, links.stride, numbers, emissions, kept.lengths, piece, kept.carry, kept.in_logs,
-            steps, out,
+            begin, end, starts, links.table, links.first, links.stride, links.numbers, emissions, kept.lengths, piece,
+            kept.carry, kept.in_logs, steps, out,
         )  # fmt: skip
 
-    compiled.by_rows(run, len(starts), kept.emit.numel() * kept.emit.shape[-1])
+    compiled.by_rows(run, len(starts), emissions.size * emissions.shape[-1])
 
 
 def messages(kept: Kept) -> Tensor:
@@ -141,7 +151,8 @@ def messages(kept: Kept) -> Tensor:
     num_steps, num_states = kept.emit.shape[0], kept.emit.shape[-1]
     found = kept.emit.new_empty(num_steps, len(kept.lengths), num_states)
     again = kept._replace(carry=kept.carry.copy(), in_logs=kept.in_logs.copy())
-    _filter(chain_loops.forward, kept.carry[0].copy(), again, np.empty(found.shape[:2]), found.numpy())
+    starts, steps = kept.carry[0].copy(), np.empty(found.shape[:2])
+    _filter(chain_loops.forward, starts, again, as_rows(kept.emit), steps, found.numpy())
     return found
 
 
@@ -157,21 +168,21 @@ def carried(kept: Kept) -> Tensor:
 
 
 def smooth(
-    kept: Kept, weight: Tensor, *, scaled_states: bool = True, pairs: bool = True
+    kept: Kept, weight: Tensor | None, *, scaled_states: bool = True, pairs: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """p(z_t | x) (T, *B, K), 0 at padded steps; and p(z_t, z_{t+1} | x) in the shape of the log matrices, so that shared ones
-    get sums over steps and rows. Both are multiplied by ``weight`` (*B,) by row, the states unless ``scaled_states`` is False.
+    get sums over steps and rows. Both are multiplied by ``weight`` (*B,) by row, None for 1, the states unless
+    ``scaled_states`` is False.
     """
     from pplseq.kernels import chain_loops
 
     links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
     num_rows, work, shared = len(kept.lengths), 4 * kept.emit.numel() * kept.emit.shape[-1], kept.links.stride == 0
     parts = compiled.num_parts(num_rows, work)
-    weights, shown = array(weight.reshape(-1).double()), np.ones(num_rows)
-    shown = weights if scaled_states else shown
-    posterior = kept.emit.new_empty(emissions.shape)
-    table, first, numbers, out = array(links.table), array(links.first), array(links.numbers), posterior.numpy()
-    nothing = torch.zeros(0, 1, 1, dtype=links.table.dtype).numpy()
+    weights = np.ones(num_rows) if weight is None else array(weight.reshape(-1).double())
+    shown = weights if scaled_states else np.ones(num_rows)
+    table, first, numbers, out = links.table, links.first, links.numbers, np.empty(emissions.shape, emissions.dtype)
+    nothing = np.zeros((0, 1, 1), table.dtype)
     sums = np.zeros((parts, *table.shape)) if pairs and shared else np.zeros((parts, 0, 1, 1))
     own = not shared and not len(numbers)  # a step and row has its own entries
     apart = np.zeros((1 if own else parts, *table.shape), table.dtype) if pairs else None
@@ -184,6 +195,7 @@ def smooth(
         )  # fmt: skip
 
     compiled.by_rows(run, num_rows, work)
+    posterior = torch.from_numpy(out)
     if apart is None:
         return posterior.reshape(kept.emit.shape), None
     if shared:
@@ -213,7 +225,7 @@ def viterbi_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray)
 
     num_steps, num_states = emit.shape[0], emit.shape[-1]
     piece = min(num_steps, max(32, POINTERS // num_states))
-    starts, table, first, emissions = array(init.double()), array(links.table), array(links.first), as_rows(emit)
+    starts, table, first, emissions = array(init.double()), links.table, links.first, as_rows(emit)
     paths, scores, final = np.empty(emissions.shape[:2], np.int64), np.empty(len(starts)), np.zeros(starts.shape)
 
     def run(part: int, begin: int, end: int) -> None:
@@ -233,7 +245,7 @@ def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | Non
     num_steps, *batch, _ = filtered.shape
     links, lengths, messages = links_of(log, shared, torch.Size(batch)), lengths_of(valid, filtered), as_rows(filtered)
     uniform = torch.rand(num_samples, num_steps, len(lengths), dtype=torch.float64).numpy()
-    table, first, out = array(links.table), array(links.first), np.empty(uniform.shape, np.int64)
+    table, first, out = links.table, links.first, np.empty(uniform.shape, np.int64)
 
     def run(part: int, begin: int, end: int) -> None:
         path_loops.sample(begin, end, table, first, links.stride, messages, lengths, uniform, out)

@@ -24,10 +24,12 @@ import copy
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq.kernels import compiled, compiled_chain
+from pplseq.kernels.compiled import array
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
@@ -346,16 +348,16 @@ def _forward_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
     seen = emit if lattice.emit_index is None else emit.index_select(1, lattice.emit_index)
     emissions = emit.new_zeros(*mask.shape, num_states)
     emissions[mask] = seen.T
-    table = pair.permute(2, 0, 1).contiguous()
-    first = torch.zeros(mask.shape[1], dtype=torch.int64)
+    table, first = array(pair.permute(2, 0, 1)), np.zeros(mask.shape[1], np.int64)
     if len(table) == 1:
         links = compiled_chain.Links(table, first, 0)
     else:
         numbers = torch.zeros(mask.shape, dtype=torch.int64)
         numbers[mask] = torch.arange(lattice.num_packed) if lattice.pair_index is None else lattice.pair_index
-        links = compiled_chain.Links(table, first, 1, numbers)
+        links = compiled_chain.Links(table, first, 1, array(numbers))
     lengths = mask.sum(0).numpy()
-    steps, kept = compiled_chain.forward_along(init[:, lattice.init_index].T, links, emissions, lengths, table.shape)
+    starts, shape = init[:, lattice.init_index].T, torch.Size(table.shape)
+    steps, kept = compiled_chain.forward_along(starts, links, emissions, lengths, shape)
     return steps.sum(0), kept
 
 
@@ -374,7 +376,7 @@ def _expectation_by_loops(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lat
     indices = (lattice.init_index, *(everything if i is None else i for i in (lattice.pair_index, lattice.emit_index)))
     log_prob = emit.new_zeros(lattice.sizes[0])
     counts = [torch.zeros_like(table) for table in tables]
-    given = (array.detach().numpy() for array in (*tables, *indices, lattice.starts, log_prob, *counts))
+    given = (value.detach().numpy() for value in (*tables, *indices, lattice.starts, log_prob, *counts))
     if not path_loops.scaled_expectation(*given):
         return None
     start, pairs, visits = counts

@@ -340,8 +340,7 @@ def smooth(
 ) -> tuple[Tensor, Tensor | None]:
     """Both posteriors at once: p(z_t | x) (T, *B, K), and (unless ``pairs`` is False) what pair_posterior returns."""
     if forward.kept is not None:
-        scale = torch.ones_like(forward.log_prob) if weight is None else weight
-        return compiled_chain.smooth(forward.kept, scale, scaled_states=False, pairs=pairs)
+        return compiled_chain.smooth(forward.kept, weight, scaled_states=False, pairs=pairs)
     if not is_shared(matrices, emit):
         beta = backward_pass(matrices, emit, valid)
         single = state_posterior(forward.filtered, beta, valid)
@@ -446,4 +445,7 @@ def chain_log_prob(
         Forward, of which only ``log_prob`` carries a gradient.
     """
     init = init.expand(emit.shape[1:])
+    if not twice.derivatives_wanted(init, pair, emit, restart_to):
+        twice.refuse_jit()
+        return forward_pass(init, StepMatrices(pair, shared, restart, restart_to), emit, valid)
     return Forward(*twice.apply(ChainLogProb, forward_twin, init, pair, emit, valid, shared, restart, restart_to))

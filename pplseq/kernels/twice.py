@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack  # pyright: ignore[reportMissingImports]
+from torch.autograd import forward_ad
 
 
 def apply(fast: type[torch.autograd.Function], twin: Callable, *args):
@@ -49,6 +50,13 @@ def gradients(twin: Callable, args: tuple, grads: tuple | Tensor) -> tuple[Tenso
         for k, grad in zip(wanted, found, strict=True):
             result[k] = grad
     return tuple(result)
+
+
+def derivatives_wanted(*tensors: Tensor | None) -> bool:
+    """Whether what is computed from these tensors may be differentiated: backwards, forwards or by a transform."""
+    if forward_ad._current_level >= 0 or transformed():
+        return True
+    return torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors if tensor is not None])
 
 
 def transformed() -> bool:

@@ -11,7 +11,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.state import MISSING, Belief, Emission, Transition
@@ -174,6 +174,19 @@ def one_chain(program):
     return program
 
 
+def in_training(module: nn.Module) -> list[nn.Module]:
+    """The module and its parts, as far as they are in training."""
+    return [part for part in module.modules() if part.training]
+
+
+def set_mode(part: nn.Module, training: bool) -> None:
+    """Sets whether a part alone is in training: a question must not cost a walk through all modules and their attributes."""
+    if type(part).train is nn.Module.train:
+        vars(part)["training"] = training
+    else:
+        part.train(training)
+
+
 def _masked(mask: Any):
     return poutine.mask(mask=True if mask is None else mask)
 
@@ -299,9 +312,9 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             start: the belief at the end of the previous segment, or None.
             **known: what else the program takes.
         """
-        training = self.training
-        if training:
-            self.eval()
+        training = in_training(self) if self.training else []
+        for part in training:
+            set_mode(part, False)
         try:
             with self._at_point(), torch.no_grad():
                 chain: Any = self.direct_chain(x, lengths, start, **known)  # a Chain, but where a model says otherwise
@@ -313,8 +326,8 @@ class SequenceModel(checks.NamedArguments, PyroModule):
                     self(x, lengths, start, **known)
         finally:
             vars(self)["_queried"] = False
-            if training:
-                self.train()
+            for part in training:
+                set_mode(part, True)
         return vars(self).pop("_chains").popitem()[1]
 
     @property
@@ -347,6 +360,10 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         given = self.given(x, lengths, start, **known)
         return given.chain(*self.specs_given(given), start, given.before(slice(None)), given.inputs)
 
+    def short_chain(self, batch: Batch) -> Any:
+        """What :meth:`posterior` returns for a batch that was checked, by a shorter way; None where there is none."""
+        return None
+
     def specs_given(self, given: Given) -> tuple[Transition, Emission]:
         """:meth:`specs`, for a model in which they depend on what the program was called with."""
         return self.specs()
@@ -354,7 +371,8 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     def chain_of(self, batch: Batch) -> Any:
         """The chain of a batch that was checked, for EM; a model may have a shorter way to it than running its program."""
         with checks.trusted():  # Pyro's validation would report a NaN first, and less clearly
-            return self.posterior(batch.x, batch.lengths, **batch.known)
+            chain = self.short_chain(batch)
+            return self.posterior(batch.x, batch.lengths, **batch.known) if chain is None else chain
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
         """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""

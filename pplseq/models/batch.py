@@ -56,6 +56,14 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
     return Batch(x.to(reference.device), None if lengths is None else lengths.to(reference.device))
 
 
+def is_batch(x: Any, words: bool, reference: Tensor | None) -> bool:
+    """Whether x are full rows as a :class:`Batch` has them, of a parameter's type and on its device: nothing to convert."""
+    if type(x) is not Tensor or reference is None or x.dim() != (2 if words else 3) or x.device != reference.device:
+        return False
+    # a column of words could be one sequence
+    return 0 not in x.shape and (x.dtype == torch.int64 and x.shape[1] > 1 if words else x.dtype == reference.dtype)
+
+
 def holds_words(x) -> bool:
     """Whether x are sentences: strings, or sequences of strings among which None is a gap."""
     if not isinstance(x, (list, tuple)) or not len(x):

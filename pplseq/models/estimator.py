@@ -16,11 +16,22 @@ from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.models.base import SequenceModel
-from pplseq.models.batch import as_given, in_ids, padded_states, seeded, split_rows, to_batch, without_empty_rows
+from pplseq.models.base import SequenceModel, in_training
+from pplseq.models.batch import (
+    as_given,
+    in_ids,
+    is_batch,
+    padded_states,
+    seeded,
+    split_rows,
+    to_batch,
+    without_empty_rows,
+)
+from pplseq.models.fitted import FittedState
 from pplseq.models.fitting import (
     PART_STEPS,
     check_options,
@@ -46,7 +57,7 @@ class Sample(NamedTuple):
     words: list[list[str]] | None = None
 
 
-class Estimator(SequenceModel):
+class Estimator(FittedState, SequenceModel):
     """A model that is fitted to data sets and answers questions about them.
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
@@ -66,7 +77,6 @@ class Estimator(SequenceModel):
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     num_features: int | None = None
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
-    is_fitted: bool = False
 
     # ---------------------------------------------------------------- data
     @property
@@ -80,6 +90,9 @@ class Estimator(SequenceModel):
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
+        if lengths is states is None and is_batch(x, self.num_features is None, next(self.parameters(), None)):
+            self.check_observations(x)
+            return Batch(x)
         x, lengths = in_form(x, lengths, num_features=self.num_features)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
@@ -143,7 +156,7 @@ class Estimator(SequenceModel):
         """
         method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
         self.to(checks.device(options.pop("device", self.reference.device)))
-        known = {name: options.pop(name) for name in inspect.signature(self.as_batch).parameters if name in options}
+        known = {name: options.pop(name) for name in checks.signature(type(self).as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
         if initialization is not None and not self.starts:
@@ -156,7 +169,8 @@ class Estimator(SequenceModel):
         batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
         if batch is not None:
             self.check_data(batch)
-        self.train(method != "em")  # a model that was fitted or loaded before is at test, without dropout
+        if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
+            self.train(method != "em")
         with seeded(seed), on_cluster(options) as options:
             cluster = options.get("cluster")
             if batch is None:
@@ -174,7 +188,8 @@ class Estimator(SequenceModel):
                 history = run_fit(self, batches, method, options, folder=folder, resume=resume, max_time=max_time)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         self.is_fitted = True
-        return self.eval()  # as a loaded model is; queries need not change it and change it back
+        # as a loaded model is; queries need not change it and change it back
+        return self.eval() if in_training(self) else self
 
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""
@@ -198,37 +213,6 @@ class Estimator(SequenceModel):
                 chain = vars(self).pop("_chains").popitem()[1]
         return chain.log_prob().sum() + share * self.log_prior()
 
-    def drawn(self) -> None:
-        """Called by constructors that draw parameters at random: until these change the model has nothing to say."""
-        vars(self)["_drawn"] = self._stamps()
-
-    def _stamps(self) -> list[tuple[int, int]]:
-        return [(id(parameter), parameter._version) for parameter in self.parameters()]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_drawn": None if self.__sklearn_is_fitted__() else "as drawn"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if vars(self).get("_drawn") == "as drawn":  # a copy's parameters are others, and no more fitted
-            self.drawn()
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self.is_fitted or vars(self).get("_drawn") != self._stamps()
-
-    def __sklearn_tags__(self):
-        from sklearn.utils import Tags, TargetTags  # only scikit-learn asks
-
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
-
-    def check_fitted(self) -> None:
-        """Raises NotFittedError while the parameters are those that the constructor drew: neither fitted, nor set or loaded."""
-        if not self.__sklearn_is_fitted__():
-            raise checks.NotFittedError(
-                f"this {type(self).__name__} has random parameters: fit it, or give it parameters (set_parameters, "
-                "load_state_dict, an optimizer of your own)"
-            )
-
     # ---------------------------------------------------------------- likelihood
     def posterior(self, x, lengths=None, start=None, **known):
         """The chain of observations at the point estimate, without dropout and gradients.
@@ -246,13 +230,21 @@ class Estimator(SequenceModel):
         self.check_names(known)
         self.check_fitted()
         batch = self.as_batch(x, lengths, **known)
-        return batch, self.posterior(batch.x, batch.lengths, **batch.known)
+        chain = self.short_chain(batch)
+        if chain is not None:
+            return batch, chain
+        # a batch made here was looked at; those of subclasses have parts that only their programs look at
+        looked = checks.TRUSTED.set(checks.TRUSTED.get() or type(self).as_batch is Estimator.as_batch)
+        try:
+            return batch, self.posterior(batch.x, batch.lengths, **batch.known)
+        finally:
+            checks.TRUSTED.reset(looked)
 
     def check_names(self, known: dict[str, Any]) -> None:
         """Raises TypeError for arguments by names that this model does not know; says which it knows."""
         if not known:
             return
-        names = list(inspect.signature(self.as_batch).parameters)[2:]
+        names = list(checks.signature(type(self).as_batch).parameters)[3:]
         for name in known:
             if name not in names:
                 takes = checks.nearest(name, ["x", "lengths", *names])
@@ -265,7 +257,8 @@ class Estimator(SequenceModel):
             ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
         """
         batch, chain = self._posterior(x, lengths, **known)
-        if batch.states is None and not observed_tokens(self, batch):
+        whole = isinstance(chain, DenseChain) and chain.seen is None and batch.lengths is None  # known without a look
+        if batch.states is None and not whole and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
         total = float(chain.log_prob().detach().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total

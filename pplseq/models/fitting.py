@@ -49,12 +49,12 @@ def check_options(
     Args:
         fitter: what carries the method out, by default that of this file. own: its arguments that are not the user's.
     """
-    parameters = inspect.signature(fitter or FITTERS[method]).parameters.values()
+    parameters = checks.signature(fitter or FITTERS[method]).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    data = inspect.signature(model.as_batch).parameters  # what is known with the sequences
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("initial", "on_iteration", *own)]
     if unknown := sorted(options.keys() - set(known)):
+        data = list(checks.signature(type(model).as_batch).parameters)[1:]  # what is known with the sequences
         raise TypeError(
             f"{type(model).__name__}.fit with method {method!r} has no option {', '.join(map(repr, unknown))}; it takes "
             f"{', '.join(known)}.{checks.similar(unknown[0], [*known, *inspect.signature(type(model).fit).parameters, *data])}"

@@ -60,6 +60,8 @@ class Chain(PathExpectations):
     All results are in nats, batch first. Padded steps have state -1 in paths and 0 elsewhere.
     """
 
+    _was_checked = False  # whether every row is possible
+
     def __init__(
         self,
         transition: Transition,
@@ -171,12 +173,13 @@ class Chain(PathExpectations):
 
     def _possible(self) -> scan.Forward:
         forward = self._forward
-        if self.check and not (checks.WHOLE.get() and forward.log_prob.device.type != "cpu"):
+        if self.check and not self._was_checked and not (checks.WHOLE.get() and forward.log_prob.device.type != "cpu"):
             impossible = torch.isneginf(forward.log_prob)
             # where parameters come in a batch (outer enumeration), a row is impossible if it is so under all of them
             extra = impossible.dim() - len(self.batch_shape)
             if twice.holds((impossible.flatten(0, extra - 1).all(0) if extra > 0 else impossible).any()):
                 self._raise_impossible(forward.step_log_prob)
+            self._was_checked = True
         return forward
 
     def _original_step(self, step: int, row: tuple[int, ...]) -> int:

@@ -15,6 +15,21 @@ from pplseq.kernels.log_semiring import log_matmul
 class DenseChain(Chain):
     """Full matrices: one for all steps, or one a step."""
 
+    @classmethod
+    def of_whole_rows(cls, transition: DenseTransition, emission: Emission, obs: Tensor, emit: Tensor) -> DenseChain:
+        """The chain of rows that are full and have no gaps, from observations (T, B[, D]) that were checked.
+
+        Args:
+            emit: (T, B, K) their log-likelihoods.
+        """
+        chain = cls.__new__(cls)
+        chain.transition, chain.emission, chain.obs, chain.check = transition, emission, obs, True
+        chain.valid = chain.seen = chain.states = chain.start = chain.inputs = chain.emission_inputs = None
+        chain._conditional = False
+        chain.batch_shape = chain.full_batch = obs.shape[1:2]
+        chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
+        return chain
+
     def _aligned(self, value: Tensor) -> Tensor:
         """(T, *B, ...) with room between T and B for a batch of parameter sets."""
         dims = max(len(self.transition.batch_shape), len(self.emission.batch_shape)) - len(self.batch_shape)

@@ -38,10 +38,15 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
+from pplseq.models.hmm.whole_rows import PointSpecs, chain_of_whole_rows
+from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
+
+# what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
+WAYS = frozenset(("specs", "specs_given", "given", "observed", "direct_chain", "posterior", "_point_specs", "_shared"))
 
 
 class HMM(Constrainable, StateLanguages, StateTables):
@@ -133,6 +138,7 @@ class HMM(Constrainable, StateLanguages, StateTables):
         self._forbid()
         if not getattr(self.emissions, "has_em", True):  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
+        vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
 
     def _make_tables(self, num_states: int, dtype: torch.dtype) -> None:
@@ -192,14 +198,26 @@ class HMM(Constrainable, StateLanguages, StateTables):
     def specs(self):
         """Transition and emission: of the module's parameters, or with priors drawn at their sites."""
         if self.priors is None or self.__dict__.get("_fixed", False):
-            initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-            return DenseTransition(initial, matrix), self._shared(self.emissions.spec())
+            remembered = vars(self).get("_remembered")  # a model that was pickled by an earlier version has none
+            found = self._point_specs() if remembered is None else remembered.get(self, self._point_specs)
+            return found.transition, found.emission
         tables = self.priors.concentrations(self.num_states, None, like(self))
         initial = pyro.sample("initial", dist.Dirichlet(tables["initial"]))
         matrix = pyro.sample("transition", dist.Dirichlet(tables["transition"]).to_event(1))
         # the allowed part of a Dirichlet's draw, normalised, is Dirichlet; the rest of it is of no consequence
         initial, matrix = restricted(safe_log(initial), self.start_states), restricted(safe_log(matrix), self.graph)
         return DenseTransition(initial, matrix), self._shared(self.emissions.drawn_spec(self.priors))
+
+    def _point_specs(self) -> PointSpecs:
+        initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
+        return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()))
+
+    @torch.no_grad()
+    def short_chain(self, batch: Batch) -> Chain | None:
+        if type(self) is not HMM or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
+            return None
+        remembered = vars(self).get("_remembered")
+        return None if remembered is None else chain_of_whole_rows(remembered.get(self, self._point_specs), batch)
 
     def _shared(self, emission: Emission) -> Emission:
         return emission if self.rows is None else SharedEmission(emission, self.rows)
