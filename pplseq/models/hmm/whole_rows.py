@@ -15,7 +15,8 @@ from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.fit.em import Batch
 
-MOST_STEPS = 1 << 16  # of all rows; beside more of them the long way costs nothing, and very long rows have a chain of their own
+# in all emissions; beside more of them the long way costs nothing, and very long rows have a chain of their own
+MOST_NUMBERS = 1 << 20
 
 
 class PointSpecs(NamedTuple):
@@ -35,7 +36,9 @@ class PointSpecs(NamedTuple):
 def chain_of_whole_rows(specs: PointSpecs, batch: Batch) -> DenseChain | None:
     """The chain of a batch that was checked, all of whose numbers are there and nothing beside them; else None."""
     x = batch.x
-    if x.device.type != "cpu" or x.shape[0] * x.shape[1] > MOST_STEPS or not all(value is None for value in batch[1:]):
+    if x.device.type != "cpu" or not all(value is None for value in batch[1:]):
+        return None
+    if x.shape[0] * x.shape[1] * specs.transition.num_states > MOST_NUMBERS:
         return None
     if x.is_floating_point():
         if bool(x.isnan().any()):
