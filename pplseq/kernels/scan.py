@@ -439,11 +439,7 @@ def chain_log_prob(
     restart: Tensor | None = None,
     restart_to: Tensor | None = None,
 ) -> Forward:
-    """log p(x) of each row, differentiable to any order; see the module's head for the factors.
-
-    Returns:
-        Forward, of which only ``log_prob`` carries a gradient.
-    """
+    """log p(x) of each row, differentiable to any order, which alone carries a gradient; factors as in the module's head."""
     init = init.expand(emit.shape[1:])
     if not twice.derivatives_wanted(init, pair, emit, restart_to):
         twice.refuse_jit()
