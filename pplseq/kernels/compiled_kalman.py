@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,6 +217,12 @@ class MeanLoops:
             _transposed(loadings), gain, _transposed(gain), whitener, _transposed(whitener) @ whitener, filtered,
             array(tables.kind), index, order, ends,
         )  # fmt: skip
+
+    def with_residual(self, residual: Tensor) -> MeanLoops:
+        """The same of other numbers (T, R, n)."""
+        other = copy.copy(self)
+        other.given = self.given._replace(residual=array(residual.double()))
+        return other
 
     def filter(self) -> tuple[Tensor, Tensor]:
         """Filtered means (T, R, h), and squared lengths (T, R) of white innovations."""

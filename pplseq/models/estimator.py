@@ -16,7 +16,6 @@ from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.state import MISSING, Belief
-from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
@@ -257,8 +256,7 @@ class Estimator(FittedState, SequenceModel):
             ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
         """
         batch, chain = self._posterior(x, lengths, **known)
-        whole = isinstance(chain, DenseChain) and chain.seen is None and batch.lengths is None  # known without a look
-        if batch.states is None and not whole and not observed_tokens(self, batch):
+        if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
         total = float(chain.log_prob().detach().sum(dtype=torch.float64))
         return total / batch.num_tokens if per_token else total

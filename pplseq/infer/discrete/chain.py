@@ -61,6 +61,7 @@ class Chain(PathExpectations):
     """
 
     _was_checked = False  # whether every row is possible
+    is_whole = False  # whether it is known that every observation is there
 
     def __init__(
         self,

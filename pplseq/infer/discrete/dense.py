@@ -25,7 +25,7 @@ class DenseChain(Chain):
         chain = cls.__new__(cls)
         chain.transition, chain.emission, chain.obs, chain.check = transition, emission, obs, True
         chain.valid = chain.seen = chain.states = chain.start = chain.inputs = chain.emission_inputs = None
-        chain._conditional = False
+        chain._conditional, chain.is_whole = False, True
         chain.batch_shape = chain.full_batch = obs.shape[1:2]
         chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
         return chain

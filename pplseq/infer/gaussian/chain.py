@@ -7,6 +7,7 @@ with (h, h) matrices.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -74,6 +75,9 @@ class GaussianChain:
     Source: B. D. O. Anderson and J. B. Moore (1979), Optimal Filtering; the smoother of A. E. Bryson and M. Frazier (1963).
     """
 
+    is_whole = False  # whether it is known that every number is there
+    _origin: GaussianChain | None = None  # a chain with the same covariances
+
     def __init__(
         self,
         start: GaussianBelief,
@@ -107,6 +111,24 @@ class GaussianChain:
         path, other = self.path, GaussianChain.__new__(GaussianChain)
         other.__dict__.update(self.__dict__)
         other.flat, other._known = flat, {("path", self._differentiable and torch.is_grad_enabled()): path}
+        return other
+
+    @property
+    def takes_other_numbers(self) -> bool:
+        """Whether :meth:`with_residual` is there: for rows without gaps or ends, of numbers as they are, and no gradients."""
+        flat, evidence = self.flat, self.flat.evidence
+        if type(self) is not GaussianChain or not isinstance(evidence, Numbers) or self._has_gradients:
+            return False
+        given = (flat.valid, flat.used, evidence.observed, evidence.which, evidence.constant)
+        return all(part is None for part in given) and isinstance(self.evidence, LinearEvidence) and self.loops is not None
+
+    def with_residual(self, residual: Tensor) -> GaussianChain:
+        """The chain of other numbers (T, B, n), less what they are off by, at the same steps: covariances are shared."""
+        assert self.takes_other_numbers and self.loops is not None
+        other = self.with_numbers(self.flat._replace(evidence=self._numbers._replace(residual=residual)))
+        other.evidence = dataclasses.replace(self.evidence, residual=residual)
+        other._known["loops", False] = self.loops.with_residual(residual)
+        other._origin, other.is_whole = self, True
         return other
 
     def prepare(self) -> None:
@@ -329,6 +351,8 @@ class GaussianChain:
     # ---------------------------------------------------------------- smoothing
     @once
     def smoothed_path(self) -> SmoothedPath:
+        if self._origin is not None:
+            return self._origin.smoothed_path
         return SmoothedPath(self.path, self._lengths)
 
     @once

@@ -14,6 +14,7 @@ from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import check_stable, stationary_covariance
 from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.hmm.program import DTYPES
+from pplseq.models.remembered import Remembered, plain_parameters
 
 REGRESSIONS = ("transition", "emission")
 NOISE = ("full", "diagonal")
@@ -231,6 +232,7 @@ class LDSTensors(GaussianEstimator):
         if initial == "learned":
             self.initial_mean = nn.Parameter(torch.zeros(h, dtype=real))
             self.initial_scale = nn.Parameter(torch.eye(h, dtype=real))
+        vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
 
     @property

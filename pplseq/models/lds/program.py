@@ -41,10 +41,13 @@ from pplseq.models.lds.fit import (
 from pplseq.models.lds.parameters import SCALES
 from pplseq.models.lds.queries import LDSQueries
 from pplseq.models.lds.start import STARTS
+from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows
 from pplseq.models.steps import step_matrices, with_steps
 
 # what a system is made of: EM knows these as they are here
 DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
+# what leads from parameters and observations to a chain; an LDS that has its own way of any of it takes the long way
+WAYS = frozenset((*DISTRIBUTIONS, "values", "direct_chain", "posterior"))
 
 
 class LDS(LDSQueries):
@@ -154,6 +157,14 @@ class LDS(LDSQueries):
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
 
+    @torch.no_grad()
+    def short_chain(self, batch: Batch) -> GaussianChain | None:
+        remembered, known = vars(self).get("_remembered"), vars(self)
+        if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(known) or not self.is_one_chain:
+            return None
+        point = remembered.get(self, lambda: PointChain(self.values.emission_offset))
+        return chain_of_whole_rows(point, batch, self.posterior)
+
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         observed = ~x.isnan()
         return x.nan_to_num(0.0), observed
@@ -207,6 +218,9 @@ class LDS(LDSQueries):
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
         batch = super().as_batch(x, lengths)
+        of_steps = (transitions, emissions, state_noises, emission_noises, transition_offsets, emission_offsets)
+        if inputs is None and not self.num_inputs and all(part is None for part in of_steps):
+            return batch
         batch = with_steps(
             batch, x, step_sizes(self.num_states, self.num_features), transitions=transitions, emissions=emissions,
             state_noises=state_noises, emission_noises=emission_noises, transition_offsets=transition_offsets,
