@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pplseq.baselines import NETWORKS
+from pplseq.baselines.tagging_columns import open_columns
 from pplseq.folder import whole_folder
 from pplseq.models.storage import MODEL, read_model
 
@@ -37,7 +38,9 @@ def load(
     if kind == "tagger":
         from pplseq.models.taggers.tagger import load_tagger
 
-        return load_tagger(folder)
+        tagger = load_tagger(folder)
+        open_columns(tagger)
+        return tagger
     if kind == "props learner":
         from pplseq.models.props.learner import PROPSLearner
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pplseq.baselines.tagging_columns import open_columns, with_columns
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
 from pplseq.files import beside, check_writable
@@ -107,7 +108,8 @@ def make_tagger(name: str, **settings: Any) -> Any:
     """An untrained tagger of a system.
 
     Args:
-        name: in :data:`SYSTEMS`. **settings: arguments of its class (`get_params` has them all), over those of the preset.
+        name: in :data:`SYSTEMS`. **settings: arguments of its class (`get_params` has them all), over those of the preset; and
+            of taggers with columns `embeddings` or `states`, a path of :class:`~pplseq.baselines.tagging_columns.SavedColumns`.
 
     Raises:
         ValueError: no such system, or a setting it does not take.
@@ -124,6 +126,8 @@ def make_tagger(name: str, **settings: Any) -> Any:
         raise ImportError(str(error)) from error
     tagger = (kind if system.preset is None else getattr(kind, system.preset))(**system.options)
     known = tagger.get_params()
+    if "columns" in known and "column_scale" in known:
+        settings = with_columns(settings)
     for setting in settings:
         if setting not in known:
             raise ValueError(f"{setting}: the system {name!r} has no such setting.{nearest(setting, known)}")
@@ -225,12 +229,14 @@ def compare(
     *,
     fractions: Sequence[float] = (),
     seed: int = 0,
+    word_columns: Sequence[int] = (),
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Train systems on one text and score them on another; one that fails is reported with its error, and the others go on.
 
     Args:
         systems: names in :data:`SYSTEMS`. fractions: of the training text, for learning curves. seed: of their sentences.
+        word_columns: numbers of the columns that the words were read with, for the systems that look at such.
         say: told of every system.
 
     Raises:
@@ -243,7 +249,7 @@ def compare(
         check_system(name)
     if fractions:
         check_fractions(fractions)  # now, and not when all systems are trained
-    makers = {name: partial(make_tagger, name) for name in names}
+    makers = {name: partial(_make_compared, name, tuple(word_columns)) for name in names}
     tell = say or (lambda line: None)
 
     def told(result: SystemResult) -> None:
@@ -261,6 +267,13 @@ def compare(
             tell(f"{result.name:<16} learning curve")
             curves[result.name] = learning_curve(makers[result.name], train, test, fractions, dev=dev, seed=seed)
     return Comparison(results, curves)
+
+
+def _make_compared(name: str, word_columns: tuple[int, ...]) -> Any:
+    tagger = make_tagger(name)
+    if word_columns and "word_columns" in tagger.get_params():
+        tagger.set_params(word_columns=word_columns)
+    return tagger
 
 
 def _result_json(result: SystemResult) -> dict[str, Any]:
@@ -313,6 +326,7 @@ def load_tagger(folder: str | Path) -> SavedTagger:
 
     folder = model_folder(folder)
     tagger = taggers.load_tagger(folder)
+    open_columns(tagger)
     training = MODEL.read_header(folder)["training"]
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python

@@ -68,6 +68,16 @@ def per_tag_table(scores: TagScores) -> str:
     return plain_table(["tag", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
 
 
+def systems_by_tag_table(results: Sequence[SystemResult]) -> str:
+    """F1 of every tag of the test text, most frequent first, by each system that worked."""
+    worked = [result for result in results if result.scores is not None]
+    f1: list[dict[str, float]] = [{s.tag: s.f1 for s in r.scores.per_tag()} for r in worked if r.scores is not None]
+    gold = {s.tag: s.num_gold for r in worked[:1] if r.scores is not None for s in r.scores.per_tag() if s.num_gold}
+    tags = sorted(gold, key=lambda tag: -gold[tag])
+    rows = [[tag, f"{gold[tag]:,}", *(_ratio(found.get(tag, math.nan)) for found in f1)] for tag in tags]
+    return plain_table(["F1 of tag", "gold", *(r.name for r in worked)], rows, "lr" + "r" * len(worked))
+
+
 def spans_table(scores: SpanScores) -> str:
     """Precision, recall and F1 of whole spans, of all and by kind."""
     return f1_table("span", {"all spans": scores.overall, **scores.by_kind})

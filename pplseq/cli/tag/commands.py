@@ -228,6 +228,10 @@ def evaluate(
 @click.option(
     "--systems", default=",".join(COMPARED), metavar="NAME,NAME,...", help="Which.  [default: all that are supervised]"
 )
+@click.option(
+    "--word-columns", metavar="N,N,...", help="Columns that crf, memm and spans look at beside the words, which are 0."
+)
+@click.option("--per-tag", is_flag=True, help="Also print F1 of every tag.")
 @click.option("--limit", type=click.IntRange(1), help="Train on the first N sentences only.")
 @click.option(
     "--learning-curve", metavar="F,F,...", help="Also train every system on these fractions of TEXT, such as 0.1,0.3,1."
@@ -253,11 +257,13 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     use_threads(threads)
     reading = TaggedReading(**given(ctx, TaggedReading))
     systems, fractions = names_between(options["systems"]), numbers_between(options["learning_curve"])
-    sentences = tagging.read(text, reading, say)[: options["limit"]]
-    tests = tagging.read(test, reading, say, tags="optional")
-    dev = None if options["dev"] is None else tagging.read(options["dev"], reading, say)
-    found = compare_systems(systems, sentences, tests, dev, fractions=fractions, seed=options["seed"], say=say)
-    click.echo(printable(tagging.comparison_text(found)))
+    columns = columns_between(options["word_columns"])
+    sentences = tagging.read(text, reading, say, word_columns=columns)[: options["limit"]]
+    tests = tagging.read(test, reading, say, tags="optional", word_columns=columns)
+    dev = None if options["dev"] is None else tagging.read(options["dev"], reading, say, word_columns=columns)
+    chosen = {"fractions": fractions, "seed": options["seed"], "word_columns": columns, "say": say}
+    found = compare_systems(systems, sentences, tests, dev, **chosen)
+    click.echo(printable(tagging.comparison_text(found, options["per_tag"])))
     if out is not None:
         tagging.write_json(out, {"train": text, "test": test, **found.summary()})
     if options["html"] is not None:
@@ -299,6 +305,14 @@ def numbers_between(text: str | None) -> list[float]:
         return [float(part) for part in (text or "").split(",") if part]
     except ValueError:
         raise ValueError(f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {text!r}") from None
+
+
+def columns_between(text: str | None) -> tuple[int, ...]:
+    """Numbers of columns between commas."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"--word-columns: expected numbers of columns between commas such as 1,2, got {text!r}")
+    return tuple(map(int, parts))
 
 
 run.params += [*options_for(TagQuestions), *options_for(TolerantReading)]

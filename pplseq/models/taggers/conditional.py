@@ -67,6 +67,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         self.settings = CRFSettings(**options) if settings is None else settings
         checks.positive("column_scale", column_scale)
         self.column_scale = float(column_scale)
+        self.column_address: dict[str, str] | None = None  # of columns from disk, after loading
         self.column_moments: Tensor | None = None  # (2, h) mean and standard deviation of dense columns in training
         self.num_sparse_columns = self.num_dense_columns = 0
         self.weights: FeatureWeights  # after fit
@@ -203,6 +204,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             "tags": list(self.tags),
             "known_words": sorted(self.known_words),
             "column_scale": self.column_scale,
+            "column_address": getattr(self.columns, "address", None),
             "num_columns": [self.num_sparse_columns, self.num_dense_columns],
             "pairs": self.pairs,
             "spans": self.spans,
@@ -234,7 +236,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             decoder=config["decode"],
             settings=CRFSettings(**config["settings"]),
         )
-        tagger.l2 = config["l2"]
+        tagger.l2, tagger.column_address = config["l2"], config.get("column_address")
         codes = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
         tagger.features = tagger.features.restored(config["features"], codes)
         tagger.tags, tagger.known_words = tuple(config["tags"]), frozenset(config["known_words"])

@@ -152,7 +152,6 @@ class HMMTagger(SentenceTagger):
         new = ((totals == 1).sum() + 0.5) / (totals.sum() + 1)
         with np.errstate(divide="ignore"):
             self._known_log_probs = np.log(counts.word_tags / self._num_tags) + math.log1p(-new)
-            self._log_likeness = np.log(counts.word_tags / totals[:, None]) - np.log(self._num_tags / totals.sum())
         self._log_new = math.log(new)
         rare = np.flatnonzero(totals <= max(settings.max_count, totals.min()))
         self._spelling = SpellingModel(counts.words[i] for i in rare)
@@ -200,7 +199,9 @@ class HMMTagger(SentenceTagger):
         likeness = np.zeros(len(self.tags))  # log P(tag | word) / P(tag)
         number = self._word_number.get(word.lower()) if self.settings.lower_case else None
         if number is not None:
-            likeness = self._log_likeness[number]
+            with np.errstate(divide="ignore"):
+                counts = self.counts.word_tags[number]
+                likeness = np.log(counts / counts.sum()) - np.log(self._num_tags / self._num_tags.sum())
         elif self._guesser is not None:
             with np.errstate(divide="ignore"):
                 likeness = np.log(self._guesser.tag_given_word(word) / self._guesser.tag_probs)

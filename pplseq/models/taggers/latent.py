@@ -23,7 +23,7 @@ from pplseq.models.taggers.spans.word_lists import read_clusters
 from pplseq.models.taggers.substates import split_merge
 from pplseq.models.taggers.substates.split_merge import SubstateCounts, SubstateModel, TaggedTokens
 from pplseq.models.taggers.substates.substate_words import SubstateWords
-from pplseq.models.taggers.tagger import check_sentences, tag_names
+from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
 from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
 
 TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impossible
@@ -44,6 +44,8 @@ class LatentTaggerSettings(checks.NamedArguments):
         emission_count: pseudo-count of p(substate | tag) in p(substate | word, tag).
         form_count: pseudo-count of what a word's form says about its tag; 0: new words only are judged by their form.
         form_l2: weight of the squared weights of the model of forms.
+        case_count: pseudo-count of what the same word in lower case says of a new one, "Bush" and "bush". The first word of a
+            sentence that is new is taken for the one in lower case.
         max_count: words up to this frequent are rare: new words are taken to be like them.
         clusters: the cluster of each word as a string of bits, or a file of `path word` lines as `pplseq cluster` writes them,
             of a text without tags: part of what a word's form says.
@@ -59,6 +61,7 @@ class LatentTaggerSettings(checks.NamedArguments):
     emission_count: float = 10.0
     form_count: float = 1.0
     form_l2: float = 0.2
+    case_count: float = 0.5
     max_count: float = 10
     clusters: Mapping[str, str] | str | Path | None = None
     seed: int = 0
@@ -73,7 +76,7 @@ class LatentTaggerSettings(checks.NamedArguments):
                 "max_iterations must not be negative, noise and merge be in [0, 1); got "
                 f"{self.max_iterations}, {self.noise} and {self.merge}"
             )
-        for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "max_count"):
+        for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "case_count", "max_count"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
 
@@ -106,6 +109,12 @@ class LatentTagger(IterativeTagger, SentenceTagger):
     def __init__(self, settings: LatentTaggerSettings | None = None, **options):
         self.settings = settings or self.settings_class(**options)
         self.log_probs: list[float] = []
+        self.known_forms: FormModel | None = None  # what words' forms say, where it was learned from the same text before
+
+    @property
+    def forms(self) -> FormModel:
+        """What words' forms say, after fit."""
+        return self._forms
 
     # ---------------------------------------------------------------- learning
     def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> TaggerTraining:
@@ -126,7 +135,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         self._of_symbol, self._counts, self._sizes, self._forms = of_symbol, counts, sizes, forms
         self._substate_words = SubstateWords(
             self.words, of_symbol, counts.emission, sizes, forms, form_count=settings.form_count,
-            substate_count=settings.emission_count, max_count=settings.max_count,
+            substate_count=settings.emission_count, case_count=settings.case_count, max_count=settings.max_count,
         )  # fmt: skip
         self._tag_of_state = self._substate_words.tag_of_state
         self.transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes).matrix())
@@ -144,6 +153,15 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         return DenseTransition((initial / initial.sum()).log(), rows.log())
 
     # ---------------------------------------------------------------- words
+    def encode(self, sentences: Sequence[Words]) -> tuple[list[str], Tensor, Tensor]:
+        return super().encode([self._cased(words) for words in sentences])
+
+    def _cased(self, words: Words) -> Words:
+        """A sentence whose first word is one that training has, in lower case if need be: all begin with a capital."""
+        if not len(words) or words[0] in self.known_words or words[0].lower() not in self.known_words:
+            return words
+        return (words[0].lower(), *words[1:])
+
     def word_log_probs(self, types: Sequence[str]) -> Tensor:
         return self._substate_words.log_probs(types)
 
@@ -261,7 +279,7 @@ class LatentTraining(TaggerTraining):
                 tuple(self.of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True
             )
         settings = tagger.settings
-        self.forms = FormModel.fit(
+        self.forms = tagger.known_forms or FormModel.fit(
             self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2, clusters=settings.clusters
         )
         self.tokens = TaggedTokens.pack(rows, self.of_symbol[:, 1])

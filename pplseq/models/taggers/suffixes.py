@@ -80,17 +80,26 @@ class SuffixGuesser:
         spread = float(self.tag_probs.std(ddof=1)) if len(self.tag_probs) > 1 else 0.0
         self.theta = spread if theta is None else theta
         keys: dict[tuple[str, str], int] = {}
-        rows, sources = [], []
+        rows, sources = [], []  # endings, and words that have them
         for v in rare.tolist():
             word = words[v]
             kind = self.class_of(word)
             for i in range(min(max_length, len(word)) + 1):
                 rows.append(keys.setdefault((kind, word[len(word) - i :]), len(keys)))
                 sources.append(v)
-        counts = np.zeros((len(keys), word_tags.shape[1]))
-        np.add.at(counts, rows, word_tags[sources])
-        self._keys = keys
-        self._probs = counts / counts.sum(-1, keepdims=True)
+        # an ending has few of all tags: those that it has, one ending behind the other
+        word, tag = np.nonzero(word_tags[rare])
+        of_word = np.searchsorted(word, np.arange(len(rare) + 1))
+        place = np.searchsorted(rare, sources)
+        number = of_word[place + 1] - of_word[place]
+        entry = np.arange(number.sum()) + np.repeat(of_word[place] - (number.cumsum() - number), number)
+        num_tags = word_tags.shape[1]
+        codes, which = np.unique(np.repeat(rows, number) * num_tags + tag[entry], return_inverse=True)
+        counts = np.bincount(which, word_tags[rare[word[entry]], tag[entry]], len(codes))
+        self._keys, ending = keys, codes // num_tags
+        self._tags = codes % num_tags
+        self._probs = counts / np.bincount(ending, counts, len(keys))[ending]
+        self._first = np.searchsorted(ending, np.arange(len(keys) + 1))
 
     def tag_given_word(self, word: str) -> np.ndarray:
         """(N,) P(tag | the word's ending and class)."""
@@ -99,7 +108,10 @@ class SuffixGuesser:
             row = self._keys.get((kind, word[len(word) - i :]))
             if row is None:
                 break
-            probs = (self._probs[row] + self.theta * probs) / (1 + self.theta)
+            probs = self.theta * probs
+            here = slice(self._first[row], self._first[row + 1])
+            probs[self._tags[here]] += self._probs[here]
+            probs /= 1 + self.theta
         return probs
 
 

@@ -53,6 +53,10 @@ class TaggerSettings(TaggedReading, RunSettings):
         system: which; `pplseq tag --help` lists them.
         set: an option of the system, NAME=VALUE; may be repeated.
         dev: text to tune or stop by, where the system does; its accuracy is told in any case.
+        embeddings: a run of `train lds`, whose embeddings of words in their sentences are features, or an .npz of `query RUN
+            types`; of crf, memm and spans.
+        states: a run of `train vlhmm` or `train hmm`, whose probabilities of states are features; of the same systems.
+        clusters: a file of `pplseq cluster`, whose clusters of words are features; of those and the latent systems.
         partial: let words lack tags, _ (default: for the systems that learn from such text).
         device: where it is trained; taggers are small, and know the cpu alone.
     """
@@ -60,12 +64,17 @@ class TaggerSettings(TaggedReading, RunSettings):
     system: str = setting("enhanced", check=system)
     set: tuple[str, ...] = setting((), repeat=True)
     dev: str | None = None
+    embeddings: str | None = None
+    states: str | None = None
+    clusters: str | None = None
     partial: bool = False
     device: str = setting("cpu", free=True)
 
     def __post_init__(self) -> None:
-        if self.dev is not None and Path(self.dev).is_file():
-            self.dev = str(Path(self.dev).resolve())
+        for name in ("dev", "embeddings", "states", "clusters"):
+            path = getattr(self, name)
+            if path is not None and Path(path).exists():
+                setattr(self, name, str(Path(path).resolve()))
         if self.device not in ("cpu", "auto"):
             raise ValueError(f"device: taggers are trained on the CPU; got {self.device!r}")
 

@@ -345,7 +345,9 @@ def errors_page(
 # ---- compare
 
 
-def comparison_text(found: Comparison) -> str:
-    """The tables."""
+def comparison_text(found: Comparison, per_tag: bool = False) -> str:
+    """The tables. per_tag: also F1 of every tag by every system."""
     tables = [f"{name}\n{tag_tables.curve_table(points)}" for name, points in found.curves.items()]
+    if per_tag:
+        tables.insert(0, tag_tables.systems_by_tag_table(found.results))
     return "\n\n".join([tag_tables.comparison_table(found.results), *tables])

@@ -122,3 +122,11 @@ def test_new_words_by_their_form():
     states, verb, noun = tagger.tag_of_state(), tagger.tags.index("VERB"), tagger.tags.index("NOUN")
     best = table[:, states == verb].logsumexp(-1) - table[:, states == noun].logsumexp(-1)
     assert float(best[0]) > 0.5 and float(best[1]) < -0.5
+
+
+def test_the_first_word_may_begin_with_a_capital(tagger):
+    (first,), (lower,) = tagger.smooth([("Walked", "the", "Walked")]), tagger.smooth([("walked", "the", "Walked")])
+    np.testing.assert_array_equal(first, lower)
+    (probs,) = tagger.smooth([("walked", "the", "walked")])
+    assert abs(probs[2] - lower[2]).max() > 1e-3  # further on a capital says something
+    assert tagger.tag([("The",), ()]) == [("DET",), ()]

@@ -105,5 +105,9 @@ def test_forms_open_other_tags():
 
 def test_new_words_in_lower_case_are_known():
     words = substate_words()
-    torch.testing.assert_close(words.log_probs(["Walked"]), words.log_probs(["walked"]))
+    known = (words.log_probs(["walked"]) + words.log_norm).exp()  # counts
+    expected = 0.5 * words.by_form(["Walked"]) + words.case_count * known / known.sum()
+    torch.testing.assert_close((words.log_probs(["Walked"]) + words.log_norm).exp(), expected)
+    words.case_count = 0.0
+    torch.testing.assert_close((words.log_probs(["Walked"]) + words.log_norm).exp(), 0.5 * words.by_form(["Walked"]))
     assert words.log_probs([]).shape == (0, 7)

@@ -45,8 +45,13 @@ class ProductTagger(Tagger):
     def fit(
         self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None, *, progress: bool = False
     ) -> ProductTagger:
-        seeds = range(self.settings.seed, self.settings.seed + self.num_models)
-        return self._take([LatentTagger(replace(self.settings, seed=s)).fit(x, dev, progress=progress) for s in seeds])
+        models: list[LatentTagger] = []
+        for seed in range(self.settings.seed, self.settings.seed + self.num_models):
+            model = LatentTagger(replace(self.settings, seed=seed))
+            if models:  # they know nothing of substates
+                model.known_forms = models[0].forms
+            models.append(model.fit(x, dev, progress=progress))
+        return self._take(models)
 
     def _take(self, models: list[LatentTagger]) -> ProductTagger:
         self.models, self.tags, self.known_words = models, models[0].tags, models[0].known_words

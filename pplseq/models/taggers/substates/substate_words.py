@@ -19,7 +19,8 @@ class SubstateWords:
         count(word, state) = n(word, tag) p(state | word, tag) + weight p(tag | form of word) p(state | tag, rare)
         p(state | word, tag) = (n(word, state) + substate_count p(state | tag)) / (n(word, tag) + substate_count)
 
-    with expected counts n. A new word has the second term only. The new words of the event space are stand-ins that look like
+    with expected counts n. A new word has the second term only, and case_count p(state | the word in lower case) besides if
+    that is known, as "Bush" is not "bush". The new words of the event space are stand-ins that look like
     the words seen once: which forms they have is not modelled, only which states a form points to.
 
     Args:
@@ -29,6 +30,7 @@ class SubstateWords:
         forms: p(tag | form of a word).
         form_count: pseudo-count of what a word's form says.
         substate_count: pseudo-count of p(state | tag).
+        case_count: pseudo-count of what the same word in lower case says of a new one.
         max_count: words up to this frequent are rare.
     """
 
@@ -42,9 +44,10 @@ class SubstateWords:
         *,
         form_count: float,
         substate_count: float,
+        case_count: float = 0.5,
         max_count: float = 10,
     ):
-        self.words, self.forms, self.form_count = words, forms, form_count
+        self.words, self.forms, self.form_count, self.case_count = words, forms, form_count, case_count
         self.number = {word: i for i, word in enumerate(words)}
         word, tag = of_symbol[:-1].T
         filled = filled_slots(sizes, counts.shape[1])
@@ -99,12 +102,19 @@ class SubstateWords:
 
     def log_probs(self, words: Sequence[str]) -> Tensor:
         """(n, Z) log p(word | state) of words; -inf for the boundary."""
-        numbers = [self.number.get(word, -1) for word in words]
-        numbers = [self.number.get(word.lower(), -1) if i < 0 else i for i, word in zip(numbers, words, strict=True)]
-        number = torch.tensor(numbers, dtype=torch.long)
+        number = torch.tensor([self.number.get(word, -1) for word in words], dtype=torch.long)
         known = number >= 0
         table = self.joint.new_empty(len(words), self.num_states)
         table[known] = self._known(number[known])
-        new = [word for word, i in zip(words, numbers, strict=True) if i < 0]
-        table[~known] = (self.form_count or 1.0) * self.by_form(new)
+        table[~known] = self._new([words[i] for i in (~known).nonzero().squeeze(-1).tolist()])
         return table.log_() - self.log_norm
+
+    def _new(self, words: Sequence[str]) -> Tensor:
+        """(n, Z) counts of new words."""
+        table = (self.form_count or 1.0) * self.by_form(words)
+        lower = torch.tensor([self.number.get(word.lower(), -1) for word in words], dtype=torch.long)
+        seen = (lower >= 0).nonzero().squeeze(-1)
+        if len(seen) and self.case_count > 0:
+            counts = self._known(lower[seen])
+            table[seen] += self.case_count * counts / counts.sum(-1, keepdim=True)
+        return table

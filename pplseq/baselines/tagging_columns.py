@@ -1,0 +1,128 @@
+"""Real-valued features of taggers from files: embeddings of a trained `TextLDS`, states of a VL-HMM, vectors of words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pplseq.models.taggers.columns import Columns, ColumnSource, Sentences
+
+EMBEDDINGS, STATES = "embeddings", "states"
+DENSE_SCALE = 0.3  # of embeddings, unless column_scale is given; chosen on a tenth of CoNLL-2000 train
+
+
+class SavedColumns:
+    """What a model on disk says about each word; opened when it is first asked.
+
+    Args:
+        kind: "embeddings": of a run of ``train lds``, for each token of its sentence, or of a file of vectors, one a word (of
+            ``query RUN types --out vectors.npz``). "states": posteriors of a run of ``train vlhmm`` or ``train hmm``.
+        path: of the run or file, kept with the tagger, which finds it there again.
+
+    Raises:
+        FileNotFoundError: nothing there. ValueError: something else, or a model without words; both when first asked.
+    """
+
+    def __init__(self, kind: str, path: str | Path):
+        self.kind, self.path = kind, Path(path).expanduser().resolve()
+        if not self.path.exists():
+            raise FileNotFoundError(f"{kind}: {self.path} is not there; expected a run's folder{self._or_file()}")
+
+    def __repr__(self) -> str:
+        return f"SavedColumns({self.kind!r}, {str(self.path)!r})"
+
+    def _or_file(self) -> str:
+        return " or an .npz file of `pplseq query RUN types --out FILE.npz`" if self.kind == EMBEDDINGS else ""
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What a tagger keeps of it."""
+        return {"kind": self.kind, "path": str(self.path)}
+
+    @classmethod
+    def of(cls, address: Mapping[str, str]) -> SavedColumns:
+        """That of an :attr:`address`."""
+        return cls(address["kind"], address["path"])
+
+    @cached_property
+    def source(self) -> ColumnSource:
+        """What computes them."""
+        from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns
+
+        if self.path.is_file():
+            return TypeColumns(*self._vectors())
+        from pplseq.baselines.loading import load_text_model
+
+        model = load_text_model(self.path)
+        vocabulary = model.vocabulary
+        needed = "embed_tokens" if self.kind == EMBEDDINGS else "posterior"
+        if not hasattr(model, needed):
+            run = "`pplseq train lds`" if self.kind == EMBEDDINGS else "`pplseq train vlhmm`"
+            raise ValueError(f"{self.kind}: {self.path} holds a {type(model).__name__}; expected a run of {run}")
+        if vocabulary.unknown_id is None:
+            raise ValueError(
+                f"{self.kind}: the words of {self.path} have no unknown one, but tagged text has new words; train it with "
+                "--min-count 2"
+            )
+        forms = getattr(model, "forms", str)
+        return (EmbeddingColumns if self.kind == EMBEDDINGS else PosteriorColumns)(model, vocabulary, forms)
+
+    def _vectors(self) -> tuple[Any, Any]:
+        """Vectors of words, and their vocabulary: words that it lacks have the mean vector."""
+        import numpy as np
+
+        from pplseq.data.vocabulary import Vocabulary
+
+        if self.kind != EMBEDDINGS or self.path.suffix != ".npz":
+            raise ValueError(f"{self.kind}: expected a run's folder{self._or_file()}, got the file {self.path}")
+        with np.load(self.path, allow_pickle=False) as arrays:
+            if not {"words", "embeddings"} <= set(arrays):
+                raise ValueError(f"embeddings: {self.path} holds {', '.join(arrays)}; expected words and embeddings")
+            words, vectors = arrays["words"].tolist(), arrays["embeddings"]
+        if len(set(words)) < len(words):
+            raise ValueError(
+                f"embeddings: {self.path} has words more than once; expected vectors of words, by `pplseq query RUN types "
+                "--out FILE.npz`; give the run itself for those of tokens"
+            )
+        unknown = "<unk>"
+        if unknown not in words:
+            words, vectors = [*words, unknown], np.concatenate([vectors, vectors.mean(0, keepdims=True)])
+        return vectors, Vocabulary(tuple(words), unknown=unknown)
+
+    @property
+    def sparse(self) -> bool:
+        return self.source.sparse
+
+    @property
+    def num_columns(self) -> int:
+        return self.source.num_columns
+
+    def __call__(self, sentences: Sentences) -> Columns:
+        return self.source(sentences)
+
+
+def with_columns(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a tagger, with `embeddings` or `states`, the paths of models, as the `columns` that they are.
+
+    Raises:
+        ValueError: both, or columns besides.
+    """
+    given = [kind for kind in (EMBEDDINGS, STATES) if settings.get(kind) is not None]
+    rest = {name: value for name, value in settings.items() if name not in (EMBEDDINGS, STATES)}
+    if not given:
+        return rest
+    if len(given) > 1 or rest.get("columns") is not None:
+        raise ValueError(f"{given[0]}: a tagger takes one kind of columns; give {EMBEDDINGS} or {STATES}")
+    if given == [EMBEDDINGS]:
+        rest = {"column_scale": DENSE_SCALE, **rest}
+    return rest | {"columns": SavedColumns(given[0], settings[given[0]])}
+
+
+def open_columns(tagger: Any) -> None:
+    """Gives a tagger that was loaded the columns that it was trained with, where they are those of a model on disk."""
+    address = getattr(tagger, "column_address", None)
+    if address is not None:
+        tagger.columns = SavedColumns.of(address)
