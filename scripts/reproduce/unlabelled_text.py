@@ -1,7 +1,7 @@
 """Text without tags, a sentence a line in the words of the Penn Treebank, for clusters and embeddings that taggers look at: UD
 English-EWT train, CoNLL-2000 train, PTB and WikiText-2 train, tweets, and the first paragraphs of Project Gutenberg.
 
-    python scripts/reproduce/unlabelled_text.py runs/unlabelled.txt --paragraphs 150000
+    python scripts/reproduce/unlabelled_text.py runs/unlabelled.txt --paragraphs 120000
     pplseq cluster runs/unlabelled.txt --num-clusters 400 --min-count 3 --out runs/unlabelled_c400.paths
     python scripts/reproduce/ewt_tagging.py --part dev --systems "latent clusters=runs/unlabelled_c400.paths"
 
@@ -52,7 +52,7 @@ def sentences(data: Path, num_paragraphs: int) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="file to write")
-    parser.add_argument("--paragraphs", type=int, default=150_000, help="of Project Gutenberg")
+    parser.add_argument("--paragraphs", type=int, default=120_000, help="of Project Gutenberg")
     options = parser.parse_args()
 
     from pplseq.files import new_file

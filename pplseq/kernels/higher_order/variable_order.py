@@ -15,15 +15,17 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.kernels.log_semiring import logsumexp, safe_log
-from pplseq.kernels.path_scan import rescaled, sample_log
+from pplseq.kernels.path_scan import sample_log
 from pplseq.kernels.scan import Forward, log_normalise
 
 MAX_MOVES = 1 << 21  # that are listed at a time
 
 
 class Moves(NamedTuple):
-    """Moves of rows of a batch. source, target: row Z + context; score: log p(symbol | context)."""
+    """Moves of rows of a batch. index: of the source in what was given; source, target: row Z + context; score: log p(symbol |
+    context)."""
 
+    index: Tensor
     row: Tensor
     source: Tensor
     target: Tensor
@@ -46,23 +48,28 @@ class ContextSteps:
 
     def symbols(self, emit: Tensor) -> Tensor:
         """(R, M) whether a word (R, Z) allows a context that ends with the symbol."""
-        some = torch.zeros(len(emit), self.num_symbols, dtype=torch.long, device=emit.device)
-        return some.index_add_(1, self.symbol, (emit.detach() > -math.inf).long()) > 0
+        row, context = (emit.detach() > -math.inf).nonzero().unbind(1)
+        some = torch.zeros(len(emit), self.num_symbols, dtype=torch.bool, device=emit.device)
+        some[row, self.symbol[context]] = True
+        return some
 
     def moves(self, alive: Tensor, allowed: Tensor) -> Iterator[Moves]:
         """All of them, from contexts (R, Z) by symbols (R, M), in parts that fit into memory."""
-        row, context = alive.nonzero().unbind(1)
+        for part in alive.reshape(-1).nonzero().squeeze(-1).split(max(1, MAX_MOVES // self.num_symbols)):
+            yield self.moves_of(part, allowed)
+
+    def moves_of(self, place: Tensor, allowed: Tensor) -> Moves:
+        """From some contexts, at places row Z + context."""
         symbols, number = allowed.nonzero()[:, 1], allowed.sum(1)
         first = number.cumsum(0) - number
-        for part in torch.arange(len(row), device=row.device).split(max(1, MAX_MOVES // self.num_symbols)):
-            rows, contexts = row[part], context[part]
-            count = number[rows]
-            which = torch.arange(len(part), device=row.device).repeat_interleave(count)
-            place = torch.arange(len(which), device=row.device) - (count.cumsum(0) - count)[which]
-            rows, contexts = rows[which], contexts[which]
-            c = symbols[first[rows] + place]
-            target = rows * self.size + self.successor[contexts, c]
-            yield Moves(rows, rows * self.size + contexts, target, self.log[contexts, c])
+        rows, contexts = place // self.size, place % self.size
+        count = number[rows]
+        which = torch.arange(len(place), device=place.device).repeat_interleave(count)
+        along = torch.arange(len(which), device=place.device) - (count.cumsum(0) - count)[which]
+        rows, contexts = rows[which], contexts[which]
+        c = symbols[first[rows] + along]
+        target = rows * self.size + self.successor[contexts, c]
+        return Moves(which, rows, place[which], target, self.log[contexts, c])
 
     def forward(self, message: Tensor, emit: Tensor | None = None) -> Tensor:
         """(R, Z) log sum_s exp(message_s) p(s'| s), of contexts s' that end with a symbol which the word allows."""
@@ -145,52 +152,106 @@ def pair_posterior(
 def k_best_pass(
     init: Tensor, steps: ContextSteps, emit: Tensor, valid: Tensor | None, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The k most probable paths: contexts (k, T, R), log-probabilities (k, R), -inf where there are fewer. List Viterbi."""
-    _, rows, size = emit.shape
-    message = emit.new_full((rows, size, k), -math.inf)
-    message[..., 0] = init + emit[0]
+    """The k most probable paths: contexts (k, T, R), log-probabilities (k, R), -inf where there are fewer. List Viterbi.
+
+    Only contexts that are reached are held: their places row Z + context, in order, and k scores each.
+    """
+    num_steps, rows, size = emit.shape
+    first = init + emit[0]
     if valid is not None:  # a row without steps has one path
-        nothing = torch.full_like(emit[0], -math.inf)
+        nothing = torch.full_like(first, -math.inf)
         nothing[:, 0] = 0.0
-        message[..., 0] = message[..., 0].where(valid[0].unsqueeze(-1), nothing)
-    pointers, total = [], torch.zeros(rows, dtype=torch.float64, device=emit.device)
-    for t in range(1, len(emit)):
-        alive, allowed = (message > -math.inf).any(-1), steps.symbols(emit[t])
-        best, pointer = torch.full_like(message, -math.inf), torch.zeros(rows * size, k, dtype=torch.long, device=emit.device)
-        flat = best.view(-1, k)
-        for move in steps.moves(alive, allowed):
-            score = message.view(-1, k)[move.source] + move.score.unsqueeze(-1)
-            came = (move.source % size).unsqueeze(-1) * k + torch.arange(k, device=emit.device)
-            _keep_best(flat, pointer, score.reshape(-1), came.reshape(-1), move.target.repeat_interleave(k), k)
-        best = best + emit[t].unsqueeze(-1)
-        pointer = pointer.view(rows, size, k)
-        if valid is not None:
-            keep = valid[t][:, None, None]
-            stays = torch.arange(size * k, device=emit.device).view(size, k)
-            best, pointer = torch.where(keep, best, message), torch.where(keep, pointer, stays)
-        message, total = rescaled(best, total, (-2, -1))
-        pointers.append(pointer)
-    best, position = message.flatten(1).topk(k, dim=-1)
-    path = [position // k]
-    for pointer in reversed(pointers):
-        position = pointer.flatten(1).gather(-1, position)
-        path.append(position // k)
-    return torch.stack(path[::-1]).movedim(-1, 0), (total.unsqueeze(-1) + best).to(emit.dtype).movedim(-1, 0)
+        first = first.where(valid[0].unsqueeze(-1), nothing)
+    place = (first > -math.inf).view(-1).nonzero().squeeze(-1)
+    best = emit.new_full((len(place), k), -math.inf)
+    best[:, 0] = first.reshape(-1)[place]
+    total = torch.zeros(rows, dtype=torch.float64, device=emit.device)
+    ways = []  # of each step the places, where each hypothesis came from, and its rank there
+    for t in range(1, num_steps):
+        goes_on = None if valid is None else valid[t][place // size]
+        moving = torch.arange(len(place), device=emit.device) if goes_on is None else goes_on.nonzero().squeeze(-1)
+        found = [_best_moves(steps, place, best, part, emit[t], k) for part in _parts(moving, steps)]
+        if goes_on is not None:  # rows that have ended stay as they are
+            still = (~goes_on).nonzero().squeeze(-1)
+            found.append((place[still], best[still], place[still, None].expand(-1, k), _ranks(still, k)))
+        if not found:  # nothing is possible
+            break
+        place, best, before, rank = _merged(found, k)
+        row = place // size
+        top = best.new_full((rows,), torch.finfo(best.dtype).min).scatter_reduce(0, row, best[:, 0], "amax")
+        best, total = best - top[row].unsqueeze(-1), total + top
+        ways.append((place, before, rank))
+    last = emit.new_full((rows * size, k), -math.inf)
+    last[place] = best
+    score, position = last.view(rows, -1).topk(k, dim=-1)  # (R, k) positions in context * k + rank
+    log_prob = (total.unsqueeze(-1) + score).to(emit.dtype)
+    if len(ways) < num_steps - 1:
+        return score.new_zeros((k, num_steps, rows), dtype=torch.long), log_prob.movedim(-1, 0)
+    at, which = position // k + size * torch.arange(rows, device=emit.device).unsqueeze(-1), position % k
+    path = [at % size]
+    for place, before, rank in reversed(ways):
+        if len(place):
+            here = torch.searchsorted(place, at).clamp_max(len(place) - 1)
+            there = place[here] == at  # fewer than k paths: what is left has probability zero
+            at, which = torch.where(there, before[here, which], at), torch.where(there, rank[here, which], 0)
+        path.append(at % size)
+    return torch.stack(path[::-1]).movedim(-1, 0), log_prob.movedim(-1, 0)
 
 
-def _keep_best(best: Tensor, pointer: Tensor, score: Tensor, came: Tensor, target: Tensor, k: int) -> None:
-    """Takes the k highest scores of each target, those that are there already among them, into best and pointer (N, k)."""
-    places = target.unique()
-    score, came = torch.cat([best[places].reshape(-1), score]), torch.cat([pointer[places].reshape(-1), came])
-    target = torch.cat([places.repeat_interleave(k), target])
-    order = score.argsort(descending=True, stable=True)
-    order = order[target[order].argsort(stable=True)]
-    target = target[order]
-    start = torch.searchsorted(target, target)  # the first of each target, as they are sorted
-    rank = torch.arange(len(target), device=target.device) - start
-    kept = rank < k
-    best[target[kept], rank[kept]] = score[order[kept]]
-    pointer[target[kept], rank[kept]] = came[order[kept]]
+def _parts(which: Tensor, steps: ContextSteps) -> tuple[Tensor, ...]:
+    return which.split(max(1, MAX_MOVES // steps.num_symbols)) if len(which) else ()
+
+
+def _ranks(which: Tensor, k: int) -> Tensor:
+    return torch.arange(k, device=which.device).expand(len(which), k)
+
+
+def _best_moves(
+    steps: ContextSteps, place: Tensor, best: Tensor, which: Tensor, emit: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of some contexts the places they lead to, in order, and of each the k best scores, with where they came from."""
+    move = steps.moves_of(place[which], steps.symbols(emit))
+    score = best[which][move.index] + (move.score + emit.reshape(-1)[move.target]).unsqueeze(-1)
+    if k == 1:
+        return _best_of(move.target, score.squeeze(-1), move.source, emit.numel())
+    return _k_best_of(move.target.repeat_interleave(k), score.reshape(-1), move.source.repeat_interleave(k),
+                      _ranks(move.source, k).reshape(-1), k)  # fmt: skip
+
+
+def _best_of(target: Tensor, score: Tensor, before: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`_k_best_of` for one a target below `size`, without sorting; of equals the first source."""
+    top = score.new_full((size,), -math.inf).scatter_reduce(0, target, score, "amax")
+    wins = ((score == top[target]) & (score > -math.inf)).nonzero().squeeze(-1)
+    first = before.new_full((size,), torch.iinfo(before.dtype).max).scatter_reduce(0, target[wins], before[wins], "amin")
+    places = (top > -math.inf).nonzero().squeeze(-1)
+    return places, top[places, None], first[places, None], torch.zeros_like(places[:, None])
+
+
+def _k_best_of(
+    target: Tensor, score: Tensor, before: Tensor, rank: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The k highest scores of each target, in order of targets; what is impossible is left out."""
+    some = (score > -math.inf).nonzero().squeeze(-1)
+    some = some[score[some].argsort(descending=True, stable=True)]
+    some = some[target[some].argsort(stable=True)]
+    target = target[some]
+    number = torch.arange(len(target), device=target.device) - torch.searchsorted(target, target)
+    kept = number < k
+    places, which = target[kept].unique(return_inverse=True)
+    cell, some = (which, number[kept]), some[kept]
+    found = []
+    for values, empty in ((score, -math.inf), (before, 0), (rank, 0)):
+        found.append(values.new_full((len(places), k), empty).index_put(cell, values[some]))
+    return places, *found
+
+
+def _merged(parts: list[tuple[Tensor, Tensor, Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best of several parts, whose places may be the same."""
+    if len(parts) == 1:
+        return parts[0]
+    place, best, before, rank = (torch.cat(fields) for fields in zip(*parts, strict=True))
+    flat = (value.reshape(-1) for value in (best, before, rank))
+    return _k_best_of(place.repeat_interleave(k), *flat, k)
 
 
 def sample_pass(steps: ContextSteps, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
