@@ -39,7 +39,7 @@ def load(
         from pplseq.models.taggers.tagger import load_tagger
 
         tagger = load_tagger(folder)
-        open_columns(tagger)
+        open_columns(tagger, load_text_model)
         return tagger
     if kind == "props learner":
         from pplseq.models.props.learner import PROPSLearner

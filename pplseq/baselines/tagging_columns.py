@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pplseq.models.taggers.columns import Columns, ColumnSource, Sentences
+
+Load = Callable[[Path], Any]
 
 EMBEDDINGS, STATES = "embeddings", "states"
 DENSE_SCALE = 0.3  # of embeddings, unless column_scale is given; chosen on a tenth of CoNLL-2000 train
@@ -21,13 +23,14 @@ class SavedColumns:
         kind: "embeddings": of a run of ``train lds``, for each token of its sentence, or of a file of vectors, one a word (of
             ``query RUN types --out vectors.npz``). "states": posteriors of a run of ``train vlhmm`` or ``train hmm``.
         path: of the run or file, kept with the tagger, which finds it there again.
+        load: from a run's folder to its model, with its vocabulary: :func:`pplseq.baselines.loading.load_text_model`.
 
     Raises:
         FileNotFoundError: nothing there. ValueError: something else, or a model without words; both when first asked.
     """
 
-    def __init__(self, kind: str, path: str | Path):
-        self.kind, self.path = kind, Path(path).expanduser().resolve()
+    def __init__(self, kind: str, path: str | Path, load: Load):
+        self.kind, self.path, self.load = kind, Path(path).expanduser().resolve(), load
         if not self.path.exists():
             raise FileNotFoundError(f"{kind}: {self.path} is not there; expected a run's folder{self._or_file()}")
 
@@ -42,11 +45,6 @@ class SavedColumns:
         """What a tagger keeps of it."""
         return {"kind": self.kind, "path": str(self.path)}
 
-    @classmethod
-    def of(cls, address: Mapping[str, str]) -> SavedColumns:
-        """That of an :attr:`address`."""
-        return cls(address["kind"], address["path"])
-
     @cached_property
     def source(self) -> ColumnSource:
         """What computes them."""
@@ -54,9 +52,7 @@ class SavedColumns:
 
         if self.path.is_file():
             return TypeColumns(*self._vectors())
-        from pplseq.baselines.loading import load_text_model
-
-        model = load_text_model(self.path)
+        model = self.load(self.path)
         vocabulary = model.vocabulary
         needed = "embed_tokens" if self.kind == EMBEDDINGS else "posterior"
         if not hasattr(model, needed):
@@ -104,7 +100,7 @@ class SavedColumns:
         return self.source(sentences)
 
 
-def with_columns(settings: dict[str, Any]) -> dict[str, Any]:
+def with_columns(settings: dict[str, Any], load: Load) -> dict[str, Any]:
     """Settings of a tagger, with `embeddings` or `states`, the paths of models, as the `columns` that they are.
 
     Raises:
@@ -118,11 +114,11 @@ def with_columns(settings: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{given[0]}: a tagger takes one kind of columns; give {EMBEDDINGS} or {STATES}")
     if given == [EMBEDDINGS]:
         rest = {"column_scale": DENSE_SCALE, **rest}
-    return rest | {"columns": SavedColumns(given[0], settings[given[0]])}
+    return rest | {"columns": SavedColumns(given[0], settings[given[0]], load)}
 
 
-def open_columns(tagger: Any) -> None:
+def open_columns(tagger: Any, load: Load) -> None:
     """Gives a tagger that was loaded the columns that it was trained with, where they are those of a model on disk."""
     address = getattr(tagger, "column_address", None)
     if address is not None:
-        tagger.columns = SavedColumns.of(address)
+        tagger.columns = SavedColumns(address["kind"], address["path"], load)

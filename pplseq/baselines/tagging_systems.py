@@ -127,7 +127,9 @@ def make_tagger(name: str, **settings: Any) -> Any:
     tagger = (kind if system.preset is None else getattr(kind, system.preset))(**system.options)
     known = tagger.get_params()
     if "columns" in known and "column_scale" in known:
-        settings = with_columns(settings)
+        from pplseq.baselines.loading import load_text_model
+
+        settings = with_columns(settings, load_text_model)
     for setting in settings:
         if setting not in known:
             raise ValueError(f"{setting}: the system {name!r} has no such setting.{nearest(setting, known)}")
@@ -320,13 +322,13 @@ def load_tagger(folder: str | Path) -> SavedTagger:
         ValueError: a damaged folder, or one of something else.
         ImportError: the system, or a package that it needs, is not there.
     """
-    from pplseq.baselines.loading import model_folder
+    from pplseq.baselines.loading import load_text_model, model_folder
     from pplseq.models.storage import MODEL
     from pplseq.models.taggers import tagger as taggers
 
     folder = model_folder(folder)
     tagger = taggers.load_tagger(folder)
-    open_columns(tagger)
+    open_columns(tagger, load_text_model)
     training = MODEL.read_header(folder)["training"]
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python

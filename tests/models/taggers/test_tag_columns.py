@@ -6,6 +6,7 @@ import torch
 from click.testing import CliRunner
 
 import pplseq
+from pplseq.baselines.loading import load_text_model
 from pplseq.baselines.tagging_columns import SavedColumns
 from pplseq.baselines.tagging_systems import make_tagger
 from pplseq.cli import main
@@ -120,12 +121,12 @@ def test_states_of_a_model_on_disk(vocabulary, tmp_path):
     model = VLHMM(len(vocabulary), 4, torch.arange(len(vocabulary)) % 2, hidden_size=4, reset_id=vocabulary.eos_id)
     model.vocabulary = vocabulary
     model.save(tmp_path / "model")
-    saved = SavedColumns("states", tmp_path / "model")
+    saved = SavedColumns("states", tmp_path / "model", load_text_model)
     expected = PosteriorColumns(model, vocabulary)(SENTENCES)
     np.testing.assert_allclose(saved(SENTENCES).values, expected.values, atol=1e-6)
     assert saved.sparse and saved.num_columns == 4
     with pytest.raises(ValueError, match="holds a VLHMM; expected a run of `pplseq train lds`"):
-        _ = SavedColumns("embeddings", tmp_path / "model").sparse
+        _ = SavedColumns("embeddings", tmp_path / "model", load_text_model).sparse
 
 
 def test_columns_that_are_refused(vectors, tmp_path):
@@ -136,12 +137,12 @@ def test_columns_that_are_refused(vectors, tmp_path):
     with pytest.raises(FileNotFoundError, match="states: .* is not there; expected a run's folder"):
         make_tagger("crf", states=str(tmp_path / "none"))
     with pytest.raises(ValueError, match="got the file"):
-        _ = SavedColumns("states", vectors).sparse
+        _ = SavedColumns("states", vectors, load_text_model).sparse
     np.savez(tmp_path / "tokens.npz", words=np.array(["a", "a"]), embeddings=np.zeros((2, 3)))
     np.savez(tmp_path / "other.npz", words=np.array(["a"]))
     for name, message in (("tokens.npz", "words more than once"), ("other.npz", "expected words and embeddings")):
         with pytest.raises(ValueError, match=message):
-            _ = SavedColumns("embeddings", tmp_path / name).sparse
+            _ = SavedColumns("embeddings", tmp_path / name, load_text_model).sparse
 
 
 def test_columns_of_files_when_systems_are_compared(tmp_path):
