@@ -148,7 +148,7 @@ def test_columns_that_are_refused(vectors, tmp_path):
 def test_columns_of_files_when_systems_are_compared(tmp_path):
     (tmp_path / "train.txt").write_text("x a D\ny b N\n\ny b N\nx a D\n\n" * 4)
     (tmp_path / "test.txt").write_text("v b N\nw a D\n\n")
-    given = ("--systems", "hmm,crf", "--column", 2, "--word-columns", 1, "--per-tag")
+    given = ("--systems", "hmm,crf", "--format", "columns", "--column", 2, "--word-columns", 1, "--per-tag")
     shown = run("tag", "compare", tmp_path / "train.txt", tmp_path / "test.txt", *given).stdout
     crf = next(line for line in shown.splitlines() if line.startswith("crf"))
     assert crf.split()[1] == "1.0000"
