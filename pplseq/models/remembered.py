@@ -33,9 +33,8 @@ class Remembered(Generic[Value]):
 
     def __init__(self, names: tuple[str, ...]):
         self._names = names
-        self._key: str | None = None
-        self._numbers: list[Tensor] = []
-        self._value: Any = None
+        # what was checked, the parameters, and what follows: in one piece, as threads may ask at once
+        self._last: tuple[str, list[Tensor], Any] = ("nothing", [], None)
 
     def get(self, module: nn.Module, compute: Callable[[], Value]) -> Value:
         """``compute()``, or what it returned when the parameters were the same numbers."""
@@ -45,12 +44,13 @@ class Remembered(Generic[Value]):
         if names != self._names or torch.is_autocast_enabled("cpu"):
             return compute()
         key = "checked" if Distribution._validate_args else "unchecked"
-        if key == self._key and all(map(_same, numbers, self._numbers)):
-            return self._value
-        self._key, self._value = None, compute()
+        known, kept, value = self._last
+        if key == known and all(map(_same, numbers, kept)):
+            return value
+        value = compute()
         if sum(part.numel() for part in numbers) <= MOST_NUMBERS and all(part.device.type == "cpu" for part in numbers):
-            self._key, self._numbers = key, [part.detach().clone() for part in numbers]
-        return self._value
+            self._last = key, [part.detach().clone() for part in numbers], value
+        return value
 
     def __reduce__(self):
         return Remembered, (self._names,)  # a copy has yet to see its parameters

@@ -124,10 +124,12 @@ class GaussianChain:
 
     def with_residual(self, residual: Tensor) -> GaussianChain:
         """The chain of other numbers (T, B, n), less what they are off by, at the same steps: covariances are shared."""
-        assert self.takes_other_numbers and self.loops is not None
+        loops, shape = self.loops, self._numbers.residual.shape
+        if loops is None or residual.shape != shape:
+            raise ValueError(f"residual must have the chain's shape {tuple(shape)}, got {tuple(residual.shape)}")
         other = self.with_numbers(self.flat._replace(evidence=self._numbers._replace(residual=residual)))
         other.evidence = dataclasses.replace(self.evidence, residual=residual)
-        other._known["loops", False] = self.loops.with_residual(residual)
+        other._known["loops", False] = loops.with_residual(residual)
         other._origin, other.is_whole = self, True
         return other
 
@@ -351,9 +353,7 @@ class GaussianChain:
     # ---------------------------------------------------------------- smoothing
     @once
     def smoothed_path(self) -> SmoothedPath:
-        if self._origin is not None:
-            return self._origin.smoothed_path
-        return SmoothedPath(self.path, self._lengths)
+        return SmoothedPath(self.path, self._lengths) if self._origin is None else self._origin.smoothed_path
 
     @once
     def _smoothed_means(self) -> Tensor:

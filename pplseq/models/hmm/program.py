@@ -38,7 +38,7 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
-from pplseq.models.hmm.whole_rows import PointSpecs, chain_of_whole_rows
+from pplseq.models.hmm.whole_rows import PointSpecs, chain_of_whole_rows, is_whole
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
@@ -214,10 +214,12 @@ class HMM(Constrainable, StateLanguages, StateTables):
 
     @torch.no_grad()
     def short_chain(self, batch: Batch) -> Chain | None:
-        if type(self) is not HMM or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
-            return None
         remembered = vars(self).get("_remembered")
-        return None if remembered is None else chain_of_whole_rows(remembered.get(self, self._point_specs), batch)
+        if type(self) is not HMM or remembered is None or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
+            return None
+        if not is_whole(batch, self.num_states):
+            return None
+        return chain_of_whole_rows(remembered.get(self, self._point_specs), batch.x)
 
     def _shared(self, emission: Emission) -> Emission:
         return emission if self.rows is None else SharedEmission(emission, self.rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
@@ -28,25 +29,28 @@ class PointSpecs(NamedTuple):
 
     @classmethod
     def of(cls, transition: DenseTransition, emission: Emission) -> PointSpecs:
-        """Of specs without gradients."""
-        has_words = isinstance(emission, CategoricalEmission)
-        return cls(transition, emission, emission.log_probs.detach().T.contiguous() if has_words else None)
+        """Of specs, whose words are there without gradients only."""
+        if torch.is_grad_enabled() or not isinstance(emission, CategoricalEmission):
+            return cls(transition, emission, None)
+        words = emission.log_probs.detach().T
+        return cls(transition, emission, words.contiguous() if words.numel() <= MOST_NUMBERS else words)
 
 
-def chain_of_whole_rows(specs: PointSpecs, batch: Batch) -> DenseChain | None:
-    """The chain of a batch that was checked, all of whose numbers are there and nothing beside them; else None."""
+def is_whole(batch: Batch, num_states: int) -> bool:
+    """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
     x = batch.x
     if x.device.type != "cpu" or not all(value is None for value in batch[1:]):
-        return None
-    if x.shape[0] * x.shape[1] * specs.transition.num_states > MOST_NUMBERS:
-        return None
-    if x.is_floating_point():
-        if bool(x.isnan().any()):
-            return None
-        obs = x.transpose(0, 1)
-        return DenseChain.of_whole_rows(specs.transition, specs.emission, obs, specs.emission.log_likelihood(obs))
-    if specs.words is None or bool((x < 0).any()):
-        return None
-    obs = x.T
-    emit = specs.words.index_select(0, obs.reshape(-1)).reshape(*obs.shape, specs.words.shape[-1])
+        return False
+    if x.shape[0] * x.shape[1] * num_states > MOST_NUMBERS:
+        return False
+    return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
+
+
+def chain_of_whole_rows(specs: PointSpecs, x: Tensor) -> DenseChain:
+    """The chain of x (B, T[, D]), of a batch that is whole."""
+    obs = x.transpose(0, 1)
+    if specs.words is None:
+        emit = specs.emission.log_likelihood(obs)
+    else:
+        emit = specs.words.index_select(0, obs.reshape(-1)).reshape(*obs.shape, specs.words.shape[-1])
     return DenseChain.of_whole_rows(specs.transition, specs.emission, obs, emit)

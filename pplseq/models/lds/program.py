@@ -41,13 +41,13 @@ from pplseq.models.lds.fit import (
 from pplseq.models.lds.parameters import SCALES
 from pplseq.models.lds.queries import LDSQueries
 from pplseq.models.lds.start import STARTS
-from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows
+from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_whole
 from pplseq.models.steps import step_matrices, with_steps
 
 # what a system is made of: EM knows these as they are here
 DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
 # what leads from parameters and observations to a chain; an LDS that has its own way of any of it takes the long way
-WAYS = frozenset((*DISTRIBUTIONS, "values", "direct_chain", "posterior"))
+WAYS = frozenset((*DISTRIBUTIONS, "values", "direct_chain", "posterior", "_point"))
 
 
 class LDS(LDSQueries):
@@ -148,22 +148,31 @@ class LDS(LDSQueries):
             return None  # which are not asked here
         if self._modules:  # a parameter is constrained, or has a prior
             return None
-        parts = [part.detach().reshape(-1) for part in self._parameters.values() if part is not None]
-        if not bool(torch.cat(parts).isfinite().all()):
-            return None  # the program says which one is not
+        if not self._is_finite:
+            return None  # the program says which parameter is not
         given = self.given(x, lengths)
         values = self._written() if torch.is_grad_enabled() else self.values
         emission = LinearEmission(values.emission, as_noise(values.emission_noise, self.num_features))
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
 
+    @property
+    def _is_finite(self) -> bool:
+        parts = [part.detach().reshape(-1) for part in self._parameters.values() if part is not None]
+        return bool(torch.cat(parts).isfinite().all())
+
     @torch.no_grad()
     def short_chain(self, batch: Batch) -> GaussianChain | None:
-        remembered, known = vars(self).get("_remembered"), vars(self)
-        if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(known) or not self.is_one_chain:
+        remembered = vars(self).get("_remembered")
+        if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
             return None
-        point = remembered.get(self, lambda: PointChain(self.values.emission_offset))
-        return chain_of_whole_rows(point, batch, self.posterior)
+        if not is_whole(batch):
+            return None
+        point = remembered.get(self, self._point)
+        return None if point is None else chain_of_whole_rows(point, batch)
+
+    def _point(self) -> PointChain | None:
+        return PointChain(self.values) if self._is_finite else None
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         observed = ~x.isnan()

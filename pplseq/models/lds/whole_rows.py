@@ -7,41 +7,44 @@ numbers at the same steps keeps them. The chain is the same; the readable twin i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
+import torch
 
+from pplseq.distributions.linear_gaussian import LinearEmission
+from pplseq.distributions.noise import as_noise
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.models.lds.fit import chain_of
+from pplseq.models.lds.parameters import Parameters
 
 MOST_NUMBERS = 1 << 16  # of observations that are kept with a chain; beside more of them its covariances are cheap
 
 
 class PointChain:
-    """The last chain at some parameters, whose covariances the next one may share. shift: what observations are off by."""
+    """An LDS's parameters, and the last chain at them, whose covariances the next one may share."""
 
-    def __init__(self, shift: Tensor | None):
-        self.shift = shift
-        self.shape: tuple[int, ...] = ()
-        self.chain: GaussianChain | None = None
+    def __init__(self, parameters: Parameters):
+        copies: Any = [None if part is None else part.clone() for part in parameters]  # a chain reads some of them late
+        self.parameters = Parameters(*copies)
+        self.last: tuple[torch.Size, GaussianChain] | None = None  # in one piece, as threads may ask at once
 
 
-def chain_of_whole_rows(
-    point: PointChain, batch: Batch, posterior: Callable[[Tensor], GaussianChain]
-) -> GaussianChain | None:
-    """The chain of a batch that was checked, all of whose numbers are there and nothing beside them; else None.
-
-    Args:
-        posterior: the long way, by which the first chain of a shape comes.
-    """
+def is_whole(batch: Batch) -> bool:
+    """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
     x = batch.x
     if x.device.type != "cpu" or x.numel() > MOST_NUMBERS or not all(value is None for value in batch[1:]):
-        return None
-    if bool(x.isnan().any()):
-        return None
-    if point.chain is not None and point.shape == x.shape:
+        return False
+    return not bool(x.isnan().any())
+
+
+def chain_of_whole_rows(point: PointChain, batch: Batch) -> GaussianChain:
+    """The chain of a batch that is whole."""
+    now, x, last = point.parameters, batch.x, point.last
+    if last is not None and last[0] == x.shape:
         residual = x.transpose(0, 1)
-        return point.chain.with_residual(residual if point.shift is None else residual - point.shift)
-    chain = posterior(x)
-    point.shape, point.chain = x.shape, chain if chain.takes_other_numbers else None
+        return last[1].with_residual(residual if now.emission_offset is None else residual - now.emission_offset)
+    chain = chain_of(now, batch, LinearEmission(now.emission, as_noise(now.emission_noise, x.shape[-1])))
+    if chain.takes_other_numbers:
+        point.last = x.shape, chain
     return chain

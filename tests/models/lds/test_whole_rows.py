@@ -56,7 +56,7 @@ KINDS = {
 def test_other_numbers_at_the_same_steps(kind, rows, steps):
     model = system(**KINDS[kind])
     first, second = data(model, rows, steps, 1), data(model, rows, steps, 2)
-    assert not check(model, first).is_whole  # the first is made the long way
+    assert not check(model, first).is_whole  # the first shares nothing yet
     assert check(model, second).is_whole == compiled.available()
     assert model.score(first) != model.score(second)
     check(model, data(model, rows, steps + 1, 3))
@@ -74,6 +74,27 @@ def test_what_is_not_of_numbers_as_they_are_is_made_anew(options):
         _, chain = model._posterior(x, None)
         assert not chain.is_whole
         assert torch.equal(chain.log_prob(), model.posterior(x).log_prob())
+
+
+def test_what_a_chain_reads_late_is_of_its_own_parameters():
+    model = system()
+    first, second = data(model, 1, 9, 1), data(model, 1, 9, 2)
+    old = model.transition.detach().clone()
+    model.score(first)
+    _, chain = model._posterior(second, None)
+    wanted = answers(model.posterior(second))["covariances"]
+    model.transition.data.mul_(0.5)
+    torch.testing.assert_close(chain.smoothed_states().covariances.dense(), wanted)
+    model.transition.data.copy_(old)
+    torch.testing.assert_close(model.smooth(first).covariances, answers(model.posterior(first))["covariances"])
+
+
+def test_numbers_of_another_shape_are_refused():
+    model = system()
+    _, chain = model._posterior(data(model, 1, 9), None)
+    if chain.takes_other_numbers:
+        with pytest.raises(ValueError, match="residual must have the chain's shape"):
+            chain.with_residual(torch.zeros(8, 1, 2).double())
 
 
 def test_gaps_lengths_and_what_is_known_of_steps_are_made_anew():
