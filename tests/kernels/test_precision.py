@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pplseq.kernels.precision import exact_products, has_bfloat16_products, matmul_precision
+from pplseq.kernels.triton.launch import dot_precision
 
 
 def test_precision_is_set_and_set_back():
@@ -39,7 +40,7 @@ def test_a_gpu_rounds_only_where_it_is_asked_to():
     before = matmul.fp32_precision
     for name, expected in {"tf32": "tf32", "auto": "ieee", "bfloat16": "ieee"}.items():
         with matmul_precision(name):
-            assert matmul.fp32_precision == expected
+            assert matmul.fp32_precision == expected == dot_precision()
             with exact_products():
                 assert matmul.fp32_precision == "ieee"
             assert matmul.fp32_precision == expected

@@ -109,4 +109,4 @@ def power_of_two(size: int, least: int = 1) -> int:
 
 def dot_precision() -> str:
     """How products of float32 numbers are made in kernels: "tf32" where torch's own products may be, else exactly."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
