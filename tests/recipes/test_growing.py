@@ -17,9 +17,14 @@ def validations(folder):
     return [row["perplexity"] for row in rows if row["kind"] == "validation"]
 
 
-def test_a_run_goes_on_with_more_states(tmp_path):
+@pytest.fixture
+def text(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sees a dog\na dog sees the cat\nthe dog barks\na cat sleeps\n" * 20, encoding="utf-8")
+    return text
+
+
+def test_a_run_goes_on_with_more_states(tmp_path, text):
     small, large = tmp_path / "small", tmp_path / "large"
     pplseq.train("vlhmm", text, folder=small, num_states=16, **SIZES | {"epochs": 3, "lr": 0.02})
     pplseq.train("vlhmm", text, folder=large, num_states=32, grow_from=small, lr=1e-6, **SIZES)
@@ -35,3 +40,34 @@ def test_a_run_goes_on_with_more_states(tmp_path):
     for options, message in bad:
         with pytest.raises((ValueError, FileNotFoundError, FolderError), match=message):
             pplseq.train("vlhmm", text, folder=tmp_path / "bad", **{**SIZES, "grow_from": small, **options})
+
+
+def test_sizes_that_grow_are_runs_that_grow_from_each_other(tmp_path, text, monkeypatch):
+    pplseq.train("vlhmm", text, folder=tmp_path / "grown", grow=(4, 8, 16), **SIZES)
+    for size, before in ((4, {}), (8, {"grow_from": tmp_path / "4"}), (16, {"grow_from": tmp_path / "8"})):
+        pplseq.train("vlhmm", text, folder=tmp_path / str(size), num_states=size, **SIZES, **before)
+    assert validations(tmp_path / "grown") == validations(tmp_path / "16")
+
+    def stop(*given, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # between two sizes
+        patch.setattr("pplseq.models.vlhmm.program.VLHMM.split", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pplseq.train("vlhmm", text, folder=tmp_path / "stopped", grow=(4, 8, 16), **SIZES)
+    pplseq.train(folder=tmp_path / "stopped", resume=True)
+    assert validations(tmp_path / "stopped") == validations(tmp_path / "16")
+    pplseq.train(folder=tmp_path / "stopped", resume=True, epochs=2)
+    assert len(validations(tmp_path / "stopped")) == 2 * len(validations(tmp_path / "16"))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(grow=(8,)), "at least two"), (dict(grow=(4, 6)), "6 is not of 4"), (dict(grow=(6, 12)), "6 is not of 4"),
+        (dict(grow=(8, 8)), "8 is not of 8"), (dict(grow=(4, 8), blocks="none"), "in even blocks"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_grow(tmp_path, text, options, message):
+    with pytest.raises(ValueError, match=message):
+        pplseq.train("vlhmm", text, folder=tmp_path / "bad", **SIZES, **options)

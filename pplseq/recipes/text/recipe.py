@@ -13,6 +13,7 @@ from typing import Any
 from pplseq.recipes.recipe import Job, Recipe, register
 from pplseq.recipes.text.settings import (
     CONSTRAINED_QUESTIONS,
+    GROWN,
     QUESTIONS,
     AskSettings,
     AWDLSTMSettings,
@@ -49,6 +50,9 @@ class TextRecipe(Recipe):
         from pplseq.recipes.text.training import train
 
         return train(self.name, job)
+
+    def has_begun(self, folder: Path) -> bool:
+        return super().has_begun(folder) or any((folder / GROWN).glob("*/last"))
 
     def prepared(self, folder: Path) -> Iterable[Path]:
         return tuple(folder / f"{name}{end}" for name in ("clusters.paths", "samples.npz") for end in ("", ".sha256"))

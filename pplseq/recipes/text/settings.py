@@ -16,6 +16,9 @@ SHARE = partial(checks.share, interval="[0, 1)")
 
 
 # ---------------------------------------------------------------- settings of training
+GROWN = "grown"  # the folder in a run's that holds its smaller sizes
+
+
 @dataclass(kw_only=True)
 class Reading:
     """The text.
@@ -125,6 +128,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
         start: of the parameters: drawn, or set to the class bigrams of the text (of the hierarchical transition).
         grow_from: folder of a run with fewer states: each becomes so many near-copies, in its blocks of words.
+        grow: sizes in place of num_states, trained one after the other from the one before, in equal shares of max_time.
         hidden_size: width h of the state embeddings and residual layers.
         transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
         parameterization: of the tables of states.
@@ -148,6 +152,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     exchange_passes: int = setting(0, check=partial(checks.count, least=0))
     start: Literal["random", "counts"] = "random"
     grow_from: Path | None = None
+    grow: tuple[int, ...] = setting((), check=checks.count)
     hidden_size: int = setting(256, check=checks.count)
     transition: Literal["softmax", "hierarchical"] = "softmax"
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
@@ -167,6 +172,20 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
             self.blocks = str(Path(self.blocks).resolve())
         if self.grow_from is not None:
             self.grow_from = Path(self.grow_from).resolve()
+        if self.grow:
+            if self.grow_from is not None or self.blocks == "none" or self.block_sizes != "even":
+                raise ValueError("grow: the first size is new, in even blocks; leave out grow_from, block_sizes, blocks = none")
+            _check_sizes(self.grow, self.num_blocks)
+            self.num_states = self.grow[-1]
+
+
+def _check_sizes(sizes: tuple[int, ...], num_blocks: int) -> None:
+    """Raises ValueError for sizes that do not grow into each other, or fewer than two."""
+    if len(sizes) < 2:
+        raise ValueError(f"grow: give the sizes in order, at least two, for example 2048,8192; got {','.join(map(str, sizes))}")
+    for small, large in zip((num_blocks, *sizes), sizes, strict=False):
+        if large % small or large == small != num_blocks:
+            raise ValueError(f"grow: sizes are multiples of the one before, the first of num_blocks; {large} is not of {small}")
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisib
 from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
+from pplseq.recipes.text.growing import grown
 from pplseq.recipes.text.settings import reading
 from pplseq.runs import processes
 from pplseq.runs.cost import check_fits, estimate, vlhmm_cost
@@ -46,6 +48,8 @@ def check_text(name: str, data: str) -> None:
 def train(name: str, job: Job) -> dict[str, Any]:
     """Train a vlhmm, an hmm or a network in a run's folder; the summary."""
     check_text(name, job.data)
+    if getattr(job.settings, "grow", ()):
+        job = grown(job, partial(train, name))
     settings, folder = job.settings, job.folder
     device = checks.device(settings.device)
     if device.type == "cpu":

@@ -1,0 +1,45 @@
+"""A run that begins with fewer states and grows: every size is a training of its own, in a folder of the run's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pplseq.recipes.recipe import Job
+from pplseq.recipes.text.settings import GROWN
+from pplseq.runs import processes
+
+
+def grown(job: Job, train: Callable[[Job], dict[str, Any]]) -> Job:
+    """The job of the last size, when the smaller ones were trained: they share ``max_time`` evenly with it.
+
+    Args:
+        job: of a run with ``grow``. train: trains one size.
+    """
+    settings = job.settings
+    if processes.current().several:
+        raise ValueError("grow: several processes do not grow together; train the sizes one by one, with --grow-from")
+    last = replace(settings, grow=(), num_states=settings.grow[-1])
+    if (job.folder / "last").is_dir():
+        return replace(job, settings=replace(last, grow_from=stage_folder(job.folder, settings.grow[-2])))
+    share = None if settings.max_time is None else settings.max_time / len(settings.grow)
+    before, seconds = None, 0.0
+    for size in settings.grow[:-1]:
+        folder = stage_folder(job.folder, size)
+        folder.mkdir(parents=True, exist_ok=True)
+        job.watch.say(f"growing: {size:,} states")
+        stage = replace(last, num_states=size, grow_from=before, max_time=share)
+        summary = train(
+            Job(job.data, folder, stage, (folder / "last").is_dir(), job.watch, time.monotonic() if seconds else job.started)
+        )
+        before, seconds = folder, seconds + summary["seconds"]
+    job.watch.say(f"growing: {settings.grow[-1]:,} states")
+    return replace(job, settings=replace(last, grow_from=before), resume=False, started=time.monotonic() - seconds)
+
+
+def stage_folder(folder: Path, size: int) -> Path:
+    """Where the training of a smaller size stands."""
+    return folder / GROWN / str(size)
