@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SMALLEST = 1e-9  # of the largest eigenvalue: directions in which the likelihood is flat, as a shift of logits
 
 
+LEAST = 1e-20  # information that is none, in any unit: an error of 1e10; of logits at their bound rounding leaves less
+
+
 class Summary(NamedTuple):
     """Estimates of a model's parameters; printed, a table.
 
@@ -95,7 +98,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         free = (jacobian[held] == 0).all(0)
         jacobian, information = jacobian[:, free], information[free][:, free]
     # a parameter that is an estimate as it is has a unit, which must not make it seem to be known less; others have none
-    own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > 0)
+    own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > LEAST)
     unit = information.diagonal().rsqrt().where(own, 1.0)
     values, vectors = torch.linalg.eigh(unit * information * unit.unsqueeze(-1))
     known = values > SMALLEST * values.abs().max()

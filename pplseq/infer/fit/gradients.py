@@ -232,6 +232,7 @@ def sample_parameters(
     Returns:
         The history with ``samples`` (site -> (num_samples, ...)) and ``diagnostics``.
     """
+    checks.count("num_samples", num_samples, 4)  # of which Pyro's diagnostics take halves
     history = FitHistory("nuts", batch.num_tokens)
     kernel = NUTS(model, init_strategy=_start_at(initial), **kernel_options)
     mcmc = MCMC(kernel, num_samples, warmup_steps, num_chains=num_chains, disable_progbar=not progress)

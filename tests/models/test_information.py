@@ -1,0 +1,113 @@
+"""Standard errors of every model that has them: the inverse of second derivatives by finite differences."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import ARHMM, HMM, IOHMM, LDS, ConstrainedLDS, SwitchingRegression
+
+F64 = torch.float64
+STEP = 1e-4
+
+
+def by_differences(model, batch):
+    """Names, standard errors, and the share of each estimate's slope in directions of which the data say nothing."""
+    raw = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    used = torch.cat([parameter.detach().isfinite().flatten() for parameter in raw])
+    names = [f"{name}{place}" for name, value in model.estimates().items() for place in np.ndindex(*value.shape)]
+
+    def shifted(place, by, what):
+        left = place
+        for parameter in raw:
+            if left < parameter.numel():
+                with torch.no_grad():
+                    parameter.view(-1)[left] += by
+                found = what()
+                with torch.no_grad():
+                    parameter.view(-1)[left] -= by
+                return found
+            left -= parameter.numel()
+        raise AssertionError
+
+    def slope():
+        value = model.log_joint(batch.x, batch.lengths, **batch.known)
+        parts = torch.autograd.grad(value, raw, allow_unused=True)
+        return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(raw, parts, strict=True)])
+
+    def told():
+        return torch.cat([value.detach().flatten() for value in model.estimates().values()])
+
+    places = used.nonzero().flatten().tolist()
+    second = torch.stack([(shifted(p, STEP, slope) - shifted(p, -STEP, slope)) / (2 * STEP) for p in places])[:, used]
+    jacobian = torch.stack([(shifted(p, STEP, told) - shifted(p, -STEP, told)) / (2 * STEP) for p in places], -1)
+    values, vectors = torch.linalg.eigh(-(second + second.T) / 2)
+    known = values > 1e-6 * values.abs().max()
+    slopes = jacobian @ vectors
+    errors = (slopes.square() * torch.where(known, 1 / values.where(known, 1.0), 0.0)).sum(-1).sqrt()
+    return names, errors, slopes[:, ~known].square().sum(-1) / slopes.square().sum(-1).clamp_min(1e-300)
+
+
+def regimes(seed=0, steps=90):
+    random = np.random.default_rng(seed)
+    return random.normal(size=steps) * 0.6 + np.where(np.arange(steps) // 15 % 2, 2.5, -1.0)
+
+
+def hmm():
+    return HMM(2, num_features=1, start_states=[0]), regimes(), {}
+
+
+def counts():
+    return HMM(2, emission="poisson", start_states=[0]), np.random.default_rng(1).poisson(np.repeat([2, 9, 3, 8], 20)), {}
+
+
+def noisy():
+    return HMM(2, num_features=1, start_states=[0]), regimes(), {"emission_noises": torch.full((90, 1, 1), 0.2, dtype=F64)}
+
+
+def arhmm():
+    rows = [regimes(seed, 40) * (-1.0) ** seed for seed in range(4)]  # which begin in either state
+    return ARHMM(2, 1, order=1), rows, {}
+
+
+def switching():
+    return SwitchingRegression(2, switching=("mean", "variance")), regimes(), {}
+
+
+def iohmm():
+    inputs = np.random.default_rng(5).normal(size=(90, 1))
+    x = (regimes() + 0.8 * inputs[:, 0])[:, None]
+    return IOHMM(2, num_inputs=1, num_outputs=1, outputs="gaussian", mealy=True), [x], {"inputs": [inputs]}
+
+
+def constrained():
+    patterns = dict(transition=[["a"]], emission=[[1], [1]], emission_noise="scalar")
+    patterns |= dict(initial_mean="zero", initial_covariance=[[1]])
+    level = np.random.default_rng(2).normal(size=70).cumsum() * 0.3
+    x = level[:, None] + 0.5 * np.random.default_rng(3).normal(size=(70, 2))
+    return ConstrainedLDS(1, 2, patterns, offsets="emission"), [x], {}
+
+
+def lds():
+    level = np.random.default_rng(2).normal(size=(3, 40)).cumsum(-1) * 0.3
+    x = level[..., None] + 0.5 * np.random.default_rng(3).normal(size=(3, 40, 2))
+    return LDS(1, 2, offsets="none", initial="stationary"), [*(0.9 * x)], {}
+
+
+@pytest.mark.parametrize("case", [hmm, counts, noisy, arhmm, switching, iohmm, constrained, lds])
+def test_errors_are_those_of_finite_differences(case):
+    torch.manual_seed(0)
+    model, x, known = case()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which have none is seen below
+        model.fit(x, **known, seed=0)
+        if "lbfgs" in model.methods:
+            model.fit(x, **known, method="lbfgs", warm_start=True, num_steps=100)
+        found = model.summary(x, **known)
+        names, errors, lost = by_differences(model, model.as_batch(x, **known))
+    assert len(names) == len(found.names)
+    seen = lost < 1e-8
+    assert int(seen.sum()) >= min(4, len(names) - 2)
+    assert torch.equal(~found.errors.isnan(), seen), (dict(zip(names, lost.tolist(), strict=True)), found.errors)
+    torch.testing.assert_close(found.errors[seen], errors[seen], rtol=2e-3, atol=1e-6)
