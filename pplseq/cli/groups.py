@@ -65,10 +65,14 @@ def recipe_command(
     return GroupedCommand(name, callback=click.pass_context(function), params=params, help=text, owners=owners)
 
 
+OF_TABLES = ("outputs", "inputs", "sequence_id")
+
+
 def readers_of(setting: str) -> str:
     """Which trainings read a setting: "a setting of vlhmm, hmm"; "" where none does."""
     readers = [recipe.name for recipe in RECIPES.values() if setting in options_of(recipe.settings)]
-    return f"a setting of {', '.join(readers)}" if readers else ""
+    tables = ", which learn from tables (iohmm without --inputs is the HMM of numbers)" if setting in OF_TABLES else ""
+    return f"a setting of {', '.join(readers)}{tables}" if readers else ""
 
 
 CONFIG = click.Option(

@@ -88,8 +88,10 @@ def test_likelihoods_are_in_the_units_of_the_table(run, folder):
 def test_forecasts_as_json_and_csv(run, folder):
     future = write(folder / "future.csv", [(f"s{n}", 0.5) for n in range(3) for _ in range(4)], ("name", "u"))
     found = answers(
-        "query", run, "forecast", folder / "test.csv", "--future", future, "--csv", folder / "ahead.csv"
-    )
+        "query", run, "forecast", folder / "test.csv", "--future", future, "--csv", folder / "ahead.csv",
+        "--png", folder / "ahead.png",
+    )  # fmt: skip
+    assert (folder / "ahead.png").read_bytes().startswith(b"\x89PNG")
     assert [answer["id"] for answer in found] == ["s0", "s1", "s2"] and len(found[0]["outputs"]) == 4
     with (folder / "ahead.csv").open() as file:
         rows = list(csv.DictReader(file))

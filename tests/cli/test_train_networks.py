@@ -73,6 +73,7 @@ def test_report(lstm, tmp_path):
     [
         ("lstm", "--num-states", "vlhmm, hmm, text-lds; lstm does not read it, leave it out"),
         ("ff", "--num-layers", "--num-layers is a setting of lstm, awd-lstm; ff does not read it"),
+        ("hmm", "--outputs", "iohmm, lds, which learn from tables (iohmm without --inputs is the HMM of numbers)"),
         ("hmm", "--num-blocks", "--num-blocks is a setting of vlhmm; hmm does not read it"),
         ("vlhmm", "--order", "--order is a setting of ff; vlhmm does not read it"),
     ],

@@ -76,11 +76,13 @@ class LDSAsking(UseSettings):
         steps: steps to look ahead (default: those of --future, which must hold as many, else 10).
         future: table of inputs that are to come, with the same sequences.
         csv: also write the answer as a table, a row a sequence and step.
+        png: also draw the forecast of the first sequence, with intervals of 90 %.
     """
 
     steps: int | None = setting(None, check=checks.count)
     future: str | None = None
     csv: Path | None = None
+    png: Path | None = None
 
 
 QUESTIONS = {
@@ -88,7 +90,7 @@ QUESTIONS = {
     "smooth": Question("the same given all observations", ("csv",), takes="table"),
     "predict": Question("every observation as expected from those before it", ("csv",), takes="table"),
     "reconstruct": Question("the observations without their noise; fills gaps", ("csv",), takes="table"),
-    "forecast": Question("observations of the steps to come", ("steps", "future", "csv"), takes="table"),
+    "forecast": Question("observations of the steps to come", ("steps", "future", "csv", "png"), takes="table"),
     "score": Question("log p(observations), nats", takes="table"),
 }
 

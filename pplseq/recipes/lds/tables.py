@@ -29,6 +29,7 @@ from pplseq.runs.signals import TimeOver
 
 COLUMNS = "columns.json"  # how a run reads tables
 STEPS = 10  # of a forecast where none are named
+SHOWN = 6  # steps of the past that are drawn for each of the steps to come
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,8 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
         yield answer
     if getattr(settings, "csv", None) is not None and question != "score":
         write_csv(settings.csv, columns, found)
+    if getattr(settings, "png", None) is not None and found:
+        draw_forecast(settings.png, columns, table.outputs[table.ids.index(found[0]["id"])], found[0])
 
 
 def _future(columns: Columns, settings: Any) -> dict[str, Tensor]:
@@ -285,6 +288,28 @@ def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str
             f"steps: {settings.future} has inputs of {len(rows)} steps of sequence {name!r}, got --steps {settings.steps}"
         )
     return {"num_steps": len(rows), "future_inputs": rows}
+
+
+def draw_forecast(path: Path, columns: Columns, past: np.ndarray, answer: dict[str, Any]) -> None:
+    """The last rows of a sequence (T, n), and what is foretold of it with intervals of 90 %, a panel a column.
+
+    Raises:
+        ImportError: without matplotlib, an extra.
+    """
+    from pplseq import plot  # with matplotlib
+    from pplseq.report.canvas import new_figure, save_figure
+
+    means, deviations = (np.array([list(row.values()) for row in answer[part]]) for part in ("outputs", "deviations"))
+    figure = new_figure(7.0, 2.4 * len(columns.outputs) + 0.4, layout="constrained")
+    panels = figure.subplots(len(columns.outputs), 1, sharex=True, squeeze=False).ravel()
+    first = max(0, len(past) - SHOWN * len(means))
+    spread = np.stack([np.diag(row**2) for row in deviations])
+    for k, (axes, name) in enumerate(zip(panels, columns.outputs, strict=True)):
+        steps = np.arange(first + 1, len(past) + len(means) + 1)
+        plot.forecast(past[first:], means, spread, level=0.9, column=k, index=steps, ax=axes)
+        axes.set_ylabel(name, parse_math=False)
+    panels[-1].set_xlabel("step")
+    save_figure(figure, path, 110)
 
 
 def write_csv(path: Path, columns: Columns, found: list[dict[str, Any]]) -> None:

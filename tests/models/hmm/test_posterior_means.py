@@ -56,7 +56,7 @@ def agrees(draws, wanted):
 
 def drawn(x, **options):
     model = HMM(2, ties=[0, 0], **options)
-    return model.fit([x], method="nuts", num_samples=300, warmup_steps=150, seed=0, max_tree_depth=6).history.samples
+    return model.fit([x], method="nuts", num_samples=200, warmup_steps=100, seed=0, max_tree_depth=5).history.samples
 
 
 def test_every_family_has_a_case():
@@ -102,7 +102,7 @@ def test_moves_by_quadrature_over_all_paths():
     x = [0, 0, 0, 1, 1, 1, 0, 0]
     priors = dict(emission=[[8000.0, 2000.0], [2000.0, 8000.0]], transition=2.0)
     model = HMM(2, num_words=2, start_states=[0], priors=priors).set_parameters(emission=[[0.8, 0.2], [0.2, 0.8]])
-    model.fit([x], method="nuts", num_samples=300, warmup_steps=150, seed=0, max_tree_depth=6, warm_start=True)
+    model.fit([x], method="nuts", num_samples=200, warmup_steps=100, seed=0, max_tree_depth=5, warm_start=True)
     grid = torch.linspace(0.0025, 0.9975, 200, dtype=F64)
     stay, back = torch.meshgrid(grid, grid, indexing="ij")
     says, weight = torch.tensor([[0.8, 0.2], [0.2, 0.8]], dtype=F64), stay * (1 - stay) * back * (1 - back)
