@@ -13,7 +13,7 @@ STEP = 1e-4
 
 
 def by_differences(model, batch):
-    """Names, standard errors, the share of each estimate's slope in directions of which the data say nothing, and that slope."""
+    """Names, standard errors, the share of each slope in directions of which the data say nothing, and that slope."""
     raw = [parameter for parameter in model.parameters() if parameter.requires_grad]
     used = torch.cat([parameter.detach().isfinite().flatten() for parameter in raw])
     names = [f"{name}{place}" for name, value in model.estimates().items() for place in np.ndindex(*value.shape)]
