@@ -57,15 +57,21 @@ def estimates_of(model: IOParameters) -> dict[str, Tensor]:
     elif isinstance(model.noise, Dispersions):
         for column in model.noise.columns.columns:
             if column.place is not None:
-                name = f"{column.response.dispersion}.x{column.number}"
+                name = f"{column.response.dispersion}.{output_name(model, column.number)}"
                 found[name] = model.noise.log_dispersion[:, column.place].exp()
     return found
 
 
 def input_names(model: IOParameters, part: str) -> list[str]:
     """Of what a part's regression is on, the constant last."""
-    source = model.format.source(part)
-    return [*(f"u{number}" for number in range(0 if source is None else source[1])), CONSTANT]
+    source, named = model.format.source(part), model.input_names.get(part, [])
+    size = 0 if source is None else source[1]  # past outputs behind the inputs
+    return [*named, *(f"u{number}" for number in range(len(named), size)), CONSTANT]
+
+
+def output_name(model: IOParameters, number: int) -> str:
+    """Of a column of outputs."""
+    return f"x{number}" if model.output_names is None else model.output_names[number]
 
 
 def _softmax(model: IOParameters, part: str, allowed: Tensor | None) -> dict[str, Tensor]:
@@ -104,7 +110,7 @@ def _plain(model: IOParameters) -> dict[str, Tensor]:
         return {"emission": network.logits.sigmoid() if model.outputs == "bernoulli" else network.logits}
     named: dict[str, Tensor] = {}
     for state, own in enumerate(network.weight):
-        names = [f"emission[{state}].x{number}" for number in range(model.num_outputs)]
+        names = [f"emission[{state}].{output_name(model, number)}" for number in range(model.num_outputs)]
         named |= dict(_named(names, input_names(model, "emission"), own))
     return named
 
@@ -113,7 +119,7 @@ def _columns(model: IOParameters) -> Iterator[tuple[str, Tensor]]:
     network, columns = model.network("emission"), model.columns
     assert columns is not None
     for column in columns.columns:
-        name = f"x{column.number}"
+        name = output_name(model, column.number)
         if network.kind in ("constant", "table"):
             eta = network.logits[..., column.predictors]
             mean = column.mean(eta)

@@ -25,6 +25,7 @@ class IOParameters(Estimator):
 
     Attributes:
         graph, start_states: what softmaxes of transitions and of the start normalise over, None for all.
+        input_names, output_names: what a summary calls them, where they have names.
         noise: of "gaussian" outputs, and of columns. columns: families of outputs column by column, or None.
         priors: of the weights, or None.
     """
@@ -36,6 +37,8 @@ class IOParameters(Estimator):
     start_states: Tensor | None
     noise: GaussianNoise | Dispersions | None
     columns: ResponseColumns | None
+    input_names: dict[str, list[str]]
+    output_names: list[str] | None
     priors: WeightPriors | None
 
     @property

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
+from pplseq.data.formulas import checked_names
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
@@ -81,6 +82,7 @@ class IOHMM(IOHMMQueries):
             (*B,), to logits (*B, Z, Z), (*B, Z, V or D) (means of "gaussian" outputs) or (*B, Z).
         priors: :class:`~pplseq.models.iohmm.networks.WeightPriors`, a mapping of its arguments, True, or None. With priors the
             program draws weights at sites such as "transition_network.weight".
+        input_names, output_names: what the summary calls them: part -> names of its inputs; names of columns of outputs.
         dtype: "float64" (what EM and NUTS want) or "float32".
 
     Raises:
@@ -121,6 +123,8 @@ class IOHMM(IOHMMQueries):
         emission: nn.Module | None = None,
         initial_network: nn.Module | None = None,
         priors: WeightPriors | Mapping | bool | None = None,
+        input_names: Mapping[str, Sequence[str]] | None = None,
+        output_names: Sequence[str] | None = None,
         dtype: str = "float64",
     ):
         super().__init__()
@@ -147,6 +151,10 @@ class IOHMM(IOHMMQueries):
             given = "start_states, graph and initial_network"
             raise ValueError(f"initial: a stationary start follows from transitions that are all allowed; leave {given} out")
         self.sources = input_sources(initial, self.mealy, num_inputs, num_symbols)
+        sizes = {part: source[1] for part, source in self.sources.items() if source is not None and source[0] == "vectors"}
+        self.input_names = checked_names("input_names", input_names, sizes)
+        of_outputs = None if output_names is None else {"outputs": output_names}
+        self.output_names = checked_names("output_names", of_outputs, {"outputs": self.num_outputs}).get("outputs")
         self.feedback = feedback_parts(self.outputs, self.sources, feedback, self.columns)
         if graph == "left_right" and start_states is None:
             start_states = [0]
@@ -181,6 +189,7 @@ class IOHMM(IOHMMQueries):
             start_states=None if start_states is None else [int(state) for state in start_states], initial=initial,
             hidden={part: list(sizes) for part, sizes in hidden.items() if sizes}, covariance=covariance,
             covariance_floor=self.covariance_floor, feedback=feedback, links=as_config(links), trials=trials,
+            input_names=self.input_names or None, output_names=self.output_names,
         )  # fmt: skip
         if not self._own:
             self.drawn()
