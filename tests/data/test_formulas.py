@@ -14,7 +14,8 @@ def frame(rows=12):
     random = np.random.default_rng(0)
     speed = random.normal(20, 3, rows)
     return pandas.DataFrame({
-        "trip": np.arange(rows) // 6, "speed": speed, "load": random.normal(size=rows), "rain": (["no", "some", "no"] * rows)[:rows],
+        "trip": np.arange(rows) // 6, "speed": speed, "load": random.normal(size=rows),
+        "rain": (["no", "some", "no"] * rows)[:rows],
         "power": 1 + speed / 2 + random.normal(size=rows), "road": (["r", "s"] * rows)[:rows],
     })  # fmt: skip
 
@@ -61,7 +62,8 @@ def test_terms_are_the_columns_and_names_come_into_the_summary(tmp_path):
     again = IOHMM.load(model.save(tmp_path / "model"))
     assert list(again.estimates()) == list(model.estimates()) and "scale.power" in again.estimates()
     for change, message in (
-        (dict(rain="snow"), "emission"), (dict(speed=np.nan), "emission, row 0: speed is missing"), (dict(load=np.inf), "transition"),
+        (dict(rain="snow"), "emission"), (dict(speed=np.nan), "emission, row 0: speed is missing"),
+        (dict(load=np.inf), "transition"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             formulas.read(table.assign(**change))
