@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,16 +136,3 @@ class Formulas:
         self.specs.setdefault(part, matrix.model_spec)
         self.input_names.setdefault(part, kept)
         return values
-
-
-def checked_names(name: str, value: Mapping[str, Any] | None, sizes: Mapping[str, int | None]) -> dict[str, list[str]]:
-    """Names of the inputs of parts, one for each.
-
-    Raises:
-        ValueError: for other parts, or as many names as there are not.
-    """
-    for part, names in (value or {}).items():
-        if sizes.get(part) is None or isinstance(names, str) or len(names) != sizes[part]:
-            takes = sizes.get(part) or "no"
-            raise ValueError(f"{name}: {part!r} takes {takes} names, one for each number it sees; got {names!r}")
-    return {part: [str(each) for each in names] for part, names in (value or {}).items()}

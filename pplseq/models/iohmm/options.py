@@ -158,3 +158,16 @@ def _own_network(part: str, source, shape, own: nn.Module) -> Network:
         takes = "vectors" if own.input_dims else "symbols"
         raise ValueError(f"the {part} network takes {takes}, but this part sees {kind}")
     return own
+
+
+def checked_names(name: str, value: Mapping[str, Any] | None, sizes: Mapping[str, int | None]) -> dict[str, list[str]]:
+    """Names of the inputs of parts, one for each.
+
+    Raises:
+        ValueError: for other parts, or as many names as there are not.
+    """
+    for part, names in (value or {}).items():
+        if sizes.get(part) is None or isinstance(names, str) or len(names) != sizes[part]:
+            takes = sizes.get(part) or "no"
+            raise ValueError(f"{name}: {part!r} takes {takes} names, one for each number it sees; got {names!r}")
+    return {part: [str(each) for each in names] for part, names in (value or {}).items()}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.formulas import checked_names
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
@@ -29,6 +28,7 @@ from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
 from pplseq.models.iohmm.options import (
     PerPart,
+    checked_names,
     feedback_parts,
     input_sources,
     make_network,
