@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq.data.formulas import Formulas
 from pplseq.models import IOHMM
+from pplseq.models.iohmm.formulas import Formulas
 
 pandas = pytest.importorskip("pandas")
 
