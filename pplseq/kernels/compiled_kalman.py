@@ -212,9 +212,12 @@ class MeanLoops:
             blocks = [b for begin, end in bounds for b in range(begin, end, mean_loops.LANES)] + [num_rows]
         ends = np.full(num_rows, num_steps) if lengths is None else array(lengths)
         self.blocks, self.work = np.array(blocks), num_steps * num_rows * h * (2 * h + 4 * n)
+        turned, transposed = np.broadcast_to(matrix.T, filtered.shape), _transposed(gain)
         self.given = mean_loops.Means(
-            array(residual.double()), array(first.double()), shift, matrix[None], _transposed(matrix[None]), loadings,
-            _transposed(loadings), gain, _transposed(gain), whitener, _transposed(whitener) @ whitener, filtered,
+            array(residual.double()), array(first.double()), shift, loadings,
+            np.concatenate([np.broadcast_to(matrix, (len(loadings), h, h)), -(loadings @ matrix)], 1),
+            np.concatenate([gain, whitener], 1), np.concatenate([filtered @ turned, turned], 1),
+            np.concatenate([_transposed(whitener) @ whitener, -transposed], 2), _transposed(loadings),
             array(tables.kind), index, order, ends,
         )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 The readable twin is :mod:`pplseq.kernels.kalman_means`; :mod:`pplseq.kernels.compiled_kalman` calls these loops.
 
-Eight rows whose steps have the same covariances go side by side and share each number of a matrix, which the compiler makes
-one vector instruction of. A row alone wastes seven lanes, at no cost.
+Rows whose steps have the same covariances go side by side, as lanes, and share each number of a matrix: loops over lanes are
+what the compiler makes vector instructions of.
 """
 
 from __future__ import annotations
@@ -14,68 +14,74 @@ import numpy as np
 
 from pplseq.kernels.compiled import jit
 
-LANES = 8
+LANES = 64  # rows of a block: its vectors stay in a core's nearest cache, and a loop over them is worth its start
 
-@jit(fastmath={"contract"})  # sums in another order would go along a row, and not across lanes
-def product(matrix, node, vectors, base, sign, out):
-    """out = base + sign matrix[node] @ vectors, lanes (., 8); out may be base, and not vectors."""
+
+@jit(fastmath={"contract"}, inline="always")  # sums in another order would go along a row, and not across lanes
+def product(matrix, node, vectors, base, width, out):
+    """out = base + matrix[node] @ vectors, of so many lanes; out may be base, and not vectors."""
+    size = matrix.shape[2]
+    whole = size - size % 4
     for i in range(matrix.shape[1]):
-        a, b, c, d, e, f, g, h = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        for j in range(matrix.shape[2]):
-            m = matrix[node, i, j]
-            a += m * vectors[j, 0]
-            b += m * vectors[j, 1]
-            c += m * vectors[j, 2]
-            d += m * vectors[j, 3]
-            e += m * vectors[j, 4]
-            f += m * vectors[j, 5]
-            g += m * vectors[j, 6]
-            h += m * vectors[j, 7]
-        out[i, 0] = base[i, 0] + sign * a
-        out[i, 1] = base[i, 1] + sign * b
-        out[i, 2] = base[i, 2] + sign * c
-        out[i, 3] = base[i, 3] + sign * d
-        out[i, 4] = base[i, 4] + sign * e
-        out[i, 5] = base[i, 5] + sign * f
-        out[i, 6] = base[i, 6] + sign * g
-        out[i, 7] = base[i, 7] + sign * h
+        for lane in range(width):
+            out[i, lane] = base[i, lane]
+        for j in range(0, whole, 4):
+            a, b, c, d = matrix[node, i, j], matrix[node, i, j + 1], matrix[node, i, j + 2], matrix[node, i, j + 3]
+            for lane in range(width):
+                many = a * vectors[j, lane] + b * vectors[j + 1, lane] + c * vectors[j + 2, lane] + d * vectors[j + 3, lane]
+                out[i, lane] += many
+        for j in range(whole, size):
+            a = matrix[node, i, j]
+            for lane in range(width):
+                out[i, lane] += a * vectors[j, lane]
 
 
-# residual (T, R, n), first (R, h), offset (0 | 1 | T-1, 1 | R, h); tables (1 | P, ., .): matrix, backward (its transpose),
-# loadings, unloadings (their transposes); of nodes (N, ., .): gain, ungain (its transpose), whitener, precision (S^-1),
-# filtered; kind (N,); index (T, 1 | R); order (R,) rows, of which those of a block have the same nodes; lengths (R,)
-Means = namedtuple(
-    "Means", "residual first offset matrix backward loadings unloadings gain ungain whitener precision filtered kind index "
-    "order lengths"
-)  # fmt: skip
+# residual (T, R, n), first (R, h), offset (0 | 1 | T-1, 1 | R, h). Tables of kinds (P, ., .): loadings M, ahead (h + n, h), A
+# over -M A. Of nodes (N, ., .): update (h + n, n), K over L^-1; back (2 h, h), Sigma A' over A'; blame (n, n + h), S^-1 beside
+# -K'; kind (N,). Of kinds, raised (P, h, n): M'. index (T, 1 | R); order (R,) rows, of which those of a block have the
+# same nodes; lengths (R,)
+Means = namedtuple("Means", "residual first offset loadings ahead update back blame raised kind index order lengths")
 
 
 @jit(inline="always")
-def expect(given, t, block, width, means, mean, vector, expected, zero):
-    """expected = A x + a, or the first mean; mean is room for x."""
-    h = given.first.shape[1]
+def innovate(given, t, block, width, kind, mean, base, shift, out):
+    """out (h + n, lanes) = the predicted mean over what the observation lacks then, from the filtered mean before (h, lanes).
+
+    base and shift are room, (h + n, lanes) each.
+    """
+    h, n = given.first.shape[1], given.residual.shape[2]
     for lane in range(width):
         row = given.order[block + lane]
+        for i in range(n):
+            base[h + i, lane] = given.residual[t, row, i]
+    if t == 0 or len(given.offset):
+        for lane in range(width):
+            row = given.order[block + lane]
+            for i in range(h):
+                if t == 0:
+                    base[i, lane] = given.first[row, i]
+                else:
+                    at = t - 1 if len(given.offset) > 1 else 0
+                    base[i, lane] = given.offset[at, row if given.offset.shape[1] > 1 else 0, i]
+        for i in range(n):
+            for lane in range(width):
+                total = 0.0
+                for j in range(h):
+                    total += given.loadings[kind, i, j] * base[j, lane]
+                shift[i, lane] = total
+        for i in range(n):
+            for lane in range(width):
+                base[h + i, lane] -= shift[i, lane]
+    else:
         for i in range(h):
-            mean[i, lane] = means[t - 1, row, i] if t else 0.0
-            if t == 0:
-                vector[i, lane] = given.first[row, i]
-            elif len(given.offset):
-                at = t - 1 if len(given.offset) > 1 else 0
-                vector[i, lane] = given.offset[at, row if given.offset.shape[1] > 1 else 0, i]
-            else:
-                vector[i, lane] = 0.0
-    product(given.matrix, 0, mean, vector, 1.0, expected)
-
-
-@jit(inline="always")
-def innovate(given, t, block, width, kind, expected, rest):
-    """rest = y - M expected."""
-    for lane in range(width):
-        row = given.order[block + lane]
-        for i in range(rest.shape[0]):
-            rest[i, lane] = given.residual[t, row, i]
-    product(given.loadings, kind, expected, rest, -1.0, rest)
+            for lane in range(width):
+                base[i, lane] = 0.0
+    if t:
+        product(given.ahead, kind, mean, base, width, out)
+    else:
+        for i in range(h + n):
+            for lane in range(width):
+                out[i, lane] = base[i, lane]
 
 
 @jit(entry=True)
@@ -83,24 +89,29 @@ def filter_means(begin, end, blocks, given, means, squares):
     """Filtered means (T, R, h), and squared lengths (T, R) of white innovations, of blocks begin..end-1."""
     num_steps, _, n = given.residual.shape
     h = given.first.shape[1]
-    mean, vector, expected = np.zeros((h, LANES)), np.zeros((h, LANES)), np.zeros((h, LANES))
-    rest, white, zero = np.zeros((n, LANES)), np.zeros((n, LANES)), np.zeros((max(n, h), LANES))
+    mean, rest = np.zeros((h, LANES)), np.zeros((n, LANES))
+    base, shift, out = np.zeros((h + n, LANES)), np.zeros((n, LANES)), np.zeros((h + n, LANES))
     for which in range(begin, end):
         block, width = blocks[which], blocks[which + 1] - blocks[which]
         column = given.order[block] if given.index.shape[1] > 1 else 0
         for t in range(num_steps):
             node = given.index[t, column]
-            expect(given, t, block, width, means, mean, vector, expected, zero)
-            innovate(given, t, block, width, given.kind[node], expected, rest)
-            product(given.whitener, node, rest, zero, 1.0, white)
-            product(given.gain, node, rest, expected, 1.0, expected)
+            innovate(given, t, block, width, given.kind[node], mean, base, shift, out)
+            for i in range(n):
+                for lane in range(width):
+                    rest[i, lane] = out[h + i, lane]
+                    out[h + i, lane] = 0.0
+            product(given.update, node, rest, out, width, out)
+            for i in range(h):
+                for lane in range(width):
+                    mean[i, lane] = out[i, lane]
             for lane in range(width):
                 row, total = given.order[block + lane], 0.0
                 for i in range(n):
-                    total += white[i, lane] * white[i, lane]
+                    total += out[h + i, lane] * out[h + i, lane]
                 squares[t, row] = total
                 for i in range(h):
-                    means[t, row, i] = expected[i, lane]
+                    means[t, row, i] = out[i, lane]
 
 
 @jit(entry=True)
@@ -112,29 +123,41 @@ def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
     """
     num_steps, _, n = given.residual.shape
     h = given.first.shape[1]
-    mean, vector, expected = np.zeros((h, LANES)), np.zeros((h, LANES)), np.zeros((h, LANES))
-    rest, error, zero = np.zeros((n, LANES)), np.zeros((n, LANES)), np.zeros((max(n, h), LANES))
-    adjoint, ahead = np.zeros((h, LANES)), np.zeros((h, LANES))
+    mean, base, shift = np.zeros((h, LANES)), np.zeros((h + n, LANES)), np.zeros((n, LANES))
+    out, moved, both = np.zeros((h + n, LANES)), np.zeros((2 * h, LANES)), np.zeros((n + h, LANES))
+    adjoint, ahead, error = np.zeros((h, LANES)), np.zeros((h, LANES)), np.zeros((n, LANES))
+    zero = np.zeros((max(n, 2 * h), LANES))
     for which in range(begin, end):
         block, width = blocks[which], blocks[which + 1] - blocks[which]
         column = given.order[block] if given.index.shape[1] > 1 else 0
-        adjoint[:] = 0.0
+        for i in range(h):
+            for lane in range(width):
+                adjoint[i, lane] = 0.0
         for t in range(num_steps - 1, -1, -1):
             node = given.index[t, column]
             kind = given.kind[node]
-            product(given.backward, 0, adjoint, zero, 1.0, ahead)
-            product(given.filtered, node, ahead, zero, 1.0, mean)
+            product(given.back, node, adjoint, zero, width, moved)
             for lane in range(width):
                 row = given.order[block + lane]
                 for i in range(h):
-                    smoothed[t, row, i] = means[t, row, i] + mean[i, lane]
+                    smoothed[t, row, i] = means[t, row, i] + moved[i, lane]
             if t == 0 and not len(adjoints):
                 break
-            expect(given, t, block, width, means, mean, vector, expected, zero)
-            innovate(given, t, block, width, kind, expected, rest)
-            product(given.precision, node, rest, zero, 1.0, error)
-            product(given.ungain, node, ahead, error, -1.0, error)
-            product(given.unloadings, kind, error, ahead, 1.0, adjoint)
+            if t:
+                for lane in range(width):
+                    row = given.order[block + lane]
+                    for i in range(h):
+                        mean[i, lane] = means[t - 1, row, i]
+            innovate(given, t, block, width, kind, mean, base, shift, out)
+            for i in range(n):
+                for lane in range(width):
+                    both[i, lane] = out[h + i, lane]
+            for i in range(h):
+                for lane in range(width):
+                    ahead[i, lane] = moved[h + i, lane]
+                    both[n + i, lane] = ahead[i, lane]
+            product(given.blame, node, both, zero, width, error)
+            product(given.raised, kind, error, ahead, width, adjoint)
             for lane in range(width):
                 row = given.order[block + lane]
                 if t >= given.lengths[row]:
