@@ -5,9 +5,11 @@ all of them. Times are those of the processor: other work on a shared machine do
 runs, of whole calls as a user makes them, after all results were compared. Some peers may live in another environment (dynamax
 brings jax): name its interpreter.
 
-    python scripts/bench/peers.py [--full] [--only hmm|lds] [--peers-python PATH]
+    python scripts/bench/peers.py [--groups small long ...] [--only hmm|lds] [--peers-python PATH]
 
-Writes ``results/bench/peers.json``, and from it the page ``peers.md``, rows where a peer wins first, and the picture.
+Rows are measured by groups, as all of them together take an hour: those of other groups stay as they were, each with the
+commit and the load of its own run. Writes ``results/bench/peers.json``, and from it the page ``peers.md``, rows where a peer
+wins first, and the picture.
 """
 
 from __future__ import annotations
@@ -25,23 +27,26 @@ from turns import Worker, answer_turns
 
 SUITES = {"hmm": hmm_peers, "lds": kalman_peers}
 # sizes (K, or h and n) and shapes (rows, steps)
-CASES = {
-    "hmm": [
-        (2, (1, 100)), (4, (1, 100)), (4, (1, 10_000)), (16, (1, 10_000)), (64, (1, 2_000)), (4, (64, 100)), (16, (64, 100)),
-        (64, (64, 100)), (128, (16, 100)),
-    ],
-    "lds": [((4, 2), (1, 100)), ((4, 2), (256, 100)), ((16, 4), (64, 100)), ((50, 10), (256, 100)), ((4, 2), (1, 5_000))],
-}  # fmt: skip
-MORE = {
-    "hmm": [
-        (2, (1, 10)), (2, (1_024, 10)), (4, (1, 1_000_000)), (16, (1, 100_000)), (128, (1, 2_000)), (512, (1, 500)),
-        (512, (64, 100)),
-    ],
-    "lds": [
-        ((1, 1), (1, 10)), ((1, 1), (1_024, 100)), ((2, 1), (1, 100_000)), ((8, 4), (1, 1_000)), ((16, 4), (1, 1_000)),
-        ((100, 10), (16, 100)), ((200, 20), (16, 100)),
-    ],
-}  # fmt: skip
+GROUPS = {
+    "small": {
+        "hmm": [(2, (1, 10)), (2, (1, 100)), (4, (1, 100))],
+        "lds": [((1, 1), (1, 10)), ((4, 2), (1, 100))],
+    },
+    "long": {
+        "hmm": [(4, (1, 10_000)), (16, (1, 10_000)), (64, (1, 2_000)), (4, (1, 1_000_000)), (16, (1, 100_000))],
+        "lds": [((4, 2), (1, 5_000)), ((2, 1), (1, 100_000)), ((8, 4), (1, 1_000)), ((16, 4), (1, 1_000))],
+    },
+    "rows": {
+        "hmm": [(4, (64, 100)), (16, (64, 100)), (64, (64, 100)), (2, (1_024, 10))],
+        "lds": [((4, 2), (256, 100)), ((16, 4), (64, 100)), ((50, 10), (256, 100)), ((1, 1), (1_024, 100))],
+    },
+    "large": {
+        "hmm": [(128, (16, 100)), (128, (1, 2_000)), (256, (16, 100)), (512, (1, 500)), (512, (4, 100))],
+        "lds": [((100, 10), (16, 100)), ((200, 20), (16, 100))],
+    },
+}
+# EM to the likelihood that so many plain iterations reach
+FITS = {"hmm": [(4, (64, 100)), (16, (1, 10_000))], "lds": [((4, 2), (1, 5_000)), ((4, 2), (64, 100))]}
 SLOW = {"pykalman": 2_000, "statsmodels": 30_000, "pyro": 30_000}  # steps in all that such a library is asked for, at most
 TOLERANCE = 1e-6
 ROUNDS = 7
@@ -74,8 +79,8 @@ class Work(dict):
 
 # what a library has nothing for
 LACKS = {
-    "hmmlearn": {"gradient"}, "statsmodels": {"gradient", "em"}, "pykalman": {"gradient", "em"},
-    "pyro": {"smooth", "gradient", "em"},
+    "hmmlearn": {"gradient"}, "statsmodels": {"gradient", "em", "fit"}, "pykalman": {"gradient", "em", "fit"},
+    "pyro": {"smooth", "gradient", "em", "fit"},
 }  # fmt: skip
 
 
@@ -110,8 +115,7 @@ def measure(workers: dict[str, Worker], suite: str, size, shape, operation: str,
         close = np.allclose(found, digests["pplseq"], rtol=TOLERANCE, atol=TOLERANCE * abs(digests["pplseq"][0]))
         if not close:
             raise SystemExit(f"{suite} {size} {shape} {operation}: {name} gives {found}, pplseq {digests['pplseq']}")
-    iterations = kalman_peers.ITERATIONS if (suite, operation) == ("lds", "em") else 1
-    return {name: seconds / iterations for name, seconds in times.items()}
+    return times
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -124,7 +128,7 @@ def write_page() -> None:
 
     folder = ROOT / "results" / "bench"
     entry = json.loads((folder / "peers.json").read_text())
-    lines, points = [], {}
+    lines, points, commits = [], {}, sorted({row["commit"] for row in entry["results"]})
     for row in entry["results"]:
         seconds = dict(row["processor seconds"])
         own = seconds.pop("pplseq")
@@ -137,15 +141,17 @@ def write_page() -> None:
         lines.append((best / own, "| " + " | ".join([*cells, f"{best / own:.2g}"]) + " |"))
         states = row["size"] if row["suite"] == "hmm" else row["size"][0]
         points.setdefault((row["suite"], row["operation"]), []).append((states, own * unit, best * unit))
-    machine = entry["machine"]
+    machine, loads = entry["machine"], [row["load"] for row in entry["results"]]
     behind = sum(ratio < 1 for ratio, _ in lines)
     page = (
         "# Against other libraries\n\n"
-        "Processor time of a whole call in microseconds a step and row (of EM: an iteration), float64, one thread, the\n"
+        "Processor time of a whole call in microseconds a step and row (em: an iteration; fit: EM to the likelihood that\n"
+        "20 plain iterations reach), float64, one thread, the\n"
         "fastest of several runs in turn; results were compared first. The last column: how many times ours the best peer\n"
         f"takes; below 1 the peer wins. Rows by that ratio: {behind} of {len(lines)} are below 1.\n\n"
-        f"`{entry['command']}`, commit {entry['commit']}, {entry['date']}, {machine['processor']}, load {entry['load']:.1f}\n"
-        f"on {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}.\n\n"
+        f"`{entry['command']}`, by groups, commits {', '.join(commits)}, {entry['date']}, {machine['processor']}, load\n"
+        f"{min(loads):.0f} to {max(loads):.0f} on {machine['cores']} cores, Python {machine['python']}, torch "
+        f"{machine['torch']}.\n\n"
         "| | | size | rows x steps | pplseq | peers | peer / pplseq |\n|---|---|---|---|---|---|---|\n"
     )
     page += "\n".join(line for _, line in sorted(lines)) + "\n\n![time against size](peers.png)\n"
@@ -178,7 +184,7 @@ def draw(points: dict, path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="more sizes: an hour")
+    parser.add_argument("--groups", nargs="+", choices=[*GROUPS, "fit"], default=[*GROUPS, "fit"], help="of sizes")
     parser.add_argument("--only", choices=SUITES, help="one kind of model")
     parser.add_argument("--peers-python", default=os.environ.get("PEERS_PYTHON"), metavar="PATH",
                         help="interpreter of an environment with the peers that are not installed here")  # fmt: skip
@@ -191,7 +197,7 @@ def main() -> None:
         return answer_turns(work, work.digest)
     if options.page:
         return write_page()
-    from record import record
+    from record import git
 
     suites = [options.only] if options.only else list(SUITES)
     workers = {}
@@ -202,19 +208,37 @@ def main() -> None:
             print(f"{library}: not installed here, left out", file=sys.stderr)
         else:
             workers[library] = Worker(python, __file__, library)
-    rows = []
-    for suite in suites:
-        for size, shape in CASES[suite] + (MORE[suite] if options.full else []):
-            for operation in SUITES[suite].OPERATIONS:
-                seconds = measure(workers, suite, size, shape, operation, options.patience)
-                rows.append({"suite": suite, "operation": operation, "size": size, "shape": shape})
-                rows[-1]["processor seconds"] = {name: float(f"{value:.4g}") for name, value in seconds.items()}
-                print(json.dumps(rows[-1]), flush=True)
+    for group in options.groups:
+        for suite in suites:
+            cases = FITS[suite] if group == "fit" else GROUPS[group][suite]
+            for size, shape in cases:
+                rows = []
+                for operation in ["fit"] if group == "fit" else SUITES[suite].OPERATIONS:
+                    seconds = measure(workers, suite, size, shape, operation, options.patience)
+                    row = {"suite": suite, "operation": operation, "size": size, "shape": shape, "group": group}
+                    row |= {"commit": git("rev-parse", "--short", "HEAD"), "load": round(os.getloadavg()[0], 1)}
+                    row["processor seconds"] = {name: float(f"{value:.4g}") for name, value in seconds.items()}
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                keep(rows, options.peers_python)
     for worker in workers.values():
         worker.close()
-    sys.argv = [a if a != options.peers_python else "PATH" for a in sys.argv]  # no machine's paths in results
-    record("peers", rows, threads=1, load=os.getloadavg()[0])
     write_page()
+
+
+def keep(rows: list[dict], private: str | None) -> None:
+    """Puts rows into peers.json, in the place of those of the same case; a run that is stopped leaves what it has."""
+    from record import ROOT, record
+
+    path = ROOT / "results" / "bench" / "peers.json"
+    rows = json.loads(json.dumps(rows))  # tuples as lists
+    names = ("suite", "operation", "size", "shape")
+    new = [[row[name] for name in names] for row in rows]
+    entry = json.loads(path.read_text()) if path.exists() else {"results": []}
+    of_run = {name: entry.get(name) for name in ("commit", "load")}  # of rows that do not say
+    old = [of_run | row for row in entry["results"] if [row[name] for name in names] not in new]
+    sys.argv = [a if a != private else "PATH" for a in sys.argv]  # no machine's paths in results
+    record("peers", old + rows, threads=1)
 
 
 if __name__ == "__main__":
