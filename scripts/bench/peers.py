@@ -18,6 +18,7 @@ import argparse
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 
 import hmm_peers
@@ -204,7 +205,7 @@ def main() -> None:
     for library in dict.fromkeys(library for suite in suites for library in SUITES[suite].LIBRARIES):
         own = library in ("pplseq", "pyro") or importlib.util.find_spec(library) is not None
         python = sys.executable if own else options.peers_python
-        if python is None:
+        if python is None or not has(python, library):
             print(f"{library}: not installed here, left out", file=sys.stderr)
         else:
             workers[library] = Worker(python, __file__, library)
@@ -224,6 +225,12 @@ def main() -> None:
     for worker in workers.values():
         worker.close()
     write_page()
+
+
+def has(python: str, library: str) -> bool:
+    """Whether an interpreter knows a library."""
+    ask = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
+    return subprocess.run([python, "-c", ask]).returncode == 0
 
 
 def keep(rows: list[dict], private: str | None) -> None:
