@@ -18,14 +18,20 @@ from pplseq.infer.discrete.gap import GapChain
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.infer.discrete.second_order import SecondOrderChain
 from pplseq.infer.discrete.variable_order import VariableOrderChain
+from pplseq.kernels.parallel import time_scan
 
 
 def build_chain(transition: Transition, emission: Emission, obs: Tensor, **options) -> Chain:
     """The chain of the family that ``transition`` belongs to; arguments as for :class:`Chain`.
 
     Raises:
-        TypeError: for a transition of no family.
+        TypeError: for a transition of no family, and inside ``parallel_in_time`` for one without full matrices.
     """
+    if time_scan.ACTIVE.get() and not isinstance(transition, (DenseTransition, StepTransition)):
+        raise TypeError(
+            "parallel_in_time: only chains with full matrices (DenseTransition, StepTransition) go parallel in time, got "
+            f"{type(transition).__name__}; leave it out for this model"
+        )
     if isinstance(transition, SecondOrderTransition):
         return SecondOrderChain(transition, emission, obs, **options)
     if isinstance(transition, VariableOrderTransition):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,45 @@ from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.state import Emission, broadcast_shapes
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.results import Factors, StateMarginals
+from pplseq.kernels import scan
 from pplseq.kernels.log_semiring import log_matmul
+from pplseq.kernels.parallel import time_scan
 
 
 class DenseChain(Chain):
-    """Full matrices: one for all steps, or one a step."""
+    """Full matrices: one for all steps, or one a step.
+
+    Attributes:
+        in_parallel: made inside :func:`~pplseq.kernels.parallel.time_scan.parallel_in_time`.
+    """
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.in_parallel = time_scan.ACTIVE.get()
+
+    @cached_property
+    def _forward(self) -> scan.Forward:
+        if not self.in_parallel:
+            return scan.chain_log_prob(*self.factors)
+        f = self.factors
+        found = time_scan.forward_pass(f.init, f.pair, f.emit, f.valid, f.shared)
+        return scan.Forward(found.log_prob, found.filtered.detach(), found.steps.detach())
+
+    def _state_probs(self):
+        if not self.in_parallel:
+            return super()._state_probs()
+        f = self.factors
+        with torch.enable_grad():  # posteriors are the derivatives of log p(x) in the emissions' logarithms
+            emit = f.emit.detach().requires_grad_()
+            found = time_scan.forward_pass(f.init.detach(), f.pair.detach(), emit, f.valid, f.shared)
+            return torch.autograd.grad(found.log_prob.sum(), emit)[0]
+
+    def _best_path(self):
+        if not self.in_parallel:
+            return super()._best_path()
+        f = self.factors
+        position, log_prob = time_scan.viterbi_pass(f.init, f.pair, f.emit, f.valid, f.shared)
+        return self._paths(position), log_prob
 
     @classmethod
     def of_whole_rows(cls, transition: DenseTransition, emission: Emission, obs: Tensor, emit: Tensor) -> DenseChain:

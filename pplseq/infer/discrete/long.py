@@ -16,6 +16,7 @@ from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.results import ExpectedCounts
 from pplseq.kernels import compiled_chain, long_scan, scan, twice
+from pplseq.kernels.parallel import time_scan
 
 LONG = 1 << 22  # numbers in all emissions, 32 MB, from which on they are not kept
 
@@ -25,6 +26,8 @@ Path = tuple[str, ...]  # names of attributes and keys, one inside of the other
 def applies(transition: Transition, emission: Emission, obs: Tensor, options: Mapping[str, Any]) -> bool:
     """Whether :class:`LongDenseChain` is right for a chain, and worth it."""
     if not isinstance(transition, DenseTransition) or transition.batch_shape or emission.batch_shape or twice.transformed():
+        return False
+    if time_scan.ACTIVE.get():
         return False
     batch = obs.shape[1 : obs.dim() - len(emission.event_shape)]
     if len(obs) * batch.numel() * transition.num_states <= LONG or options.get("emission_inputs") is not None:
