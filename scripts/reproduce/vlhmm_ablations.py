@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "bench")]
-from record import ROOT, data_folder, record  # noqa: E402
+from record import ROOT, data_folder, machine, record  # noqa: E402
 from vlhmm import VARIANTS, history  # noqa: E402
 
 BASE = (
@@ -80,7 +80,7 @@ def main() -> None:
                 "run": name, "variant": variant, "states": options.num_states, "epochs": options.epochs,
                 "valid_carried": validations[-1][1], "validations": validations, "processor_seconds": round(seconds, 1),
                 "load_average": [round(value, 2) for value in os.getloadavg()], "date": time.strftime("%Y-%m-%d"),
-                "options": " ".join(flags), "seconds_are_of": "the last part" if stopped else "all",
+                "options": " ".join(flags), "seconds_are_of": "the last part" if stopped else "all", "processor": machine()["processor"],
             }
         )  # fmt: skip
         record("vlhmm_ablations", rows, folder=".")
