@@ -80,7 +80,8 @@ def main() -> None:
                 "run": name, "variant": variant, "states": options.num_states, "epochs": options.epochs,
                 "valid_carried": validations[-1][1], "validations": validations, "processor_seconds": round(seconds, 1),
                 "load_average": [round(value, 2) for value in os.getloadavg()], "date": time.strftime("%Y-%m-%d"),
-                "options": " ".join(flags), "seconds_are_of": "the last part" if stopped else "all", "processor": machine()["processor"],
+                "options": " ".join(flags), "seconds_are_of": "the last part" if stopped else "all",
+                "processor": machine()["processor"],
             }
         )  # fmt: skip
         record("vlhmm_ablations", rows, folder=".")
