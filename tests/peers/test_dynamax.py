@@ -3,6 +3,7 @@
 DYNAMAX_PYTHON=/an/environment/bin/python pytest tests/peers/test_dynamax.py -m slow
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,8 +12,9 @@ import sys
 import pyro
 import pytest
 import torch
+from support.path_truth import PathTruth
 
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
@@ -31,6 +33,12 @@ found = {
     "smoothed": two.smoothed_probs, "path": hmm_posterior_mode(start, matrix, scores),
     "gradient": jax.grad(lambda table: hmm_filter(start, jax.nn.softmax(table, 1), scores).marginal_loglik)(np.log(matrix)),
 }
+"""
+FIXED_LAG = """
+from dynamax.hidden_markov_model import hmm_fixed_lag_smoother
+start, matrix, scores = (np.array(given[name]) for name in ("start", "matrix", "scores"))
+windows = given["windows"]
+found = {str(w): hmm_fixed_lag_smoother(start, matrix, jnp.array(scores), int(w)).smoothed_probs for w in windows}
 """
 GAUSSIAN = """
 from dynamax.linear_gaussian_ssm import lgssm_smoother, LinearGaussianSSM
@@ -96,6 +104,55 @@ def test_chains(kind):
     close(chain.filtered_states().probs[0], found["filtered"])
     close(chain.marginals().probs[0], found["smoothed"])
     assert chain.viterbi()[0][0].tolist() == found["path"].tolist()
+
+
+class Scores:
+    """Log-likelihoods (T, Z) of observations that are numbers of steps."""
+
+    event_shape, batch_shape, num_states = torch.Size(), torch.Size(), 3
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def log_likelihood(self, obs):
+        return self.scores[obs]
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+@pytest.mark.parametrize("shift", [0.0, -800.0])
+def test_fixed_lag(by_step, shift):
+    """Both against all paths. dynamax (1.0.3) answers p(z_u | y_1..y_t) for every u of a window of W steps that ends at t: a
+    lag of W - 1, where its documentation calls W the lag; a window of one step (filtering) is an IndexError.
+
+    Where they differ the paths say that dynamax is wrong: its window multiplies ``exp(log_likelihoods)`` as they are, neither
+    less their largest nor scaled again from step to step, so that with log-likelihoods of -800 (an observation of some hundred
+    numbers; of -400 from three steps on) all but the last entry of the window are 0 and sum to 0 where a posterior sums to 1.
+    A constant on all log-likelihoods of a step changes no posterior. :meth:`fixed_lag` is right at both.
+    """
+    steps, size = 6, 3
+    time, start, scores = torch.arange(steps).unsqueeze(1), draw(size).softmax(-1), draw(steps, size)
+    matrix = draw(steps - 1, size, size).softmax(-1) if by_step else draw(size, size).softmax(-1)
+    emission = Scores(scores + shift)
+    if by_step:
+        transition = StepTransition(start.log(), lambda t: matrix.log()[t - 1], size, input_dims=0)
+        chain = build_chain(transition, emission, time, inputs=time)
+    else:
+        chain = build_chain(DenseTransition(start.log(), matrix.log()), emission, time)
+    matrices = matrix if by_step else matrix.expand(steps - 1, -1, -1)
+    windows = torch.tensor([2, 3, 5])
+    found = ask(FIXED_LAG, start=start, matrix=matrix, scores=scores + shift, windows=windows)
+    for window in windows.tolist():
+        ours = chain.fixed_lag(window - 1).probs[0]
+        theirs = found[str(window)]
+        for t, u in itertools.product(range(steps), range(steps)):
+            if not t - window < u <= t:
+                continue
+            truth = PathTruth(start.log(), matrices.log(), scores).prefix(t + 1).marginals()[u]
+            if u == t - window + 1 or t == steps - 1:
+                close(ours[u], truth)
+            there = theirs[t, u - t + window - 1]
+            if float(there.sum()) > 0.5 or not shift:  # else: see above
+                close(there, truth)
 
 
 def test_linear_systems():

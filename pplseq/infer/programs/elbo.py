@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO, traceenum_elbo
+from pyro.infer.util import Dice
 from pyro.poutine.messenger import Messenger
 from pyro.util import get_rng_state, set_rng_state
 
@@ -18,6 +21,24 @@ class _NoEnumeration(Messenger):
     def _pyro_sample(self, msg):
         if not msg["is_observed"] and msg["infer"].get("enumerate") in ("parallel", "sequential"):
             raise GuideSite(msg["name"])
+
+
+class _Dice(Dice):
+    """Pyro's expectations of costs, each set of plates with products of its own: what one set has shared was not made for the
+    derivatives that another one asks of it (AttributeError: _pyro_backward)."""
+
+    def compute_expectation(self, costs):
+        return sum(super(_Dice, self).compute_expectation({plates: terms}) for plates, terms in costs.items())
+
+
+@contextmanager
+def _nothing_shared() -> Iterator[None]:
+    """Pyro's ``TraceEnum_ELBO`` with :class:`_Dice`."""
+    kept, traceenum_elbo.Dice = traceenum_elbo.Dice, _Dice
+    try:
+        yield
+    finally:
+        traceenum_elbo.Dice = kept
 
 
 class TraceBlockedEnum_ELBO(Trace_ELBO):
@@ -56,7 +77,8 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
                 if math.isinf(self._generic.max_plate_nesting):
                     self._generic._guess_max_plate_nesting(model, guide, args, kwargs)
         # marked sites are left to the enumeration around this handler
-        return getattr(self._generic, what)(BlockedEnum(vectorize=self.vectorize)(model), guide, *args, **kwargs)
+        with _nothing_shared():
+            return getattr(self._generic, what)(BlockedEnum(vectorize=self.vectorize)(model), guide, *args, **kwargs)
 
     def loss(self, model, guide, *args, **kwargs):
         return self._run("loss", model, guide, args, kwargs)

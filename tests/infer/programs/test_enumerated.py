@@ -10,6 +10,7 @@ from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.markov import markov
 from pplseq.infer.programs.states import infer_states
 
@@ -286,3 +287,27 @@ def test_other_places_are_refused():
     for model, message in ((deeper, "same plates"), (scaled, "scale"), (unseen, "'x_0' .* is not observed")):
         with pytest.raises(ValueError, match=message):
             traced_log_prob(model, words(1, 4)[0])
+
+
+@pytest.mark.parametrize("loop", [pyro.markov, markov])
+def test_programs_without_any_plate(loop):
+    """One sequence, whose observations are carried on, beside a factor and an observed site that are no emissions."""
+    words, numbers = torch.tensor([0, 1, 1, 0]), torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
+    moves = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=torch.float64, requires_grad=True)
+    says = torch.tensor([[[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.3, 0.7]]], dtype=torch.float64)
+
+    def model():
+        z = w = torch.tensor(0)
+        for t in loop(range(4)):
+            z = pyro.sample(f"z_{t}", dist.Categorical(moves[z]), infer={"enumerate": "parallel"})
+            w = pyro.sample(f"w_{t}", dist.Categorical(says[z, w]), obs=words[t])
+            pyro.sample(f"v_{t}", dist.Normal(numbers.new_zeros(()), 1.0), obs=numbers[t])
+            pyro.factor(f"f_{t}", numbers.new_tensor(-1.0))
+
+    message, before = moves.new_tensor([1.0, 0.0]), 0
+    for word in words.tolist():
+        message, before = (message @ (moves / moves.sum(-1, keepdim=True))) * says[:, before, word], word
+    expected = 4 - message.sum().log() - dist.Normal(0.0, 1.0).log_prob(numbers).sum()
+    found = TraceBlockedEnum_ELBO(max_plate_nesting=0).differentiable_loss(model, lambda: None)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, moves), torch.autograd.grad(expected, moves))

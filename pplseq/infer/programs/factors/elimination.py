@@ -99,7 +99,7 @@ def eliminate(enumeration: Enumeration, *, maximise: bool = False, draw: bool = 
                 else:
                     value = chain_log_prob(*chain).log_prob
             value = value.expand(component.problem.rows, *value.shape[1:])
-            value = value.reshape(*component.shape, *value.shape[1:])
+            value = value.reshape((*component.shape, *value.shape[1:]))  # of no plate: ()
             if component.kept:
                 pending.append(_outer(component, value, sizes, nesting))
             else:
