@@ -143,6 +143,7 @@ def write_page() -> None:
         states = row["size"] if row["suite"] == "hmm" else row["size"][0]
         points.setdefault((row["suite"], row["operation"]), []).append((states, own * unit, best * unit))
     machine, loads = entry["machine"], [row["load"] for row in entry["results"]]
+    processors = " and ".join(sorted({row["processor"] for row in entry["results"]}))
     behind = sum(ratio < 1 for ratio, _ in lines)
     page = (
         "# Against other libraries\n\n"
@@ -150,8 +151,8 @@ def write_page() -> None:
         "20 plain iterations reach), float64, one thread, the\n"
         "fastest of several runs in turn; results were compared first. The last column: how many times ours the best peer\n"
         f"takes; below 1 the peer wins. Rows by that ratio: {behind} of {len(lines)} are below 1.\n\n"
-        f"`{entry['command']}`, by groups, commits {', '.join(commits)}, {entry['date']}, {machine['processor']}, load\n"
-        f"{min(loads):.0f} to {max(loads):.0f} on {machine['cores']} cores, Python {machine['python']}, torch "
+        f"`{entry['command']}`, by groups, commits {', '.join(commits)}, {entry['date']}, {processors},\n"
+        f"load {min(loads):.0f} to {max(loads):.0f} on {machine['cores']} cores, Python {machine['python']}, torch "
         f"{machine['torch']}.\n\n"
         "| | | size | rows x steps | pplseq | peers | peer / pplseq |\n|---|---|---|---|---|---|---|\n"
     )
@@ -235,7 +236,7 @@ def has(python: str, library: str) -> bool:
 
 def keep(rows: list[dict], private: str | None) -> None:
     """Puts rows into peers.json, in the place of those of the same case; a run that is stopped leaves what it has."""
-    from record import ROOT, record
+    from record import ROOT, machine, record
 
     path = ROOT / "results" / "bench" / "peers.json"
     rows = json.loads(json.dumps(rows))  # tuples as lists
@@ -243,6 +244,8 @@ def keep(rows: list[dict], private: str | None) -> None:
     new = [[row[name] for name in names] for row in rows]
     entry = json.loads(path.read_text()) if path.exists() else {"results": []}
     of_run = {name: entry.get(name) for name in ("commit", "load")}  # of rows that do not say
+    of_run["processor"] = entry.get("machine", {}).get("processor")
+    rows = [row | {"processor": machine()["processor"]} for row in rows]
     old = [of_run | row for row in entry["results"] if [row[name] for name in names] not in new]
     sys.argv = [a if a != private else "PATH" for a in sys.argv]  # no machine's paths in results
     record("peers", old + rows, threads=1)
