@@ -107,7 +107,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     jacobian = (jacobian * unit) @ vectors
     covariance = (jacobian * inverse) @ jacobian.T
     scale = jacobian.square().sum(-1).clamp_min(1e-300)
-    lost = (jacobian[:, wrong].square().sum(-1) > 1e-6 * scale) if bool(wrong.any()) else torch.zeros(len(scale)).bool()
+    lost = (jacobian[:, wrong].square().sum(-1) > 1e-6 * scale) if bool(wrong.any()) else scale.new_zeros(len(scale)).bool()
     # a direction in which nothing is known, and which the estimate depends on
     flat_ways = ~known & ~wrong
     lost = lost | (jacobian[:, flat_ways].square().sum(-1) > 1e-6 * scale)

@@ -103,12 +103,12 @@ def test_fits(name, method):
     _, _, (model, x, lengths, known) = pair(name)
     if method not in model.methods:
         pytest.skip(f"no {method}")
-    options = {"max_iterations": 1} if method == "em" else {"num_steps": 1}
+    options = {"method": method} | ({"max_iterations": 1} if method == "em" else {"num_steps": 1})
     if name.startswith("vlhmm"):
         options = {"epochs": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of one step, after which no information is positive
-        model.fit(x, lengths, seed=0, method=method, **known, **options)
+        model.fit(x, lengths, seed=0, **known, **options)
         if not name.startswith("vlhmm"):
             assert model.summary(x, lengths, **known).estimates.device == DEVICE
     assert all(parameter.device == DEVICE for parameter in model.parameters())
