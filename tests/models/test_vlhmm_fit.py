@@ -13,6 +13,7 @@ import pplseq
 from pplseq.data import Text, Vocabulary, load_corpus
 from pplseq.models import VLHMM
 from pplseq.models.texts import as_texts
+from pplseq.models.vlhmm.fit import batching
 from pplseq.runs.evaluation import score_text
 
 SENTENCES = ["the cat sees a dog", "a dog sees the cat", "the dog barks", "a cat sleeps", ""] * 8
@@ -219,3 +220,10 @@ def test_a_size_that_memory_cannot_hold_is_refused_before_anything_is_allocated(
     with pytest.raises(ValueError, match="states: a training of this size takes about .* GB of memory"):
         model.fit(SENTENCES, num_blocks=8)
     assert model.num_words is None
+
+
+def test_batches_by_the_length_of_a_text():
+    assert batching(10**6, "carried", None, 32, None) == (64, 0.006)
+    assert batching(10**5, "carried", None, 32, None) == (16, 0.003)
+    assert batching(10**6, "sentence", None, 32, None)[1] == 0.003
+    assert batching(10**6, "carried", 4, 32, 0.02) == (4, 0.02)

@@ -312,8 +312,8 @@ class VLHMM(Constrainable):
             folder: of a run with checkpoints, metrics and blocks, which ``resume`` continues; None keeps nothing.
             seed: makes the fit repeatable; None draws from torch's generator.
             progress: show a bar.
-            **options: ``device``, to which the model moves first; num_blocks, blocks, epochs, max_time, lr,
-                batch_size, ...: see :func:`pplseq.models.vlhmm.fit.fit`.
+            **options: device, num_blocks, blocks, epochs, max_time, lr, batch_size, ...: see
+                :func:`pplseq.models.vlhmm.fit.fit`.
 
         Returns:
             The model itself.
@@ -323,7 +323,6 @@ class VLHMM(Constrainable):
         """
         from pplseq.models.vlhmm.fit import fit
 
-        self.to(checks.device(options.pop("device", self.reference.device)))
         fit(self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options)
         return self
 

@@ -120,6 +120,8 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     """The model.
 
     Args:
+        batch_size: streams B (carried); default 64, or 16 for short texts.
+        lr: AdamW's learning rate (default .006 for 64 streams, .003 for 16, by the root of their number).
         num_states: states Z.
         num_blocks: blocks M of words; each has Z / M states.
         block_sizes: states of a block: the same for all, or more for blocks of frequent words (by the root of their counts).
@@ -144,6 +146,8 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         normalizer_dtype: of products in the training normaliser; evaluation is exact.
     """
 
+    batch_size: int | None = setting(None, check=checks.count)
+    lr: float | None = setting(None, check=checks.positive)
     num_states: int = setting(4096, check=checks.count)
     num_blocks: int = setting(128, check=checks.count)
     block_sizes: Literal["even", "frequency"] = "even"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pplseq.data.text import Corpus, Text, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
-from pplseq.models.vlhmm.fit import cached_clusters, check_blocks, check_divisible, lay_out
+from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, check_divisible, lay_out
 from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
@@ -62,6 +63,9 @@ def train(name: str, job: Job) -> dict[str, Any]:
             draw_corpus(folder, job.data, settings, job.watch.say)
     with job.preparing(f"reading {Path(job.data).name}"):
         corpus = corpus_of_run(folder, job.data, **reading(settings))
+    if name == "vlhmm":
+        settings = batched(settings, corpus)
+        job = replace(job, settings=settings)
     if together.several and (name == "hmm" or settings.protocol != "carried"):
         raise ValueError("several processes train on streams (--protocol carried), by gradients; start one without torchrun")
     if together.writes:
@@ -236,8 +240,16 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     corpus = load_corpus(data, **reading(settings))
     facts = describe_corpus(corpus)
     if name == "vlhmm":
-        facts["estimate"] = estimate(corpus.train.num_tokens, device=checks.device(settings.device), **_sizes(settings, corpus))
+        sizes = _sizes(batched(settings, corpus), corpus)
+        facts["estimate"] = estimate(corpus.train.num_tokens, device=checks.device(settings.device), **sizes)
     return facts
+
+
+def batched(settings: Any, corpus: Corpus) -> Any:
+    """The settings of a vlhmm with streams and learning rate for a text of this length, where they are not given."""
+    chosen = settings.protocol, settings.batch_size, settings.segment_length, settings.lr
+    batch_size, lr = batching(corpus.train.num_tokens, *chosen)
+    return replace(settings, batch_size=batch_size, lr=lr)
 
 
 def _sizes(settings: Any, corpus: Corpus) -> dict[str, Any]:
