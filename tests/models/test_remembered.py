@@ -9,6 +9,7 @@ import pytest
 import torch
 from pyro.nn import PyroSample
 
+from pplseq.kernels.parallel.time_scan import parallel_in_time
 from pplseq.models import HMM
 from pplseq.models.remembered import Remembered, plain_parameters
 
@@ -58,6 +59,15 @@ def test_of_vectors(covariance):
     assert model.short_chain(batch) is not None
     torch.testing.assert_close(short.log_prob(), long_way(model, x).log_prob(), rtol=1e-14, atol=1e-13)
     torch.testing.assert_close(model.smooth(x).probs, long_way(model, x).marginals().probs)
+
+
+def test_of_rows_parallel_in_time():
+    model, x = words(), torch.randint(5, (2, 9))
+    with parallel_in_time():
+        batch, short = model._posterior(x, None)
+        assert model.short_chain(batch) is not None and short.in_parallel
+        torch.testing.assert_close(short.log_prob(), long_way(model, x).log_prob())
+    assert not model._posterior(x, None)[1].in_parallel
 
 
 def test_of_one_step():
