@@ -127,7 +127,7 @@ def small_runs(data: dict[str, Path], counts: Path | None = None) -> dict[str, B
         "tagger": training("tagger", "tags.txt", "--system", "hmm"),
         "crf": training("tagger", "tags.txt", "--system", "crf"),
         "unsupervised": training("tagger", "tags.txt", "--system", "unsupervised", "--set", "num_states=3"),
-        "latent": training("tagger", "tags.txt", "--system", "latent", "--set", "num_substates=2", "--set", "num_iterations=3"),
+        "latent": training("tagger", "tags.txt", "--system", "latent", "--set", "num_substates=2", "--set", "max_iterations=3"),
         "personalize": lambda place: command(
             "personalize", f"ngram:{data['text.txt']}", "--source", "cache", "--order", 2, "--stream", data["stream.txt"],
             "--state", place / "state", "--out", place / "out.jsonl", "--save-every", 5,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
 from pplseq.models.taggers.training import IterativeTagger, TaggerTraining
 
 TINY_COUNT = 1e-6  # where transitions are not to back off: no sentence is impossible
+FORMER_NAMES = {"num_iterations": "max_iterations"}  # of settings, in taggers that were saved before they were renamed
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class LatentTaggerSettings(checks.NamedArguments):
         for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "case_count", "max_count"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Self:
+        """The settings a saved tagger holds, under the names of today."""
+        return cls(**{FORMER_NAMES.get(name, name): value for name, value in saved.items()})
 
 
 class LatentTagger(IterativeTagger, SentenceTagger):
@@ -247,7 +253,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
 
     @classmethod
     def from_state(cls, config, tensors):
-        tagger = cls(cls.settings_class(**config["settings"]))
+        tagger = cls(cls.settings_class.from_saved(config["settings"]))
         tagger.log_probs = config["log_probs"]
         own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
         forms = FormModel.from_state(config["forms"], own, tagger.settings.clusters)

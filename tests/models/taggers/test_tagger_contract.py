@@ -170,6 +170,17 @@ def test_save_and_load(tagger, tmp_path):
             load_tagger(folder)
 
 
+@pytest.mark.parametrize("tagger", ["latent", "product", "morphology", "self-trained"], indirect=True)
+def test_folders_of_former_names_load(tagger, tmp_path, monkeypatch):
+    """``max_iterations`` of latent taggers was ``num_iterations``."""
+    config, tensors = tagger.state()
+    former = json.loads(json.dumps(config).replace('"max_iterations"', '"num_iterations"'))
+    assert "num_iterations" in former["settings"] and "max_iterations" not in former["settings"]
+    monkeypatch.setattr(tagger, "state", lambda: (former, tensors))
+    loaded = load_tagger(tagger.save(tmp_path / "tagger"))
+    assert loaded.get_params() == tagger.get_params() and loaded.tag(NEW) == tagger.tag(NEW)
+
+
 def test_training_again_forgets(tagger, request):
     again = MAKERS[request.node.callspec.params["tagger"]]()
     again.fit([TaggedSentence(("x", "y"), ("X", "Y"))] * 30)

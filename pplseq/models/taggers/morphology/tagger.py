@@ -104,7 +104,7 @@ class MorphologyTagger(Tagger):
 
     @classmethod
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> MorphologyTagger:
-        found = cls(config["columns"], LatentTaggerSettings(**config["settings"]))
+        found = cls(config["columns"], LatentTaggerSettings.from_saved(config["settings"]))
         found.tagger = LatentTagger.from_state(config["tagger"], tensors)
         found.lemmas = None if config["lemmas"] is None else LemmaGuesser.from_state(config["lemmas"])
         return found._take()

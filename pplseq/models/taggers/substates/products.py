@@ -94,4 +94,4 @@ class ProductTagger(Tagger):
             one = one | {"settings": one["settings"] | {"clusters": clusters}}
             own = {name.removeprefix(f"{k}."): value for name, value in tensors.items() if name.startswith(f"{k}.")}
             models.append(LatentTagger.from_state(one, own))
-        return cls(len(models), LatentTaggerSettings(**config["settings"]))._take(models)
+        return cls(len(models), LatentTaggerSettings.from_saved(config["settings"]))._take(models)
