@@ -149,7 +149,8 @@ def test_settings_bear_the_names_of_the_arguments_that_they_fill(name, model, el
 
 
 def test_one_name_for_a_thing():
-    words = {option for recipe in RECIPES.values() for option in options_of(recipe.settings)}
+    words = {option for recipe in RECIPES.values() for option in options_of(recipe.settings) if recipe.name != "tagger"}
+    words |= set(options_of(RECIPES["tagger"].settings)) - {"states"}  # no number there, but the run whose states are features
     assert not words & {"states", "restarts", "layers", "iterations", "num_iterations", "learning_rate", "num_units", "init"}
     assert {"num_states", "num_restarts", "num_layers", "max_iterations", "lr", "hidden_size", "initialization"} <= words
 
