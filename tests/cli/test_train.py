@@ -64,7 +64,7 @@ def test_a_run_has_everything(finished):
         "best", "last", "clusters.paths", "clusters.paths.sha256", "config.toml", "data.json", "metrics.jsonl", "status.json",
     }  # fmt: skip
     config = tomllib.loads((finished / "config.toml").read_text())
-    assert config["num_states"] == 48 and config["lr"] == 0.003 and config["init_scale"] == 0.1 and config["clip"] == 5.0
+    assert config["num_states"] == 48 and config["weight_decay"] == 0.0 and config["init_scale"] == 0.1 and config["clip"] == 5.0
     kinds = [record["kind"] for record in numbers(finished)]
     assert kinds.count("validation") == 4 and kinds.count("train") >= 3
     assert not list(finished.rglob("*.pt")) and not list(finished.rglob("*.pkl"))
