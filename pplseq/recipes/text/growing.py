@@ -13,8 +13,8 @@ from pplseq.recipes.text.settings import GROWN
 from pplseq.runs import processes
 
 
-def grown(job: Job, train: Callable[[Job], dict[str, Any]]) -> Job:
-    """The job of the last size, when the smaller ones were trained: they share ``max_time`` evenly with it.
+def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
+    """Trains the smaller sizes, and makes the job that of the last one: they share ``max_time`` evenly with it.
 
     Args:
         job: of a run with ``grow``. train: trains one size.
@@ -23,21 +23,22 @@ def grown(job: Job, train: Callable[[Job], dict[str, Any]]) -> Job:
     if processes.current().several:
         raise ValueError("grow: several processes do not grow together; train the sizes one by one, with --grow-from")
     last = replace(settings, grow=(), num_states=settings.grow[-1])
-    if (job.folder / "last").is_dir():
-        return replace(job, settings=replace(last, grow_from=stage_folder(job.folder, settings.grow[-2])))
-    share = None if settings.max_time is None else settings.max_time / len(settings.grow)
-    before, seconds = None, 0.0
-    for size in settings.grow[:-1]:
-        folder = stage_folder(job.folder, size)
-        folder.mkdir(parents=True, exist_ok=True)
-        job.watch.say(f"growing: {size:,} states")
-        stage = replace(last, num_states=size, grow_from=before, max_time=share)
-        summary = train(
-            Job(job.data, folder, stage, (folder / "last").is_dir(), job.watch, time.monotonic() if seconds else job.started)
-        )
-        before, seconds = folder, seconds + summary["seconds"]
-    job.watch.say(f"growing: {settings.grow[-1]:,} states")
-    return replace(job, settings=replace(last, grow_from=before), resume=False, started=time.monotonic() - seconds)
+    before = stage_folder(job.folder, settings.grow[-2])
+    if not (job.folder / "last").is_dir():
+        share = None if settings.max_time is None else settings.max_time / len(settings.grow)
+        smaller, seconds = None, 0.0
+        for size in settings.grow[:-1]:
+            folder = stage_folder(job.folder, size)
+            folder.mkdir(parents=True, exist_ok=True)
+            job.stage = f"training {size:,} states"
+            job.watch.say(f"growing: {size:,} states")
+            stage = replace(last, num_states=size, grow_from=smaller, max_time=share)
+            started = time.monotonic() if seconds else job.started
+            seconds += train(Job(job.data, folder, stage, (folder / "last").is_dir(), job.watch, started))["seconds"]
+            smaller = folder
+        job.watch.say(f"growing: {settings.grow[-1]:,} states")
+        job.resume, job.started = False, time.monotonic() - seconds
+    job.settings = replace(last, grow_from=before)
 
 
 def stage_folder(folder: Path, size: int) -> Path:

@@ -25,7 +25,7 @@ from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, che
 from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
-from pplseq.recipes.text.growing import grown
+from pplseq.recipes.text.growing import grow
 from pplseq.recipes.text.settings import reading
 from pplseq.runs import processes
 from pplseq.runs.cost import check_fits, estimate, vlhmm_cost
@@ -50,7 +50,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
     """Train a vlhmm, an hmm or a network in a run's folder; the summary."""
     check_text(name, job.data)
     if getattr(job.settings, "grow", ()):
-        job = grown(job, partial(train, name))
+        grow(job, partial(train, name))
     settings, folder = job.settings, job.folder
     device = checks.device(settings.device)
     if device.type == "cpu":
@@ -64,8 +64,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
     with job.preparing(f"reading {Path(job.data).name}"):
         corpus = corpus_of_run(folder, job.data, **reading(settings))
     if name == "vlhmm":
-        settings = batched(settings, corpus)
-        job = replace(job, settings=settings)
+        settings = job.settings = batched(settings, corpus)
     if together.several and (name == "hmm" or settings.protocol != "carried"):
         raise ValueError("several processes train on streams (--protocol carried), by gradients; start one without torchrun")
     if together.writes:
