@@ -174,6 +174,8 @@ def test_what_does_not_fit_is_named():
             GaussianChain(start, dynamics, LinearEvidence(*numbers))
     with pytest.raises(TypeError, match=r"evidence.loadings is torch.float32, but evidence.residual is torch.float64"):
         GaussianChain(start, dynamics, LinearEvidence(whole[0], whole[1].float(), *whole[2:]))
+    with pytest.raises(TypeError, match=r"start.covariance is torch.float64, but start.mean is torch.float32"):
+        GaussianChain(start._replace(mean=start.mean.float()), dynamics, LinearEvidence(*whole))
 
 
 F64_NAN = torch.tensor(float("nan"), dtype=F64)

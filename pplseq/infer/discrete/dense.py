@@ -62,7 +62,7 @@ class DenseChain(Chain):
         chain.in_parallel = time_scan.ACTIVE.get()
         chain.transition, chain.emission, chain.obs, chain.check = transition, emission, obs, True
         chain.valid = chain.seen = chain.states = chain.start = chain.inputs = chain.emission_inputs = None
-        chain._conditional, chain.is_whole = False, True
+        chain._conditional, chain.is_whole, chain.in_parallel = False, True, time_scan.ACTIVE.get()
         chain.batch_shape = chain.full_batch = obs.shape[1:2]
         chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
         return chain

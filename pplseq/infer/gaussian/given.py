@@ -162,14 +162,14 @@ def _check_types(start: GaussianBelief, dynamics: Dynamics, evidence: Evidence |
     }
     if dynamics.offset is not None:
         named["dynamics.offset"] = dynamics.offset
-    dtype = getattr(evidence, parts[0]).dtype
+    first, dtype = f"evidence.{parts[0]}", getattr(evidence, parts[0]).dtype
     if linear and dtype == torch.float64:  # the difference of an observation and its offset may keep more digits
-        dtype = evidence.loadings.dtype
+        first, dtype = ("start.mean", start.mean.dtype) if start.mean.dtype == torch.float32 else (first, dtype)
     if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"evidence.{parts[0]} must be float32 or float64, got {dtype}; convert it")
+        raise TypeError(f"{first} must be float32 or float64, got {dtype}; convert it")
     for name, value in named.items():
         if value.dtype != dtype:
-            raise TypeError(f"{name} is {value.dtype}, but evidence.{parts[0]} is {dtype}; convert one of them")
+            raise TypeError(f"{name} is {value.dtype}, but {first} is {dtype}; convert one of them")
 
 
 def _batch_shape(start: GaussianBelief, evidence: Evidence | LinearEvidence, h: int) -> torch.Size:
