@@ -79,7 +79,8 @@ class Formulas:
         """Outputs and inputs of a frame (of pandas), its sequences in the order in which they begin.
 
         Raises:
-            ValueError: for columns that there are not, missing or infinite inputs, levels that the first frame lacked.
+            ValueError: for columns that there are not, missing or infinite inputs, rows of no sequence, levels that the first
+                frame lacked. What a frame that is refused would have said is forgotten.
         """
         columns = [str(column) for column in frame.columns]
         for name in [*self.output_names, *([] if self.sequence_id is None else [self.sequence_id])]:
@@ -87,18 +88,36 @@ class Formulas:
                 raise ValueError(f"formulas: the frame has no column {name!r}.{nearest(name, columns)}")
         if not len(frame):
             raise ValueError("formulas: the frame has no rows")
-        x = np.stack([self._output(name, frame[name]) for name in self.output_names], -1)
-        inputs = {part: self._matrix(part, frame) for part in self.terms}
-        ids = np.zeros(len(frame), dtype=int) if self.sequence_id is None else frame[self.sequence_id].to_numpy()
-        order = list(dict.fromkeys(ids.tolist()))
-        rows = [np.flatnonzero(ids == name) for name in order]
-        return FormulaData([x[own] for own in rows], {part: [v[own] for own in rows] for part, v in inputs.items()}, order)
+        ids, rows = self._sequences(frame)
+        learned = self.specs, self.levels, self.input_names
+        before = [dict(part) for part in learned]
+        try:
+            x = np.stack([self._output(name, frame[name]) for name in self.output_names], -1)
+            inputs = {part: self._matrix(part, frame) for part in self.terms}
+        except Exception:
+            for part, known in zip(learned, before, strict=True):  # a frame that is refused says nothing of the next one
+                part.clear()
+                part.update(known)
+            raise
+        return FormulaData([x[own] for own in rows], {part: [v[own] for own in rows] for part, v in inputs.items()}, ids)
+
+    def _sequences(self, frame: Any) -> tuple[list[Any], list[np.ndarray]]:
+        """Names of the sequences, and which rows each has."""
+        if self.sequence_id is None:
+            return [0], [np.arange(len(frame))]
+        number, ids = frame[self.sequence_id].factorize()
+        if (number < 0).any():
+            row = int(np.flatnonzero(number < 0)[0])
+            raise ValueError(f"formulas: row {row} has no {self.sequence_id!r}, so that it is of no sequence; leave it out")
+        return ids.tolist(), np.split(np.argsort(number, kind="stable"), np.bincount(number).cumsum()[:-1])
 
     def _output(self, name: str, column: Any) -> np.ndarray:
         """(N,) numbers, of words the places of their classes."""
         gone = column.isna().to_numpy()
         if column.dtype.kind in "biuf" and name not in self.levels:
             return column.to_numpy(dtype=float, na_value=np.nan)
+        if column.dtype.kind in "mMc":
+            raise ValueError(f"formulas: output {name!r} is {column.dtype}, neither numbers nor words; make it one of these")
         words = [None if missing else str(cell) for cell, missing in zip(column, gone, strict=True)]
         levels = self.levels.setdefault(name, sorted({word for word in words if word is not None}))
         if len(levels) < 2:
@@ -122,6 +141,8 @@ class Formulas:
                 matrix = formula.get_model_matrix(frame, na_action="ignore", output="pandas")
         except (FormulaicError, DataMismatchWarning, SyntaxError, KeyError, TypeError) as error:
             raise ValueError(f"formulas: {part} {text!r}: {error}") from None
+        if not hasattr(matrix, "columns"):
+            raise ValueError(f"formulas: {part} {text!r} must be terms alone, without another '~' or '|'")
         names = list(matrix.columns)
         if "Intercept" not in names:
             raise ValueError(f"formulas: {part} {text!r}: regressions have a constant of their own; leave '0 +' or '- 1' out")

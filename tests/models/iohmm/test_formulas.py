@@ -37,6 +37,33 @@ def test_outputs_need_no_library():
         Formulas("power")
     with pytest.raises(ValueError, match="one class only"):
         Formulas("road ~ 1").read(table.assign(road="r"))
+    with pytest.raises(ValueError, match="neither numbers nor words"):
+        Formulas("day ~ 1").read(table.assign(day=pandas.Timestamp(0)))
+
+
+@pytest.mark.parametrize("ids", [[1.0, np.nan], [None, "a"]], ids=["numbers", "words"])
+def test_rows_of_no_sequence_are_refused(ids):
+    table = frame().assign(trip=(6 * ids))
+    with pytest.raises(ValueError, match="row [01] has no 'trip'"):
+        Formulas("power ~ 1", sequence_id="trip").read(table)
+
+
+def test_sequences_may_be_interleaved():
+    table = frame().assign(trip=["b", "a", "b"] * 4)
+    data = Formulas("power ~ 1", sequence_id="trip").read(table)
+    assert data.ids == ["b", "a"]
+    np.testing.assert_array_equal(data.x[1][:, 0], table.power[table.trip == "a"])
+
+
+def test_a_frame_that_is_refused_says_nothing():
+    pytest.importorskip("formulaic")
+    table = frame()
+    formulas = Formulas("power + road ~ center(speed)", transition="~ center(load)")
+    with pytest.raises(ValueError, match="speed"):
+        formulas.read(table.assign(load=table.load + 9, road=["q", "p"] * 6, speed=np.nan))
+    data = formulas.read(table)
+    np.testing.assert_allclose(data.inputs["transition"][0][:, 0], table.load - table.load.mean())
+    assert formulas.levels == {"road": ["r", "s"]}
 
 
 def test_names_must_be_as_many_as_inputs():
@@ -69,5 +96,8 @@ def test_terms_are_the_columns_and_names_come_into_the_summary(tmp_path):
             formulas.read(table.assign(**change))
     with pytest.raises(ValueError, match="constant of their own"):
         Formulas("power ~ 0 + speed").read(table)
+    for terms in ("speed | load", "speed ~ load"):
+        with pytest.raises(ValueError, match="without another '~' or '\\|'"):
+            Formulas(f"power ~ {terms}").read(table)
     with pytest.raises(ValueError, match="emission 'spede'"):
         Formulas("power ~ spede").read(table)
