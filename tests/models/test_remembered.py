@@ -171,6 +171,20 @@ def test_copies_see_their_own_parameters():
         assert other.score(x) != before == model.score(x)
 
 
+@pytest.mark.parametrize("emission", ["gaussian", "mixture", "normal"])
+def test_memory_that_was_a_parameter_once_changes_nothing(emission):
+    torch.manual_seed(2)
+    model = HMM(2, num_features=1, emission=emission)
+    model.load_state_dict(model.state_dict())
+    x = torch.randn(1, 6, 1, dtype=torch.float64)
+    before, old = model.score(x), list(model.parameters())
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    with torch.no_grad():
+        for value in old:
+            value += 1.0
+    assert model.score(x) == before == pytest.approx(joint(model, x), rel=1e-12)
+
+
 def test_parameters_that_are_no_numbers_still_raise():
     model, x = words(), torch.tensor([[1, 2, 3]])
     model.score(x)

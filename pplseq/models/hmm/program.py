@@ -210,7 +210,7 @@ class HMM(Constrainable, StateLanguages, StateTables):
 
     def _point_specs(self) -> PointSpecs:
         initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-        return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()))
+        return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()), self.parameters())
 
     @torch.no_grad()
     def short_chain(self, batch: Batch) -> Chain | None:

@@ -6,6 +6,7 @@ several times the answer where rows are few and short. The chain is the same; th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.long import replaced, tensors_of
 from pplseq.infer.fit.em import Batch
 
 # in all emissions; beside more of them the long way costs nothing, and very long rows have a chain of their own
@@ -28,9 +30,15 @@ class PointSpecs(NamedTuple):
     words: Tensor | None
 
     @classmethod
-    def of(cls, transition: DenseTransition, emission: Emission) -> PointSpecs:
-        """Of specs, whose words are there without gradients only."""
-        if torch.is_grad_enabled() or not isinstance(emission, CategoricalEmission):
+    def of(cls, transition: DenseTransition, emission: Emission, parameters: Iterable[Tensor]) -> PointSpecs:
+        """Of specs, whose words are there without gradients only; then without the memory of the parameters they came from,
+        which may change when it is theirs no more."""
+        if torch.is_grad_enabled():
+            return cls(transition, emission, None)
+        own = {part.untyped_storage().data_ptr() for part in parameters}
+        shared = {path: part for path, part in tensors_of(emission) if part.untyped_storage().data_ptr() in own}
+        emission = replaced(emission, {path: part.detach().clone() for path, part in shared.items()})
+        if not isinstance(emission, CategoricalEmission):
             return cls(transition, emission, None)
         words = emission.log_probs.detach().T
         return cls(transition, emission, words.contiguous() if words.numel() <= MOST_NUMBERS else words)
