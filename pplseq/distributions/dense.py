@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pplseq.distributions.state import Emission, Transition, broadcast_shapes, take_rows
+from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels import twice
 from pplseq.kernels.log_semiring import in_float32
 
@@ -68,6 +69,8 @@ class DenseTransition(Transition):
         Raises:
             ValueError: where there is more than one, as the states fall into classes that never meet.
         """
+        if matrix.dim() != 2:
+            raise ValueError(f"matrix must be (Z, Z) for a stationary distribution, got {tuple(matrix.shape)}")
         return cls(stationary_log_probs(matrix), matrix)
 
     def initial_log_prob(self):
@@ -75,26 +78,6 @@ class DenseTransition(Transition):
 
     def rows(self, previous, inputs=None):
         return self.initial if previous is None else take_rows(self.matrix, previous)
-
-
-def stationary_log_probs(matrix: Tensor) -> Tensor:
-    """(Z,) the logarithm of the only distribution p with p A = p, of a log matrix A (Z, Z). Cost: Z^3."""
-    if matrix.dim() != 2:
-        raise ValueError(f"matrix must be (Z, Z) for a stationary distribution, got {tuple(matrix.shape)}")
-    probs = matrix.exp()
-    size = len(probs)
-    system = torch.eye(size, dtype=probs.dtype, device=probs.device) - probs.T
-    values = torch.linalg.svdvals(system.detach())
-    if size > 1 and bool(values[-2] <= 10 * size * torch.finfo(probs.dtype).eps):
-        raise ValueError(
-            "matrix: its states fall into classes that never meet: there is more than one stationary distribution; give initial"
-        )
-    # one equation too many, as columns sum to zero: all of them and the sum of p, by least squares
-    full = torch.cat([system, torch.ones_like(system[:1])])
-    right = torch.zeros_like(full[:, 0]).index_fill(0, torch.tensor(size, device=full.device), 1.0)
-    found = torch.linalg.solve(full.mT @ full, full.mT @ right)
-    floor = 100 * torch.finfo(probs.dtype).eps
-    return torch.where(found > floor, found.clamp_min(floor).log(), -torch.inf).log_softmax(-1)
 
 
 class StepTransition(Transition):

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from pplseq.distributions.dense import check_normalised, stationary_log_probs
+from pplseq.distributions.dense import check_normalised
 from pplseq.distributions.state import Transition, take_rows
+from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels.log_semiring import in_float32
 
 

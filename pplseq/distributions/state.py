@@ -261,7 +261,7 @@ class Transition:
         raise TypeError(
             f"{cls.__name__}.stationary: a start of its own have DenseTransition and SecondOrderTransition; for few states and "
             "one matrix for all steps give initial=stationary_log_probs(transition.rows(torch.arange(Z))), from "
-            "pplseq.distributions.dense"
+            "pplseq.distributions.stationary"
         )
 
     def initial_log_prob(self) -> Tensor:

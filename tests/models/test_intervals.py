@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pplseq import ARHMM, HMM, IOHMM, SwitchingRegression
-from pplseq.infer.discrete.mixtures import PathMixture, quantiles_of
+from pplseq.infer.discrete.mixtures import PathMixture, StateMixture, gaussian_cdf, quantiles_of
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -23,6 +23,13 @@ def test_bisection_finds_the_smallest_number_that_reaches_a_share():
     close(found, at, rtol=1e-15, atol=0)
     with pytest.raises(ArithmeticError, match="does not reach"):
         quantiles_of(torch.zeros_like, 0.5, at, torch.ones_like(at))
+
+
+def test_rounding_of_single_precision_hides_no_tails():
+    weights = torch.tensor([[[0.1, 0.2, 0.7 - 1e-6]]])
+    mixture = StateMixture(weights, gaussian_cdf(torch.zeros(3, 1), torch.ones(3, 1)), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    for share in (1e-12, 1 - 1e-12):
+        assert float(mixture.quantiles(share)) == pytest.approx(stats.norm.ppf(share), rel=1e-6)
 
 
 FAMILIES = {

@@ -80,6 +80,12 @@ def quantiles_of(cdf: Callable[[Tensor], Tensor], share: float, centre: Tensor, 
         low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
 
 
+def _sum_to_one(weights: Tensor) -> Tensor:
+    """In double precision; single precision's rounding would hide the tails."""
+    weights = weights.double()
+    return weights / weights.sum(-1, keepdim=True)
+
+
 class StateMixture(Quantiles):
     """A mixture over states of distributions of single numbers.
 
@@ -91,7 +97,7 @@ class StateMixture(Quantiles):
     def __init__(
         self, weights: Tensor, cdf: Callable[[Tensor], Tensor], means: Tensor, variances: Tensor, whole: Tensor | None = None
     ):
-        self.weights, self.cdf, self.whole = weights.double(), cdf, whole
+        self.weights, self.cdf, self.whole = _sum_to_one(weights), cdf, whole
         self.centre, self.width = means, variances.clamp_min(0).sqrt()
 
     def quantiles(self, share: float) -> Tensor:
@@ -128,7 +134,7 @@ class PathMixture(Quantiles):
     def __init__(
         self, states: Tensor, matrix: Tensor, vector: Tensor, moves: Sequence[Tensor], noise: Tensor, about: Tensor
     ):
-        self.states, self.matrix, self.vector = states.double(), matrix.double(), vector.double()
+        self.states, self.matrix, self.vector = _sum_to_one(states), _sum_to_one(matrix), vector.double()
         self.moves, self.noise, self.about = [move.double() for move in moves], noise.double(), about.double()
 
     def paths(self) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -36,7 +36,7 @@ def state_quantiles(emissions: Any, weights: Tensor, noises: Tensor | None = Non
             variances, each = variances + added, each + added.unsqueeze(-2)
         return StateMixture(weights, gaussian_cdf(emissions.loc.detach(), each.sqrt()), means, variances)
     if isinstance(emissions, MixtureTable):
-        shares = emissions.log_weights.detach().exp().double()
+        shares = emissions.log_weights.detach().double().softmax(-1)
         parts = emissions.gaussians
         each = gaussian_cdf(parts.loc.detach(), parts.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt())
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.conditional import ConditionalEmission
-from pplseq.distributions.dense import DenseTransition, GaussianEmission, stationary_log_probs
+from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.distributions.state import Emission, Transition
+from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.em import Batch
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES

@@ -7,10 +7,11 @@ from support.tiny_families import FAMILIES
 
 from pplseq.distributions.block import BlockEmission
 from pplseq.distributions.blocks import BlockLayout, WordGroups
-from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition, stationary_log_probs
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import MISSING
+from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.discrete.build import build_chain
 from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels.restart_scan import Expectation
 from pplseq.models.iohmm.restarts.climbing import Climber
 from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows, Weights, inner
@@ -29,12 +30,8 @@ class StationaryStart(RestartNetwork):
 
     def log_probs(self, weights: Weights, rows: Rows) -> Tensor:
         """(1, Z, 1, R) of the weights of the transitions."""
-        matrix = self.transition.log_probs(weights, Rows(None, None, 1))[:, :, 0].movedim(-1, 0).exp()  # (R, Z, Z) [from, to]
-        size = matrix.shape[-1]
-        system = torch.eye(size, dtype=matrix.dtype, device=matrix.device) - matrix.mT
-        full = torch.cat([system, torch.ones_like(system[:, :1])], 1)  # all equations and the sum, by least squares
-        found = torch.linalg.solve(full.mT @ full, full.mT[..., -1])
-        return found.clamp_min(torch.finfo(found.dtype).tiny).log().T[None, :, None]
+        matrix = self.transition.log_probs(weights, Rows(None, None, 1))[:, :, 0].movedim(-1, 0)  # (R, Z, Z) [from, to]
+        return stationary_log_probs(matrix).T[None, :, None]
 
     def log_prior(self, weights, penalty, *, softmax=False, bernoulli=False) -> Tensor | float:
         """It has no weights of its own."""
