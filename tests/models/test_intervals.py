@@ -27,7 +27,8 @@ def test_bisection_finds_the_smallest_number_that_reaches_a_share():
 
 def test_rounding_of_single_precision_hides_no_tails():
     weights = torch.tensor([[[0.1, 0.2, 0.7 - 1e-6]]])
-    mixture = StateMixture(weights, gaussian_cdf(torch.zeros(3, 1), torch.ones(3, 1)), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    zero, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    mixture = StateMixture(weights, gaussian_cdf(zero.expand(1, 3, 1), one), zero, one)
     for share in (1e-12, 1 - 1e-12):
         assert float(mixture.quantiles(share)) == pytest.approx(stats.norm.ppf(share), rel=1e-6)
 

@@ -120,7 +120,7 @@ def test_a_stationary_start_of_states_that_hardly_move():
     x = [6.0 * (row % 2) + torch.randn(9, 1, dtype=torch.float64) for row in range(6)]
     model = IOHMM(2, num_inputs={"emission": 0}, outputs="gaussian", num_outputs=1, mealy=True, initial="stationary")
     model.fit(x, num_restarts=2, seed=0, max_iterations=60)  # moves become as improbable as numbers can be
-    matrix = model.transition_network.logits.softmax(-1)
+    matrix = model.transition_network.logits.detach().softmax(-1)
     assert float(matrix[0, 1] + matrix[1, 0]) < 1e-3
     start = torch.stack([matrix[1, 0], matrix[0, 1]]) / (matrix[0, 1] + matrix[1, 0])
-    assert_close(model.specs()[0].initial.exp(), start)
+    assert_close(model.specs()[0].initial.detach().exp(), start)
