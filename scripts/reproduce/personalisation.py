@@ -4,6 +4,7 @@
     python scripts/reproduce/personalisation.py --write-text runs/wiki # the source's text, lower-cased, without punctuation
     pplseq train lstm runs/wiki --max-vocabulary 13711 --epochs 5 --out runs/lstm_wiki
     python scripts/reproduce/personalisation.py --network runs/lstm_wiki   # an LSTM source beside it
+    python scripts/reproduce/personalisation.py --held-out --seeds 2       # streams that no default was chosen on
 
 The source is trained on WikiText-2. Targets are the tweets of one person in the order of time, from 15 July 2014 on (his own
 words: no quoted tweets), and four genres of the English Web Treebank. As in the paper, URLs, hashtags and punctuation are
@@ -21,7 +22,9 @@ and in the worst 200 words in a row of all 4,000, and the share of such stretche
 How many settings were tried for each choice is in the results ("tried"); learned mixtures have nothing chosen. `spread` is the
 standard deviation over random starts alone, not the error from having 2,000 words. Unknown words are scored, as one word.
 
-Writes results/personalisation.json and .png. Corpora are found through PPLSEQ_DATA.
+Writes results/personalisation.json and .png. --held-out takes streams that were never looked at while defaults were chosen:
+books, tweets of later years, a fifth genre, other documents of the four, and the source's own kind of text, where nothing is to
+be gained. All their words count, from the first on; nothing is chosen. It writes results/personalisation_held_out.json. Corpora are found through PPLSEQ_DATA.
 
 Source: Wojnowicz and Zhao, PROPS: probabilistic personalization of black-box sequence models (2018), section VII.
 """
@@ -50,6 +53,8 @@ HISTORY = (
     "sharpness of the continuous cache, the step of dynamic evaluation) were chosen on the development tweets, too; while they "
     "were made, all targets were looked at with the n-gram source, none but the development tweets with the network."
 )
+BOOKS = ("BY MRS. LANG", "By Honore De Balzac", "BY CAPTAIN WILLIAM DAMPIER.", "By Fyodor Dostoyevsky")  # their second lines
+LATER = ("2015-03", "2016-01", "2016-09")
 PAPER = {"PROPS": 0.01, "streaming HMM": 0.004, "uniform": 7.2e-5}
 
 
@@ -69,26 +74,39 @@ def wiki_lines(name: str) -> list[list[str]]:
     return [words for line in lines if not line.strip().startswith("=") and (words := words_of(line))]
 
 
-def tweets() -> tuple[list[list[str]], list[list[str]]]:
-    """(tweets before SINCE, those from then on), oldest first, as lists of words."""
+def tweets(since: str = SINCE) -> tuple[list[list[str]], list[list[str]]]:
+    """(tweets before a day, those from then on), oldest first, as lists of words."""
     path = next((data_folder() / "trump_tweets").glob("*.tsv"))
     with path.open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file, delimiter="\t"), key=lambda row: (row["created_at"], row["status_id"]))
     own = [row for row in rows if not row["text"].lstrip(" .").startswith(('"@', "“@", "RT @"))]
-    parts = ([row["text"] for row in own if (row["created_at"] >= SINCE) == late] for late in (False, True))
+    parts = ([row["text"] for row in own if (row["created_at"] >= since) == late] for late in (False, True))
     return tuple([words for text in part if (words := words_of(text))] for part in parts)
 
 
-def genre(name: str) -> list[list[str]]:
-    """Sentences of one genre of the treebank's training part, in their order."""
+def genre(name: str, *parts: str) -> list[list[str]]:
+    """Sentences of one genre of the treebank's parts, by default the training part, in their order."""
     lines, wanted = [], False
-    path = next((data_folder() / "ud_english_ewt").glob("*train.conllu"))
-    for line in path.read_text(encoding="utf-8").splitlines():
+    paths = [next((data_folder() / "ud_english_ewt").glob(f"*{part}.conllu")) for part in parts or ("train",)]
+    for line in "\n".join(path.read_text(encoding="utf-8") for path in paths).splitlines():
         if line.startswith("# newdoc id = "):
             wanted = line.removeprefix("# newdoc id = ").startswith(name)
         elif wanted and line.startswith("# text = ") and (words := words_of(line.removeprefix("# text = "))):
             lines.append(words)
     return lines
+
+
+def book(author: str) -> list[list[str]]:
+    """Paragraphs of a book of the Gutenberg validation part, behind the line that names its author."""
+    lines = next((data_folder() / "gutenberg").glob("*valid*")).read_text(encoding="utf-8").splitlines()
+    return [words for line in lines[lines.index(author) + 1 :] if (words := words_of(line))]
+
+
+def held_out_streams() -> dict[str, list[list[str]]]:
+    """Streams that nobody looked at while defaults were chosen."""
+    streams = {f"book {author.rstrip('.').split()[-1].title()}": book(author) for author in BOOKS}
+    streams |= {f"tweets from {month}": tweets(month)[1] for month in LATER} | {"weblog": genre("weblog")}
+    return streams | {f"{name}, others": genre(name, "dev", "test") for name in GENRES} | {"wiki": wiki_lines("valid")}
 
 
 def first_words(lines: list[list[str]], vocabulary) -> list:
@@ -310,6 +328,33 @@ class Bench:
             yield f"PROPS of {self.first} and all others", learned(list(said.values()), 1)
 
 
+def held_out(source, lines, num_words: int, seeds: int) -> dict:
+    """What the defaults gained on all words of a stream over the frozen source, and over the mixture of the same sources."""
+    import numpy as np
+
+    from pplseq.sources import OnlineNGram, UnigramCache
+
+    own = log_probs(source, lines)
+    three = [own, *(log_probs(lambda kind=kind: kind(num_words), lines) for kind in (OnlineNGram, UnigramCache))]
+    rows = {}
+    for name, streams, num_perturbations in (("PROPS of source", [own], 2), ("PROPS of source, online, cache", three, 1)):
+        common = dict(num_perturbations=num_perturbations, num_words=num_words)
+        values = np.stack([props(streams, lines, seed=seed, **common) for seed in range(seeds)])
+        rival = mixture(three if streams is three else [own, three[2]])
+        gains = figures(values, own)
+        rows[name] = {
+            "words": len(own),
+            "perplexity of source": round(float(np.exp(-own.mean())), 1),
+            "perplexity of learned mixture": round(float(np.exp(-rival.mean())), 1),
+            "perplexity": round(float(np.exp(-values.mean())), 1),
+            "gain over source": round(float((values - own).sum(1).mean()), 1),
+            "gain over learned mixture": round(float((values - rival).sum(1).mean()), 1),
+            "worst window of mixture": figures(rival, own)["worst_window"],
+        } | {name: gains[name] for name in ("gain_of_first_20", "worst_window", "windows_lost")}
+        print(f"{'':4}{name:32}" + "  ".join(f"{key} {value:,}" for key, value in rows[name].items()), flush=True)
+    return rows
+
+
 def show(target: str, rows: dict) -> None:
     print(f"\n{target}: words {LEARN:,} to {LEARN + SCORE:,}")
     print(f"{'':48}{'streaming':>12}{'mean p':>10}{'frozen':>12}{'mean p':>10}")
@@ -347,6 +392,7 @@ def main() -> None:
     )
     parser.add_argument("--network-note", help="how the network was trained, for the record")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--held-out", action="store_true", help="streams that no default was chosen on, and all their words")
     parser.add_argument(
         "--write-text", type=Path, help="only write train.txt and valid.txt of the source into this folder"
     )
@@ -373,6 +419,13 @@ def main() -> None:
         vocabulary = Vocabulary.build(train, max_size=options.words)
     ngram = KneserNey(options.order).fit(Text.from_lines(train, vocabulary))
     sources[f"{options.order}-gram"] = lambda: NGramSource(ngram)
+    if options.held_out:
+        results = {}
+        for name, lines in held_out_streams().items():
+            print(name)
+            results[name] = held_out(next(iter(sources.values())), first_words(lines, vocabulary), len(vocabulary), options.seeds)
+        record("personalisation_held_out", results, folder=".", facts={"seeds": options.seeds, "window": WINDOW})
+        return
     early, late = tweets()
     targets = {"tweets": late} | {name: genre(name) for name in GENRES}
     facts = {"vocabulary_size": len(vocabulary), "source_words": sum(map(len, train)), "chosen": {}}
