@@ -22,9 +22,10 @@ and in the worst 200 words in a row of all 4,000, and the share of such stretche
 How many settings were tried for each choice is in the results ("tried"); learned mixtures have nothing chosen. `spread` is the
 standard deviation over random starts alone, not the error from having 2,000 words. Unknown words are scored, as one word.
 
-Writes results/personalisation.json and .png. --held-out takes streams that were never looked at while defaults were chosen:
-books, tweets of later years, a fifth genre, other documents of the four, and the source's own kind of text, where nothing is to
-be gained. All their words count, from the first on; nothing is chosen. It writes results/personalisation_held_out.json. Corpora are found through PPLSEQ_DATA.
+Writes results/personalisation.json and .png; --held-out, which chooses nothing and counts all words from the first on, writes
+results/personalisation_held_out.json: books, tweets of later years, a fifth genre, other documents of the four, and text of the
+source's own kind, where nothing is to be gained. Its rival is the learned mixture of the same sources, and of the source and a
+cache beside PROPS of the source alone. Corpora are found through PPLSEQ_DATA.
 
 Source: Wojnowicz and Zhao, PROPS: probabilistic personalization of black-box sequence models (2018), section VII.
 """
@@ -268,9 +269,7 @@ class Bench:
         network, self.network = self.network, None  # which has nothing to be chosen
         said, first = self.streams(lines, False), next(iter(self.sources))
         self.network = network
-        decays = {
-            d: log_probs(lambda d=d: UnigramCache(self.num_words, decay=d), lines) for d in (1.0, 0.999, 0.995, 0.99)
-        }
+        decays = {d: log_probs(lambda d=d: UnigramCache(self.num_words, decay=d), lines) for d in (1.0, 0.999, 0.995, 0.99)}
         grid = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
         pairs = list(itertools.product(decays, grid))
         decay, share = best(pairs, lambda o, _: mixture([said[first], decays[o[0]]], [1 - o[1], o[1]]))
@@ -387,15 +386,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", type=int, default=13_711, help="W, of the vocabulary")
     parser.add_argument("--order", type=int, default=5, help="of the Kneser-Ney source")
-    parser.add_argument(
-        "--network", type=Path, help="run or folder of a neural source; its vocabulary is taken for all"
-    )
+    parser.add_argument("--network", type=Path, help="run or folder of a neural source; its vocabulary is taken for all")
     parser.add_argument("--network-note", help="how the network was trained, for the record")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--held-out", action="store_true", help="streams that no default was chosen on, and all their words")
-    parser.add_argument(
-        "--write-text", type=Path, help="only write train.txt and valid.txt of the source into this folder"
-    )
+    parser.add_argument("--write-text", type=Path, help="only write train.txt and valid.txt of the source into this folder")
     options = parser.parse_args()
 
     train = wiki_lines("train")
@@ -420,10 +415,10 @@ def main() -> None:
     ngram = KneserNey(options.order).fit(Text.from_lines(train, vocabulary))
     sources[f"{options.order}-gram"] = lambda: NGramSource(ngram)
     if options.held_out:
-        results = {}
+        results, (source,) = {}, sources.values()
         for name, lines in held_out_streams().items():
             print(name)
-            results[name] = held_out(next(iter(sources.values())), first_words(lines, vocabulary), len(vocabulary), options.seeds)
+            results[name] = held_out(source, first_words(lines, vocabulary), len(vocabulary), options.seeds)
         record("personalisation_held_out", results, folder=".", facts={"seeds": options.seeds, "window": WINDOW})
         return
     early, late = tweets()

@@ -2,16 +2,21 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
 from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
+from pplseq.models.iohmm.restarts.training import RestartTraining
 from pplseq.runs.status import run_status
 
 
@@ -241,8 +246,6 @@ def test_interrupted(folder, table, strings, monkeypatch):
 
 
 def test_a_size_that_was_cut_short_goes_on(table, tmp_path, monkeypatch):
-    from pplseq.models.iohmm.restarts.training import RestartTraining
-
     step, run = RestartTraining.step, tmp_path / "run"
 
     def interrupted(training):
@@ -490,7 +493,7 @@ def test_symbols_and_numbers_are_inputs_together(tmp_path):
     assert "tells nothing" in pplseq("train", "iohmm", same, *told, code=2).stderr
 
 
-def test_outputs_of_several_kinds(folder):
+def test_outputs_of_several_kinds(folder, monkeypatch):
     """A count, a class and a number at once, a family a column; names in what is answered."""
     rng, rows = np.random.default_rng(2), []
     for name in range(3):
@@ -507,6 +510,20 @@ def test_outputs_of_several_kinds(folder):
     (found,) = lines(pplseq("evaluate", folder / "kinds", data))
     assert set(found["prediction"]["root_mean_squared_error"]) == {"stops", "y"}
     assert found["prediction"]["classes"]["road"]["accuracy"] > 0.7
+    step = RestartTraining.step
+
+    def interrupted(training):
+        if training.progress.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(training)
+
+    monkeypatch.setattr(RestartTraining, "step", interrupted)
+    pplseq("train", "iohmm", data, *columns, *family, "--out", folder / "kinds_cut", code=130)
+    monkeypatch.undo()
+    assert [*folder.glob("kinds_cut/size_*/last")] and not (folder / "kinds_cut" / "best" / "model.safetensors").exists()
+    pplseq("train", "iohmm", "--resume", folder / "kinds_cut")
+    whole, again = (load_file(folder / name / "best" / "model.safetensors") for name in ("kinds", "kinds_cut"))
+    assert whole.keys() == again.keys() and all(torch.equal(value, again[name]) for name, value in whole.items())
     bad = pplseq("train", "iohmm", data, *columns, "--family", "poisson,normal", "--out", folder / "no", code=2)
     assert "one for each of the 3" in bad.output
     bad = pplseq("train", "iohmm", data, *columns[:6], "--outputs", "y", "--family", "poisson", "--out", folder / "no", code=2)
