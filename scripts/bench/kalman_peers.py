@@ -3,9 +3,20 @@
 Whole calls as a user makes them, of a model that exists: log-likelihood, smoothed means, the likelihood's gradient in the
 matrices, and an iteration of EM. pyro's GaussianHMM has the likelihood and its gradient only; statsmodels no batches and no
 exact EM: its rows run one after the other, as do pykalman's.
+
+    python scripts/bench/kalman_peers.py [--repeat 5]
+
+is a fit as a whole: the local level of the Nile's flow in its own units (Durbin and Koopman 2012, section 2.10: variances 15099
+and 1469), by EM, L-BFGS and StructuralModel beside statsmodels' UnobservedComponents, in turn. Times are the processor's, minima,
+from the making of the model on. Writes ``results/bench/nile.json``.
 """
 
 from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
 
 import numpy as np
 
@@ -30,8 +41,6 @@ def problem(size: tuple[int, int], shape: tuple[int, int]):
 
 
 def pplseq_runs(size: tuple[int, int], variant: str, shape: tuple[int, int]) -> dict:
-    import warnings
-
     import torch
 
     from pplseq.models import LDS
@@ -206,3 +215,89 @@ def digest(operation: str, value, size: tuple[int, int], shape: tuple[int, int])
     if operation == "em":  # the coordinates of states stay, as both start from the same
         parts = [parts[1] @ parts[0]]
     return [float((np.random.default_rng(1).standard_normal(part.shape) * part).sum()) for part in parts]
+
+
+# ------------------------------------------------------------------------------------------------ one fit: the Nile
+BOOK = {"noise": 15099.0, "level": 1469.1}
+NEAR = 0.005  # share by which each variance may be off
+MOST = 20.0  # times statsmodels' seconds, at most
+
+
+def nile_fits() -> dict:
+    """name -> a call that fits a new model and gives the variances of noise and level."""
+    from statsmodels.datasets import nile
+    from statsmodels.tsa.statespace.structural import UnobservedComponents
+
+    from pplseq.models import LDS, StructuralModel
+
+    flow = nile.load().data["volume"].to_numpy(dtype=float)
+    x, held = flow[None, :, None], ("transition", "emission")
+
+    def level(state_noise, emission_noise, **options):
+        return LDS(1, 1, offsets="none", **options).set_parameters(
+            transition=[[1.0]], emission=[[1.0]], state_noise=[[state_noise]], emission_noise=[[emission_noise]]
+        )
+
+    def variances(model):
+        return model.emission_noise.item(), model.state_noise.item()
+
+    def diffuse(method):  # half of the variance each
+        return variances(level(x.var() / 2, x.var() / 2, initial="diffuse").fit(x, method=method, fixed=held))
+
+    def wide():
+        model = level(1.0, 1.0).set_parameters(initial_mean=[0.0], initial_covariance=[[1e7]])
+        return variances(model.fit(x, method="lbfgs", fixed=(*held, "initial_mean", "initial_covariance")))
+
+    def structural():
+        found = StructuralModel().fit(flow)
+        return found.noise.item(), found.level.item()
+
+    def peer(**options):
+        model = UnobservedComponents(flow, "llevel", use_exact_diffuse=True)
+        return tuple(model.fit(disp=0, **options).params)
+
+    return {
+        "statsmodels": peer,
+        "statsmodels, tolerances of 1e-12": lambda: peer(pgtol=1e-12, factr=10.0),
+        "pplseq, EM": lambda: diffuse("em"),
+        "pplseq, L-BFGS": lambda: diffuse("lbfgs"),
+        "pplseq, L-BFGS from variances of 1": wide,
+        "pplseq, StructuralModel": structural,
+    }
+
+
+def measure_nile(repeat: int) -> list[dict]:
+    fits = nile_fits()
+    found, seconds = {name: fit() for name, fit in fits.items()}, {name: [] for name in fits}
+    for _ in range(repeat):
+        for name, fit in fits.items():
+            begin = time.process_time()
+            fit()
+            seconds[name].append(time.process_time() - begin)
+    least = {name: min(times) for name, times in seconds.items()}
+    rows = []
+    for name, (noise, level) in found.items():
+        off = max(abs(noise / BOOK["noise"] - 1), abs(level / BOOK["level"] - 1))
+        row = {"fit": name, "noise": round(float(noise), 2), "level": round(float(level), 2), "off": round(float(off), 5)}
+        row |= {"processor_seconds": round(least[name], 5), "of_statsmodels": round(least[name] / least["statsmodels"], 2)}
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    from record import record  # before torch
+
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rows, load = measure_nile(options.repeat), round(os.getloadavg()[0], 1)
+    record("nile", rows, book=BOOK, goal_off=NEAR, goal_of_statsmodels=MOST, threads=1, load=load)
+
+
+if __name__ == "__main__":
+    main()

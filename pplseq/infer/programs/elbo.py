@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import FunctionType
 
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, traceenum_elbo
 from pyro.infer.util import Dice
@@ -31,14 +30,19 @@ class _Dice(Dice):
         return sum(super(_Dice, self).compute_expectation({plates: terms}) for plates, terms in costs.items())
 
 
-@contextmanager
-def _nothing_shared() -> Iterator[None]:
-    """Pyro's ``TraceEnum_ELBO`` with :class:`_Dice`."""
-    kept, traceenum_elbo.Dice = traceenum_elbo.Dice, _Dice
-    try:
-        yield
-    finally:
-        traceenum_elbo.Dice = kept
+def _with(function: FunctionType, **names) -> FunctionType:
+    """A copy of a function that finds other things under some names of its module; the module itself stays as it is, for other
+    threads and for programs without this library."""
+    return FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
+
+
+class _TraceEnum(TraceEnum_ELBO):
+    """Pyro's ``TraceEnum_ELBO`` with :class:`_Dice`, of which it has no option."""
+
+    _bound = {"_compute_dice_elbo": _with(traceenum_elbo._compute_dice_elbo, Dice=_Dice)}
+    loss = _with(TraceEnum_ELBO.loss, **_bound)
+    differentiable_loss = _with(TraceEnum_ELBO.differentiable_loss, **_bound)
+    loss_and_grads = _with(TraceEnum_ELBO.loss_and_grads, **_bound)
 
 
 class TraceBlockedEnum_ELBO(Trace_ELBO):
@@ -73,12 +77,11 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
                 return getattr(super(), what)(model, guide, *args, **kwargs)
             except GuideSite:
                 set_rng_state(state)
-                self._generic = TraceEnum_ELBO(**self._options)
+                self._generic = _TraceEnum(**self._options)
                 if math.isinf(self._generic.max_plate_nesting):
                     self._generic._guess_max_plate_nesting(model, guide, args, kwargs)
         # marked sites are left to the enumeration around this handler
-        with _nothing_shared():
-            return getattr(self._generic, what)(BlockedEnum(vectorize=self.vectorize)(model), guide, *args, **kwargs)
+        return getattr(self._generic, what)(BlockedEnum(vectorize=self.vectorize)(model), guide, *args, **kwargs)
 
     def loss(self, model, guide, *args, **kwargs):
         return self._run("loss", model, guide, args, kwargs)
