@@ -6,9 +6,9 @@ exact EM: its rows run one after the other, as do pykalman's.
 
     python scripts/bench/kalman_peers.py [--repeat 5]
 
-is a fit as a whole: the local level of the Nile's flow in its own units (Durbin and Koopman 2012, section 2.10: variances 15099
-and 1469), by EM, L-BFGS and StructuralModel beside statsmodels' UnobservedComponents, in turn. Times are the processor's, minima,
-from the making of the model on. Writes ``results/bench/nile.json``.
+is a fit as a whole: the local level of the Nile's flow in its own units (Durbin and Koopman 2012, section 2.10: variances
+15099 and 1469), by EM, L-BFGS and StructuralModel beside statsmodels' UnobservedComponents, in turn. Times are the
+processor's, minima, from the making of the model on. Writes ``results/bench/nile.json``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 import warnings
 
 import numpy as np
+from record import record
 
 OPERATIONS = ("score", "smooth", "gradient", "em")
 PLAIN = 20  # iterations of EM, whose likelihood a fit is to reach
@@ -249,8 +250,7 @@ def nile_fits() -> dict:
         return variances(model.fit(x, method="lbfgs", fixed=(*held, "initial_mean", "initial_covariance")))
 
     def structural():
-        found = StructuralModel().fit(flow)
-        return found.noise.item(), found.level.item()
+        return variances(StructuralModel().fit(flow))
 
     def peer(**options):
         model = UnobservedComponents(flow, "llevel", use_exact_diffuse=True)
@@ -289,8 +289,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    from record import record  # before torch
-
     import torch
 
     torch.set_num_threads(1)
