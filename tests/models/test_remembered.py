@@ -185,6 +185,22 @@ def test_memory_that_was_a_parameter_once_changes_nothing(emission):
     assert model.score(x) == before == pytest.approx(joint(model, x), rel=1e-12)
 
 
+def test_many_parameter_sets_at_once_are_those_of_each():
+    model, x = words(), torch.tensor([[1, 2, 3, 0], [4, 4, 1, 2]])
+    stacked = {name: torch.stack([p, 2 * p]).detach() for name, p in model.named_parameters()}
+
+    def together(own):
+        with torch.nn.utils.stateless._reparametrize_module(model, own):
+            return model.specs()[1].log_probs
+
+    model.score(x)
+    with torch.no_grad():
+        found = torch.func.vmap(together)(stacked)
+    for k in range(2):
+        wanted = stacked["emissions.logits"][k].log_softmax(-1)
+        torch.testing.assert_close(found[k], wanted)
+
+
 def test_parameters_that_are_no_numbers_still_raise():
     model, x = words(), torch.tensor([[1, 2, 3]])
     model.score(x)

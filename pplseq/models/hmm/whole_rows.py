@@ -17,6 +17,7 @@ from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import replaced, tensors_of
 from pplseq.infer.fit.em import Batch
+from pplseq.kernels import twice
 
 # in all emissions; beside more of them the long way costs nothing, and very long rows have a chain of their own
 MOST_NUMBERS = 1 << 20
@@ -35,9 +36,11 @@ class PointSpecs(NamedTuple):
         which may change when it is theirs no more."""
         if torch.is_grad_enabled():
             return cls(transition, emission, None)
-        own = {part.untyped_storage().data_ptr() for part in parameters}
-        shared = {path: part for path, part in tensors_of(emission) if part.untyped_storage().data_ptr() in own}
-        emission = replaced(emission, {path: part.detach().clone() for path, part in shared.items()})
+        if not twice.derivatives_wanted():  # else nothing is remembered, and tensors may have no memory of their own
+            own = {part.untyped_storage().data_ptr() for part in parameters if part.device.type == "cpu"}
+            found = [(path, part) for path, part in tensors_of(emission) if part.device.type == "cpu"]
+            shared = {path: part for path, part in found if part.untyped_storage().data_ptr() in own}
+            emission = replaced(emission, {path: part.detach().clone() for path, part in shared.items()})
         if not isinstance(emission, CategoricalEmission):
             return cls(transition, emission, None)
         words = emission.log_probs.detach().T
