@@ -66,6 +66,10 @@ class LearnedAutomaton:
     num_restarts: int = 0
     merging: str = ""
 
+    def __repr__(self) -> str:
+        size, number = self.automaton.num_states, len(self.candidates)
+        return f"{type(self).__name__}(num_states={size}, consistent={self.consistent}, candidates={number}): see its report"
+
     @property
     def automaton(self) -> Automaton:
         """The chosen language, in its smallest form."""

@@ -79,6 +79,7 @@ def test_tomitas_languages_in_no_time(number):
     assert found.automaton.num_states == grammar.num_states and found.consistent
     assert "merging states: " in found.report and "found by state merging" in found.report
     assert found.log_likelihoods == [0.0] * len(found.candidates)
+    assert f"num_states={grammar.num_states}, consistent=True" in repr(found) and len(repr(found)) < 100
     assert found.model.num_states == found.tables.start.shape[0] == grammar.num_states
 
 
