@@ -156,7 +156,8 @@ def splitter(text: str, out: Path, threads: int | None) -> None:
 def score(gold: str, found: str, as_json: bool) -> None:
     """Score FOUND, raw text that was split and tagged, by GOLD; both in CoNLL-U, of the same text.
 
-    F1 of tokens, sentences, words, UPOS, XPOS, universal features and lemmas, as the CoNLL 2018 shared task defines them.
+    F1 of tokens, sentences, words, UPOS, XPOS, universal features, all three (alltags) and lemmas, as the CoNLL 2018 shared
+    task defines them.
     """
     from pplseq.recipes.taggers.tagging import raw_scores
     from pplseq.report.tag_tables import f1_table

@@ -144,7 +144,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
             substate_count=settings.emission_count, case_count=settings.case_count, max_count=settings.max_count,
         )  # fmt: skip
         self._tag_of_state = self._substate_words.tag_of_state
-        self.transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes).matrix())
+        self.transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes, counts.pairs).matrix())
         return self
 
     def _transition_of(self, counts: Tensor) -> DenseTransition:
@@ -239,6 +239,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         tensors |= {
             "symbols": self._of_symbol,
             "transition_counts": self._counts.transition,
+            "tag_pairs": self._counts.pairs,
             "emission_counts": self._counts.emission,
             "sizes": self._sizes,
         }
@@ -258,7 +259,9 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
         forms = FormModel.from_state(config["forms"], own, tagger.settings.clusters)
         log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
-        counts = SubstateCounts(log_prob, tensors["transition_counts"], tensors["emission_counts"])
+        counts = SubstateCounts(
+            log_prob, tensors["transition_counts"], tensors["emission_counts"], tensors["tag_pairs"]
+        )
         return tagger.set_counts(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)
 
 
@@ -330,7 +333,7 @@ class LatentTraining(TaggerTraining):
 
     def publish(self) -> None:
         counts = split_merge.expected_counts(self.model, self.tokens)
-        counts = SubstateCounts(counts.log_prob, counts.transition.double(), counts.emission.double())
+        counts = counts._replace(transition=counts.transition.double(), emission=counts.emission.double())
         self.tagger.log_probs = list(self.log_probs)
         self.tagger.set_counts(self.tags, self.words, self.of_symbol, counts, self.model.sizes, self.forms)
 

@@ -17,6 +17,7 @@ FORM_TEMPLATES = (
     "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 7)),
     "capitals[0]", "digits[0]", "hyphen[0]", "shape[0]", "short_shape[0]",
 )  # fmt: skip
+HISTORY_BYTES = 1 << 27  # of steps that L-BFGS remembers: all of them for tens of classes, a few for hundreds
 CLUSTER_TEMPLATES = tuple(f"cluster{size}[0]" for size in CLUSTER_PREFIXES)
 
 
@@ -76,7 +77,10 @@ class FormModel:
         bias = torch.zeros(counts.shape[1], requires_grad=True)
         model = cls(features, weight, bias)
         rows = model.encode(chosen)
-        optimiser = torch.optim.LBFGS([weight, bias], max_iter=max_iterations, line_search_fn="strong_wolfe")
+        kept = max(HISTORY_BYTES // (2 * weight.element_size() * weight.numel()), 4) if len(weight) else 4
+        optimiser = torch.optim.LBFGS(
+            [weight, bias], max_iter=max_iterations, history_size=min(kept, max_iterations), line_search_fn="strong_wolfe"
+        )
 
         def loss() -> Tensor:
             optimiser.zero_grad()

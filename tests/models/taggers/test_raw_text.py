@@ -121,7 +121,12 @@ def test_scores_of_hand_made_texts():
     scores = score_raw_text(gold, found)
     # tokens: go; sentences: none of 2; words: ca and n't are found in the multiword token, go as it stands
     assert scores["tokens"] == (1, 4, 4) and scores["sentences"] == (0, 1, 2) and scores["words"] == (3, 4, 5)
-    assert scores["upos"] == (2, 4, 5) and scores["ufeats"] == (2, 4, 5) and scores["lemmas"] == (3, 4, 5)
+    assert scores["upos"] == (2, 4, 5) and scores["ufeats"] == (2, 4, 5) and scores["alltags"] == (2, 4, 5)
+    assert scores["lemmas"] == (3, 4, 5)
+    other = tagged(("go", "go/VERB"), ("a", "a/X"), ("b", "b/X"))
+    mixed = [other[0], other[1]._replace(columns=(("a", "X", "NN", *other[1].columns[0][3:]),)), other[2]]
+    scores = score_raw_text([other], [mixed])  # of "a" the second of three columns is wrong
+    assert [scores[name].num_correct for name in ("upos", "xpos", "ufeats", "alltags", "lemmas")] == [3, 2, 3, 2, 3]
     crossing = [tagged(("can'tg", "ca/AUX", "n't/PART", "g/X"), ("oab", "oab/X"))]
     assert score_raw_text(gold, crossing)["words"] == (2, 4, 5)
     with pytest.raises(ValueError, match="differs at character 3 .*'n'.*'r'|differs at character 3"):

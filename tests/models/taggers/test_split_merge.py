@@ -22,10 +22,11 @@ def random_model(sizes=(3, 2, 4, 1), seed=0) -> SubstateModel:
     sizes = torch.tensor(sizes)
     width, tag = int(sizes.max()), torch.tensor(TAG_OF_SYMBOL)
     filled = split_merge.filled_slots(sizes, width).double()
-    transition = torch.rand(len(sizes), len(sizes), width, width, generator=rng, dtype=torch.float64) + 0.05
-    transition = transition * filled[:, None, :, None] * filled[None, :, None, :]
+    before, after = TOKENS.pairs.unbind(-1)
+    transition = torch.rand(len(before), width, width, generator=rng, dtype=torch.float64) + 0.05
+    transition = transition * filled[before, :, None] * filled[after, None, :]
     emission = (torch.rand(len(tag), width, generator=rng, dtype=torch.float64) + 0.05) * filled[tag]
-    return split_merge.maximise(split_merge.SubstateCounts(0.0, transition, emission), tag, sizes)
+    return split_merge.maximise(split_merge.SubstateCounts(0.0, transition, emission, TOKENS.pairs), tag, sizes)
 
 
 def dense_twin(model: SubstateModel):
@@ -62,7 +63,7 @@ def states_of(counts, model):
     visits = torch.zeros(len(tag), len(TAG_OF_SYMBOL), dtype=torch.float64)
     own = tag[:, None] == torch.tensor(TAG_OF_SYMBOL)
     visits[own] = counts.emission.T[slot][own]
-    return SubstateModel(counts.transition, counts.emission, model.sizes).matrix(), visits
+    return SubstateModel(counts.transition, counts.emission, model.sizes, counts.pairs).matrix(), visits
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 4, 1), (1, 1, 1, 1), (4, 4, 4, 1)])
@@ -90,9 +91,9 @@ def test_expected_counts_are_those_of_the_block_chain():
     np.testing.assert_allclose(counts.log_prob, float(chain.log_prob().sum()), rtol=1e-12)
     expected = chain.expected_counts()
     for (a, b), block in zip(expected.block_pairs.tolist(), expected.transition, strict=True):
-        found = counts.transition[a, b].clone()
         if a == len(layout.state_ids) - 1:  # the boundary before the first word is no step of the chain
             continue
+        found = counts.transition[counts.pairs.tolist().index([a, b])]
         # padded slots of blocks mean nothing
         torch.testing.assert_close(found[: model.sizes[a], : model.sizes[b]], block[: model.sizes[a], : model.sizes[b]])
 
@@ -123,9 +124,10 @@ def test_supervised_counts():
     model = split_merge.supervised(TOKENS)
     assert model.sizes.tolist() == [1, 1, 1, 1]
     # of six sentences two begin with tag 0
-    torch.testing.assert_close(model.transition[3, :, 0, 0], torch.tensor([2, 3, 1, 0], dtype=torch.float64) / 6)
+    torch.testing.assert_close(model.matrix()[3], torch.tensor([2, 3, 1, 0], dtype=torch.float64) / 6)
     torch.testing.assert_close(model.emission[:2, 0], torch.tensor([4, 3], dtype=torch.float64) / 7)
-    torch.testing.assert_close(model.transition.sum((1, 3)), torch.ones(4, 1, dtype=torch.float64))
+    torch.testing.assert_close(model.matrix().sum(-1), torch.ones(4, dtype=torch.float64))
+    assert len(model.transition) == len(model.pairs) == int((model.matrix() > 0).sum()) < 16
 
 
 def test_a_split_without_noise_changes_nothing():
@@ -153,11 +155,30 @@ def test_merging_undoes_the_least_useful_split():
     merged, undone = split_merge.merge(counts, tokens.tag_of_symbol, model.sizes, 0.5)
     assert undone[:, 0].tolist()[0] is False and merged.sizes.tolist()[0] == 2
     assert merged.sizes.sum() == model.sizes.sum() - undone.sum()
-    torch.testing.assert_close(merged.transition.sum((1, 3))[:, 0], torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(merged.matrix().sum(-1), torch.ones(len(merged.matrix()), dtype=torch.float64))
     # the approximation is close to what merging really costs, where one tag is merged
     assert float(counts.merge_loss[0, 0]) > 1.0
     after = split_merge.expected_counts(merged, tokens).log_prob
     assert counts.log_prob - after < 0.1
+
+
+def test_split_pairs_are_those_of_a_table_of_all_pairs():
+    """The same draws, blown up to all pairs of tags and all slots."""
+    model, noise, seed = random_model((3, 2, 4, 1)), 0.4, 5
+    which = torch.tensor([True, False, True, False])
+    parts = split_merge.split(model, TOKENS.tag_of_symbol, noise=noise, seed=seed, which=which)
+    num_tags, width = len(model.sizes), parts.width
+    draws = torch.rand(num_tags, num_tags, width, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    whole, names = model.matrix(), [(tag, k) for tag in range(num_tags) for k in range(int(model.sizes[tag]))]
+    new = [(tag, k) for tag in range(num_tags) for k in range(int(parts.sizes[tag]))]
+    rows = []
+    for a, i in new:
+        row = []
+        for b, j in new:
+            old = whole[names.index((a, i // 2 if which[a] else i)), names.index((b, j // 2 if which[b] else j))]
+            row.append(old * (1 + noise * (2 * draws[a, b, i, j] - 1)) * (0.5 if which[b] else 1.0))
+        rows.append(torch.stack(row) / torch.stack(row).sum())
+    torch.testing.assert_close(parts.matrix(), torch.stack(rows))
 
 
 def test_no_words():

@@ -12,7 +12,7 @@ UNIVERSAL_FEATURES = frozenset(
     "PronType NumType Poss Reflex Foreign Abbr Gender Animacy Number Case Definite Degree VerbForm Mood Tense Aspect Voice "
     "Evident Polarity Person Polite".split()
 )
-METRICS = ("tokens", "sentences", "words", "upos", "xpos", "ufeats", "lemmas")
+METRICS = ("tokens", "sentences", "words", "upos", "xpos", "ufeats", "alltags", "lemmas")
 
 
 class PlacedWord(NamedTuple):
@@ -26,7 +26,8 @@ class PlacedWord(NamedTuple):
 
 
 def score_raw_text(gold: Sequence[Sentence], found: Sequence[Sentence]) -> dict[str, SpanScore]:
-    """F1 of tokens, sentences, words, and of UPOS, XPOS, UFeats and lemmas of words, by the METRICS' names.
+    """F1 of tokens, sentences, words, and of UPOS, XPOS, UFeats, AllTags (these three together) and lemmas of words, by the
+    METRICS' names.
 
     Tokens and sentences are right where they hold the same characters of the text, white space left out. Words are aligned
     where they hold the same characters; those of multiword tokens by the longest common sequence of their forms, in lower
@@ -46,13 +47,13 @@ def score_raw_text(gold: Sequence[Sentence], found: Sequence[Sentence]) -> dict[
         )
     (tokens, sentences, words), (their_tokens, their_sentences, their_words) = _placed(gold), _placed(found)
     pairs = list(_aligned(words, their_words))
+    tags = [[(*word.columns[1:3], _universal(word.columns[3])) for word in pair] for pair in pairs]
     right = {
         "tokens": len(set(tokens) & set(their_tokens)),
         "sentences": len(set(sentences) & set(their_sentences)),
         "words": len(pairs),
-        "upos": sum(a.columns[1] == b.columns[1] for a, b in pairs),
-        "xpos": sum(a.columns[2] == b.columns[2] for a, b in pairs),
-        "ufeats": sum(_universal(a.columns[3]) == _universal(b.columns[3]) for a, b in pairs),
+        **{name: sum(a[i] == b[i] for a, b in tags) for i, name in enumerate(("upos", "xpos", "ufeats"))},
+        "alltags": sum(a == b for a, b in tags),
         "lemmas": sum(a.columns[0] in ("_", b.columns[0]) for a, b in pairs),
     }
     sizes = {"tokens": (len(their_tokens), len(tokens)), "sentences": (len(their_sentences), len(sentences))}

@@ -21,11 +21,12 @@ class TaggedTokens(NamedTuple):
     A symbol is a pair of a word and a tag. Tags are numbered 0..M-1, the last one is the boundary, as is the last symbol.
 
     Attributes:
-        symbol, tag: (N,). pair: (N,) M times the tag before, plus the tag.
+        symbol, tag: (N,). pair: (N,) which of the pairs is the tag before and the tag.
         tag_of_symbol: (S,).
         steps: (T + 1,) where each time's tokens begin; rows of a sentence are its place in them.
         num_tags: M.
-        by_pair: (N,) tokens sorted by pair. pair_sizes: (M M,).
+        pairs: (P, 2) the pairs of tags that follow each other somewhere, in order.
+        by_pair: (N,) tokens sorted by pair. pair_sizes: (P,).
     """
 
     symbol: Tensor
@@ -34,6 +35,7 @@ class TaggedTokens(NamedTuple):
     tag_of_symbol: Tensor
     steps: list[int]
     num_tags: int
+    pairs: Tensor
     by_pair: Tensor
     pair_sizes: list[int]
 
@@ -51,11 +53,11 @@ class TaggedTokens(NamedTuple):
         num_tags = int(tag_of_symbol[boundary]) + 1
         tags = tag_of_symbol[padded.clamp_min(0)]
         before = torch.cat([torch.full_like(tags[:1], num_tags - 1), tags[:-1]])
-        pair = (before * num_tags + tags)[valid]
+        seen, pair = (before * num_tags + tags)[valid].unique(return_inverse=True)
+        pairs = torch.stack([seen // num_tags, seen % num_tags], -1)
         starts = torch.cat([torch.zeros(1, dtype=torch.long), valid.sum(1).cumsum(0)])
-        sizes = torch.bincount(pair, minlength=num_tags**2).tolist()
-        order = pair.argsort(stable=True)
-        return cls(padded[valid], tags[valid], pair, tag_of_symbol, starts.tolist(), num_tags, order, sizes)
+        sizes, order = torch.bincount(pair).tolist(), pair.argsort(stable=True)
+        return cls(padded[valid], tags[valid], pair, tag_of_symbol, starts.tolist(), num_tags, pairs, order, sizes)
 
     def rows(self, t: int) -> slice:
         """The tokens at time t."""
@@ -73,15 +75,20 @@ class TaggedTokens(NamedTuple):
 class SubstateModel(NamedTuple):
     """Probabilities of substates, padded to K a tag with zeros.
 
+    Pairs of tags that the text does not have are impossible, before EM and after it, so they take no room: of 321 tags with
+    features of the English treebank 5,618 pairs occur, of 103,041.
+
     Attributes:
-        transition: (M, M, K, K) p(next tag, substate | tag, substate): sums to one over next tags and substates.
+        transition: (P, K, K) p(next tag, substate | tag, substate): sums to one over a tag's pairs and next substates.
         emission: (S, K) p(symbol | substate of its tag).
         sizes: (M,) substates of each tag; the boundary has one.
+        pairs: (P, 2) tags and next tags, in order; all others have probability 0.
     """
 
     transition: Tensor
     emission: Tensor
     sizes: Tensor
+    pairs: Tensor
 
     @property
     def layout(self) -> BlockLayout:
@@ -94,10 +101,15 @@ class SubstateModel(NamedTuple):
 
     def matrix(self) -> Tensor:
         """(Z, Z) transitions between all states."""
-        num_tags, width = len(self.sizes), self.width
-        full = self.transition.permute(0, 2, 1, 3).reshape(num_tags * width, num_tags * width)
-        kept = filled_slots(self.sizes, width).reshape(-1)
-        return full[kept][:, kept]
+        total = int(self.sizes.sum())
+        slots = torch.arange(self.width)
+        first = (self.sizes.cumsum(0) - self.sizes)[self.pairs]  # (P, 2) numbers of states
+        inside = (slots < self.sizes[self.pairs].unsqueeze(-1)).unbind(1)  # (P, K) each
+        kept = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
+        row, column = (first[:, i, None] + slots for i in (0, 1))
+        cells = (row * total).unsqueeze(2) + column.unsqueeze(1)
+        full = self.transition.new_zeros(total * total)
+        return full.index_copy_(0, cells[kept], self.transition[kept]).view(total, total)
 
 
 class SubstateCounts(NamedTuple):
@@ -105,13 +117,14 @@ class SubstateCounts(NamedTuple):
 
     Attributes:
         log_prob: log p(words, tags) of all sentences, nats.
-        transition: (M, M, K, K). emission: (S, K).
+        transition: (P, K, K). emission: (S, K). pairs: (P, 2) of transitions.
         merge_loss: (M, K // 2) approximate loss of log_prob, nats, if substates 2 i and 2 i + 1 were one; or None.
     """
 
     log_prob: float
     transition: Tensor
     emission: Tensor
+    pairs: Tensor
     merge_loss: Tensor | None = None
 
 
@@ -122,21 +135,20 @@ def filled_slots(sizes: Tensor, width: int) -> Tensor:
 
 def supervised(tokens: TaggedTokens, dtype: torch.dtype = torch.float64) -> SubstateModel:
     """One substate a tag: relative frequencies."""
-    size = tokens.num_tags
-    pairs = torch.tensor(tokens.pair_sizes, dtype=dtype).view(size, size, 1, 1)
+    transition = torch.tensor(tokens.pair_sizes, dtype=dtype).view(-1, 1, 1)
     symbols = torch.bincount(tokens.symbol, minlength=len(tokens.tag_of_symbol)).to(dtype).unsqueeze(-1)
-    counts = SubstateCounts(0.0, pairs, symbols)
-    return maximise(counts, tokens.tag_of_symbol, torch.ones(size, dtype=torch.long))
+    counts = SubstateCounts(0.0, transition, symbols, tokens.pairs)
+    return maximise(counts, tokens.tag_of_symbol, torch.ones(tokens.num_tags, dtype=torch.long))
 
 
 def maximise(counts: SubstateCounts, tag_of_symbol: Tensor, sizes: Tensor) -> SubstateModel:
     """The M-step: relative frequencies; the rows of a substate that nothing visits are 0."""
-    out = counts.transition.sum((1, 3), keepdim=True)
-    visits = counts.emission.new_zeros(len(sizes), counts.emission.shape[1])
-    visits = visits.index_add(0, tag_of_symbol, counts.emission)
+    before, nothing = counts.pairs[:, 0], counts.emission.new_zeros(len(sizes), counts.emission.shape[1])
+    out = nothing.index_add(0, before, counts.transition.sum(-1))
+    visits = nothing.index_add(0, tag_of_symbol, counts.emission)
     tiny = torch.finfo(out.dtype).tiny
     emission = counts.emission / visits.clamp_min(tiny)[tag_of_symbol]
-    return SubstateModel(counts.transition / out.clamp_min(tiny), emission, sizes)
+    return SubstateModel(counts.transition / out.clamp_min(tiny)[before].unsqueeze(-1), emission, sizes, counts.pairs)
 
 
 def expected_counts(model: SubstateModel, tokens: TaggedTokens, *, merge_loss: bool = False) -> SubstateCounts:
@@ -151,8 +163,7 @@ def expected_counts(model: SubstateModel, tokens: TaggedTokens, *, merge_loss: b
     Source: L. Rabiner (1989), A tutorial on hidden Markov models, section V A; Petrov et al. (2006), Learning accurate,
         compact, and interpretable tree annotation, section 2.3 (merging).
     """
-    width, size = model.width, tokens.num_tags
-    table = model.transition.reshape(size * size, width, width)
+    width, table = model.width, model.transition
     emit = model.emission[tokens.symbol]
     outside, filtered, back = torch.empty_like(emit), torch.empty_like(emit), torch.ones_like(emit)
     scale = emit.new_empty(len(emit))
@@ -180,11 +191,11 @@ def expected_counts(model: SubstateModel, tokens: TaggedTokens, *, merge_loss: b
     previous = tokens.previous()[tokens.by_pair]
     left = torch.where((previous < 0).unsqueeze(-1), start, filtered[previous.clamp_min(0)])
     parts = zip(left.split(tokens.pair_sizes), inside[tokens.by_pair].split(tokens.pair_sizes), strict=True)
-    transition = torch.stack([a.T @ b for a, b in parts]).mul_(table).view_as(model.transition)
+    transition = torch.stack([a.T @ b for a, b in parts]).mul_(table)
     posterior = outside * inside
     emission = torch.zeros_like(model.emission).index_add_(0, tokens.symbol, posterior)
     loss = _merge_loss(outside, emit, back, tokens) if merge_loss else None
-    return SubstateCounts(float(scale.double().log_().sum()), transition, emission, loss)
+    return SubstateCounts(float(scale.double().log_().sum()), transition, emission, tokens.pairs, loss)
 
 
 def _merge_loss(outside: Tensor, emit: Tensor, back: Tensor, tokens: TaggedTokens) -> Tensor:
@@ -223,18 +234,25 @@ def split(
     # the slot that each new one is made of; those beyond a tag's size are emptied below
     source = torch.where(which.unsqueeze(-1), slots // 2, slots).clamp_max(model.width - 1)
 
-    def shaken(value: Tensor) -> Tensor:
-        return value * (1 + noise * (2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1))
+    def shaken(value: Tensor, draws: Tensor) -> Tensor:
+        return value * (1 + noise * (2 * draws - 1))
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=model.emission.dtype)
 
     num_tags, width = source.shape
-    transition = model.transition.gather(2, source[:, None, :, None].expand(-1, num_tags, -1, model.width))
-    transition = transition.gather(3, source[None, :, None, :].expand(num_tags, -1, width, -1))
-    transition = transition * torch.where(which, 0.5, 1.0).to(transition)[:, None, None]
+    before, after = model.pairs.unbind(-1)
+    transition = model.transition.gather(1, source[before].unsqueeze(2).expand(-1, -1, model.width))
+    transition = transition.gather(2, source[after].unsqueeze(1).expand(-1, width, -1))
+    transition = transition * torch.where(which, 0.5, 1.0).to(transition)[after, None, None]
     emission = model.emission.gather(1, source[tag_of_symbol])
     filled = filled_slots(sizes, width).to(transition.dtype)
-    between = filled[:, None, :, None] * filled[None, :, None, :]
-    transition, emission = shaken(transition) * between, shaken(emission) * filled[tag_of_symbol]
-    return maximise(SubstateCounts(0.0, transition, emission), tag_of_symbol, sizes)
+    between = filled[before].unsqueeze(2) * filled[after].unsqueeze(1)
+    # a draw for every pair, seen or not: a pair's noise is the same whatever others the text has
+    following = after.split(torch.bincount(before, minlength=num_tags).tolist())
+    draws = torch.cat([uniform(num_tags, width, width)[own] for own in following])
+    transition, emission = shaken(transition, draws) * between, shaken(emission, uniform(*emission.shape))
+    return maximise(SubstateCounts(0.0, transition, emission * filled[tag_of_symbol], model.pairs), tag_of_symbol, sizes)
 
 
 def merge(
@@ -267,7 +285,8 @@ def merge(
     filled = filled_slots(sizes, width)
     tag, slot = filled.nonzero(as_tuple=True)
     fold[tag, slot, target[tag, slot]] = 1.0
-    transition = torch.einsum("abij,aik,bjl->abkl", counts.transition, fold, fold)
+    before, after = counts.pairs.unbind(-1)
+    transition = fold[before].transpose(1, 2) @ counts.transition @ fold[after]
     emission = torch.bmm(counts.emission.unsqueeze(1), fold[tag_of_symbol]).squeeze(1)
-    merged = SubstateCounts(counts.log_prob, transition, emission)
+    merged = SubstateCounts(counts.log_prob, transition, emission, counts.pairs)
     return maximise(merged, tag_of_symbol, new_sizes), undone

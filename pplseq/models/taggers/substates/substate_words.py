@@ -11,6 +11,7 @@ from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.substates.split_merge import filled_slots
 
 TINY = 1e-300
+CELLS = 1 << 21  # words x states that are summed at a time
 
 
 class SubstateWords:
@@ -72,10 +73,12 @@ class SubstateWords:
         rare_share = (rare_visits + share) / (rare_visits.sum(-1, keepdim=True) + 1)
         self.rare_share = rare_share[filled].clamp_min(TINY)
         self.known_forms = forms.log_probs(words).exp()
-        log_norm = self._known(torch.arange(len(words))).sum(0)
-        once = [words[i] for i in (of_word <= 1.0 + 1e-3).nonzero().squeeze(-1).tolist()]
-        log_norm = log_norm + self.form_count * self.by_form(once).sum(0)
-        self.log_norm = log_norm.clamp_min(TINY).log()
+        norm, some = counts.new_zeros(self.num_states), max(CELLS // self.num_states, 1)
+        for numbers in torch.arange(len(words)).split(some):
+            norm += self._known(numbers).sum(0)
+        for numbers in (of_word <= 1.0 + 1e-3).nonzero().squeeze(-1).split(some):
+            norm += self.form_count * self._substates(self.known_forms[numbers]).sum(0)
+        self.log_norm = norm.clamp_min(TINY).log()
 
     def by_form(self, words: Sequence[str]) -> Tensor:
         """(n, Z) p(state | form of each word); the boundary has none."""
