@@ -92,12 +92,12 @@ def test_states_come_with_their_ids(model):
 
 
 def test_samples_have_words(model):
-    sample = model.sample(6, 3, seed=0)
+    sample = model.sample(6, 3, seed=0, end=None)
     assert sample.x.shape == sample.states.shape == (3, 6)
     assert sample.words == [[WORDS[i] for i in row] for row in sample.x.tolist()]
-    again = model.sample(6, 3, seed=0)
+    again = model.sample(6, 3, seed=0, end=None)
     assert torch.equal(sample.x, again.x) and torch.equal(sample.states, again.states)
-    many = model.sample(2, 4000, seed=1)
+    many = model.sample(2, 4000, seed=1, end=None)
     block_of_state = torch.repeat_interleave(torch.arange(3), model._sizes)
     assert torch.equal(block_of_state[many.states], BLOCKS[many.x])
     expected = continued(model, [], 2)

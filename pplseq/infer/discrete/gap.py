@@ -206,7 +206,7 @@ class GapChain(GapPaths):
     def pair_marginals(self):
         return PairMarginals(None, self._unflatten(self._dense_twin("pair_marginals").pair_marginals().probs))
 
-    @torch.no_grad()
+    @query
     def entropy(self):
         return self.differentiable_entropy()
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pplseq import checks
 from pplseq.infer.discrete.block import BlockChain
+from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.kernels.log_semiring import log_matmul, logsumexp
 from pplseq.kernels.path_expectation import conditional, path_cost
@@ -201,10 +202,9 @@ class GapPaths(BlockChain):
         if not alike or (self.valid is not None and not torch.equal(self.valid, other.valid)):
             raise self._unlike(other)
 
-    @torch.no_grad()
+    @query
     def fixed_lag(self, lag: int) -> StateMarginals:
         """p(z_t | x_1..x_{t+lag}) in the form of :meth:`marginals`. Cost: lag N^2 a missing step and row."""
-        self._possible()
         if len(self.full_batch) != 1:
             raise ValueError("fixed_lag with missing tokens needs one batch dimension; flatten the plates")
         lag, emit = checks.count("lag", lag, 0), self._emit()
