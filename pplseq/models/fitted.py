@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, Self, cast
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
@@ -41,6 +42,12 @@ class FittedState(SequenceModel):
         from sklearn.utils import Tags, TargetTags  # only scikit-learn asks
 
         return Tags(estimator_type=None, target_tags=TargetTags(required=False))
+
+    def __sklearn_clone__(self) -> Self:
+        """A model built alike that has learned nothing; it knows the same words."""
+        built: Any = type(self)(**copy.deepcopy(cast(Any, self).get_params()))
+        built.vocabulary, built.clusters = self.vocabulary, self.clusters
+        return built
 
     def check_fitted(self) -> None:
         """Raises NotFittedError while the parameters are those that the constructor drew: neither fitted, nor set or loaded."""

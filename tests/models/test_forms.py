@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from pplseq import HMM, IOHMM, LDS, load_corpus, sequences_by
+from pplseq.data.text import Text
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.forms import in_form, numbers_of
+from pplseq.models.text_lds.fit import as_counts
+from pplseq.models.texts import as_texts
 
 WORDS = HMM(3, num_words=6).set_parameters(initial=[0.2, 0.3, 0.5])
 NUMBERS = HMM(2, num_features=1).set_parameters(loc=[[0.0], [1.0]])
@@ -103,6 +107,64 @@ def test_arrays_of_objects():
     for call in (lambda: NUMBERS.score(np.array([1.0, object()])), lambda: model.as_batch(y, inputs=u)):
         with pytest.raises(TypeError, match="must hold numbers, None where one is missing, got"):
             call()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_outputs_and_inputs_of_an_iohmm(size):
+    """Frames, series, one sequence alone and several one behind the other, as lists of arrays."""
+    pandas = pytest.importorskip("pandas")
+    model = IOHMM(2, num_inputs=size, num_outputs=size, outputs="gaussian")
+    y, u = (vectors, -vectors) if size == 2 else (values, -values)
+    frame = pandas.DataFrame if size == 2 else pandas.Series
+    whole = model.as_batch([y], inputs=[u])
+    for x, inputs in [(y, u), (torch.as_tensor(y), torch.as_tensor(u)), (frame(y), frame(u)), ([frame(y)], [frame(u)])]:
+        batch = model.as_batch(x, inputs={"transition": inputs, "emission": inputs} if x is y else inputs)
+        assert torch.equal(batch.x, whole.x) and batch.lengths is None
+        given = batch.inputs["emission"] if isinstance(batch.inputs, dict) else batch.inputs
+        assert torch.equal(given, whole.inputs)
+    parts = model.as_batch([y[:3], y[3:]], inputs=[u[:3], u[3:]], states=[[0] * 3, [1] * 4])
+    for x, inputs in [(y, u), (frame(y), frame(u)), (y.reshape(7, -1), u.reshape(7, -1))]:
+        batch = model.as_batch(x, [3, 4], inputs=inputs, states=np.repeat([0, 1], [3, 4]))
+        assert all(torch.equal(got, expected) for got, expected in zip(batch, parts, strict=True))
+    final = model.as_batch(y[:2], inputs=np.zeros((2, 4, size)))  # one target a sequence, as ever
+    assert final.x.shape == (2, 4, size) and bool(final.x[:, :3].isnan().all())
+
+
+def test_symbols_and_words_of_an_iohmm():
+    pandas = pytest.importorskip("pandas")
+    model = IOHMM(2, num_symbols=2, num_outputs=6, outputs="categorical")
+    symbols = ids % 2
+    whole = model.as_batch([ids], inputs=[symbols])
+    for x, inputs in [(ids, symbols), (pandas.Series(ids), pandas.Series(symbols)), (ids.tolist(), symbols.tolist())]:
+        batch = model.as_batch(x, inputs=inputs)
+        assert torch.equal(batch.x, whole.x) and torch.equal(batch.inputs, whole.inputs)
+    with pytest.raises(ValueError, match=r"one sequence of 7 or 7 sequences of one step: write inputs\[:, 0\] .* list"):
+        model.as_batch(ids, inputs=symbols[:, None])
+    with pytest.raises(TypeError, match="x must hold numbers, got the text 'a'"):
+        model.as_batch(pandas.Series(["a", "b"]), inputs=symbols[:2])
+    assert model.as_batch(ids, np.ones(7, int), inputs=symbols[:, None]).x.shape == (7, 1)
+
+
+def test_texts_to_learn_from():
+    """Sentences and ids in the forms of all other data, for models that learn from whole texts."""
+    pandas = pytest.importorskip("pandas")
+    lines = ["a b a", "b", "c a"]
+    expected = as_texts(lines).train.tokens
+    for form in (pandas.Series(lines), np.array(lines), [line.split() for line in lines]):
+        assert np.array_equal(as_texts(form, valid=form).valid.tokens, expected)
+    for form, lengths in [(ids, [3, 4]), (pandas.Series(ids), [3, 4]), ([ids[:3], ids[3:]], None)]:
+        text = as_texts(form, lengths).train
+        assert np.array_equal(text.tokens, ids) and text.line_starts.tolist() == [0, 3, 7]
+        counts = as_counts(form, lengths, num_words=6, max_lag=2)
+        assert np.array_equal(counts.counts, np.bincount(ids, minlength=6))
+    with pytest.raises(ValueError, match="one sequence of 7 or 7 sequences"):
+        as_texts(ids[:, None])
+    words = Vocabulary(("a", "b", "c", "<eos>"), unknown=None)
+    told, text = (as_counts(x, num_words=4, max_lag=2, vocabulary=words) for x in (lines, Text.from_lines([
+        line.split() for line in lines], words)))  # fmt: skip
+    assert told == text
+    with pytest.raises(TypeError, match="holds words, and the model has no vocabulary"):
+        as_counts(lines, num_words=4, max_lag=2)
 
 
 def test_inputs_come_alike():

@@ -12,8 +12,10 @@ from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 
-from pplseq import HMM, VLHMM  # noqa: E402
-from pplseq.models import StatePosteriors, TokenEmbeddings  # noqa: E402
+from pplseq import HMM, IOHMM, LDS, VLHMM  # noqa: E402
+from pplseq.data.columns import TaggedSentence  # noqa: E402
+from pplseq.data.vocabulary import Vocabulary  # noqa: E402
+from pplseq.models import HMMTagger, LatentTagger, ProductTagger, StatePosteriors, TokenEmbeddings  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,40 @@ def test_pipeline_grid_and_clone(series):
     assert again.get_params()["model__num_states"] == best.model.num_states
     with pytest.raises(NotFittedError):
         again.transform(x)
+
+
+MADE = {
+    "vlhmm with blocks": lambda: VLHMM(num_states=8, hidden_size=4, num_words=4, blocks=[0, 0, 1, 1]),
+    "iohmm of columns": lambda: IOHMM(2, num_inputs=2, num_outputs=2, outputs=["normal", "poisson"], hidden=[3]),
+    "hmm of columns": lambda: HMM(2, emission=["poisson", "normal"]),
+    "lds": lambda: LDS(2, 2, num_inputs=1),
+    "latent tagger": lambda: LatentTagger(num_substates=2, clusters={"a": "01"}),
+    "product": lambda: ProductTagger(2, num_substates=2, clusters={"a": "01"}),
+    "hmm tagger": HMMTagger.enhanced,
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_clones_are_built_alike_and_not_fitted(make):
+    model = make()
+    again = clone(model)
+    assert type(again) is type(model) and again.get_params() == model.get_params()
+    with pytest.raises(RuntimeError, match="fit"):
+        again.check_fitted()
+    if isinstance(model, HMM | LDS | IOHMM | VLHMM):
+        model.vocabulary = Vocabulary(("a", "b"), unknown=None)
+        assert clone(model).vocabulary is model.vocabulary
+
+
+def test_grid_of_a_tagger():
+    """By a score of its own, as taggers take sentences with their tags in one argument."""
+    x = [TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")), TaggedSentence(("the", "cat"), ("D", "N"))] * 4
+
+    def right(tagger, x, y=None):
+        return np.mean([found == sentence.tags for found, sentence in zip(tagger.tag([s.words for s in x]), x, strict=True)])
+
+    found = GridSearchCV(HMMTagger(), {"order": [1, 2]}, cv=2, scoring=right, error_score="raise").fit(x)
+    assert found.best_score_ == 1 and found.best_estimator_.tag([("the", "dog")]) == [("D", "N")]
 
 
 def test_embeddings_tell_sentences_apart():

@@ -66,7 +66,9 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def results_like(self, x, *, inputs=None, **known):
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()))
-        return inputs if isinstance(inputs, (list, tuple)) else x
+        given = inputs if isinstance(inputs, (list, tuple)) else x
+        one = isinstance(given, (list, tuple)) and len(given) > 0 and np.ndim(given[0]) == 0
+        return np.asarray(given) if one else given  # one sequence comes back as a row
 
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()

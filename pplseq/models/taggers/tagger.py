@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -115,6 +116,14 @@ class Tagger(checks.NamedArguments, ABC):
         self.__init__(**{**known, **params})
         self.tags = ()
         return self
+
+    def __sklearn_clone__(self) -> Self:
+        return type(self)(**copy.deepcopy(self.get_params()))
+
+    def __sklearn_tags__(self):
+        from sklearn.utils import Tags, TargetTags  # only scikit-learn asks
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
     def __repr__(self) -> str:
         usual = type(self)().get_params()
