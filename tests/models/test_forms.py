@@ -109,40 +109,6 @@ def test_arrays_of_objects():
             call()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_outputs_and_inputs_of_an_iohmm(size):
-    """Frames, series, one sequence alone and several one behind the other, as lists of arrays."""
-    pandas = pytest.importorskip("pandas")
-    model = IOHMM(2, num_inputs=size, num_outputs=size, outputs="gaussian")
-    y, u = (vectors, -vectors) if size == 2 else (values, -values)
-    frame = pandas.DataFrame if size == 2 else pandas.Series
-    whole = model.as_batch([y], inputs=[u])
-    for x, inputs in [(y, u), (torch.as_tensor(y), torch.as_tensor(u)), (frame(y), frame(u)), ([frame(y)], [frame(u)])]:
-        batch = model.as_batch(x, inputs={"transition": inputs} if x is y else inputs)
-        assert torch.equal(batch.x, whole.x) and torch.equal(batch.inputs, whole.inputs) and batch.lengths is None
-    parts = model.as_batch([y[:3], y[3:]], inputs=[u[:3], u[3:]], states=[[0] * 3, [1] * 4])
-    for x, inputs in [(y, u), (frame(y), frame(u)), (y.reshape(7, -1), u.reshape(7, -1))]:
-        batch = model.as_batch(x, [3, 4], inputs=inputs, states=np.repeat([0, 1], [3, 4]))
-        assert all(torch.equal(got, expected) for got, expected in zip(batch[:4], parts[:4], strict=True))
-    final = model.as_batch(y[:2], inputs=np.zeros((2, 4, size)))  # one target a sequence, as ever
-    assert final.x.shape == (2, 4, size) and bool(final.x[:, :3].isnan().all())
-
-
-def test_symbols_and_words_of_an_iohmm():
-    pandas = pytest.importorskip("pandas")
-    model = IOHMM(2, num_symbols=2, num_outputs=6, outputs="categorical")
-    symbols = ids % 2
-    whole = model.as_batch([ids], inputs=[symbols])
-    for x, inputs in [(ids, symbols), (pandas.Series(ids), pandas.Series(symbols)), (ids.tolist(), symbols.tolist())]:
-        batch = model.as_batch(x, inputs=inputs)
-        assert torch.equal(batch.x, whole.x) and torch.equal(batch.inputs, whole.inputs)
-    with pytest.raises(ValueError, match=r"one sequence of 7 or 7 sequences of one step: write inputs\[:, 0\] .* list"):
-        model.as_batch(ids, inputs=symbols[:, None])
-    with pytest.raises(TypeError, match="x must hold numbers, got the text 'a'"):
-        model.as_batch(pandas.Series(["a", "b"]), inputs=symbols[:2])
-    assert model.as_batch(ids, np.ones(7, int), inputs=symbols[:, None]).x.shape == (7, 1)
-
-
 def test_texts_to_learn_from():
     """Sentences and ids in the forms of all other data, for models that learn from whole texts."""
     pandas = pytest.importorskip("pandas")

@@ -14,8 +14,7 @@ from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
-from pplseq.models.forms import in_form, of_objects
-from pplseq.models.iohmm.forms import is_alone, part_name, parts_of, without_frames
+from pplseq.models.forms import of_objects
 from pplseq.models.iohmm.responses import ResponseColumns
 
 PARTS = ("initial", "transition", "emission")
@@ -238,17 +237,12 @@ class IOFormat(NamedTuple):
                 then stands at its last step; None where none is known.
             inputs: a tensor, array, list of sequences, or a mapping from parts to such; (B, T) numbers will do for U = 1.
             lengths: (B,), of tensors.
-
-        One sequence alone, (N,) or (N, D) with inputs (N,) or (N, U), frames and series too, is read as such; with lengths
-        that sum to N, as several one behind the other.
-
             states: observed states like x, negative where unknown, or None.
 
         Raises:
             ValueError, TypeError: for what is no such data; says where and what to do.
         """
         device, real = self.reference.device, self.reference.dtype
-        x, inputs, states, lengths = self._as_rows(x, inputs, states, lengths)
         inputs, found = self._padded_inputs(inputs)
         known = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         final = x is not None and self._one_target_a_row(x)
@@ -281,40 +275,13 @@ class IOFormat(NamedTuple):
         one = next(iter(checked.values()), None)
         return Batch(x, lengths, states, one if all(value is one for value in checked.values()) else checked)
 
-    def _as_rows(self, x, inputs, states, lengths) -> tuple:
-        """The arguments of :meth:`batch`, where they are of one sequence, or of several one behind the other, as rows."""
-        size = None if self.discrete else self.num_outputs
-        x = without_frames(x, size, "x")
-        parts = {part: (value, self._size_of(part)) for part, value in parts_of(inputs).items() if value is not None}
-        parts = {p: (without_frames(value, of, part_name(p)), of) for p, (value, of) in parts.items()}
-        if parts:
-            alone = [is_alone(value, of, part_name(p), lengths, x is not None) for p, (value, of) in parts.items()]
-        else:
-            alone = [x is not None and self._one_target_a_row(x)]
-        if all(alone):
-            ends = None
-            if x is not None:
-                x, ends = in_form(x, lengths, num_features=size)
-            for p, (value, of) in parts.items():
-                flat = value[:, 0] if of is None and np.ndim(value) == 2 else value
-                rows, ends = in_form(flat, lengths, num_features=of, name=part_name(p))
-                parts[p] = rows, of
-            states = None if states is None else in_form(states, lengths, num_features=None, name="states")[0]
-            lengths = ends
-        read = {part: value for part, (value, _) in parts.items()}
-        return x, read if isinstance(inputs, Mapping) else read.get("", inputs), states, lengths
-
-    def _size_of(self, part: str) -> int | None:
-        """U of a part's inputs (those of all parts: ""), None for symbols and for parts without inputs."""
-        source = next((s for p, s in self.sources.items() if s is not None and part in ("", p)), None)
-        return source[1] if source is not None and source[0] == "vectors" else None
-
     def _padded_inputs(self, inputs) -> tuple[Inputs, dict[str, Tensor]]:
         """Inputs as tensors, and the lengths of those that came as lists, by name."""
         found: dict[str, Tensor] = {}
+        parts = inputs if isinstance(inputs, Mapping) else {"": inputs}
         padded = {}
-        for part, value in parts_of(inputs).items():
-            name = part_name(part)
+        for part, value in parts.items():
+            name = f"inputs[{part!r}]" if part else "inputs"
             source = next((s for p, s in self.sources.items() if s is not None and part in ("", p)), None)
             if value is None:
                 continue

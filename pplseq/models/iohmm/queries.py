@@ -66,9 +66,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def results_like(self, x, *, inputs=None, **known):
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()))
-        given = inputs if isinstance(inputs, (list, tuple)) else x
-        one = isinstance(given, (list, tuple)) and len(given) > 0 and np.ndim(given[0]) == 0
-        return np.asarray(given) if one else given  # one sequence comes back as a row
+        return inputs if isinstance(inputs, (list, tuple)) else x
 
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()
