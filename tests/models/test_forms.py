@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from pplseq import HMM, IOHMM, LDS, load_corpus, sequences_by
-from pplseq.data.text import Text
-from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.forms import in_form, numbers_of
-from pplseq.models.text_lds.fit import as_counts
-from pplseq.models.texts import as_texts
 
 WORDS = HMM(3, num_words=6).set_parameters(initial=[0.2, 0.3, 0.5])
 NUMBERS = HMM(2, num_features=1).set_parameters(loc=[[0.0], [1.0]])
@@ -107,28 +103,6 @@ def test_arrays_of_objects():
     for call in (lambda: NUMBERS.score(np.array([1.0, object()])), lambda: model.as_batch(y, inputs=u)):
         with pytest.raises(TypeError, match="must hold numbers, None where one is missing, got"):
             call()
-
-
-def test_texts_to_learn_from():
-    """Sentences and ids in the forms of all other data, for models that learn from whole texts."""
-    pandas = pytest.importorskip("pandas")
-    lines = ["a b a", "b", "c a"]
-    expected = as_texts(lines).train.tokens
-    for form in (pandas.Series(lines), np.array(lines), [line.split() for line in lines]):
-        assert np.array_equal(as_texts(form, valid=form).valid.tokens, expected)
-    for form, lengths in [(ids, [3, 4]), (pandas.Series(ids), [3, 4]), ([ids[:3], ids[3:]], None)]:
-        text = as_texts(form, lengths).train
-        assert np.array_equal(text.tokens, ids) and text.line_starts.tolist() == [0, 3, 7]
-        counts = as_counts(form, lengths, num_words=6, max_lag=2)
-        assert np.array_equal(counts.counts, np.bincount(ids, minlength=6))
-    with pytest.raises(ValueError, match="one sequence of 7 or 7 sequences"):
-        as_texts(ids[:, None])
-    words = Vocabulary(("a", "b", "c", "<eos>"), unknown=None)
-    told, text = (as_counts(x, num_words=4, max_lag=2, vocabulary=words) for x in (lines, Text.from_lines([
-        line.split() for line in lines], words)))  # fmt: skip
-    assert told == text
-    with pytest.raises(TypeError, match="holds words, and the model has no vocabulary"):
-        as_counts(lines, num_words=4, max_lag=2)
 
 
 def test_inputs_come_alike():

@@ -22,13 +22,10 @@ import torch
 from pplseq import checks
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
-from pplseq.data.vocabulary import Vocabulary, WordForms
-from pplseq.models.batch import holds_words
-from pplseq.models.forms import in_form
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.text_lds.asos_em import AsosTraining, Evaluated
 from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
-from pplseq.models.text_lds.parameters import rewritten
 from pplseq.models.text_lds.realisation import Realisation, realise
 from pplseq.models.text_lds.steady_state import TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
@@ -110,17 +107,13 @@ class TextFit:
     stop_reason: str = ""
 
 
-def as_counts(
-    x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name: str = "x", vocabulary: Vocabulary | None = None,
-    forms: WordForms | None = None,
-) -> LagCounts:  # fmt: skip
+def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name: str = "x") -> LagCounts:
     """Lag counts of a text.
 
     Args:
         x: :class:`~pplseq.data.lag_counts.LagCounts`, a :class:`~pplseq.data.text.Text`, the training text of a
-            :class:`~pplseq.data.text.Corpus`, word ids in any form of :func:`~pplseq.models.forms.in_form`, or sentences,
-            which need the vocabulary.
-        name: of the argument, for messages. vocabulary, forms: of sentences.
+            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths.
+        name: of the argument, for messages.
 
     Raises:
         ValueError: for words outside of the vocabulary, missing ones too: pairs need words.
@@ -128,15 +121,6 @@ def as_counts(
     if isinstance(x, Corpus):
         x = x.train
     if not isinstance(x, (LagCounts, Text)):
-        x, lengths = in_form(x, lengths, num_features=None, name=name)
-        if holds_words(x):
-            if vocabulary is None:
-                raise TypeError(
-                    f"{name} holds words, and the model has no vocabulary: set it (model.vocabulary = Vocabulary.build(...)), "
-                    "or give a Text or a Corpus"
-                )
-            x = Text.from_lines(rewritten(x, forms or WordForms()), vocabulary, name=name)
-            return as_counts(x, num_words=num_words, max_lag=max_lag, name=name)
         tokens, line_starts = as_lines(x, lengths)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < num_words:
             raise ValueError(f"{name} must hold word ids 0..{num_words - 1}, got {tokens.min()}..{tokens.max()}")

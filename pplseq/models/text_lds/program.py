@@ -380,8 +380,7 @@ class TextLDS(GaussianEstimator):
 
         Args:
             x: the :class:`~pplseq.data.lag_counts.LagCounts` of a text, a :class:`~pplseq.data.text.Text`, a
-                :class:`~pplseq.data.text.Corpus`; word ids in any form that models take; or, where the model has a
-                ``vocabulary``, sentences: strings or lists of words.
+                :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with ``lengths``.
             held_out: other text, like x, whose likelihood decides which parameters are best.
             folder: gets metrics.jsonl and the model folders last/ and best/; an interrupted fit goes on with ``resume``.
             seed: of the randomised decomposition; None is 0.
@@ -399,7 +398,6 @@ class TextLDS(GaussianEstimator):
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
         max_lag = 2 * (chosen.blocks or BLOCKS) - 1
         about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag)
-        about |= dict(vocabulary=self.vocabulary, forms=self.forms)
         counts = as_counts(x, lengths, **about)
         other = None if held_out is None else as_counts(held_out_text("held_out", held_out), **about, name="held_out")
         model, self.history = fit_counts(
