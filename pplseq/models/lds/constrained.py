@@ -61,7 +61,8 @@ class ConstrainedLDS(LDS):
     Fits start from the weights that are there, drawn or set, and from noises of the data's size. EM is in closed form:
     covariances are averages over equal entries, weights are weighted least squares given the noise (so that iterations where
     noises couple constrained rows are those of ECM, and never fall). Weights of a state without noise stay as they are in EM,
-    as its statistics say nothing of them; use method="lbfgs". With ``initial="stationary"`` there are gradients only.
+    as its statistics say nothing of them; use method="lbfgs", as where they are equal to weights of one with noise. With
+    ``initial="stationary"`` there are gradients only.
 
     Raises:
         ValueError: for patterns of other shapes or of parameters that the model has not, and of covariances that are not closed
@@ -212,6 +213,16 @@ class ConstrainedLDS(LDS):
                 "method: with initial='stationary' and patterns there is no M-step; use method='lbfgs' or 'sgd', or "
                 "initial='learned'"
             )
+        for kind, named in (("transition", "state_noise"), ("emission", "emission_noise")) if method == "em" else ():
+            noise: Any = self.patterns[named]
+            silent = ((noise.index < 0) & (noise.known == 0)).all(-1)
+            for name in (kind, f"{kind}_offset", f"{kind}_inputs"):
+                index = self.patterns[name].index if name in self.patterns and name not in self.held else silent.new_zeros(0)
+                if index.numel() and set(index[silent].flatten().tolist()) & set(index[~silent].flatten().tolist()) - {-1}:
+                    raise ValueError(
+                        f"method: {name} has a number in a row with noise and in one without, whose M-step is not closed; "
+                        "use method='lbfgs' or 'sgd'"
+                    )
 
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:

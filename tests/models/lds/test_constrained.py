@@ -232,3 +232,12 @@ def test_folders_copies_and_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="every number is known"):
         known = dict(transition="identity", emission="identity", state_noise="identity", emission_noise="identity")
         ConstrainedLDS(2, 2, known, offsets="none", initial="diffuse").fit(x)
+
+
+def test_a_number_of_rows_with_noise_and_without():
+    patterns = {"transition": [["a", 0], [0, "a"]], "state_noise": [["s", 0], [0, 0]], "emission": "identity"}
+    model = ConstrainedLDS(2, 2, patterns)
+    x = torch.randn(1, 8, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="transition has a number in a row with noise and in one without"):
+        model.fit(x, method="em")
+    model.fit(x, method="lbfgs", num_steps=2)
