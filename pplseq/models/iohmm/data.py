@@ -243,6 +243,7 @@ class IOFormat(NamedTuple):
             ValueError, TypeError: for what is no such data; says where and what to do.
         """
         device, real = self.reference.device, self.reference.dtype
+        shape = tuple(getattr(inputs, "shape", ()))
         inputs, found = self._padded_inputs(inputs)
         known = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         final = x is not None and self._one_target_a_row(x)
@@ -255,6 +256,11 @@ class IOFormat(NamedTuple):
             if known is None:
                 raise ValueError(
                     "inputs: where outputs are not given for every step, inputs say how long rows are; got None"
+                )
+            if final and len(shape) == 2 and shape[1] == 1 < shape[0]:
+                raise ValueError(
+                    f"x: {shape[0]} targets beside inputs {shape} are one sequence or {shape[0]} of one step; for one write "
+                    "x[None], inputs[None], for many x[:, None], inputs[:, :, None]"
                 )
             x = self.missing(*known.shape[:2]) if x is None else self._final_targets(x, known.shape[:2], lengths)
         elif not self.discrete:
