@@ -42,6 +42,7 @@ def test_queries(trained):
     assert "in one block with" in output
 
 
+@pytest.mark.slow
 def test_input_output_hmm(tmp_path):
     """It asserts by itself that it recovers the system it drew its data from."""
     script, picture = ROOT / "scripts" / "iohmm_example.py", tmp_path / "effects.png"

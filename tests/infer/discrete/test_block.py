@@ -215,7 +215,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("reset_id", [None, 3])
+@pytest.mark.parametrize("reset_id", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_z_by_z(reset_id, monkeypatch):
     monkeypatch.setattr(block, "WIDE_CELLS", 1 << 18)
     monkeypatch.setattr(log_semiring, "KEEP_CELLS", 0)
