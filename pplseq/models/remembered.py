@@ -61,14 +61,14 @@ def _same(new: Tensor, old: Tensor) -> bool:
 
 
 def plain_parameters(module: nn.Module) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Names and values of all parameters, part by part; other names where some are drawn, constrained or computed."""
+    """Names and values of parameters and buffers, part by part; other names where some are drawn, constrained or computed."""
     names, values = [], []
     for part in module.modules():
         own: Any = part
         if getattr(own, "_pyro_samples", None) or getattr(own, "_pyro_params", None) or "parametrizations" in own._modules:
             return ("computed",), []
         names.append(type(own).__name__)
-        for name, value in own._parameters.items():
+        for name, value in (*own._parameters.items(), *own._buffers.items()):
             if value is not None:
                 names.append(name)
                 values.append(value)

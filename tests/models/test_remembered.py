@@ -162,6 +162,15 @@ def test_every_change_is_seen(change):
         assert model.score(x) == pytest.approx(joint(model, x), rel=1e-12) != after
 
 
+def test_a_buffer_is_seen_too():
+    torch.manual_seed(0)
+    model, x = HMM(3, 5, ties=[0, 1, 0]), torch.tensor([[1, 2, 3, 0, 4, 4]])
+    model.is_fitted = True
+    before = model.score(x)
+    model.rows = torch.tensor([0, 1, 1])
+    assert model.score(x) == pytest.approx(joint(model, x), rel=1e-12) != before
+
+
 def test_copies_see_their_own_parameters():
     model, x = words(), torch.tensor([[1, 2, 3, 0, 4, 4]])
     before = model.score(x)

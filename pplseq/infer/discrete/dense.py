@@ -59,7 +59,6 @@ class DenseChain(Chain):
             emit: (T, B, K) their log-likelihoods.
         """
         chain = cls.__new__(cls)
-        chain.in_parallel = time_scan.ACTIVE.get()
         chain.transition, chain.emission, chain.obs, chain.check = transition, emission, obs, True
         chain.valid = chain.seen = chain.states = chain.start = chain.inputs = chain.emission_inputs = None
         chain._conditional, chain.is_whole, chain.in_parallel = False, True, time_scan.ACTIVE.get()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +19,40 @@ from pplseq.kernels.higher_order import second_order
 from pplseq.kernels.scan import Forward, forward_in_log_space
 
 
-class SecondOrderChain(DenseChain):
+class HigherOrderChain(DenseChain):
+    """A chain over what several symbols make up, in one batch dimension; its kernel lists, ranks and draws paths.
+
+    Attributes:
+        passes: the kernel, with ``k_best_pass`` and ``sample_pass``. kind: the chain's name, for messages.
+    """
+
+    passes: ClassVar[ModuleType]
+    kind: ClassVar[str]
+    _matrices: Any
+
+    def __init__(self, transition: Any, emission: Emission, obs: Tensor, **options):
+        super().__init__(transition, emission, obs, **options)
+        if len(self.batch_shape) != 1 or emission.batch_shape:
+            raise ValueError(
+                f"obs: a {self.kind} chain takes one batch dimension, (T, B), got rows of shape {tuple(self.batch_shape)}; "
+                "put the sequences in one plate"
+            )
+
+    def _best_path(self) -> tuple[Tensor, Tensor]:
+        paths, log_prob = self._best_paths(1)
+        return paths[0], log_prob[0]
+
+    def _best_paths(self, k: int) -> tuple[Tensor, Tensor]:
+        f = self.factors
+        paths, log_prob = self.passes.k_best_pass(f.init, self._matrices, f.emit, f.valid, k)
+        return self._paths(paths), log_prob
+
+    def _draw_paths(self, num_samples: int) -> Tensor:
+        filtered = self._possible().filtered
+        return self._paths(self.passes.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
+
+
+class SecondOrderChain(HigherOrderChain):
     """A chain over pairs (a, b) of the state before and the state, with ids a M + b; see
     :class:`~pplseq.infer.discrete.chain.Chain`.
 
@@ -25,14 +60,7 @@ class SecondOrderChain(DenseChain):
     """
 
     transition: SecondOrderTransition
-
-    def __init__(self, transition: SecondOrderTransition, emission: Emission, obs: Tensor, **options):
-        super().__init__(transition, emission, obs, **options)
-        if len(self.batch_shape) != 1 or emission.batch_shape:
-            raise ValueError(
-                f"obs: a second-order chain takes one batch dimension, (T, B), got rows of shape {tuple(self.batch_shape)}; "
-                "put the sequences in one plate"
-            )
+    passes, kind = second_order, "second-order"
 
     def _lower(self) -> Factors:
         emit = self._emit()
@@ -112,17 +140,3 @@ class SecondOrderChain(DenseChain):
             inner = torch.special.entr(triples.sum(-1)).sum((-1, -2))
             total[rows] += torch.special.entr(triples).sum((-1, -2, -3)) - inner
         return total
-
-    # ---------------------------------------------------------------- paths
-    def _best_path(self) -> tuple[Tensor, Tensor]:
-        paths, log_prob = self._best_paths(1)
-        return paths[0], log_prob[0]
-
-    def _best_paths(self, k: int) -> tuple[Tensor, Tensor]:
-        f = self.factors
-        pairs, log_prob = second_order.k_best_pass(f.init, self._matrices, f.emit, f.valid, k)
-        return self._paths(pairs), log_prob
-
-    def _draw_paths(self, num_samples: int) -> Tensor:
-        filtered = self._possible().filtered
-        return self._paths(second_order.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))

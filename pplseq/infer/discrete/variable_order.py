@@ -7,16 +7,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pplseq.distributions.state import Emission
 from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete.chain import query
-from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.expectations import Steps
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
+from pplseq.infer.discrete.second_order import HigherOrderChain
 from pplseq.kernels.higher_order import variable_order
 
 
-class VariableOrderChain(DenseChain):
+class VariableOrderChain(HigherOrderChain):
     """A chain over contexts; see :class:`~pplseq.infer.discrete.chain.Chain`.
 
     It takes one batch dimension. Cost: a step looks at the contexts that the words before reach and the symbols that its word
@@ -24,14 +23,7 @@ class VariableOrderChain(DenseChain):
     """
 
     transition: VariableOrderTransition
-
-    def __init__(self, transition: VariableOrderTransition, emission: Emission, obs: Tensor, **options):
-        super().__init__(transition, emission, obs, **options)
-        if len(self.batch_shape) != 1 or emission.batch_shape:
-            raise ValueError(
-                f"obs: a variable-order chain takes one batch dimension, (T, B), got rows of shape {tuple(self.batch_shape)}; "
-                "put the sequences in one plate"
-            )
+    passes, kind = variable_order, "variable-order"
 
     def _lower(self) -> Factors:
         emit, transition = self._emit(), self.transition
@@ -98,17 +90,3 @@ class VariableOrderChain(DenseChain):
             total = total.index_add(0, move.row, torch.special.entr(prob))
             total = total - torch.special.entr(inner).view(len(total), -1).sum(-1)
         return total
-
-    # ---------------------------------------------------------------- paths
-    def _best_path(self) -> tuple[Tensor, Tensor]:
-        paths, log_prob = self._best_paths(1)
-        return paths[0], log_prob[0]
-
-    def _best_paths(self, k: int) -> tuple[Tensor, Tensor]:
-        f = self.factors
-        paths, log_prob = variable_order.k_best_pass(f.init, self._matrices, f.emit, f.valid, k)
-        return self._paths(paths), log_prob
-
-    def _draw_paths(self, num_samples: int) -> Tensor:
-        filtered = self._possible().filtered
-        return self._paths(variable_order.sample_pass(self._matrices, filtered, self.factors.valid, num_samples))
