@@ -178,6 +178,7 @@ class LongLogProb(torch.autograd.Function):
         sums: list[Any] = [torch.zeros_like(leaf) for leaf in wanted]
         pairs, first = torch.zeros_like(log), torch.zeros_like(init)
         for part in backward_pass(chain, ctx.found, log, leaves, weight):
+            assert part.pairs is not None, "pairs are asked for"
             pairs += part.pairs
             if part.begin == 0:
                 first = part.states[0] * weight.unsqueeze(-1)

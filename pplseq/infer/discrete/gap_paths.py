@@ -7,7 +7,7 @@ by one, each width of rows by itself; a table between all states is made in tile
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ class GapPaths(BlockChain):
             other, cross: see :func:`~pplseq.kernels.path_expectation.path_divergence`. expect: whether ``inner`` is wanted.
             shifts: where to put zeros that are added to the scores of each front, to be differentiated by.
         """
-        chains = [self] if other is None else [self, other]
+        chains: list[GapPaths] = [self] if other is None else [self, other]
         emits = [chain._emit() for chain in chains]
         for chain in chains:
             chain.transition.log_norm()  # once, and not again in the backward
@@ -165,7 +165,8 @@ class GapPaths(BlockChain):
         """(*B, T, Z) p(z_t | x) over all states, since a missing word opens them all; 0 at padded steps; gradients flow.
         Cost: N^2 a missing step and row, in tiles that are made again in the backward."""
         self._possible()
-        wanted, shifts, places, value = torch.is_grad_enabled(), [], [], 0.0
+        wanted, shifts, places = torch.is_grad_enabled(), [], []
+        value = torch.zeros((), dtype=self._emit().dtype, device=self.obs.device)
         with torch.enable_grad():
             for t, (fronts, totals) in enumerate(self._fronts(shifts=shifts)):
                 places += [(t, front) for front in fronts]
@@ -176,7 +177,7 @@ class GapPaths(BlockChain):
             full = full.index_put((torch.tensor(t, device=full.device), front.rows), self._states(probs, t, front))
         return self._batch_first(full, event=1)
 
-    def _divergence(self, other, cross):
+    def _divergence(self, other: Any, cross: bool):
         self._possible()
         if other is not None:
             self._check_beside(other)

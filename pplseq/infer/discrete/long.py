@@ -127,7 +127,7 @@ class LongDenseChain(DenseChain):
         kept = [tensor.detach() for tensor in tensors]
         for part in long_scan.backward_pass(chain, forward.found, log, kept, weight, pairs):
             probs[part.begin : part.end] = part.states
-            if total is not None:
+            if total is not None and part.pairs is not None:
                 total += part.pairs
         return probs.reshape(-1, *self.batch_shape, chain.num_states), total
 

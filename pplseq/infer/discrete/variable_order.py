@@ -36,7 +36,7 @@ class VariableOrderChain(HigherOrderChain):
         return variable_order.ContextSteps(table, self.transition.successor, self.transition.symbol)
 
     @cached_property
-    def _matrices(self) -> variable_order.ContextSteps:
+    def _matrices(self) -> variable_order.ContextSteps:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._steps(self.transition.table.detach())
 
     @cached_property

@@ -22,10 +22,10 @@ MAX_MOVES = 1 << 21  # that are listed at a time
 
 
 class Moves(NamedTuple):
-    """Moves of rows of a batch. index: of the source in what was given; source, target: row Z + context; score: log p(symbol |
+    """Moves of rows of a batch. which: of the source in what was given; source, target: row Z + context; score: log p(symbol |
     context)."""
 
-    index: Tensor
+    which: Tensor
     row: Tensor
     source: Tensor
     target: Tensor
@@ -211,7 +211,7 @@ def _best_moves(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of some contexts the places they lead to, in order, and of each the k best scores, with where they came from."""
     move = steps.moves_of(place[which], steps.symbols(emit))
-    score = best[which][move.index] + (move.score + emit.reshape(-1)[move.target]).unsqueeze(-1)
+    score = best[which][move.which] + (move.score + emit.reshape(-1)[move.target]).unsqueeze(-1)
     if k == 1:
         return _best_of(move.target, score.squeeze(-1), move.source, emit.numel())
     return _k_best_of(move.target.repeat_interleave(k), score.reshape(-1), move.source.repeat_interleave(k),
@@ -250,8 +250,7 @@ def _merged(parts: list[tuple[Tensor, Tensor, Tensor, Tensor]], k: int) -> tuple
     if len(parts) == 1:
         return parts[0]
     place, best, before, rank = (torch.cat(fields) for fields in zip(*parts, strict=True))
-    flat = (value.reshape(-1) for value in (best, before, rank))
-    return _k_best_of(place.repeat_interleave(k), *flat, k)
+    return _k_best_of(place.repeat_interleave(k), best.reshape(-1), before.reshape(-1), rank.reshape(-1), k)
 
 
 def sample_pass(steps: ContextSteps, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:

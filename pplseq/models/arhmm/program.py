@@ -176,7 +176,8 @@ class ARHMM(ARHMMParameters):
             found.append((mean + about, spread, states))
             second = second[..., :last, :last]
         paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
-        return VectorForecast(*(torch.stack(parts, 1) for parts in zip(*found, strict=True)), paths)
+        means, covariances, states = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
+        return VectorForecast(means, covariances, states, paths)
 
 
 class Lags:

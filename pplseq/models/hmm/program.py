@@ -285,7 +285,7 @@ class HMM(Constrainable, StateLanguages, StateTables):
         return with_steps(batch, x, {"emission_noises": (size, size)}, emission_noises=emission_noises)
 
     @torch.no_grad()
-    def forecast(
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, num_steps: int, lengths=None, *, emission_noises=None, future_emission_noises=None
     ) -> NextDistribution:
         """What comes in the next K steps, exactly; see :meth:`~pplseq.models.estimator.Estimator.forecast`, and beside it:

@@ -295,7 +295,7 @@ class ApproximateSwitchingLDS(Estimator):
         parts = [part.where(valid.reshape(*valid.shape, *(1,) * (part.dim() - 2)), 0.0) for part in parts]
         return RegimeMoments(*(as_given(part, like) for part in parts))
 
-    def decode(self, x, lengths=None, *, num_paths: int = 64):
+    def decode(self, x, lengths=None, *, num_paths: int = 64):  # pyright: ignore[reportIncompatibleMethodOverride]
         """The most probable path of regimes of those that were kept, (B, T), -1 at padded steps, or a list of (T_i,).
 
         Args:
