@@ -128,8 +128,7 @@ class GaussianChain:
         if loops is None or residual.shape != shape:
             raise ValueError(f"residual must have the chain's shape {tuple(shape)}, got {tuple(residual.shape)}")
         other = self.with_numbers(self.flat._replace(evidence=self._numbers._replace(residual=residual)))
-        own: Any = self.evidence  # as takes_other_numbers says
-        other.evidence = dataclasses.replace(own, residual=residual)
+        other.evidence = dataclasses.replace(self.evidence, residual=residual)  # pyright: ignore[reportArgumentType]
         other._known["loops", False] = loops.with_residual(residual)
         other._origin, other.is_whole = self, True
         return other

@@ -10,6 +10,8 @@ Source: J. Bovy, D. W. Hogg and S. T. Roweis (2011), Extreme deconvolution, Anna
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,8 @@ def with_noise(emission: Emission) -> ConditionalEmission:
             "with num_features and without emission"
         )
     loc = base.loc
-    covariances = torch.diag_embed(base.scale.square()) if base.scale_tril is None else base.scale_tril @ base.scale_tril.mT
+    scale: Any = base.scale  # one of both is there
+    covariances = torch.diag_embed(scale.square()) if base.scale_tril is None else base.scale_tril @ base.scale_tril.mT
     if rows is not None:
         loc, covariances = loc[..., rows, :], covariances[..., rows, :, :]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def output_name(model: IOParameters, number: int) -> str:
 
 
 def _softmax(model: IOParameters, part: str, allowed: Tensor | None) -> dict[str, Tensor]:
-    network = model.network(part)
+    network: Any = model.network(part)
     if network.kind in ("constant", "table"):
         return {part: masked_log_softmax(network.logits, allowed).exp()}
     weight = network.weight if network.weight.dim() == 3 else network.weight.unsqueeze(0)  # (Z or 1, U + 1, K)
@@ -105,7 +105,7 @@ def _named(names: Sequence[str], inputs: Sequence[str], values: Tensor) -> Itera
 
 def _plain(model: IOParameters) -> dict[str, Tensor]:
     """Means of vectors, or probabilities of ones, and regressions of them (of their log odds)."""
-    network = model.network("emission")
+    network: Any = model.network("emission")
     if network.kind in ("constant", "table"):
         return {"emission": network.logits.sigmoid() if model.outputs == "bernoulli" else network.logits}
     named: dict[str, Tensor] = {}
@@ -116,7 +116,8 @@ def _plain(model: IOParameters) -> dict[str, Tensor]:
 
 
 def _columns(model: IOParameters) -> Iterator[tuple[str, Tensor]]:
-    network, columns = model.network("emission"), model.columns
+    network: Any = model.network("emission")
+    columns = model.columns
     assert columns is not None
     for column in columns.columns:
         name = output_name(model, column.number)

@@ -73,7 +73,7 @@ def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | Non
         outputs = [outputs] * checks.count("num_outputs", 1 if num_outputs is None else num_outputs)
         sizes = [1] * len(outputs)
     elif num_outputs is None:
-        sizes = [None] * len(outputs)
+        sizes: list[Any] = [None] * len(outputs)
     elif not isinstance(num_outputs, (list, tuple)):
         raise ValueError(f"num_outputs: of outputs in a list one a column, V of 'categorical' and else 1; got {num_outputs!r}")
     else:

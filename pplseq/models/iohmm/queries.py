@@ -129,7 +129,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         return result
 
     @torch.no_grad()
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> NextDistribution:
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> NextDistribution:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What comes behind each row's last step, p(x_{T+1} | x_1..x_T, u_1..u_{T+1}); exact with feedback, too.
 
         Args:
@@ -156,7 +156,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         return self._with_quantiles(self._as_next(found.each(lambda value: value[here])), means)
 
     @torch.no_grad()
-    def forecast(
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, num_samples: int = 500
     ) -> NextDistribution:
         """What comes in the next K steps, for inputs that are to come: p(x_{T+k} | x_1..x_T, u_1..u_{T+k}), k = 1..K.

@@ -147,7 +147,7 @@ class SwitchingParameters(Estimator):
         return total - self.num_regimes - (self.start == "learned")
 
     # ---------------------------------------------------------------- data
-    def as_batch(self, x, lengths=None, *, inputs=None) -> Batch:
+    def as_batch(self, x, lengths=None, *, inputs=None) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         """x, its lengths and inputs as tensors; see the class of all estimators."""
         batch = super().as_batch(x, lengths)
         if inputs is not None:

@@ -39,13 +39,17 @@ class SwitchingForecast(NamedTuple):
 class SwitchingQueries(RegimeQueries, SwitchingParameters):
     """Queries of a switching regression; probabilities of the first ``order`` steps are those of their start."""
 
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> SwitchingForecast:
+    def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, lengths=None, *, inputs=None, next_inputs=None
+    ) -> SwitchingForecast:
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
         further = None if next_inputs is None else torch.as_tensor(next_inputs).unsqueeze(-2)
         return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further), 0)
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> SwitchingForecast:
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None
+    ) -> SwitchingForecast:
         """Means and variances of the next K = num_steps numbers, exactly: moments of the lags travel with every regime.
 
         Args:

@@ -146,8 +146,8 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         normalizer_dtype: of products in the training normaliser; evaluation is exact.
     """
 
-    batch_size: int | None = setting(None, check=checks.count)
-    lr: float | None = setting(None, check=checks.positive)
+    batch_size: int | None = setting(None, check=checks.count)  # pyright: ignore[reportIncompatibleVariableOverride]
+    lr: float | None = setting(None, check=checks.positive)  # pyright: ignore[reportIncompatibleVariableOverride]
     num_states: int = setting(4096, check=checks.count)
     num_blocks: int = setting(128, check=checks.count)
     block_sizes: Literal["even", "frequency"] = "even"

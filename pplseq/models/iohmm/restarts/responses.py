@@ -203,7 +203,7 @@ def generalised_regression(
         if not bool(going.any()):
             converged = torch.ones_like(converged)
             break
-        share, better = torch.ones_like(value), torch.zeros_like(going)
+        share, better, trial, reached = torch.ones_like(value), torch.zeros_like(going), weights, value
         for _ in range(HALVINGS):
             trial = weights + share.unsqueeze(-1) * step
             reached = objective(trial)

@@ -75,7 +75,7 @@ class MorphologyTagger(Tagger):
         self.lemmas = None
         if self.columns[-1] == LEMMA:
             parted = [(words, [str(tag).rpartition(BETWEEN_COLUMNS)[::2] for tag in tags]) for words, tags in x]
-            tokens = ((str(word), *part) for words, parts in parted for word, part in zip(words, parts, strict=True))
+            tokens = ((str(w), tag, lemma) for words, parts in parted for w, (tag, lemma) in zip(words, parts, strict=True))
             self.lemmas = LemmaGuesser(token for token in tokens if token[2] != NO_TAG or token[0] == NO_TAG)
             x = [TaggedSentence(words, tuple(tag for tag, _ in parts)) for words, parts in parted]
         self.tagger = LatentTagger(self.settings).fit(x, progress=progress)
