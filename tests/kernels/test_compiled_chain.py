@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.dense_chains import ragged, random_chain
 
 from pplseq.kernels import compiled, compiled_chain, path_scan, scan
 
@@ -17,24 +18,6 @@ F64, F32 = torch.float64, torch.float32
 close = torch.testing.assert_close
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.getcwd()}
 LINKS = ["shared", "shared by some rows", "a matrix a step"]
-
-
-def random_chain(links, num_steps, rows, num_states, scale=1.0, holes=0.0, dtype=F64):
-    init = torch.randn(*rows, num_states, dtype=dtype).log_softmax(-1)
-    lead = {"shared": (), "shared by some rows": (rows[0], *(1 for _ in rows[1:])), "a matrix a step": (num_steps - 1, *rows)}
-    pair = (scale * torch.randn(*lead[links], num_states, num_states, dtype=dtype)).log_softmax(-1)
-    emit = scale * torch.randn(num_steps, *rows, num_states, dtype=dtype)
-    if holes:
-        keep = torch.randint(num_states, pair.shape[:-1]).unsqueeze(-1) == torch.arange(num_states)
-        pair = pair.masked_fill((torch.rand(pair.shape) < holes) & ~keep, -math.inf)
-        emit = emit.masked_fill(torch.rand(emit.shape) < holes / 4, -math.inf)
-    return init, pair, emit
-
-
-def ragged(num_steps, rows):
-    lengths = torch.randint(0, num_steps + 1, rows)
-    lengths.view(-1)[0] = num_steps
-    return torch.arange(num_steps).view(-1, *(1 for _ in rows)) < lengths
 
 
 def answers(init, pair, emit, valid, shared):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.dense_chains import ragged, random_chain
 
 from pplseq.kernels import path_scan, scan
 from pplseq.kernels.parallel import time_scan
@@ -11,24 +12,7 @@ from pplseq.models import HMM, VLHMM
 
 F64, F32 = torch.float64, torch.float32
 close = torch.testing.assert_close
-
-
-def random_chain(shared, num_steps, rows, num_states, scale=1.0, holes=0.0, dtype=F64):
-    init = torch.randn(*rows, num_states, dtype=dtype).log_softmax(-1)
-    lead = () if shared else (num_steps - 1, *rows)
-    log = (scale * torch.randn(*lead, num_states, num_states, dtype=dtype)).log_softmax(-1)
-    emit = scale * torch.randn(num_steps, *rows, num_states, dtype=dtype)
-    if holes:
-        keep = torch.randint(num_states, log.shape[:-1]).unsqueeze(-1) == torch.arange(num_states)
-        log = log.masked_fill((torch.rand(log.shape) < holes) & ~keep, -math.inf)
-        emit = emit.masked_fill(torch.rand(emit.shape) < holes / 4, -math.inf)
-    return init, log, emit
-
-
-def ragged(num_steps, rows):
-    lengths = torch.randint(1, num_steps + 1, rows)
-    lengths.view(-1)[0] = num_steps
-    return torch.arange(num_steps).view(-1, *(1 for _ in rows)) < lengths
+LINKS = {True: "shared", False: "a matrix a step"}
 
 
 def compare(init, log, emit, valid, shared, tolerance=1e-9):
@@ -57,14 +41,14 @@ def compare(init, log, emit, valid, shared, tolerance=1e-9):
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("num_steps, rows, num_states", [(1, (2,), 3), (2, (1,), 2), (7, (1,), 1), (13, (2, 2), 5)])
 def test_shapes(shared, num_steps, rows, num_states):
-    for valid in (None, ragged(num_steps, rows)):
-        compare(*random_chain(shared, num_steps, rows, num_states), valid, shared)
+    for valid in (None, ragged(num_steps, rows, 1)):
+        compare(*random_chain(LINKS[shared], num_steps, rows, num_states), valid, shared)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("scale, holes", [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)])
 def test_zeros_and_numbers_of_every_size(shared, scale, holes):
-    compare(*random_chain(shared, 21, (3,), 3, scale, holes), ragged(21, (3,)), shared, 1e-8)
+    compare(*random_chain(LINKS[shared], 21, (3,), 3, scale, holes), ragged(21, (3,), 1), shared, 1e-8)
 
 
 def test_a_state_of_1e_300_that_decides_in_the_end():
@@ -79,7 +63,7 @@ def test_a_state_of_1e_300_that_decides_in_the_end():
 
 
 def test_an_impossible_row_and_numbers_of_four_bytes():
-    init, log, emit = random_chain(True, 12, (2,), 3, dtype=F32)
+    init, log, emit = random_chain(LINKS[True], 12, (2,), 3, dtype=F32)
     emit[5, 0] = -math.inf
     found = time_scan.forward_pass(init, log, emit, None, True)
     assert torch.isneginf(found.log_prob[0]) and torch.isneginf(found.steps[5, 0]) and found.log_prob.dtype == F32
@@ -87,7 +71,7 @@ def test_an_impossible_row_and_numbers_of_four_bytes():
 
 
 def test_second_derivatives():
-    init, log, emit = random_chain(True, 6, (1,), 2)
+    init, log, emit = random_chain(LINKS[True], 6, (1,), 2)
 
     def hessian(log_prob):
         return torch.autograd.functional.hessian(lambda e: log_prob(e).sum(), emit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.kernels.log_semiring import logsumexp, safe_log
 from pplseq.kernels.path_scan import sample_log
-from pplseq.kernels.scan import Forward, log_normalise
+from pplseq.kernels.scan import Forward, forward_in_log_space, log_normalise
 
 MAX_MOVES = 1 << 21  # that are listed at a time
 
@@ -105,21 +105,20 @@ def _together(parts: list[Tensor], like: Tensor) -> Tensor:
     return (parts[0] if len(parts) == 1 else logsumexp(torch.stack(parts), 0)).view(like.shape)
 
 
+class _Allowed:
+    """Steps into what the words of a chain allow, as :class:`~pplseq.kernels.scan.LogMatrices` are asked."""
+
+    def __init__(self, steps: ContextSteps, emit: Tensor):
+        self.steps, self.emit = steps, emit
+
+    def forward(self, t: int, message: Tensor) -> Tensor:
+        return self.steps.forward(message, self.emit[t])
+
+
 def forward_pass(init: Tensor, steps: ContextSteps, emit: Tensor, valid: Tensor | None) -> Forward:
     """Filtering: log p(context_t | x_<=t). Cost: the moves that words allow."""
-    message, total = log_normalise(init + emit[0])
-    if valid is not None:
-        total = total.where(valid[0], 0.0)
-    messages, totals = [message], [total]
-    for t in range(1, len(emit)):
-        new, total = log_normalise(steps.forward(message, emit[t]) + emit[t])
-        if valid is not None:
-            new, total = torch.where(valid[t].unsqueeze(-1), new, message), total.where(valid[t], 0.0)
-        message = new
-        messages.append(message)
-        totals.append(total)
-    kept = torch.stack(totals)
-    return Forward(kept.sum(0, dtype=torch.float64).to(emit.dtype), torch.stack(messages), kept)
+    allowed: Any = _Allowed(steps, emit)
+    return forward_in_log_space(init, allowed, emit, valid)
 
 
 def backward_pass(filtered: Tensor, steps: ContextSteps, emit: Tensor, valid: Tensor | None) -> Tensor:
