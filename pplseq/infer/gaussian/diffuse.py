@@ -187,11 +187,13 @@ class DiffuseChain(GaussianChain):
 
     # ---------------------------------------------------------------- answers
     def log_prob(self) -> Tensor:
-        total = None
+        smooth = None
         if self._differentiable and torch.is_grad_enabled() and not self._by_row:
-            total = self._smoothly()
-        if total is None:
+            smooth = self._smoothly()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and smooth is None):
             total = self.step_log_probs.sum(0) + self._known_in_the_end.log_prob
+        if smooth is not None:  # whose differences over narrow widths are rounded, its gradients are not
+            total = total + (smooth - smooth.detach())
         return total.reshape(self.batch_shape).to(self.dtype)
 
     def _smoothly(self) -> Tensor | None:

@@ -145,7 +145,7 @@ class LDSQueries(LDSTensors):
         assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
         errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
         if batch.lengths is not None:
-            errors[torch.arange(errors.shape[1]) >= batch.lengths.unsqueeze(-1)] = torch.nan
+            errors[torch.arange(errors.shape[1], device=errors.device) >= batch.lengths.unsqueeze(-1)] = torch.nan
         return diagnose(errors, self.num_states if skip is None else skip, told)
 
     @torch.no_grad()

@@ -205,6 +205,25 @@ def test_exact_observations(noise):
     assert float(chain.smoothed_states().covariances.dense().abs().max()) <= 1.01 * noise + 1e-9
 
 
+def test_exact_observations_with_gradients():
+    """What is known of the first state exactly has no width to take differences over: values, and gradients by differences."""
+    y = torch.randn(8, 1, 1, dtype=F64)
+    root = torch.tensor([[1.0], [0.4]], dtype=F64)
+    start = GaussianBelief(torch.zeros(1, 2, dtype=F64), torch.full((2,), torch.inf, dtype=F64).diag())
+
+    def log_prob(weight):
+        matrix = torch.stack([torch.stack([weight, torch.ones_like(weight)]), torch.zeros(2, dtype=F64)])
+        evidence = LinearEvidence(y, torch.tensor([[1.0, 0.0]], dtype=F64), torch.zeros(1, 1, dtype=F64))
+        return gaussian_chain(start, Dynamics(matrix, root @ root.T), evidence).log_prob().sum()
+
+    weight, small = torch.tensor(0.6, dtype=F64, requires_grad=True), 1e-5
+    value = log_prob(weight)
+    with torch.no_grad():
+        close(value, log_prob(weight), rtol=1e-12, atol=1e-12)
+        difference = (log_prob(weight + small) - log_prob(weight - small)) / (2 * small)
+    close(torch.autograd.grad(value, weight)[0], difference, rtol=1e-7, atol=1e-7)
+
+
 def test_what_cannot_be_is_named():
     values, (y, seen, _) = system(2, 1), data(1, False)
     valid = torch.arange(9).unsqueeze(-1) < torch.tensor([9, 1, 9])
