@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -42,8 +43,17 @@ class SavedColumns:
 
     @property
     def address(self) -> dict[str, str]:
-        """What a tagger keeps of it."""
-        return {"kind": self.kind, "path": str(self.path)}
+        """What a tagger keeps of it: where it is, and what it holds."""
+        return {"kind": self.kind, "path": str(self.path), "sha256": self.fingerprint}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the vectors, or of the weights of the model (a run's best)."""
+        weights = self.path if self.path.is_file() else min(self.path.rglob("model.safetensors"), default=None)
+        if weights is None:
+            return ""
+        with weights.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @cached_property
     def source(self) -> ColumnSource:
@@ -118,7 +128,17 @@ def with_columns(settings: dict[str, Any], load: Load) -> dict[str, Any]:
 
 
 def open_columns(tagger: Any, load: Load) -> None:
-    """Gives a tagger that was loaded the columns that it was trained with, where they are those of a model on disk."""
+    """Gives a tagger that was loaded the columns that it was trained with, where they are those of a model on disk.
+
+    Raises:
+        FileNotFoundError: the model is not there any more. ValueError: it is another one by now.
+    """
     address = getattr(tagger, "column_address", None)
-    if address is not None:
-        tagger.columns = SavedColumns(address["kind"], address["path"], load)
+    if address is None:
+        return
+    columns = SavedColumns(address["kind"], address["path"], load)
+    if columns.fingerprint != address.get("sha256", columns.fingerprint):
+        raise ValueError(
+            f"{columns.kind}: {columns.path} is not what this tagger was trained with; put that back, or train the tagger again"
+        )
+    tagger.columns = columns

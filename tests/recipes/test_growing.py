@@ -48,6 +48,9 @@ def test_sizes_that_grow_are_runs_that_grow_from_each_other(tmp_path, text, monk
         pplseq.train("vlhmm", text, folder=tmp_path / str(size), num_states=size, **SIZES, **before)
     assert validations(tmp_path / "grown") == validations(tmp_path / "16")
 
+    counted = pplseq.train("vlhmm", text, folder=tmp_path / "counted", grow=(4, 8), start="counts", **SIZES)
+    assert counted["stop_reason"] == "epochs"  # the first size alone starts from them
+
     def stop(*given, **options):
         raise KeyboardInterrupt
 

@@ -22,7 +22,7 @@ def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
     settings = job.settings
     if processes.current().several:
         raise ValueError("grow: several processes do not grow together; train the sizes one by one, with --grow-from")
-    last = replace(settings, grow=(), num_states=settings.grow[-1])
+    last = replace(settings, grow=(), num_states=settings.grow[-1], start="random")  # but for what it grows from
     before = stage_folder(job.folder, settings.grow[-2])
     if not (job.folder / "last").is_dir():
         share = None if settings.max_time is None else settings.max_time / len(settings.grow)
@@ -32,7 +32,8 @@ def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             job.stage = f"training {size:,} states"
             job.watch.say(f"growing: {size:,} states")
-            stage = replace(last, num_states=size, grow_from=smaller, max_time=share)
+            start = settings.start if smaller is None else "random"
+            stage = replace(last, num_states=size, grow_from=smaller, max_time=share, start=start)
             started = time.monotonic() if seconds else job.started
             seconds += train(Job(job.data, folder, stage, (folder / "last").is_dir(), job.watch, started))["seconds"]
             smaller = folder

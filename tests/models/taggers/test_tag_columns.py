@@ -112,6 +112,12 @@ def test_vectors_from_a_file_by_the_command(vectors, tmp_path):
     assert tagger.columns.path == vectors and tagger.column_scale == 0.3
     assert tagger.tag([("a", "mouse"), ("a", "eats")]) == [("D", "N"), ("D", "V")]
     tagger.save(tmp_path / "again")
+    kept = vectors.read_bytes()
+    np.savez(vectors, words=np.array(["a"]), embeddings=np.ones((1, 3)))
+    with pytest.raises(ValueError, match="is not what this tagger was trained with"):
+        pplseq.load(tmp_path / "again")
+    vectors.write_bytes(kept)
+    assert pplseq.load(tmp_path / "again").tag([("a", "mouse")]) == [("D", "N")]
     vectors.unlink()
     with pytest.raises(FileNotFoundError, match=r"embeddings: .*vectors\.npz is not there"):
         pplseq.load(tmp_path / "again")
