@@ -152,9 +152,19 @@ class FamilyTable(PyroModule):
         return total
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """(Z, D) means and (Z, D, D) covariances of what the states emit."""
+        """(Z, D) means and (Z, D, D) covariances of what the states emit.
+
+        Raises:
+            ValueError: for a distribution that does not tell them.
+        """
         made = self._make({name: value.detach() for name, value in self.values().items()})
-        return made.mean, torch.diag_embed(made.variance)
+        try:
+            return made.mean, torch.diag_embed(made.variance)
+        except NotImplementedError:
+            raise ValueError(
+                "emission: forecasts are made of means and variances, which a distribution of this model does not tell; ask "
+                "filter for the states, or draw what comes by sample"
+            ) from None
 
     # ---------------------------------------------------------------- EM
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:

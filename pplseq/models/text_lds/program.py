@@ -395,6 +395,10 @@ class TextLDS(GaussianEstimator):
         Raises:
             ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_counts`.
         """
+        known = FitSettings.__dataclass_fields__
+        if unknown := [name for name in settings if name not in known]:
+            why = " It is fitted on the CPU." if unknown[0] == "device" else checks.nearest(unknown[0], known)
+            raise TypeError(f"TextLDS.fit has no option {unknown[0]!r}.{why}")
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
         max_lag = 2 * (chosen.blocks or BLOCKS) - 1
         about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag)

@@ -230,3 +230,12 @@ def test_a_column_of_one_value_is_named(emission, value, warned):
     said = [str(warning.message) for warning in caught if "everywhere" in str(warning.message)]
     assert bool(said) == warned
     assert not warned or f"x: column 1 holds {value:g} everywhere" in said[0] and f"parameters of {emission}" in said[0]
+
+
+def test_a_distribution_without_moments_makes_no_forecast():
+    model = HMM(2, num_features=1, emission="SkewLogistic")
+    model.is_fitted = True
+    x = torch.rand(1, 6, 1)
+    with pytest.raises(ValueError, match="means and variances, which a distribution of this model does not tell"):
+        model.forecast(x, 2)
+    assert model.filter(x).probs.shape == (1, 6, 2)

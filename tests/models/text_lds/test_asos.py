@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.lag_texts import counts_of, covariances, hmm_tables, hmm_text, random_parameters
 
+from pplseq.models import TextLDS
 from pplseq.models.text_lds.asos import asos_likelihood, asos_statistics, maximize
 from pplseq.models.text_lds.asos_em import fit_asos
 from pplseq.models.text_lds.horizon import filter_gain, horizon_check
@@ -233,3 +234,10 @@ def test_an_m_step_that_leaves_the_models_is_repaired(start, cov):
     steady = SteadyState(parameters, emission_gram=gram)
     assert steady.largest_reduction < 1
     assert np.abs(np.linalg.eigvals(parameters.transition)).max() <= 0.95 + 1e-12
+
+
+def test_options_that_there_are_not():
+    with pytest.raises(TypeError, match="TextLDS.fit has no option 'device'. It is fitted on the CPU"):
+        TextLDS(4, 2).fit([[0, 1, 2, 3] * 5], device="cpu")
+    with pytest.raises(TypeError, match="no option 'max_iteration'.*max_iterations"):
+        TextLDS(4, 2).fit([[0, 1, 2, 3] * 5], max_iteration=3)
