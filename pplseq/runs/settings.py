@@ -29,7 +29,7 @@ class TrainSettings:
         factor: what the learning rate is multiplied by.
         schedule: "plateau" (patience and factor), "linear": the learning rate falls to zero over `epochs`, or "time": it
             stays, and falls linearly over the last `decay` of `max_time`. The last two end better when it is known beforehand
-            how long a run may take.
+            how long a run may take: None is "time" where `max_time` is given, else "plateau".
         decay: share of `max_time` over which the learning rate falls.
         final_dropout: state dropout to which the model's falls together with the learning rate; None keeps the model's.
         matmul_precision: of products of float32 matrices while training on a CPU: "auto" is bfloat16 factors with float32 sums
@@ -47,7 +47,7 @@ class TrainSettings:
     validate_per_epoch: int = 4
     patience: int | None = 4
     factor: float = 0.25
-    schedule: str = "plateau"
+    schedule: str | None = None
     decay: float = 0.6
     final_dropout: float | None = None
     matmul_precision: str = "auto"
@@ -61,17 +61,23 @@ class TrainSettings:
         for name in ("clip", "max_time", "early_stop"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
-        checks.choice("schedule", self.schedule, ("plateau", "linear", "time"))
+        if self.schedule is not None:
+            checks.choice("schedule", self.schedule, ("plateau", "linear", "time"))
         checks.choice("matmul_precision", self.matmul_precision, MATMUL_PRECISIONS)
         checks.share("decay", self.decay, "(0, 1]")
         if self.schedule == "time" and self.max_time is None:
             raise ValueError("schedule: by time the learning rate falls towards max_time; give max_time")
         if self.final_dropout is not None:
             checks.share("final_dropout", self.final_dropout, "[0, 1)")
-            if self.schedule == "plateau":
+            if self.chosen_schedule == "plateau":
                 raise ValueError("final_dropout: dropout falls with the learning rate; choose schedule linear or time")
         if self.patience is not None:
             checks.count("patience", self.patience, least=0)
+
+    @property
+    def chosen_schedule(self) -> str:
+        """`schedule`, or what None stands for."""
+        return self.schedule or ("plateau" if self.max_time is None else "time")
 
 
 @dataclass

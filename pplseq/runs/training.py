@@ -110,7 +110,7 @@ class GradientTraining(Training):
             self.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused
         )
         self.plateau = None
-        if settings.patience is not None and settings.schedule == "plateau":
+        if settings.patience is not None and settings.chosen_schedule == "plateau":
             self.plateau = ReduceLROnPlateau(self.optimizer, factor=settings.factor, patience=settings.patience)
         self.first_dropout = getattr(model, "state_dropout", 0.0)
         self.progress = Progress()
@@ -171,7 +171,7 @@ class GradientTraining(Training):
         # Reading the loss waits for the device: every step on a CPU, where it is free; at records and saves on a GPU.
         if self.device.type == "cpu" and not self.together.several:
             self.flush()
-        if self.settings.schedule != "plateau":
+        if self.settings.chosen_schedule != "plateau":
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
@@ -195,7 +195,7 @@ class GradientTraining(Training):
     def _left(self, steps: int) -> float:
         """The share of the learning rate that is left of its fall, behind so many steps."""
         settings = self.settings
-        if settings.schedule == "linear":
+        if settings.chosen_schedule == "linear":
             left = 1 - steps / (settings.epochs * len(self.batches))
         else:
             assert settings.max_time is not None

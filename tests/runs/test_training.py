@@ -268,7 +268,8 @@ def test_longer_run_from_a_finished_one(text, tmp_path):
 
 def test_max_time_validates_outside_the_schedule_and_goes_on_exactly(text, tmp_path):
     whole, _ = run(text, tmp_path / "whole")
-    _, history = run(text, tmp_path / "parts", settings=TrainSettings(**{**SETTINGS.__dict__, "max_time": 1e-9}))
+    short = {**SETTINGS.__dict__, "max_time": 1e-9, "schedule": "plateau"}
+    _, history = run(text, tmp_path / "parts", settings=TrainSettings(**short))
     assert history.stop_reason == "max_time" and history.progress.step == 1
     assert [r["scheduled"] for r in history.records if r["kind"] == "validation"] == [False]
     parts, _ = run(text, tmp_path / "parts", resume=True)
@@ -348,6 +349,7 @@ def test_schedule_by_time_falls_with_the_clock_and_takes_dropout_along(text, mon
     rates = [record["lr"] for record in history.records]
     assert history.stop_reason == "max_time" and rates[0] == 0.05 and rates == sorted(rates, reverse=True) and rates[-1] < 0.005
     assert dropouts[0] == 0.5 and dropouts == sorted(dropouts, reverse=True) and 0.1 <= dropouts[-1] < 0.15
+    assert TrainSettings(max_time=9.0).chosen_schedule == "time" and TrainSettings().chosen_schedule == "plateau"
     for wrong, message in [(dict(schedule="time"), "max_time"), (dict(final_dropout=0.1), "falls with the learning rate")]:
         with pytest.raises(ValueError, match=message):
             TrainSettings(**wrong)

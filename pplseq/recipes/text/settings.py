@@ -82,7 +82,7 @@ class Descent:
         validate_per_epoch: validations per epoch.
         patience: validations without a new best before the learning rate is divided by 4, or none.
         schedule: learning rate divided by 4 when validation stalls, falling linearly to zero over --epochs, or over the last
-            part of --max-time.
+            part of --max-time (the default where that is given; else plateau).
         decay: that part, as a share.
         matmul_precision: of products of matrices in training, whose sums are float32: factors in bfloat16 where the processor
             has them (auto), float32, or tf32 on a GPU.
@@ -94,7 +94,7 @@ class Descent:
     clip: float | None = setting(5.0, check=checks.positive)
     validate_per_epoch: int = setting(4, check=checks.count)
     patience: int | None = setting(4, check=partial(checks.count, least=0))
-    schedule: Literal["plateau", "linear", "time"] = "plateau"
+    schedule: Literal["plateau", "linear", "time"] | None = None
     decay: float = setting(0.6, check=partial(checks.share, interval="(0, 1]"))
     matmul_precision: Literal["auto", "float32", "bfloat16", "tf32"] = "auto"
     log_interval: int = setting(20, check=checks.count)
