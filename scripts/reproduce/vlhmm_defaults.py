@@ -116,14 +116,15 @@ def table(entries: list[dict[str, Any]]) -> str:
     lines = []
     for entry in entries:
         halfway, last = entry["curve"][len(entry["curve"]) // 2 - 1], entry["curve"][-1]
-        what = f"{entry['name']} | {entry['states']:,} | {entry['seconds']:g} | {last[2]:.1f} | {last[3]:.0f} | {min(halfway[4:]):.1f} | {last[4]:.1f}"
+        size = f"{entry['states']:,} | {entry['seconds']:g}"
+        what = f"{entry['name']} | {size} | {last[2]:.1f} | {last[3]:.0f} | {min(halfway[4:]):.1f} | {last[4]:.1f}"
         lines.append(f"| {what}{f' ({last[5]:.1f} averaged)' if len(last) > 5 else ''} |")
     head = [
         "# Settings of the very large HMM at equal processor time",
         "",
-        "Penn Treebank, processor seconds of one core, `--transition hierarchical --shared-layer`, 128 Brown blocks; base: batch",
-        "64, learning rate .006 that falls over the last 60 % of the time, state dropout .5, width 128. Perplexity of the",
-        "validation text, carried; curves: `vlhmm_defaults.json`.",
+        "Penn Treebank, processor seconds of one core, `--transition hierarchical --shared-layer`, 128 Brown blocks; base:",
+        "batch 64, learning rate .006 that falls over the last 60 % of the time, state dropout .5, width 128. Perplexity",
+        "of the validation text, carried; curves: `vlhmm_defaults.json`.",
         "",
         "| variant | states | seconds | epochs | train, with dropout | validation at half time | validation at the end |",
         "|---|---|---|---|---|---|---|",
