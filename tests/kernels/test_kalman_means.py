@@ -7,7 +7,8 @@ from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, Linear
 from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.distributions.noise import DiagonalNoise, FullNoise
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
-from pplseq.kernels import kalman, kalman_means
+from pplseq.kernels import kalman
+from pplseq.kernels.gaussian import kalman_means
 
 F64 = torch.float64
 

@@ -23,7 +23,7 @@ from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
 from pplseq.infer.gaussian.smoothed_path import SmoothedPath
-from pplseq.kernels import compiled_kalman, kalman_means
+from pplseq.kernels.gaussian import compiled_kalman, kalman_means
 from pplseq.kernels.kalman import runs_of
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
@@ -169,7 +169,7 @@ class GaussianChain:
     # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
     @property
     def _is_lean(self) -> bool:
-        """Whether means come from :mod:`~pplseq.kernels.kalman_means`; what follows is their twin."""
+        """Whether means come from :mod:`~pplseq.kernels.gaussian.kalman_means`; what follows is their twin."""
         flat, evidence = self.flat, self.flat.evidence
         if not isinstance(evidence, Numbers) or len(evidence.loadings) > 1 or evidence.constant is not None:
             return False

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from pplseq.distributions.gaussian_types import LOG_2PI
 from pplseq.infer.gaussian.given import PathInput, pick
-from pplseq.kernels import compiled_kalman, kalman
+from pplseq.kernels import kalman
+from pplseq.kernels.gaussian import compiled_kalman
 from pplseq.kernels.kalman import DOUBLE, Convergence, check_density, precisions, scaled_size, size_of, symmetric
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
@@ -78,7 +79,7 @@ class CovariancePath:
         return compiled_kalman.applies(DOUBLE, self.device, given.start.shape[-1], given.observed[0].shape[1])
 
     def _walk_compiled(self) -> np.ndarray:
-        """:meth:`_walk` by :func:`pplseq.kernels.compiled_kalman.covariances`."""
+        """:meth:`_walk` by :func:`pplseq.kernels.gaussian.compiled_kalman.covariances`."""
         given, convergence = self.given, self._convergence
         walked = compiled_kalman.covariances(
             given.start, given.matrix[0, 0], given.noise[0, 0], given.observed, self._precision, given.which, self._columns,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.gaussian.path import BLOCK, CAREFUL, CovariancePath
-from pplseq.kernels import compiled_kalman, kalman
+from pplseq.kernels import kalman
+from pplseq.kernels.gaussian import compiled_kalman
 from pplseq.kernels.kalman import DOUBLE, Convergence, size_of
 
 
@@ -42,7 +43,7 @@ class SmoothedPath:
         self._tabulate()
 
     def _walk_compiled(self, columns: np.ndarray) -> np.ndarray:
-        """:meth:`_walk_nodes` by :func:`pplseq.kernels.compiled_kalman.adjoints`."""
+        """:meth:`_walk_nodes` by :func:`pplseq.kernels.gaussian.compiled_kalman.adjoints`."""
         path, given = self.path, self.path.given
         steady = np.zeros(path.num_nodes, np.bool_)
         steady[list(path.steady)] = True

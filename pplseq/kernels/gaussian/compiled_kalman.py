@@ -1,5 +1,5 @@
-"""Gaussian chains with small states on a CPU through compiled loops: see :mod:`pplseq.kernels.kalman_loops` and
-:mod:`pplseq.kernels.mean_loops`. Loops compute in double precision, whatever the precision of what they are given."""
+"""Gaussian chains with small states on a CPU through compiled loops: see :mod:`pplseq.kernels.gaussian.kalman_loops` and
+:mod:`pplseq.kernels.gaussian.mean_loops`. Loops compute in double precision, whatever the precision of what they are given."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def covariances(
         nothing: the kind that says nothing. tol: 0 where no steady state is looked for. agree, waits: see
             :class:`~pplseq.kernels.kalman.Convergence`.
     """
-    from pplseq.kernels import kalman_loops as loops
+    from pplseq.kernels.gaussian import kalman_loops as loops
 
     loadings, covariance, seen = (None if part is None else array(part) for part in observed)
     assert loadings is not None and covariance is not None
@@ -135,7 +135,7 @@ def adjoints(
         columns: (T, U) filtered nodes, -1 at padded steps. information, loops_of: (N, h, h) of filtered nodes: what their
             observations say, and A W. steady: (N,) bool nodes that follow themselves.
     """
-    from pplseq.kernels import kalman_loops as loops
+    from pplseq.kernels.gaussian import kalman_loops as loops
 
     (num_steps, num_columns), h = columns.shape, information.shape[-1]
     index, now, counts = np.empty_like(columns), np.zeros(num_columns, np.int64), np.array([1])
@@ -194,7 +194,7 @@ class MeanLoops:
     """
 
     def __init__(self, residual: Tensor, first: Tensor, offset: Tensor | None, tables: Tables, lengths: Tensor | None):
-        from pplseq.kernels import mean_loops
+        from pplseq.kernels.gaussian import mean_loops
 
         self.dtype, (num_steps, num_rows, n) = residual.dtype, residual.shape
         matrix, loadings, gain, whitener, filtered = (array(part.double()) for part in tables[:5])
@@ -229,7 +229,7 @@ class MeanLoops:
 
     def filter(self) -> tuple[Tensor, Tensor]:
         """Filtered means (T, R, h), and squared lengths (T, R) of white innovations."""
-        from pplseq.kernels import mean_loops
+        from pplseq.kernels.gaussian import mean_loops
 
         num_steps, num_rows, _ = self.given.residual.shape
         out = np.empty((num_steps, num_rows, self.given.first.shape[1])), np.empty((num_steps, num_rows))
@@ -243,7 +243,7 @@ class MeanLoops:
     def smooth(self, means: Tensor, with_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Smoothed means (T, R, h) from filtered ones; and, of size 0 unless wanted, lambda (T, R, h) and e (T, R, n):
         the gradients of log p(y) in predicted means and, but for the sign, in observations."""
-        from pplseq.kernels import mean_loops
+        from pplseq.kernels.gaussian import mean_loops
 
         num_steps, num_rows, n = self.given.residual.shape
         steps, h = num_steps if with_errors else 0, means.shape[-1]

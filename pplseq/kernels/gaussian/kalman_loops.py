@@ -1,7 +1,7 @@
 """Compiled loops over the covariances of a Gaussian chain with small states. Importing this module imports numba.
 
 Covariances are nodes of a graph, as in ``CovariancePath`` and ``SmoothedPath``, which are the readable twins;
-:mod:`pplseq.kernels.compiled_kalman` calls these loops.
+:mod:`pplseq.kernels.gaussian.compiled_kalman` calls these loops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compiled loops over the means of a Gaussian chain with small states. Importing this module imports numba.
 
-The readable twin is :mod:`pplseq.kernels.kalman_means`; :mod:`pplseq.kernels.compiled_kalman` calls these loops.
+The readable twin is :mod:`pplseq.kernels.gaussian.kalman_means`; :mod:`pplseq.kernels.gaussian.compiled_kalman` calls them.
 
 Rows whose steps have the same covariances go side by side, as lanes, and share each number of a matrix: loops over lanes are
 what the compiler makes vector instructions of.

@@ -1,0 +1,1 @@
+"""Means and covariances of Gaussian chains: loops over time, compiled, and their twins."""
