@@ -40,7 +40,7 @@ from pplseq.models.fitting import (
     run_fit,
     start_anew,
 )
-from pplseq.models.forms import in_form, is_frame
+from pplseq.models.forms import in_form, is_table
 from pplseq.models.information import Summary, observed_tokens, summarize
 
 
@@ -220,7 +220,7 @@ class Estimator(FittedState, SequenceModel):
             x, lengths, **known: the sequences; see the class.
             start: the belief that the previous segment ended with, or None.
         """
-        if isinstance(x, (list, tuple, np.ndarray, Text)) or is_frame(x):
+        if isinstance(x, (list, tuple, np.ndarray, Text)) or is_table(x):
             batch = self.as_batch(x, lengths, **known)
             x, lengths, known = batch.x, batch.lengths, batch.known
         return super().posterior(x, lengths, start, **known)

@@ -4,18 +4,19 @@
 |---|---|
 | a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
 | an array of objects | numbers, missing where it holds None; or the sequences that it holds |
-| an array of strings | a list of them |
+| an array or series of strings | sentences, split at white space; with ``lengths``, which sum to N, words |
 | an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
 | an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
 | a `Text` of a corpus | its lines |
 
+Frames and series are those of pandas and polars, and what hands itself over by Arrow's or the dataframe interchange protocol.
 With D = 1, vectors may be plain numbers: (N,), or a list of (T_i,). What could be read in two ways is refused, and the error
 shows both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,19 +42,23 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     """
     if isinstance(x, Text):
         return list(x.lines()), lengths
+    x = as_frame(given := x, name)
     if is_frame(x):
         x = numbers_of(x, num_features, name)
     elif isinstance(x, np.ndarray) and x.dtype == object:
         x = of_objects(x, num_features, name)
     elif isinstance(x, np.ndarray) and x.dtype.kind == "U":
         x = x.tolist()
+    if lengths is not None and isinstance(x, list) and x is not given and num_features is None:  # words
+        rows, _ = _rows(np.asarray(x, dtype=object), lengths, name)
+        return [row.tolist() for row in rows], None
     if isinstance(x, (list, tuple)):
         if num_features is not None and (text := _first_text(x)) is not None:
             raise TypeError(
                 f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
                 "it, or take a model of words"
             )
-        if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_frame(x[0]) or x[0] is None:
+        if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_table(x[0]) or x[0] is None:
             rows = [_row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(
@@ -88,6 +93,31 @@ def is_frame(x: Any) -> bool:
     return hasattr(x, "to_numpy") and hasattr(x, "shape") and not isinstance(x, np.ndarray)
 
 
+def is_table(x: Any) -> bool:
+    """Whether x is a frame or series, or can be made one."""
+    return is_frame(x) or hasattr(x, "__arrow_c_stream__") or hasattr(x, "__dataframe__")
+
+
+def as_frame(x: Any, name: str = "x") -> Any:
+    """A table of another library as one of pandas, where it offers Arrow's stream or the interchange protocol; else x itself.
+
+    Raises:
+        TypeError: for a mapping, which is no table yet. ImportError: where pandas is missing.
+    """
+    if isinstance(x, Mapping):
+        raise TypeError(f"{name}: got columns in a {type(x).__name__}; make a frame of them: pandas.DataFrame({name})")
+    if is_frame(x) or not is_table(x):
+        return x
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f'{name}: a {type(x).__name__} is read by pandas: pip install "pplseq[frames]"') from error
+    if hasattr(pandas.DataFrame, "from_arrow") and hasattr(x, "__arrow_c_stream__"):
+        kind = pandas.DataFrame if hasattr(x, "columns") else pandas.Series
+        return kind.from_arrow(x)
+    return pandas.api.interchange.from_dataframe(x)
+
+
 def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
     """The numbers of a frame (N, D) or series (N,), missing ones NaN, or -1 in words; a series of texts as a list.
 
@@ -106,7 +136,10 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
                 raise ValueError(f"{name}: some of the texts are missing; leave them out")
             return texts
         if texts:  # digits too: who stored them as text may mean names
-            raise TypeError(f"{name}: column {column!r} must hold numbers, got str; leave it out, or make numbers of it")
+            words = f", or give {name}[{column!r}] alone as sentences" if num_features is None else ""
+            raise TypeError(
+                f"{name}: column {column!r} must hold numbers, got str; leave it out, or make numbers of it{words}"
+            )
         try:
             found.append(np.asarray([np.nan if _missing(value) else value for value in values], dtype=float))
         except (TypeError, ValueError):
@@ -125,7 +158,7 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return whole.astype(np.int64) if (whole == whole.round()).all() else numbers
 
 
-def sequences_by(frame: Any, by: str, columns: Any = None) -> list[np.ndarray]:
+def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
     """The sequences of a table in which one column says to which each row belongs, in the order of their first rows.
 
     Args:
@@ -133,11 +166,13 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[np.ndarray]:
             several; None for all others.
 
     Returns:
-        (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN.
+        (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of a column of texts, lists of
+        these, missing ones None.
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for columns that hold no numbers.
     """
+    frame = as_frame(frame, "frame")
     names = [column for column in frame.columns if column != by] if columns is None else columns
     for column in [by, *([names] if isinstance(names, str) else names)]:
         if column not in list(frame.columns):
@@ -145,7 +180,11 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[np.ndarray]:
     places: dict[Any, list[int]] = {}
     for place, key in enumerate(frame[by]):
         places.setdefault(key, []).append(place)
-    numbers = numbers_of(frame[names if isinstance(names, str) else list(names)], num_features=0)
+    chosen = frame[names if isinstance(names, str) else list(names)]
+    if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
+        words = [None if _missing(value) else value for value in chosen]
+        return [[words[row] for row in rows] for rows in places.values()]
+    numbers = numbers_of(chosen, num_features=0)
     return [numbers[rows] for rows in places.values()]
 
 
@@ -176,7 +215,7 @@ def _first_text(x: Sequence[Any]) -> str | None:
 
 def _row(row: Any, num_features: int | None, name: str) -> Any:
     """One sequence of a list."""
-    if is_frame(row):
+    if is_frame(row := as_frame(row, name)):
         row = numbers_of(row, num_features, name)
     if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
         return row[:, None] if hasattr(row, "shape") else [[value] for value in row]

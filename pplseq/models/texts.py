@@ -19,6 +19,7 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models.batch import holds_words
+from pplseq.models.forms import in_form
 from pplseq.runs.evaluation import PROTOCOLS, score_text
 
 SHUFFLES = ("line", "article", "none")
@@ -45,7 +46,8 @@ def as_texts(
 
     Args:
         x: a ``Corpus``, whose validation text is taken where ``valid`` is None; a ``Text``; sentences, each a string or a list
-            of words; or word ids: a list of sequences, or an array (B, T) with ``lengths`` (B,).
+            of words, also as a column of a frame; or word ids in any form of :func:`~pplseq.models.forms.in_form`: a list of
+            sequences, an array (B, T) with ``lengths`` (B,), ...
         valid: held-out text, of the same kind; of a ``Corpus`` its validation text.
         vocabulary: that the model has already; words are encoded with it. Default: all words of x and ``<eos>``.
         num_words: V of ids; default: one more than the largest.
@@ -59,6 +61,8 @@ def as_texts(
     valid = held_out_text("valid", valid)
     if isinstance(x, str):
         raise TypeError("x must be a list of sentences, got one string; for a file: pplseq.load_corpus(path)")
+    x, lengths = _in_form(x, lengths, "x")
+    valid, _ = _in_form(valid, None, "valid")
     if isinstance(x, Text):
         if valid is not None and not isinstance(valid, Text):
             valid = Text.from_lines(_lines(valid, "valid"), x.vocabulary, name="valid")
@@ -148,6 +152,11 @@ def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = N
 
 
 # ---------------------------------------------------------------- kinds of text
+def _in_form(x: Any, lengths: Any, name: str) -> tuple[Any, Any]:
+    """Texts as they are; anything else as lists of sentences or of ids, or ids (B, T) with lengths."""
+    return (x, lengths) if x is None or isinstance(x, Text) else in_form(x, lengths, num_features=None, name=name)
+
+
 def _lines(x: Any, name: str) -> list[list[str]]:
     """Sentences as lists of words."""
     if not holds_words(x):

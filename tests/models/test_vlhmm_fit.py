@@ -198,7 +198,7 @@ def test_a_model_without_words_says_so(tmp_path):
         ([], {}, "x must hold at least one word, got none"),
         ([[0, -1, 2]], {}, "sequence 0 has a missing word"),
         ([[0.5, 2.0]], {}, "sequence 0 must hold word ids"),
-        (np.zeros(4, dtype=int), {}, r"x must have shape \(B, T\), got \(4,\)"),
+        (np.zeros((4, 1), dtype=int), {}, "one sequence of 4 or 4 sequences of one word"),
         (SENTENCES, {"valid": [[1, 2]]}, "valid must be sentences like x"),
         (SENTENCES, {"num_blocks": 3}, "num_states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
         (SENTENCES, {"num_blocks": 1}, "num_blocks = 1, and <eos> has a block of its own: choose at least 2"),

@@ -15,6 +15,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
 from pplseq.models.forms import of_objects
+from pplseq.models.iohmm.forms import in_pairs, part_name, parts_of
 from pplseq.models.iohmm.responses import ResponseColumns
 
 PARTS = ("initial", "transition", "emission")
@@ -229,21 +230,29 @@ class IOFormat(NamedTuple):
         return "vectors", size + self.num_outputs + 1
 
     # ---------------------------------------------------------------- the public door
-    def batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+    def batch(self, x, lengths=None, *, states=None, inputs=None, rows: bool = False) -> Batch:
         """Data as checked tensors of the model's type and device, in a :class:`~pplseq.infer.fit.em.Batch`.
 
         Args:
             x: outputs: a tensor or array (B, T[, D]), a list of sequences, or one target a sequence, (B,) or (B, D), which
                 then stands at its last step; None where none is known.
             inputs: a tensor, array, list of sequences, or a mapping from parts to such; (B, T) numbers will do for U = 1.
+                Inputs (N,) or (N, U), frames and series too, are those of one sequence, and outputs (N[, D]) beside them, too;
+                with lengths that sum to N they are several sequences, one behind the other.
             lengths: (B,), of tensors.
             states: observed states like x, negative where unknown, or None.
+            rows: whether inputs are known to be rows: then (B, 1) is no question.
 
         Raises:
             ValueError, TypeError: for what is no such data; says where and what to do.
         """
         device, real = self.reference.device, self.reference.dtype
-        shape = tuple(getattr(inputs, "shape", ()))
+        if not rows:
+            free = all(source in (None, ("vectors", 0)) for source in self.sources.values())
+            x, inputs, states, lengths = in_pairs(
+                x, inputs, states, lengths, num_features=None if self.discrete else self.num_outputs,
+                sizes={part: self._size_of(part) for part in parts_of(inputs)}, alone=free,
+            )  # fmt: skip
         inputs, found = self._padded_inputs(inputs)
         known = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         final = x is not None and self._one_target_a_row(x)
@@ -256,11 +265,6 @@ class IOFormat(NamedTuple):
             if known is None:
                 raise ValueError(
                     "inputs: where outputs are not given for every step, inputs say how long rows are; got None"
-                )
-            if final and len(shape) == 2 and shape[1] == 1 < shape[0]:
-                raise ValueError(
-                    f"x: {shape[0]} targets beside inputs {shape} are one sequence or {shape[0]} of one step; for one write "
-                    "x[None], inputs[None], for many x[:, None], inputs[:, :, None]"
                 )
             x = self.missing(*known.shape[:2]) if x is None else self._final_targets(x, known.shape[:2], lengths)
         elif not self.discrete:
@@ -281,19 +285,27 @@ class IOFormat(NamedTuple):
         one = next(iter(checked.values()), None)
         return Batch(x, lengths, states, one if all(value is one for value in checked.values()) else checked)
 
+    def _source_of(self, part: str) -> Source | None:
+        """What a part sees, or ("") the first that sees inputs."""
+        return next((s for p, s in self.sources.items() if s is not None and part in ("", p)), None)
+
+    def _size_of(self, part: str) -> int | None:
+        """U of a part's inputs, None for symbols and for parts without inputs."""
+        source = self._source_of(part)
+        return source[1] if source is not None and source[0] == "vectors" else None
+
     def _padded_inputs(self, inputs) -> tuple[Inputs, dict[str, Tensor]]:
         """Inputs as tensors, and the lengths of those that came as lists, by name."""
         found: dict[str, Tensor] = {}
-        parts = inputs if isinstance(inputs, Mapping) else {"": inputs}
         padded = {}
-        for part, value in parts.items():
-            name = f"inputs[{part!r}]" if part else "inputs"
-            source = next((s for p, s in self.sources.items() if s is not None and part in ("", p)), None)
-            if value is None:
-                continue
+        for part, value in parts_of(inputs).items():
+            name, source = part_name(part), self._source_of(part)
             if source is None:
                 takes = ", ".join(p for p, s in self.sources.items() if s is not None)
-                raise ValueError(f"{name}: this model takes inputs of: {takes or 'no part'}")
+                raise ValueError(
+                    f"{name}: this model takes inputs of: {takes or 'no part'}"
+                    + ("" if part in ("", *PARTS) else "; of a table of columns write pandas.DataFrame(inputs)")
+                )
             vectors, real = source[0] == "vectors", self.reference.dtype
             flat = source == ("vectors", 1) and _is_flat(value)  # single numbers, where there is one input
             padded[part], own = _padded(value, name, int(vectors and not flat), real if vectors else None)

@@ -66,7 +66,9 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def results_like(self, x, *, inputs=None, **known):
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()))
-        return inputs if isinstance(inputs, (list, tuple)) else x
+        given = inputs if isinstance(inputs, (list, tuple)) else x
+        one = isinstance(given, (list, tuple)) and len(given) > 0 and np.ndim(given[0]) == 0
+        return np.asarray(given) if one else given  # one sequence comes back as a row
 
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()
@@ -206,7 +208,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         try:
             if inputs is None and num_steps is not None:
                 return self.format.check_inputs(None, (rows, num_steps), None)
-            batch = self.as_batch(None, inputs=self._for_all(inputs, rows, one_step))
+            batch = self.format.batch(None, inputs=self._for_all(inputs, rows, one_step), rows=True)
             if len(batch.x) != rows:
                 raise ValueError(f"must have one row for each of the {rows} sequences, got {len(batch.x)}")
             if num_steps is not None and batch.x.shape[1] != num_steps:

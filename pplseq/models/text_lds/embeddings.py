@@ -19,6 +19,9 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.kernels.matrix_equations import covariance_path, filtered_covariance, predicted_covariance
+from pplseq.models.batch import in_ids
+from pplseq.models.forms import in_form
+from pplseq.models.text_lds.parameters import rewritten
 
 if TYPE_CHECKING:
     from pplseq.models.text_lds.program import TextLDS
@@ -242,13 +245,14 @@ def embed_tokens(
     """Embeddings of tokens in their sentences.
 
     Args:
-        x: a :class:`~pplseq.data.text.Text`, a list of id sequences, or padded ids (B, T) with lengths (B,).
+        x: a :class:`~pplseq.data.text.Text`; word ids in any form that models take; or sentences, strings or lists of words,
+            where the model has a ``vocabulary``.
         kind, normalize, dtype: of :class:`TokenEmbedder`.
 
     Returns:
         (N, h) array of all tokens in their order, for a Text; else a list of (T_i, h).
     """
-    tokens, line_starts = as_lines(x, lengths)
+    tokens, line_starts = as_lines(x, lengths, model)
     result = TokenEmbedder(model, kind=kind, normalize=normalize, dtype=dtype).embed(tokens, line_starts)
     return result if hasattr(x, "line_starts") else np.split(result, line_starts[1:-1])
 
@@ -257,7 +261,7 @@ def text_moments(model: TextLDS, x: Any, lengths=None) -> list[Tensor]:
     """(h, h) mean of x x' over the smoothed, and over the filtered means of a text, as for :func:`embed_tokens`."""
     moments = []
     for kind in ("smoothed", "filtered"):
-        means = TokenEmbedder(model, kind=kind, normalize=False, dtype="float64").embed(*as_lines(x, lengths))
+        means = TokenEmbedder(model, kind=kind, normalize=False, dtype="float64").embed(*as_lines(x, lengths, model))
         if len(means) < model.num_states:
             raise ValueError(f"x must hold at least {model.num_states} words (num_states), got {len(means)}")
         moments.append(torch.from_numpy(means.T @ means / len(means)))
@@ -275,10 +279,13 @@ def unit_rows(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
-def as_lines(x: Any, lengths: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, line_starts) of a :class:`~pplseq.data.text.Text`, a list of id sequences, or a padded (B, T) array."""
+def as_lines(x: Any, lengths: Any = None, model: TextLDS | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, line_starts) of a :class:`~pplseq.data.text.Text`, of word ids, or of sentences in the model's words."""
     if hasattr(x, "line_starts"):
         return x.tokens, x.line_starts
+    x, lengths = in_form(x, lengths, num_features=None)
+    if model is not None:
+        x = in_ids(rewritten(x, model.forms), model.vocabulary)
     if isinstance(x, Sequence):
         rows = [np.asarray(row) for row in x]
         if any(row.ndim != 1 or row.size and not np.issubdtype(row.dtype, np.integer) for row in rows):

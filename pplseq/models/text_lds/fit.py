@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,13 @@ import torch
 from pplseq import checks
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
-from pplseq.data.vocabulary import Vocabulary
+from pplseq.data.vocabulary import Vocabulary, WordForms
+from pplseq.models.batch import holds_words
+from pplseq.models.forms import in_form
 from pplseq.models.text_lds.asos_em import AsosTraining, Evaluated
 from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
+from pplseq.models.text_lds.parameters import rewritten
 from pplseq.models.text_lds.realisation import Realisation, realise
 from pplseq.models.text_lds.steady_state import TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
@@ -107,13 +110,18 @@ class TextFit:
     stop_reason: str = ""
 
 
-def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name: str = "x") -> LagCounts:
+def as_counts(
+    x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name: str = "x", vocabulary: Vocabulary | None = None,
+    forms: WordForms | None = None,
+) -> LagCounts:  # fmt: skip
     """Lag counts of a text.
 
     Args:
         x: :class:`~pplseq.data.lag_counts.LagCounts`, a :class:`~pplseq.data.text.Text`, the training text of a
-            :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with lengths.
-        name: of the argument, for messages.
+            :class:`~pplseq.data.text.Corpus`, sentences (strings, or lists of words), or word ids in any form of
+            :func:`~pplseq.models.forms.in_form`.
+        name: of the argument, for messages. vocabulary: of sentences; None: all their words, and ``<eos>``. forms: how words
+            of sentences are rewritten before.
 
     Raises:
         ValueError: for words outside of the vocabulary, missing ones too: pairs need words.
@@ -121,12 +129,22 @@ def as_counts(x: Any, lengths: Any = None, *, num_words: int, max_lag: int, name
     if isinstance(x, Corpus):
         x = x.train
     if not isinstance(x, (LagCounts, Text)):
+        x, lengths = in_form(x, lengths, num_features=None, name=name)
+    if holds_words(x):
+        lines = rewritten(x, forms or WordForms())
+        counts = LagCounts.from_text(Text.from_lines(lines, vocabulary, name=name), max_lag)
+        counts = replace(counts, forms=forms or WordForms())
+    elif isinstance(x, LagCounts):
+        counts = x
+    elif isinstance(x, Text):
+        counts = LagCounts.from_text(x, max_lag)
+    else:
         tokens, line_starts = as_lines(x, lengths)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < num_words:
             raise ValueError(f"{name} must hold word ids 0..{num_words - 1}, got {tokens.min()}..{tokens.max()}")
         names = Vocabulary(tuple(map(str, range(num_words))), unknown=None)
-        x = Text(tokens.astype(np.int32), line_starts, np.array([0, len(line_starts) - 1]), names, name)
-    counts = x if isinstance(x, LagCounts) else LagCounts.from_text(x, max_lag)
+        text = Text(tokens.astype(np.int32), line_starts, np.array([0, len(line_starts) - 1]), names, name)
+        counts = LagCounts.from_text(text, max_lag)
     if counts.num_words != num_words:
         raise ValueError(f"{name}: its vocabulary ({counts.num_words} words) is not that of the model, num_words={num_words}")
     return counts

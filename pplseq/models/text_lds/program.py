@@ -380,7 +380,9 @@ class TextLDS(GaussianEstimator):
 
         Args:
             x: the :class:`~pplseq.data.lag_counts.LagCounts` of a text, a :class:`~pplseq.data.text.Text`, a
-                :class:`~pplseq.data.text.Corpus`, a list of sequences of word ids, or padded ids (B, T) with ``lengths``.
+                :class:`~pplseq.data.text.Corpus`; word ids in any form that models take; or sentences, strings or lists of
+                words, also as a column of a frame: in the words of the model's ``vocabulary``, or all their words and ``<eos>``
+                become that.
             held_out: other text, like x, whose likelihood decides which parameters are best.
             folder: gets metrics.jsonl and the model folders last/ and best/; an interrupted fit goes on with ``resume``.
             seed: of the randomised decomposition; None is 0.
@@ -401,15 +403,20 @@ class TextLDS(GaussianEstimator):
             raise TypeError(f"TextLDS.fit has no option {unknown[0]!r}.{why}")
         chosen = FitSettings(self.num_states, seed=seed or 0, **settings)
         max_lag = 2 * (chosen.blocks or BLOCKS) - 1
-        about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag)
-        counts = as_counts(x, lengths, **about)
-        other = None if held_out is None else as_counts(held_out_text("held_out", held_out), **about, name="held_out")
+        about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag, forms=self.forms)
+        counts = as_counts(x, lengths, vocabulary=self.vocabulary, **about)
+        if held_out is not None:
+            about |= dict(vocabulary=self.vocabulary or counts.vocabulary, name="held_out")
+        other = None if held_out is None else as_counts(held_out_text("held_out", held_out), **about)
         model, self.history = fit_counts(
             self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record,
             began=began,
         )  # fmt: skip
         self.to(model.emission.dtype).load_state_dict(model.state_dict())
         self.forms, self.embedding_share, self.is_fitted = model.forms, model.embedding_share, True
+        names = counts.vocabulary
+        if self.vocabulary is None and names.words != tuple(map(str, range(len(names)))):  # those of ids are no words
+            self.vocabulary = names
         return self.eval()
 
     @classmethod

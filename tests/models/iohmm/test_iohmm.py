@@ -165,7 +165,7 @@ def test_feedback_is_summed_out_by_sampling():
     # and of the step behind one that is given, exactly
     x = torch.tensor([[1], [2]])
     together = model.predictive(torch.cat([x, x], 1), inputs=inputs).outputs[:, 1]
-    got = model.forecast(x, inputs=inputs[:, :1], future_inputs=inputs[:, 1:], num_samples=3)
+    got = model.forecast(x, lengths=[1, 1], inputs=inputs[:, :1], future_inputs=inputs[:, 1:], num_samples=3)
     close(outputs_of(got).outputs[:, 0], together)
 
 

@@ -82,8 +82,9 @@ def test_a_prefix_is_filtered_as_in_the_whole(case):
     model, x, inputs, _ = case
     whole = model.filter(x, inputs=inputs).probs
     for length in range(1, x.shape[1] + 1):
-        close(model.filter(x[:, :length], inputs=inputs[:, :length]).probs, whole[:, :length])
-        ends = model.smooth(x[:, :length], inputs=inputs[:, :length]).probs[:, -1]
+        lengths = [length] * len(x)  # (B, 1) alone could be one sequence of B
+        close(model.filter(x[:, :length], lengths, inputs=inputs[:, :length]).probs, whole[:, :length])
+        ends = model.smooth(x[:, :length], lengths, inputs=inputs[:, :length]).probs[:, -1]
         close(ends, whole[:, length - 1])
 
 

@@ -360,7 +360,7 @@ def test_inputs_say_how_much_is_drawn():
 def test_flat_targets_beside_one_column_of_inputs():
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1)
     x, inputs = torch.randn(5, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="one sequence or 5 of one step"):
+    with pytest.raises(ValueError, match="one sequence of 5 or 5 sequences of one step"):
         model.as_batch(x, inputs=inputs)
     assert model.as_batch(x[None], inputs=inputs[None]).x.shape == (1, 5, 1)
     assert model.as_batch(x[:, None], inputs=inputs[:, :, None]).x.shape == (5, 1, 1)

@@ -148,5 +148,6 @@ def test_embedding_errors():
         model.embed_tokens([[0]], kind="both")
     with pytest.raises(ValueError, match="dtype must be one of"):
         model.embed_tokens([[0]], dtype="int8")
-    with pytest.raises(TypeError, match="list of sequences"):
-        model.embed_tokens([0, 1])
+    with pytest.raises(TypeError, match="got columns in a dict"):
+        model.embed_tokens({"x": [0, 1]})
+    assert len(model.embed_tokens([0, 1])) == 1  # one sequence

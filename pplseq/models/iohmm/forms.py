@@ -1,0 +1,98 @@
+"""Outputs and inputs in the forms people hold them in: frames, one sequence alone, several one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pplseq.models.forms import as_frame, in_form, is_frame, is_table, numbers_of, of_objects
+
+Sizes = Mapping[str, int | None]  # part -> U of its inputs, None for symbols; "" for all parts
+
+
+def parts_of(inputs: Any) -> dict[str, Any]:
+    """Inputs by part, as far as there are some; those of all parts under ""."""
+    parts = inputs if isinstance(inputs, Mapping) else {"": inputs}
+    return {part: value for part, value in parts.items() if value is not None}
+
+
+def part_name(part: str) -> str:
+    """How a part's inputs are called in errors."""
+    return f"inputs[{part!r}]" if part else "inputs"
+
+
+def in_pairs(
+    x: Any, inputs: Any, states: Any, lengths: Any, *, num_features: int | None, sizes: Sizes, alone: bool
+) -> tuple[Any, Any, Any, Any]:
+    """Outputs, inputs, states and lengths, as lists or rows where they are of one sequence, or of several one behind the other.
+
+    Inputs tell which it is: they are (N,) symbols or numbers, or (N, U); and where there are none, outputs do.
+
+    Args:
+        x, inputs, states, lengths: as of :meth:`~pplseq.models.iohmm.data.IOFormat.batch`. num_features: D, None for words.
+        sizes: of inputs. alone: whether outputs without inputs, (N,) or (N, D), are one sequence.
+
+    Raises:
+        ValueError: for what could be one sequence or many of one step. TypeError: for tables without numbers.
+    """
+    x = without_frames(x, num_features, "x")
+    parts = {part: without_frames(value, sizes[part], part_name(part)) for part, value in parts_of(inputs).items()}
+    if x is not None and (np.ndim(x[0]) > 0 if isinstance(x, (list, tuple)) and len(x) else np.ndim(x) > 2):
+        are_alone = [False]  # outputs are sequences, or padded rows
+    elif parts:
+        are_alone = [is_alone(value, sizes[part], part_name(part), lengths) for part, value in parts.items()]
+    else:
+        are_alone = [alone and x is not None and is_alone(x, num_features, "x", lengths)]
+    if all(are_alone):
+        ends = None
+        if x is not None:
+            x, ends = in_form(_flat(x, num_features), lengths, num_features=num_features)
+        for part, value in parts.items():
+            name = part_name(part)
+            parts[part], ends = in_form(_flat(value, sizes[part]), lengths, num_features=sizes[part], name=name)
+        if states is not None:
+            states, _ = in_form(_flat(states, None), lengths, num_features=None, name="states")
+        lengths = ends
+    return x, parts if isinstance(inputs, Mapping) else parts.get(""), states, lengths
+
+
+def without_frames(value: Any, size: int | None, name: str) -> Any:
+    """Frames and series, alone or in a list, as arrays (N, D), (N,) where there is one column; objects as what they hold."""
+    if isinstance(value, (list, tuple)) and any(is_table(row) for row in value):
+        return [without_frames(row, size, name) for row in value]
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return of_objects(value, size, name)
+    value = as_frame(value, name)
+    if not is_frame(value):
+        return value
+    numbers = numbers_of(value, size, name)
+    if isinstance(numbers, list):
+        raise TypeError(f"{name} must hold numbers, got the text {numbers[0]!r}; give numbers to its values, 0, 1, ...")
+    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+
+
+def is_alone(value: Any, size: int | None, name: str, lengths: Any) -> bool:
+    """Whether data are of one sequence, or of several one behind the other: (N,), or (N, U) vectors.
+
+    Raises:
+        ValueError: for (N, 1), which could be one sequence or N of one step, and lengths do not tell.
+    """
+    if isinstance(value, (list, tuple)):
+        return len(value) > 0 and np.ndim(value[0]) == 0
+    if np.ndim(value) != 2:
+        return np.ndim(value) == 1
+    if value.shape[1] != 1 or value.shape[0] == 1:
+        return size not in (None, 1) and value.shape[1] == size
+    if lengths is None:
+        raise ValueError(
+            f"{name}: shape {tuple(value.shape)} could be one sequence of {value.shape[0]} or {value.shape[0]} sequences of "
+            f"one step: write {name}[:, 0] for the first, list({name}) for the second, and what else there is alike"
+        )
+    return len(lengths) != value.shape[0]
+
+
+def _flat(value: Any, size: int | None) -> Any:
+    """One column of words, symbols or states as (N,)."""
+    return value[:, 0] if size is None and np.ndim(value) == 2 and value.shape[1] == 1 else value
