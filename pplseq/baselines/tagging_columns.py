@@ -21,8 +21,8 @@ class SavedColumns:
     """What a model on disk says about each word; opened when it is first asked.
 
     Args:
-        kind: "embeddings": of a run of ``train lds``, for each token of its sentence, or of a file of vectors, one a word (of
-            ``query RUN types --out vectors.npz``). "states": posteriors of a run of ``train vlhmm`` or ``train hmm``.
+        kind: "embeddings": of a run of ``train text-lds``, for each token of its sentence, or of a file of vectors, one a word
+            (of ``query RUN types --out vectors.npz``). "states": posteriors of a run of ``train vlhmm`` or ``train hmm``.
         path: of the run or file, kept with the tagger, which finds it there again.
         load: from a run's folder to its model, with its vocabulary: :func:`pplseq.baselines.loading.load_text_model`.
 
@@ -66,7 +66,7 @@ class SavedColumns:
         vocabulary = model.vocabulary
         needed = "embed_tokens" if self.kind == EMBEDDINGS else "posterior"
         if not hasattr(model, needed):
-            run = "`pplseq train lds`" if self.kind == EMBEDDINGS else "`pplseq train vlhmm`"
+            run = "`pplseq train text-lds`" if self.kind == EMBEDDINGS else "`pplseq train vlhmm`"
             raise ValueError(f"{self.kind}: {self.path} holds a {type(model).__name__}; expected a run of {run}")
         if vocabulary.unknown_id is None:
             raise ValueError(

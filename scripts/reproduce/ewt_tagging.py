@@ -4,11 +4,13 @@ speed of tagging.
     python scripts/reproduce/ewt_tagging.py
     python scripts/reproduce/ewt_tagging.py --systems latent "latent num_substates=32" --columns upos --again
     python scripts/reproduce/ewt_tagging.py --part dev --max-sentences 2000           # for a look; kept in another file
+    python scripts/reproduce/ewt_tagging.py --part dev --systems latent --runs runs/ewt_tagging   # trained once for both parts
     python scripts/reproduce/ewt_tagging.py --table                                   # what there is, nothing is trained
 
 A system is a name of `pplseq tag`, and behind it options as `--set` takes them. Tokens are the gold ones. Rows are kept in
 results/ewt_tagging.json one by one, and those that are there are not made again. Times are those of the processor, on one core,
-so that other work on the machine does not count. `unsupervised` is scored many-to-one, each state called by its most frequent
+so that other work on the machine does not count. With --runs, trained taggers are kept there and found again; rows made of
+those have the times of the training. `unsupervised` is scored many-to-one, each state called by its most frequent
 tag in the scored text; `semi-supervised` and `partly-tagged` learn from the tags of every tenth sentence and the words of all.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -54,16 +57,30 @@ def training_text(system: str, train):
     return [s if i % LABELLED == 0 else TaggedSentence(s.words, (None,) * len(s.words)) for i, s in enumerate(train)]
 
 
-def run_one(system: str, train, test) -> dict:
-    """A row of the table."""
-    from pplseq.models.taggers.clusters import names_of_clusters, score_clusters
-    from pplseq.models.taggers.scores import score_tags, training_words
+def trained(system: str, train, folder: Path | None = None):
+    """A trained tagger and the times of its training; kept in a folder, if one is given, and found there again."""
+    from pplseq.baselines.tagging_systems import load_tagger
 
+    facts = None if folder is None else folder.with_suffix(".json")
+    if facts is not None and facts.is_file():
+        return load_tagger(folder).tagger, json.loads(facts.read_text())
     tagger = make(system)
     seen = training_text(system, train)
     started = time.perf_counter(), time.process_time()
     tagger.fit(seen)
     row = {"train_seconds": time.process_time() - started[1], "train_wall_seconds": time.perf_counter() - started[0]}
+    if facts is not None:
+        tagger.save(folder)
+        facts.write_text(json.dumps(row))
+    return tagger, row
+
+
+def run_one(system: str, train, test, folder: Path | None = None) -> dict:
+    """A row of the table; folder: where the tagger is kept."""
+    from pplseq.models.taggers.clusters import names_of_clusters, score_clusters
+    from pplseq.models.taggers.scores import score_tags, training_words
+
+    tagger, row = trained(system, train, folder)
     words = [sentence.words for sentence in test]
     started = time.process_time()
     found = tagger.tag(words)
@@ -83,6 +100,12 @@ def run_one(system: str, train, test) -> dict:
         "tokens_per_second": scores.num_tokens / max(seconds, 1e-9),
         "commit": git("rev-parse", "--short", "HEAD"),
     }
+
+
+def run_folder(options, column: str, system: str) -> Path | None:
+    """Where a tagger is kept."""
+    name = " ".join([column, system, *([] if options.max_sentences is None else [str(options.max_sentences)])])
+    return options.runs and options.runs / re.sub(r"[^\w.=+-]+", "_", name)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, dict]]:
@@ -112,6 +135,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS, help="of tags")
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="which part is scored")
     parser.add_argument("--max-sentences", type=int, help="of train; for a look")
+    parser.add_argument("--runs", type=Path, help="keep trained taggers here, and take those that are here")
     parser.add_argument("--again", action="store_true", help="make the rows again that are there")
     parser.add_argument("--table", action="store_true", help="only print what there is")
     options = parser.parse_args()
@@ -137,7 +161,7 @@ def main() -> None:
                 continue
             print(column, system, "...", flush=True)
             try:
-                row = run_one(system, train, test)
+                row = run_one(system, train, test, run_folder(options, column, system))
             except Exception as error:  # whatever it is, it must not lose the other systems' rows
                 row = {"error": f"{type(error).__name__}: {error}"}
             print(column, system, json.dumps(row), flush=True)

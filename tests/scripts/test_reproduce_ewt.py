@@ -33,6 +33,20 @@ def scripts(monkeypatch, tmp_path):
     return ewt_tagging, tagging
 
 
+@pytest.fixture
+def morphology(scripts, tmp_path, monkeypatch):
+    import ewt_morphology
+
+    monkeypatch.setattr(ewt_morphology, "ROOT", tmp_path)
+    folder = tmp_path / "ud_english_ewt"
+    for name, text in (("train", conllu(WORDS) * 6), ("dev", conllu(WORDS) + conllu((*WORDS[:2], ("barked", "VERB", "VBD"))))):
+        lemmas = {word: lemma for word, lemma in zip(("The", "dog", "barks", "."), ("the", "dog", "bark", "."), strict=True)}
+        for word, lemma in lemmas.items():
+            text = text.replace(f"\t{word}\t_\t", f"\t{word}\t{lemma}\t")
+        (folder / f"en_ewt-ud-{name}.conllu").write_text("# newdoc\n" + text)
+    return ewt_morphology
+
+
 def run(monkeypatch, script, *arguments):
     monkeypatch.setattr(sys, "argv", ["script", *arguments])
     script.main()
@@ -52,9 +66,9 @@ def test_rows_are_made_once(scripts, tmp_path, monkeypatch, capsys):
         assert rows["most-frequent"]["known"] == 1.0 and rows["most-frequent"]["accuracy"] in (1.0, 5 / 6)
         assert "no such setting" in rows["hmm no_such=1"]["error"], "a system that fails does not lose the others"
 
-    def not_again(system, train, test):
+    def not_again(system, *parts):
         assert system != "most-frequent"
-        return made(system, train, test)
+        return made(system, *parts)
 
     made = table.run_one
     monkeypatch.setattr(table, "run_one", not_again)
@@ -64,6 +78,29 @@ def test_rows_are_made_once(scripts, tmp_path, monkeypatch, capsys):
     assert 0 <= again["upos"]["unsupervised num_states=3"]["clusters"]["v_measure"] <= 1
     shown = capsys.readouterr().out
     assert "XPOS" in shown and "hmm no_such=1 failed: " in shown
+
+
+def test_kept_taggers_are_not_trained_again(scripts, tmp_path, monkeypatch):
+    table = scripts[0]
+    arguments = ["--systems", "hmm", "--columns", "upos", "--runs", str(tmp_path / "runs")]
+    run(monkeypatch, table, *arguments, "--part", "dev")
+    monkeypatch.setattr(table, "make", lambda system: pytest.fail("trained again"))
+    run(monkeypatch, table, *arguments)
+    rows = [results(tmp_path, name)["upos"]["hmm"] for name in ("ewt_tagging_dev", "ewt_tagging")]
+    assert rows[0]["train_seconds"] == rows[1]["train_seconds"] and rows[0]["accuracy"] == 1.0
+
+
+def test_morphology_on_gold_tokens_and_on_raw_text(morphology, tmp_path, monkeypatch, capsys):
+    run(monkeypatch, morphology, "--systems", "morphology num_substates=1", "--runs", str(tmp_path / "runs"))
+    row = results(tmp_path, "ewt_morphology")["dev"]["morphology num_substates=1"]
+    gold, raw = row["gold tokens"], row["raw text"]
+    assert [gold[name] for name in ("tokens", "sentences", "words", "upos", "lemmas")] == [1, 1, 1, 1, 1]
+    assert gold["xpos"] == gold["alltags"] == 6 / 7  # barked is VBD, which training has not
+    assert set(raw) == set(morphology.METRICS) and raw["words"] > 0.5 and row["tags"] == 4
+    monkeypatch.setattr("pplseq.baselines.tagging_systems.train_tagger", lambda *_, **__: pytest.fail("trained again"))
+    run(monkeypatch, morphology, "--part", "test", "--systems", "morphology num_substates=1", "--runs", str(tmp_path / "runs"))
+    assert set(results(tmp_path, "ewt_morphology")["test"]) == {"morphology num_substates=1"}
+    assert "gold tokens" in capsys.readouterr().out
 
 
 def test_semi_supervised_systems_see_some_tags(scripts):

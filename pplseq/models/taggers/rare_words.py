@@ -17,8 +17,22 @@ FORM_TEMPLATES = (
     "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 7)),
     "capitals[0]", "digits[0]", "hyphen[0]", "shape[0]", "short_shape[0]",
 )  # fmt: skip
+CELLS = 1 << 21  # words x classes that are looked at together
 HISTORY_BYTES = 1 << 27  # of steps that L-BFGS remembers: all of them for tens of classes, a few for hundreds
 CLUSTER_TEMPLATES = tuple(f"cluster{size}[0]" for size in CLUSTER_PREFIXES)
+
+
+def loss_and_residual(rows: SparseRows, target: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """-sum of target times log p(class | row), nats, and its gradient in the scores, (N, C): n p(class | row) - target with n
+    the row's sum of target; some rows at a time."""
+    value, residual = target.new_zeros(()), torch.empty_like(target)
+    some = max(CELLS // target.shape[1], 1)
+    for start in range(0, len(target), some):
+        part = slice(start, min(start + some, len(target)))
+        log_probs = (rows.between(part.start, part.stop).times(weight) + bias).log_softmax(-1)
+        value -= (target[part] * log_probs).sum()
+        residual[part] = log_probs.exp_().mul_(target[part].sum(-1, keepdim=True)).sub_(target[part])
+    return value, residual
 
 
 class FormModel:
@@ -75,22 +89,20 @@ class FormModel:
         features = TagFeatures(templates, min_count=min_feature_count, clusters=clusters).fit([[word] for word in chosen])
         weight = torch.zeros(features.num_features, counts.shape[1], requires_grad=True)
         bias = torch.zeros(counts.shape[1], requires_grad=True)
-        model = cls(features, weight, bias)
-        rows = model.encode(chosen)
+        rows = cls(features, weight, bias).encode(chosen)
         kept = max(HISTORY_BYTES // (2 * weight.element_size() * weight.numel()), 4) if len(weight) else 4
         optimiser = torch.optim.LBFGS(
             [weight, bias], max_iter=max_iterations, history_size=min(kept, max_iterations), line_search_fn="strong_wolfe"
         )
 
         def loss() -> Tensor:
-            optimiser.zero_grad()
-            scores = sparse_product(rows, weight) + bias
-            value = l2 * weight.square().sum() - (target * scores.log_softmax(-1)).sum()
-            value.backward()
-            return value
+            # the gradient by hand: what autograd keeps of words x hundreds of classes would be most of the memory
+            value, residual = loss_and_residual(rows, target, weight.detach(), bias.detach())
+            weight.grad = rows.transposed.times(residual).add_(weight.detach(), alpha=2 * l2)
+            bias.grad = residual.sum(0)
+            return value + l2 * weight.detach().square().sum()
 
-        with torch.enable_grad():
-            optimiser.step(loss)
+        optimiser.step(loss)
         return cls(features, weight.detach(), bias.detach())
 
     def encode(self, words: Sequence[str]) -> SparseRows:

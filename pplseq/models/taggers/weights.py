@@ -58,6 +58,13 @@ class SparseRows:
         values = None if self.values is None else self.values[taken]
         return SparseRows(columns, offsets, len(used), values), used
 
+    def between(self, start: int, stop: int) -> SparseRows:
+        """The rows from start to stop, over all columns."""
+        offsets = self.offsets[start : stop + 1]
+        taken = slice(int(offsets[0]), int(offsets[-1]))
+        values = None if self.values is None else self.values[taken]
+        return SparseRows(self.columns[taken], offsets - offsets[0], self.num_columns, values)
+
     def times(self, matrix: Tensor) -> Tensor:
         """(N, K) its product with a dense (F, K) matrix, without a gradient."""
         if not len(self.columns):

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from pplseq.models.taggers import rare_words
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.substates.substate_words import SubstateWords
+from pplseq.models.taggers.weights import SparseRows, sparse_product
 
 WORDS = ["walked", "talked", "jumped", "nation", "station", "1990", "of"]
 COUNTS = torch.tensor([[0, 2.0, 0], [0, 1, 0], [1, 3, 0], [1, 0, 0], [2, 0, 0], [0, 0, 1], [0, 0, 40]]).double()
@@ -31,6 +33,24 @@ def test_the_optimum():
     residual = COUNTS[:-1].float() - COUNTS[:-1].sum(-1, keepdim=True).float() * model.log_probs(rare).exp().float()
     torch.testing.assert_close(dense.T @ residual, 2 * 0.5 * model.weight, atol=2e-3, rtol=0)
     torch.testing.assert_close(residual.sum(0), torch.zeros(3), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("num_rows", "num_classes", "cells"), [(7, 3, 1), (7, 3, 6), (7, 1, 100), (1, 3, 4)])
+def test_loss_some_words_at_a_time(monkeypatch, num_rows, num_classes, cells):
+    """Its value and gradients are those of autograd over all words at once; a word may have no feature and no class."""
+    monkeypatch.setattr(rare_words, "CELLS", cells)
+    rng = np.random.default_rng(0)
+    table = np.sort(rng.integers(-1, 5, (num_rows, 3)), axis=1)
+    table[num_rows // 2] = -1
+    rows = SparseRows.from_table(table, 5)
+    target = torch.from_numpy(rng.integers(0, 3, (num_rows, num_classes)) * rng.random((num_rows, num_classes)))
+    weight, bias = (torch.from_numpy(rng.normal(size=size)).requires_grad_() for size in ((5, num_classes), num_classes))
+    expected = -(target * (sparse_product(rows, weight) + bias).log_softmax(-1)).sum()
+    expected.backward()
+    value, residual = rare_words.loss_and_residual(rows, target, weight.detach(), bias.detach())
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(rows.transposed.times(residual), weight.grad)
+    torch.testing.assert_close(residual.sum(0), bias.grad)
 
 
 def test_frequent_words_are_left_out():

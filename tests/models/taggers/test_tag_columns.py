@@ -131,7 +131,7 @@ def test_states_of_a_model_on_disk(vocabulary, tmp_path):
     expected = PosteriorColumns(model, vocabulary)(SENTENCES)
     np.testing.assert_allclose(saved(SENTENCES).values, expected.values, atol=1e-6)
     assert saved.sparse and saved.num_columns == 4
-    with pytest.raises(ValueError, match="holds a VLHMM; expected a run of `pplseq train lds`"):
+    with pytest.raises(ValueError, match="holds a VLHMM; expected a run of `pplseq train text-lds`"):
         _ = SavedColumns("embeddings", tmp_path / "model", load_text_model).sparse
 
 
