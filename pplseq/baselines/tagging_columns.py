@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Load = Callable[[Path], Any]
 
-EMBEDDINGS, STATES = "embeddings", "states"
+COLUMN_KINDS = EMBEDDINGS, STATES = "embeddings", "states"
 DENSE_SCALE = 0.3  # of embeddings, unless column_scale is given; chosen on a tenth of CoNLL-2000 train
 
 
@@ -116,8 +116,8 @@ def with_columns(settings: dict[str, Any], load: Load) -> dict[str, Any]:
     Raises:
         ValueError: both, or columns besides.
     """
-    given = [kind for kind in (EMBEDDINGS, STATES) if settings.get(kind) is not None]
-    rest = {name: value for name, value in settings.items() if name not in (EMBEDDINGS, STATES)}
+    given = [kind for kind in COLUMN_KINDS if settings.get(kind) is not None]
+    rest = {name: value for name, value in settings.items() if name not in COLUMN_KINDS}
     if not given:
         return rest
     if len(given) > 1 or rest.get("columns") is not None:
@@ -128,11 +128,14 @@ def with_columns(settings: dict[str, Any], load: Load) -> dict[str, Any]:
 
 
 def open_columns(tagger: Any, load: Load) -> None:
-    """Gives a tagger that was loaded the columns that it was trained with, where they are those of a model on disk.
+    """Gives a tagger that was loaded, and the members of a product, the columns they were trained with, where these are those
+    of a model on disk.
 
     Raises:
         FileNotFoundError: the model is not there any more. ValueError: it is another one by now.
     """
+    for member in getattr(tagger, "models", ()):
+        open_columns(member, load)
     address = getattr(tagger, "column_address", None)
     if address is None:
         return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pplseq.baselines.tagging_columns import open_columns, with_columns
+from pplseq.baselines.tagging_columns import COLUMN_KINDS, open_columns, with_columns
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
 from pplseq.files import beside, check_writable
@@ -45,6 +46,9 @@ SYSTEMS = {
     "plain": System("hmm-tagger", "plain", {}, "bigram HMM by maximum likelihood, nothing smoothed"),
     "latent": System("latent-tagger", None, {}, "HMM over tags split into substates"),
     "latent-product": System("product-tagger", None, {}, "product of several latent taggers"),
+    "product": System(
+        "product-of-taggers", None, {}, "product of several systems: latent-product and crf, or those of --set members=[...]"
+    ),
     "morphology": System(
         "morphology-tagger", None, {}, "latent, of several columns at once, and lemmas (--column upos,feats,lemma)"
     ),
@@ -75,7 +79,8 @@ SYSTEMS = {
     ),
 }
 # those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text or tags, or slow
-NOT_COMPARED = ("trigram", "spans", "latent-product", "morphology")
+NOT_COMPARED = ("trigram", "spans", "latent-product", "product", "morphology")
+MEMBERS = ("latent-product", "crf")  # of a product, unless others are asked for
 COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in NOT_COMPARED and not system.untagged)
 
 
@@ -110,6 +115,8 @@ def make_tagger(name: str, **settings: Any) -> Any:
     Args:
         name: in :data:`SYSTEMS`. **settings: arguments of its class (`get_params` has them all), over those of the preset; and
             of taggers with columns `embeddings` or `states`, a path of :class:`~pplseq.baselines.tagging_columns.SavedColumns`.
+            Of "product" `members`, each the name of a system and behind it options as `--set` takes them; other settings are
+            for those members that have them.
 
     Raises:
         ValueError: no such system, or a setting it does not take.
@@ -120,6 +127,8 @@ def make_tagger(name: str, **settings: Any) -> Any:
         tagger = make_tagger("crf", l2=0.5).fit(read_tagged("train.conllu"))
     """
     system = check_system(name)
+    if name == "product":
+        settings = {"members": _members(**settings)}
     try:
         kind = TAGGERS[system.tagger]
     except AttributeError as error:  # of a module that does not have it
@@ -134,6 +143,24 @@ def make_tagger(name: str, **settings: Any) -> Any:
         if setting not in known:
             raise ValueError(f"{setting}: the system {name!r} has no such setting.{nearest(setting, known)}")
     return tagger.set_params(**settings) if settings else tagger
+
+
+def _members(members: Sequence[str | Any] = MEMBERS, **shared: Any) -> list[Any]:
+    """Untrained taggers of a product; shared: settings for those of them that have such."""
+    made, taken = [], set()
+    for member in members:
+        if not isinstance(member, str):
+            made.append(member)
+            continue
+        name, *options = shlex.split(member)
+        known = make_tagger(name).get_params()
+        own = {key: value for key, value in shared.items() if key in known or (key in COLUMN_KINDS and "columns" in known)}
+        taken |= set(own)
+        made.append(make_tagger(name, **(own | parse_settings(tuple(options)))))
+    for key in shared:
+        if key not in taken:
+            raise ValueError(f"{key}: no member of the product has such a setting: {', '.join(map(str, members))}")
+    return made
 
 
 def train_tagger(

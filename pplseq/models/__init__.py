@@ -39,6 +39,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "HMMTaggerSettings": "@pplseq.models.taggers.hmm",
         "LatentTagger": "@pplseq.models.taggers.latent",
         "SelfTrainedTagger": "@pplseq.models.taggers.substates.self_training",
+        "ProductOfTaggers": "@pplseq.models.taggers.substates.products",
         "ProductTagger": "@pplseq.models.taggers.substates.products",
         "DictionaryTagger": "@pplseq.models.taggers.dictionary",
         "CRFTagger": "@pplseq.models.taggers.conditional",

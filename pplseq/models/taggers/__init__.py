@@ -11,6 +11,7 @@ TAGGERS = Registry(
         "latent-tagger": "latent:LatentTagger",
         "self-trained-tagger": "substates.self_training:SelfTrainedTagger",
         "product-tagger": "substates.products:ProductTagger",
+        "product-of-taggers": "substates.products:ProductOfTaggers",
         "crf-tagger": "conditional:CRFTagger",
         "memm-tagger": "conditional:MEMMTagger",
         "morphology-tagger": "morphology.tagger:MorphologyTagger",

@@ -1,10 +1,12 @@
-"""Products of latent taggers: the geometric mean of what each says, word by word."""
+"""Products of taggers: the geometric mean of what each says, word by word."""
 
 import numpy as np
 import pytest
 from support.tagged_toy import tagged_sentences
 
-from pplseq.models import LatentTagger, ProductTagger
+from pplseq.baselines.tagging_systems import load_tagger, make_tagger, train_tagger
+from pplseq.data.columns import TaggedSentence
+from pplseq.models import CRFTagger, HMMTagger, LatentTagger, ProductOfTaggers, ProductTagger
 
 TRAIN = tagged_sentences(30)
 WORDS = [s.words for s in tagged_sentences(8, seed=1)] + [(), ("unseen",)]
@@ -48,3 +50,50 @@ def test_clusters_tell_the_tags_of_words_from_untagged_text(tmp_path):
     np.testing.assert_array_equal(product.smooth([("qq", "zz")])[0], again.smooth([("qq", "zz")])[0])
     (probs,) = LatentTagger(**SMALL).fit(TRAIN).smooth([("qq", "zz")])
     assert probs[0, product.tags.index("NOUN")] < product.smooth([("qq", "zz")])[0][0, product.tags.index("NOUN")]
+
+
+def test_taggers_of_different_kinds(tmp_path):
+    """Whatever the order of their tags; trained together or before."""
+    latents, crf = ProductTagger(2, **SMALL), CRFTagger(l2=0.5)
+    product = ProductOfTaggers([latents, crf]).fit(TRAIN)
+    assert not latents.tags and not crf.tags, "copies are trained"
+    crf_rows = crf.fit(TRAIN).smooth(WORDS)
+    crf.smooth = lambda x: [rows[:, ::-1] for rows in crf_rows]
+    crf.tags = crf.tags[::-1]
+    for each in (product, ProductOfTaggers.of([latents.fit(TRAIN), crf])):
+        for found, a, b in zip(each.smooth(WORDS), latents.smooth(WORDS), crf_rows, strict=True):
+            mean = np.sqrt(a * b)
+            np.testing.assert_allclose(found, mean / mean.sum(1, keepdims=True), rtol=1e-6, atol=1e-12)
+    again = ProductOfTaggers.load(product.save(tmp_path / "run"))
+    assert [type(model) for model in again.models] == [ProductTagger, CRFTagger]
+    for got, expected in zip(again.smooth(WORDS), product.smooth(WORDS), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+def test_members_that_are_none():
+    with pytest.raises(TypeError, match="members: expected taggers that give probabilities"):
+        ProductOfTaggers(["crf"])
+    with pytest.raises(ValueError, match="at least one"):
+        ProductOfTaggers().fit(TRAIN)
+    with pytest.raises(RuntimeError, match="HMMTagger has seen no"):
+        ProductOfTaggers.of([HMMTagger()])
+    other = HMMTagger().fit([TaggedSentence(("a",), ("X",))])
+    with pytest.raises(ValueError, match="only some of them know .*NOUN.*X"):
+        ProductOfTaggers.of([HMMTagger().fit(TRAIN), other])
+
+
+def test_the_system_gives_settings_to_the_members_that_have_them(tmp_path):
+    clusters = {"dog": "01"}
+    product = make_tagger("product", clusters=clusters, num_models=2)
+    assert [type(member) for member in product.members] == [ProductTagger, CRFTagger]
+    assert product.members[0].num_models == 2 and all(m.get_params()["clusters"] == clusters for m in product.members)
+    chosen = make_tagger("product", members=["hmm", "crf l2=0.5 'pairs=all'"], column_scale=0.1)
+    assert [m.get_params().get(k) for m, k in zip(chosen.members, ("order", "pairs"), strict=True)] == [1, "all"]
+    with pytest.raises(ValueError, match="unheard_of: no member"):
+        make_tagger("product", unheard_of=1)
+    vectors = tmp_path / "vectors.npz"
+    words = sorted({word for sentence in TRAIN for word in sentence.words})
+    np.savez(vectors, words=np.array(words), embeddings=np.eye(len(words)))
+    saved, _ = train_tagger("product", TRAIN, folder=tmp_path / "run", members=["hmm", "crf l2=0.5"], embeddings=str(vectors))
+    again = load_tagger(tmp_path / "run").tagger
+    assert again.models[1].columns is not None and again.tag(WORDS) == saved.tagger.tag(WORDS)

@@ -9,6 +9,7 @@ import pytest
 
 import pplseq.baselines  # noqa: F401 - which registers its taggers
 from pplseq.data.columns import TaggedSentence
+from pplseq.models import CRFTagger, HMMTagger
 from pplseq.models.taggers import TAGGERS
 from pplseq.models.taggers.probabilistic import GenerativeTagger, ProbabilisticTagger
 from pplseq.models.taggers.tagger import load_tagger
@@ -40,6 +41,7 @@ MAKERS = {
     "memm": _tagger("memm-tagger"),
     "latent": _tagger("latent-tagger", num_substates=2, max_iterations=5),
     "product": _tagger("product-tagger", num_models=2, num_substates=2, max_iterations=2),
+    "product of kinds": _tagger("product-of-taggers", members=(HMMTagger(), CRFTagger(max_iterations=20, l2=1.0))),
     "morphology": _tagger("morphology-tagger", columns=("upos",), num_substates=2, max_iterations=2),
     "self-trained": _tagger("self-trained-tagger", num_substates=2, max_iterations=2),
     "partly tagged": _tagger("dictionary-tagger", "semi_supervised"),
