@@ -4,6 +4,7 @@ gain from token embeddings of an LDS, or from the posteriors of a VL-HMM?
     python scripts/reproduce/conll2000_tagging.py --lds runs/lds_pos/LDS/best --word2vec runs/lds_pos/VECTORS.npy
     python scripts/reproduce/conll2000_tagging.py --systems crf crf+vlhmm --vlhmm runs/ptb/best
     python scripts/reproduce/conll2000_tagging.py --held-out --column-scale 0.3          # a tenth of train in place of test
+    python scripts/reproduce/conll2000_tagging.py --systems "latent-product clusters=FILE" "crfsuite c1=0 c2=0.05"
 
 The LDS and the vectors are those that scripts/reproduce/lds_pos.py leaves in its --cache, the VL-HMM one that `pplseq train`
 (or scripts/reproduce/vlhmm.py) leaves. Trained on CoNLL-2000 train (sections 15-18 of the treebank), tested on its test
@@ -18,6 +19,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -73,13 +75,14 @@ def column_source(name: str, options):
 
 
 def make(system: str, options):
-    """A tagger by its name here, else by its name in `pplseq tag`."""
-    from pplseq.baselines.tagging_systems import make_tagger
+    """A tagger by its name here, else by its name in `pplseq tag`, and options as `--set` takes them, quoted as in a shell."""
+    from pplseq.baselines.tagging_systems import make_tagger, parse_settings
     from pplseq.models import CRFTagger, MEMMTagger
     from pplseq.models.taggers.weights import CRFSettings
 
     if system not in FEATURED:
-        return make_tagger(system)
+        name, *settings = shlex.split(system)
+        return make_tagger(name, **parse_settings(tuple(settings)))
     kind, _, name = system.partition("+")
     columns = column_source(name, options) if name else None
     settings = CRFSettings(l2=options.l2, tolerance=options.tolerance)
@@ -150,7 +153,7 @@ def main() -> None:
     given = [name for name in COLUMNS if getattr(options, name.partition("-")[0])]
     systems = options.systems or ["crf", *(f"crf+{name}" for name in given)]
     for system in systems:
-        name = system.partition("+")[2]
+        name = system.partition("+")[2] if system in FEATURED or " " not in system else ""
         if name and name not in given:
             parser.error(
                 f"{system}: give --{name.partition('-')[0]}" if name in COLUMNS else f"{system}: no such columns"
@@ -167,7 +170,7 @@ def main() -> None:
     scores = {}
     for system in systems:
         results[system], scores[system] = run_one(system, train, test, options)
-        if "+" in system and (plain := scores.get(system.partition("+")[0])) is not None:
+        if system in FEATURED and "+" in system and (plain := scores.get(system.partition("+")[0])) is not None:
             results[system]["p_against_plain"] = float(f"{mcnemar(scores[system], plain).p_value:.2g}")
         if system in FEATURED:
             results[system] |= {"l2": options.l2, "columns": COLUMNS.get(system.partition("+")[2])}

@@ -7,11 +7,12 @@ speed of tagging.
     python scripts/reproduce/ewt_tagging.py --part dev --systems latent --runs runs/ewt_tagging   # trained once for both parts
     python scripts/reproduce/ewt_tagging.py --table                                   # what there is, nothing is trained
 
-A system is a name of `pplseq tag`, and behind it options as `--set` takes them. Tokens are the gold ones. Rows are kept in
-results/ewt_tagging.json one by one, and those that are there are not made again. Times are those of the processor, on one core,
-so that other work on the machine does not count. With --runs, trained taggers are kept there and found again; rows made of
-those have the times of the training. `unsupervised` is scored many-to-one, each state called by its most frequent
-tag in the scored text; `semi-supervised` and `partly-tagged` learn from the tags of every tenth sentence and the words of all.
+A system is a name of `pplseq tag`, and behind it options as `--set` takes them, quoted as in a shell. Tokens are the gold ones.
+Rows are kept in results/ewt_tagging.json one by one, and those that are there are not made again. Times are those of the
+processor, on one core, so that other work on the machine does not count. With --runs, trained taggers are kept there and found
+again, members of a product (`product members='["latent", "crf l2=0.1"]'`) one by one; rows made of those have the times of the
+training. `unsupervised` is scored many-to-one, each state called by its most frequent tag in the scored text;
+`semi-supervised` and `partly-tagged` learn from the tags of every tenth sentence and the words of all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -40,28 +42,43 @@ def default_systems() -> list[str]:
     return [*COMPARED, *(name for name, system in SYSTEMS.items() if system.untagged and name not in COMPARED)]
 
 
+def parts_of(system: str) -> tuple[str, dict]:
+    """Name and options."""
+    from pplseq.baselines.tagging_systems import parse_settings
+
+    name, *settings = shlex.split(system)
+    return name, parse_settings(tuple(settings))
+
+
 def make(system: str):
     """A tagger from a name and options."""
-    from pplseq.baselines.tagging_systems import make_tagger, parse_settings
+    from pplseq.baselines.tagging_systems import make_tagger
 
-    name, *settings = system.split()
-    return make_tagger(name, **parse_settings(tuple(settings)))
+    name, settings = parts_of(system)
+    return make_tagger(name, **settings)
 
 
 def training_text(system: str, train):
     """What a system may see of the training text."""
     from pplseq.data.columns import TaggedSentence
 
-    if system.split()[0] not in ("semi-supervised", "partly-tagged"):
+    if parts_of(system)[0] not in ("semi-supervised", "partly-tagged"):
         return train
     return [s if i % LABELLED == 0 else TaggedSentence(s.words, (None,) * len(s.words)) for i, s in enumerate(train)]
 
 
-def trained(system: str, train, folder: Path | None = None):
-    """A trained tagger and the times of its training; kept in a folder, if one is given, and found there again."""
+def trained(system: str, train, runs: Path | None = None):
+    """A trained tagger and the times of its training; kept in a folder of `runs`, and found there again. Members of a product
+    are kept one by one, so that products of the same ones are no training more."""
     from pplseq.baselines.tagging_systems import load_tagger
+    from pplseq.models import ProductOfTaggers
 
-    facts = None if folder is None else folder.with_suffix(".json")
+    name, settings = parts_of(system)
+    if runs is not None and name == "product" and set(settings) == {"members"}:
+        models, rows = zip(*(trained(member, train, runs) for member in settings["members"]), strict=True)
+        return ProductOfTaggers.of(models), {key: sum(row[key] for row in rows) for key in rows[0]}
+    folder = None if runs is None else runs / re.sub(r"[^\w.=+-]+", "_", system)
+    facts = None if folder is None else folder.with_name(f"{folder.name}.json")
     if facts is not None and facts.is_file():
         return load_tagger(folder).tagger, json.loads(facts.read_text())
     tagger = make(system)
@@ -75,17 +92,17 @@ def trained(system: str, train, folder: Path | None = None):
     return tagger, row
 
 
-def run_one(system: str, train, test, folder: Path | None = None) -> dict:
-    """A row of the table; folder: where the tagger is kept."""
+def run_one(system: str, train, test, runs: Path | None = None) -> dict:
+    """A row of the table; runs: where taggers of this training text are kept."""
     from pplseq.models.taggers.clusters import names_of_clusters, score_clusters
     from pplseq.models.taggers.scores import score_tags, training_words
 
-    tagger, row = trained(system, train, folder)
+    tagger, row = trained(system, train, runs)
     words = [sentence.words for sentence in test]
     started = time.process_time()
     found = tagger.tag(words)
     seconds = time.process_time() - started
-    if system.split()[0] == "unsupervised":
+    if parts_of(system)[0] == "unsupervised":
         row["clusters"] = score_clusters(test, found)._asdict()
         names = names_of_clusters(test, found)
         found = [tuple(names[state] for state in path) for path in found]
@@ -100,12 +117,6 @@ def run_one(system: str, train, test, folder: Path | None = None) -> dict:
         "tokens_per_second": scores.num_tokens / max(seconds, 1e-9),
         "commit": git("rev-parse", "--short", "HEAD"),
     }
-
-
-def run_folder(options, column: str, system: str) -> Path | None:
-    """Where a tagger is kept."""
-    name = " ".join([column, system, *([] if options.max_sentences is None else [str(options.max_sentences)])])
-    return options.runs and options.runs / re.sub(r"[^\w.=+-]+", "_", name)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, dict]]:
@@ -156,12 +167,13 @@ def main() -> None:
             list(read_conllu(folder / f"en_ewt-ud-{part}.conllu", tag=column)) for part in ("train", options.part)
         )
         train = train[: options.max_sentences]
+        runs = options.runs and options.runs / f"{column}{'' if options.max_sentences is None else options.max_sentences}"
         for system in systems:
             if not options.again and "error" not in results[column].get(system, {"error": ""}):
                 continue
             print(column, system, "...", flush=True)
             try:
-                row = run_one(system, train, test, run_folder(options, column, system))
+                row = run_one(system, train, test, runs)
             except Exception as error:  # whatever it is, it must not lose the other systems' rows
                 row = {"error": f"{type(error).__name__}: {error}"}
             print(column, system, json.dumps(row), flush=True)

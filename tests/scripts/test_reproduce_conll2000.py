@@ -67,9 +67,10 @@ def test_rows_of_a_table_are_added_to_a_file(script, tmp_path, monkeypatch, caps
     for name, row in entry["results"].items():
         assert row["known"] == 100.0 and row["accuracy"] in (100.0, 90.0)
         assert ("p_against_plain" in row) == ("+" in name)
-    monkeypatch.setattr(sys, "argv", ["conll2000_tagging.py", "--held-out", "--systems", "crf"])
+    monkeypatch.setattr(sys, "argv", ["conll2000_tagging.py", "--held-out", "--systems", "hmm order=2"])
     script.main()
-    assert (tmp_path / "results" / "conll2000_tagging_held_out.json").is_file()
+    rows = json.loads((tmp_path / "results" / "conll2000_tagging_held_out.json").read_text())["results"]
+    assert list(rows) == ["hmm order=2"] and rows["hmm order=2"]["accuracy"] == 100.0
     monkeypatch.setattr(sys, "argv", ["conll2000_tagging.py", "--systems", "crf+lds"])
     with pytest.raises(SystemExit):
         script.main()

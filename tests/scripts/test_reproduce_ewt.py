@@ -88,6 +88,10 @@ def test_kept_taggers_are_not_trained_again(scripts, tmp_path, monkeypatch):
     run(monkeypatch, table, *arguments)
     rows = [results(tmp_path, name)["upos"]["hmm"] for name in ("ewt_tagging_dev", "ewt_tagging")]
     assert rows[0]["train_seconds"] == rows[1]["train_seconds"] and rows[0]["accuracy"] == 1.0
+    product = """product members='["hmm","hmm"]'"""
+    run(monkeypatch, table, *arguments[2:], "--systems", product)
+    row = results(tmp_path, "ewt_tagging")["upos"][product]
+    assert row["train_seconds"] == 2 * rows[1]["train_seconds"] and row["accuracy"] == rows[1]["accuracy"]
 
 
 def test_morphology_on_gold_tokens_and_on_raw_text(morphology, tmp_path, monkeypatch, capsys):
