@@ -64,7 +64,7 @@ def trained_tagger(system: str, runs: Path):
     from pplseq.models.taggers.morphology.tagger import COLUMNS
 
     folder = run_folder(runs, system)
-    facts = folder.with_suffix(".json")
+    facts = folder.with_name(f"{folder.name}.json")
     if not facts.is_file():
         name, *settings = system.split()
         train = read_tagged(treebank("train"), column=",".join(COLUMNS))
