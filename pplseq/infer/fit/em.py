@@ -68,7 +68,8 @@ class Part(Protocol):
 
 
 class ExpectationModel(Protocol):
-    """What a model offers to be fitted by EM."""
+    """What a model offers to be fitted by EM; ``expectation_at_once(batch)`` beside it, where :func:`expectation` of some data
+    needs no chain: None of other data."""
 
     def chain_of(self, batch: Batch) -> Any:
         """The :class:`~pplseq.infer.discrete.chain.Chain`, or ``GaussianChain``, of a batch."""
@@ -286,6 +287,9 @@ def expectation(model: ExpectationModel, batch: Batch | Part) -> tuple[Statistic
     """
     if not isinstance(batch, Batch):
         return total_expectation(model, batch.batches(model))
+    at_once: Any = getattr(model, "expectation_at_once", None)
+    if at_once is not None and (found := at_once(batch)) is not None:
+        return found
     chain = model.chain_of(batch)
     log_prob = float(chain.log_prob().detach().sum(dtype=torch.float64))
     if math.isnan(log_prob):

@@ -139,6 +139,13 @@ def covariance_of(scale: Tensor) -> Tensor:
     return factor @ factor.mT
 
 
+def emission_covariance(scale: Tensor) -> Tensor:
+    """(n,) variances, or (n, n), of a triangular factor with logarithms on its diagonal, which keep it invertible."""
+    if scale.dim() == 1:
+        return (2 * scale).exp()
+    return covariance_of(scale.tril(-1) + torch.diag(scale.diagonal().exp()))
+
+
 def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False) -> Tensor:
     """The triangular factor (h, h), or the standard deviations (h,), of a covariance (h, h), which may be singular.
 
@@ -255,11 +262,7 @@ class LDSTensors(GaussianEstimator):
 
     @property
     def _emission_noise(self) -> Tensor:
-        # (n,) variances, or (n, n); logarithms on the diagonal keep it invertible
-        scale = self.emission_scale
-        if scale.dim() == 1:
-            return (2 * scale).exp()
-        return covariance_of(scale.tril(-1) + torch.diag(scale.diagonal().exp()))
+        return emission_covariance(self.emission_scale)
 
     @property
     def initial_belief(self) -> GaussianBelief:

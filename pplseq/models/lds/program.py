@@ -18,6 +18,7 @@ from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.forms import in_form
+from pplseq.models.lds import at_once
 from pplseq.models.lds.arguments import (
     check_inputs,
     check_observations,
@@ -155,6 +156,24 @@ class LDS(LDSQueries):
         emission = LinearEmission(values.emission, as_noise(values.emission_noise, self.num_features))
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
+
+    def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
+        value = self._log_prob_at_once(x) if lengths is None and not known else None
+        return super().log_joint(x, lengths, share=share, **known) if value is None else value + share * self.log_prior()
+
+    def _log_prob_at_once(self, x: Tensor) -> Tensor | None:
+        """() log p(x) of whole rows under an LDS as it is; see :mod:`pplseq.models.lds.at_once`."""
+        if not self._is_as_it_is or not at_once.fits(x, self.num_states):
+            return None
+        own, of = self._parameters, (self.num_features, self.transition.dtype)
+        return at_once.total_log_prob(x, *[own[name] for name in at_once.RAW]) if (x.shape[2], x.dtype) == of else None
+
+    @property
+    def _is_as_it_is(self) -> bool:
+        """Whether nothing of it is its own: no subclass, no replaced method, no parameter that is constrained or drawn."""
+        if type(self) is not LDS or self.initial != "learned" or self.num_inputs or not WAYS.isdisjoint(vars(self)):
+            return False
+        return self.is_one_chain and not (self._modules or self._pyro_params or self._pyro_samples)
 
     @property
     def _is_finite(self) -> bool:
@@ -346,6 +365,10 @@ class LDS(LDSQueries):
         if batch.of_steps:
             return self.posterior(batch.x, batch.lengths, **batch.known)
         return chain_of(self.values, batch)
+
+    @torch.no_grad()
+    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
+        return at_once.expectation(self.values, batch) if self._is_as_it_is else None
 
     def expected_statistics(self, chain: GaussianChain, batch: Batch) -> Statistics:
         return e_step(self.values, chain, batch)

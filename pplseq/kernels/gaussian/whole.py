@@ -1,0 +1,174 @@
+"""Whole rows of a Gaussian chain with small states: likelihood, and the sums of gradients and EM, by one compiled loop.
+
+The readable twins are :class:`~pplseq.infer.gaussian.chain.GaussianChain` with the gradients of
+:mod:`pplseq.infer.gaussian.likelihood`, and the regressions of :mod:`pplseq.models.lds.statistics`; both say what holds for
+rows that are not whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pplseq.kernels import compiled
+from pplseq.kernels.gaussian.compiled_kalman import MOST_NUMBERS, MOST_STATES
+from pplseq.kernels.kalman import DOUBLE, Convergence
+
+MOST_CELLS = 1 << 23  # numbers of all steps of the smallest block of rows
+
+
+class System(NamedTuple):
+    """x_1 ~ N(first, start), x_t = matrix x_{t-1} + offset + N(0, noise), y_t = loadings x_t + shift + N(0, covariance).
+
+    Arrays in double precision: (h,), (h, h); (h, h), (h,), (h, h); (n, h), (n,), (n, n).
+    """
+
+    first: np.ndarray
+    start: np.ndarray
+    matrix: np.ndarray
+    offset: np.ndarray
+    noise: np.ndarray
+    loadings: np.ndarray
+    shift: np.ndarray
+    covariance: np.ndarray
+
+
+class WholeRows(NamedTuple):
+    """What the loop finds. log_prob: nats of all rows. sums: :class:`pplseq.kernels.gaussian.whole_loops.Sums`, zero where
+    they were not wanted."""
+
+    num_rows: int
+    num_steps: int
+    system: System
+    log_prob: float
+    sums: Any
+
+
+def applies(num_rows: int, num_steps: int, h: int, n: int) -> bool:
+    """Whether the loop is there for such rows, and their filtered means have room."""
+    fits = h <= MOST_STATES and n <= MOST_NUMBERS and num_steps * (h + n) * min(num_rows, 8) <= MOST_CELLS
+    return fits and compiled.available()
+
+
+def whole_rows(
+    system: System, values: np.ndarray, tol: float, *, gradient: bool = False, moments: bool = False
+) -> WholeRows | None:
+    """The likelihood of rows (R, T, n), with the sums that gradients are made of, and beside them with those of states.
+
+    None where the values or the system are not finite, noise is zero, or digits would be lost: the long way then says why, or
+    keeps them.
+
+    Args:
+        tol: error of the log-likelihood that counts as none; see :class:`~pplseq.infer.gaussian.chain.GaussianChain`.
+
+    Cost: a few h^3 a step until nothing changes any more, then (h + n)^2 a step and row. Memory: h + n numbers for each step
+    of a block of rows, and h^2 for each step with a covariance of its own.
+    """
+    from pplseq.kernels.gaussian import whole_loops as loops
+    from pplseq.kernels.gaussian.kalman_loops import System as Loops
+
+    variances = system.covariance.diagonal()
+    if not (variances.all() and math.isfinite(values.sum())):
+        return None
+    loadings = system.loadings
+    precision = float(((loadings * loadings).sum(1) / variances).max())
+    about = Loops(
+        system.matrix, system.noise, loadings[None], system.covariance[None], np.ones((1, len(variances))),
+        np.array([precision]), -1, tol, Convergence(tol, True, False, 1).agree,
+    )  # fmt: skip
+    given, found = (system.first, system.start, system.offset, system.shift, about), {}
+
+    def run(part: int, begin: int, end: int) -> None:
+        found[part] = loops.sums_of(values[begin:end], *given, gradient or moments, moments, True)
+
+    (num_rows, num_steps, n), h = values.shape, len(system.first)
+    compiled.by_rows(run, num_rows, num_rows * num_steps * h * (2 * h + 4 * n) * (4 if gradient or moments else 1))
+    sums = found.pop(0)
+    for other in found.values():  # covariances are the same in all
+        sums = sums._replace(log_prob=sums.log_prob + other.log_prob)
+        for mine, its in (
+            (sums.states[: loops.LATER_STEP], other.states[: loops.LATER_STEP]), (sums.seen[0], other.seen[0]),
+            (sums.noise[0], other.noise[0]), (sums.vectors, other.vectors), (sums.errors, other.errors),
+        ):  # fmt: skip
+            mine += its
+    if not (math.isfinite(sums.log_prob) and math.isfinite(precision) and sums.is_exact):
+        return None
+    return WholeRows(num_rows, num_steps, system, sums.log_prob, sums)
+
+
+class Gradients(NamedTuple):
+    """Of the likelihood, in what a :class:`System` is made of; of covariances symmetric."""
+
+    first: np.ndarray
+    start: np.ndarray
+    matrix: np.ndarray
+    offset: np.ndarray
+    noise: np.ndarray
+    loadings: np.ndarray
+    shift: np.ndarray
+    covariance: np.ndarray
+
+
+def gradients(rows: WholeRows) -> Gradients:
+    """Of ``rows.log_prob``; see :mod:`pplseq.infer.gaussian.likelihood`."""
+    from pplseq.kernels.gaussian import whole_loops as at
+
+    count, (states, seen, noise, vectors, errors) = rows.num_rows, rows.sums[2:]
+    return Gradients(
+        vectors[1], (states[at.START] - count * states[at.LATER_START]) / 2, states[at.STEP] - count * states[at.LATER_STEP],
+        vectors[0], (states[at.MOVE] - count * states[at.LATER]) / 2, seen[0] - count * seen[1], errors,
+        (noise[0] - count * noise[1]) / 2,
+    )  # fmt: skip
+
+
+class Moments(NamedTuple):
+    """Sums over steps and rows, of states given all observations.
+
+    second, before, after: (h, h) of E[x x'], all steps, all but the last, all but the first; first: of E[x_1 x_1'] . state,
+    state_before, first_state: (h,) of E[x]. move, move_state: of E[(x_t - A x_{t-1} - a) .'] (h, h) with itself, with x_{t-1},
+    and (h,) alone. error, error_state, error_sum: of y - C x - c: (n, n), (n, h) and (n,).
+    """
+
+    second: np.ndarray
+    before: np.ndarray
+    first: np.ndarray
+    state: np.ndarray
+    state_before: np.ndarray
+    first_state: np.ndarray
+    move: np.ndarray
+    move_state: np.ndarray
+    move_sum: np.ndarray
+    error: np.ndarray
+    error_state: np.ndarray
+    error_sum: np.ndarray
+
+
+def moments(rows: WholeRows) -> Moments:
+    """The expected statistics of EM: E[move | all] is noise times lambda, and E[error | all] covariance times e.
+
+    Source: S. J. Koopman (1993), Disturbance smoother for state space models, Biometrika 80(1).
+    """
+    from pplseq.kernels.gaussian import whole_loops as at
+
+    count, system, (states, seen, noise, vectors, errors) = rows.num_rows, rows.system, rows.sums[2:]
+    matrix, loadings = system.matrix, system.loadings
+    spread = count * states[at.COVARIANCE]
+    before, after = spread - count * states[at.LAST_COVARIANCE], spread - count * states[at.FIRST_COVARIANCE]
+    across = matrix @ (count * states[at.LAG_ONE]).T
+    moved = system.noise @ states[at.MOVE] @ system.noise + after - across - across.T + matrix @ before @ matrix.T
+    error = system.covariance @ noise[0] @ system.covariance + loadings @ spread @ loadings.T
+    return Moments(
+        states[at.SECOND] + spread, states[at.SECOND] - states[at.LAST] + before,
+        states[at.FIRST] + count * states[at.FIRST_COVARIANCE], vectors[2], vectors[2] - vectors[4], vectors[3],
+        (moved + moved.T) / 2, system.noise @ (states[at.STEP] - count * states[at.LATER_STEP]), system.noise @ vectors[0],
+        (error + error.T) / 2, system.covariance @ seen[0] - loadings @ spread, system.covariance @ errors,
+    )  # fmt: skip
+
+
+def double(value: torch.Tensor) -> np.ndarray:
+    """The same numbers in double precision, without gaps and gradients."""
+    value = value.detach()
+    return np.ascontiguousarray((value if value.dtype == DOUBLE else value.to(DOUBLE)).numpy())

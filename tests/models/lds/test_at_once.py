@@ -1,0 +1,164 @@
+"""Whole rows by one compiled loop: the values, gradients and statistics of EM that the way over a chain gives."""
+
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from pplseq.infer.fit.em import Batch, expectation
+from pplseq.kernels import compiled
+from pplseq.kernels.gaussian import whole
+from pplseq.models import LDS
+from pplseq.models.estimator import Estimator
+from pplseq.models.lds import at_once
+from pplseq.models.lds.fit import chain_of, e_step
+
+pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba here")
+CASES = {  # h, n, rows, steps, options
+    "one number": (1, 1, 1, 1, {}),
+    "one state": (1, 1, 1, 10, {}),
+    "one step": (3, 2, 4, 1, {}),
+    "diagonal, more numbers than states": (3, 5, 7, 30, {"state_noise": "diagonal", "emission_noise": "diagonal"}),
+    "more rows than lanes": (2, 1, 130, 17, {"offsets": "none"}),
+    "two steps": (5, 3, 2, 2, {}),
+    "long": (4, 2, 3, 400, {}),
+    "single": (3, 2, 4, 20, {"dtype": "float32"}),
+}
+
+
+def system(h, n, rows, steps, options):
+    torch.manual_seed(h + n)
+    model = LDS(h, n, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, (3 + torch.randn(rows, steps, n)).to(model.reference)
+
+
+def value_and_gradients(log_joint, model):
+    model.zero_grad()
+    value = log_joint(share=0.5)
+    (3 * value).backward()
+    return {"value": value.detach()} | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare(found, expected, close):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].shape == value.shape and found[name].dtype == value.dtype
+        torch.testing.assert_close(found[name], value, rtol=0, atol=close * (1e-2 + float(value.detach().abs().max())))
+
+
+def check(model, x, close=1e-10):
+    own = value_and_gradients(lambda **options: model.log_joint(x, **options), model)
+    compare(own, value_and_gradients(lambda **options: Estimator.log_joint(model, x, **options), model), close)
+    with torch.no_grad():
+        values, batch = model.values, Batch(x)
+        found, log_prob = at_once.expectation(values, batch)
+        chain = chain_of(values, batch)
+        assert log_prob == pytest.approx(float(chain.log_prob().sum(dtype=torch.float64)), rel=close)
+        compare(found, e_step(values, chain, batch), close)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_gradients_and_statistics(case):
+    check(*system(*CASES[case]), close=1e-4 if case == "single" else 1e-10)
+
+
+def test_more_covariances_than_there_is_room_for_at_first():
+    model, x = system(2, 1, 2, 700, {"offsets": "none"})  # a slow random walk, seen badly
+    model.set_parameters(transition=torch.eye(2), state_noise=1e-6 * torch.eye(2), emission_noise=[[1e3]])
+    check(model, x, close=1e-9)
+
+
+def test_precise_observations_and_states_known_exactly():
+    model, x = system(4, 2, 2, 12, {})
+    model.set_parameters(emission_noise=1e-9 * torch.eye(2))
+    check(model, x, close=1e-6)
+    model.set_parameters(emission_noise=torch.eye(2), state_noise=torch.zeros(4, 4), initial_covariance=torch.zeros(4, 4))
+    with torch.no_grad():
+        assert model.log_joint(x) == pytest.approx(float(Estimator.log_joint(model, x)), rel=1e-12)
+
+
+def test_a_prior_counts():
+    model, x = system(2, 2, 3, 8, {"state_prior": {"count": 3.0}, "emission_prior": {"strength": 2.0}})
+    check(model, x)
+
+
+def test_second_derivatives():
+    model, x = system(2, 1, 2, 6, {})
+
+    def penalty(log_joint):
+        gradients = torch.autograd.grad(log_joint(x), model.parameters(), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in gradients), model.parameters())
+
+    expected = penalty(lambda x: Estimator.log_joint(model, x))
+    for found, value in zip(penalty(model.log_joint), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-8, atol=1e-8)
+
+
+def test_rows_in_several_threads(monkeypatch):
+    model, x = system(2, 1, 12, 9, {})
+    monkeypatch.setattr(compiled, "num_parts", lambda num_rows, work: 5)
+    check(model, x)
+
+
+class Own(LDS):
+    """A system of a user."""
+
+
+def of_ends(model, x):
+    return model.log_joint(x, torch.full((len(x),), x.shape[1]))
+
+
+def with_gap(model, x):
+    x = x.clone()
+    x[0, 1] = torch.nan
+    return model.log_joint(x)
+
+
+OTHERS = {
+    "ends": (LDS, {}, of_ends), "gaps": (LDS, {}, with_gap), "subclass": (Own, {}, lambda model, x: model.log_joint(x)),
+    "stationary": (LDS, {"initial": "stationary"}, lambda model, x: model.log_joint(x)),
+    "in observations": (LDS, {}, lambda model, x: model.log_joint(x.requires_grad_())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_data_and_systems_take_the_long_way(kind, monkeypatch):
+    family, options, ask = OTHERS[kind]
+    found = []
+    monkeypatch.setattr(at_once._LogProb, "apply", lambda *args: found.append(args))
+    ask(family(2, 2, **options), torch.randn(3, 5, 2, dtype=torch.float64)).backward()
+    assert not found
+
+
+def test_what_is_not_finite_is_named_as_ever():
+    model = LDS(2, 2)
+    with pytest.raises(ValueError, match="infinite"):
+        model.log_joint(torch.full((1, 3, 2), torch.inf, dtype=torch.float64))
+    model.transition.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="finite"):
+        model.log_joint(torch.zeros(1, 3, 2, dtype=torch.float64))
+
+
+def test_em_with_gaps_goes_over_the_chain():
+    model, x = system(2, 2, 3, 9, {})
+    x[1, 4, 0] = torch.nan
+    assert model.expectation_at_once(Batch(x)) is None
+    statistics, log_prob = expectation(model, Batch(x))
+    assert log_prob == pytest.approx(model.score(x)) and statistics["data_count"].tolist() == [26, 27]
+
+
+def test_rows_without_room_take_the_long_way(monkeypatch):
+    monkeypatch.setattr(whole, "MOST_CELLS", 20)
+    model, x = system(2, 2, 3, 9, {})
+    assert model.expectation_at_once(Batch(x)) is None
+
+
+def test_changes_of_shared_loops_are_noticed():
+    from pplseq.kernels.gaussian import kalman_loops, mean_loops, whole_loops
+
+    found = tuple(zlib.crc32(Path(module.__file__).read_bytes()) for module in (kalman_loops, mean_loops))
+    assert found == whole_loops.SHARED, f"whole_loops: set SHARED to {found}, or old machine code stays in use"
