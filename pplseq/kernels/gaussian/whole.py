@@ -99,25 +99,12 @@ def whole_rows(
     return WholeRows(num_rows, num_steps, system, sums.log_prob, sums)
 
 
-class Gradients(NamedTuple):
-    """Of the likelihood, in what a :class:`System` is made of; of covariances symmetric."""
-
-    first: np.ndarray
-    start: np.ndarray
-    matrix: np.ndarray
-    offset: np.ndarray
-    noise: np.ndarray
-    loadings: np.ndarray
-    shift: np.ndarray
-    covariance: np.ndarray
-
-
-def gradients(rows: WholeRows) -> Gradients:
-    """Of ``rows.log_prob``; see :mod:`pplseq.infer.gaussian.likelihood`."""
+def gradients(rows: WholeRows) -> System:
+    """Of ``rows.log_prob``, in each of its parts, of covariances symmetric; see :mod:`pplseq.infer.gaussian.likelihood`."""
     from pplseq.kernels.gaussian import whole_loops as at
 
     count, (states, seen, noise, vectors, errors) = rows.num_rows, rows.sums[2:]
-    return Gradients(
+    return System(
         vectors[1], (states[at.START] - count * states[at.LATER_START]) / 2, states[at.STEP] - count * states[at.LATER_STEP],
         vectors[0], (states[at.MOVE] - count * states[at.LATER]) / 2, seen[0] - count * seen[1], errors,
         (noise[0] - count * noise[1]) / 2,

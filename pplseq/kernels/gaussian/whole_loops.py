@@ -12,7 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS, FILTERED, Back, Nodes, System, walk, walk_back
+from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS, FILTERED, Back, Nodes, walk, walk_back
 from pplseq.kernels.gaussian.mean_loops import product
 
 SHARED = (2785073428, 2407404995)  # checksums of kalman_loops.py and mean_loops.py: numba looks at this file alone
