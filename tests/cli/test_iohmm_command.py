@@ -173,6 +173,11 @@ def test_without_inputs(folder, table):
     future = write(folder / "steps.csv", [(f"s{n}",) for n in range(12) for _ in range(n + 1)], "name")
     ahead = lines(pplseq("query", folder / "none", "forecast", table, "--future", future))
     assert [len(answer["outputs"]) for answer in ahead] == list(range(1, 13))
+    assert ahead[3]["outputs"][2] == lines(pplseq("query", folder / "none", "forecast", table, "--steps", 3))[3]["outputs"][2]
+    free = lines(pplseq("query", folder / "none", "forecast", table))
+    assert [len(answer["outputs"]) for answer in free] == [10] * 12 and free[11]["outputs"] == ahead[11]["outputs"][:10]
+    short = pplseq("query", folder / "none", "forecast", table, "--future", future, "--steps", 2, code=1).stdout
+    assert "steps.csv has 1 steps of sequence 's0', got --steps 2" in short
     other = write(folder / "other.csv", [("nobody",)], "name")
     message = "other.csv: it has no rows of sequence 's0'"
     assert message in pplseq("query", folder / "none", "forecast", table, "--future", other, code=1).stdout
@@ -380,7 +385,7 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
     assert "mealy does not apply" in error("train", "iohmm", strings, "--mealy", "--out", tmp_path / "r")
     assert "name the columns of its outputs" in error("train", "iohmm", table, "--out", tmp_path / "r")
     assert "already holds a run" in error("train", "iohmm", table, *TABLE, "--out", run)
-    assert "needs the inputs that are to come" in error("query", run, "forecast", table)
+    assert "this model has inputs; give those that are to come" in error("query", run, "forecast", table)
     assert "say which input varies" in error("query", run, "effects")
     assert "values must be LOW:HIGH:NUMBER" in error("query", run, "effects", "--feature", "a", "--values", "3")
     assert "was trained on a table" in error("query", run, "automaton")

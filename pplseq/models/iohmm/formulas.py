@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from pplseq.checks import nearest
+from pplseq.models.forms import as_frame, is_frame, is_table
 
 
 class FormulaData(NamedTuple):
@@ -39,9 +41,12 @@ class Formulas:
     Example::
 
         formulas = Formulas("power ~ speed + slope", transition="~ load")
-        data = formulas.read(frame)
-        model = IOHMM(2, outputs=["normal"], **formulas.options).fit(data.x, inputs=data.inputs, num_restarts=10)
-        print(model.summary(data.x, inputs=data.inputs))
+        formulas.read(frame)
+        model = IOHMM(2, outputs=["normal"], **formulas.options).fit(frame, num_restarts=10)
+        print(model.summary(frame))
+        model.forecast(frame, future_inputs=frame_of_steps_to_come).means
+
+    The model has them as ``model.formulas``, and saves them with itself.
 
     Source: I. Visser and M. Speekenbrink (2010), depmixS4: an R package for hidden Markov models, section 3, has such formulas.
     """
@@ -60,6 +65,34 @@ class Formulas:
         self.specs: dict[str, Any] = {}
         self.levels: dict[str, list[str]] = {}
         self.input_names: dict[str, list[str]] = {}
+        self._states: dict[str, Any] = {}  # of specs that were saved
+
+    # ---------------------------------------------------------------- saved with a model
+    @classmethod
+    def of(cls, formulas: Formulas | Mapping[str, Any] | None) -> Formulas | None:
+        """Formulas, also from what :meth:`as_config` made of them."""
+        if formulas is None or isinstance(formulas, cls):
+            return formulas
+        known = {name: formulas[name] for name in ("outputs", "transition", "initial", "sequence_id")}
+        built = cls(**known)
+        built.levels = {name: list(levels) for name, levels in formulas["levels"].items()}
+        built.input_names = {part: list(names) for part, names in formulas["input_names"].items()}
+        built._states = dict(formulas["states"])
+        return built
+
+    def as_config(self) -> dict[str, Any]:
+        """What :meth:`of` reads, JSON-able: the formulas, and what their terms were in the first frame."""
+        states = {part: _state_of(part, spec) for part, spec in self.specs.items()}
+        terms = {part: "~ " + self.terms[part] for part in ("transition", "initial") if part in self.terms}
+        return {
+            "outputs": " + ".join(self.output_names) + " ~ " + self.terms.get("emission", "1"),
+            "transition": terms.get("transition"), "initial": terms.get("initial"), "sequence_id": self.sequence_id,
+            "levels": dict(self.levels), "input_names": dict(self.input_names), "states": {**self._states, **states},
+        }  # fmt: skip
+
+    def copy(self) -> Self:
+        """Formulas with the same terms, whose first frame was the same."""
+        return Formulas.of(self.as_config())  # pyright: ignore[reportReturnType]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -73,17 +106,24 @@ class Formulas:
             given["initial"] = "inputs"
         return given | {
             "num_outputs": [len(self.levels.get(name, [""])) for name in self.output_names], "output_names": self.output_names,
+            "formulas": self,
         }  # fmt: skip
 
-    def read(self, frame: Any) -> FormulaData:
-        """Outputs and inputs of a frame (of pandas), its sequences in the order in which they begin.
+    # ---------------------------------------------------------------- frames
+    def read(self, frame: Any, *, outputs: bool = True) -> FormulaData:
+        """Outputs and inputs of a frame, its sequences in the order in which they begin.
+
+        Args:
+            frame: of pandas or polars, or of a library that hands tables over by Arrow's protocol. outputs: whether it has them; without, as of steps to come, x holds no columns.
 
         Raises:
-            ValueError: for columns that there are not, missing or infinite inputs, rows of no sequence, levels that the first
-                frame lacked. What a frame that is refused would have said is forgotten.
+            ValueError: for columns that there are not, or twice, missing or infinite inputs, rows of no sequence, levels that
+                the first frame lacked. What a frame that is refused would have said is forgotten.
+            TypeError: for what is no frame.
         """
-        columns = [str(column) for column in frame.columns]
-        for name in [*self.output_names, *([] if self.sequence_id is None else [self.sequence_id])]:
+        frame = _of_pandas(frame)
+        columns, names = [str(column) for column in frame.columns], self.output_names if outputs else []
+        for name in [*names, *([] if self.sequence_id is None else [self.sequence_id])]:
             if name not in columns:
                 raise ValueError(f"formulas: the frame has no column {name!r}.{nearest(name, columns)}")
         if not len(frame):
@@ -92,7 +132,8 @@ class Formulas:
         learned = self.specs, self.levels, self.input_names
         before = [dict(part) for part in learned]
         try:
-            x = np.stack([self._output(name, frame[name]) for name in self.output_names], -1)
+            values = [self._output(name, frame[name]) for name in names]
+            x = np.stack(values, -1) if names else np.zeros((len(frame), 0))
             inputs = {part: self._matrix(part, frame) for part in self.terms}
         except Exception:
             for part, known in zip(learned, before, strict=True):  # a frame that is refused says nothing of the next one
@@ -100,6 +141,43 @@ class Formulas:
                 part.update(known)
             raise
         return FormulaData([x[own] for own in rows], {part: [v[own] for own in rows] for part, v in inputs.items()}, ids)
+
+    def data_of(self, x: Any, inputs: Any, lengths: Any = None) -> tuple[Any, Any, Any]:
+        """x, inputs and lengths, where x without inputs, or inputs without x, are a frame: what the formulas read there."""
+        if not (is_table(x) and inputs is None or x is None and is_table(inputs)):
+            return x, inputs, lengths
+        data = self.read(inputs if x is None else x, outputs=x is not None)
+        if lengths is not None and self.sequence_id is not None:
+            raise ValueError(f"lengths: column {self.sequence_id!r} says which rows are a sequence; leave lengths out")
+        found, parts = data.x, data.inputs
+        if lengths is not None:  # one behind the other
+            found, parts = data.x[0], {part: rows[0] for part, rows in data.inputs.items()}
+        return (None if x is None else found), parts or None, lengths
+
+    def ahead(self, frame: Any, past: Any = None) -> dict[str, np.ndarray]:
+        """Inputs of steps to come: part -> (B, K, U), for the sequences of a past frame in its order; (K, U) of one sequence.
+
+        Raises:
+            ValueError: for a sequence of the past that the frame lacks, one that the past lacks, or other numbers of steps.
+        """
+        data = self.read(frame, outputs=False)
+        if self.sequence_id is None:
+            return {part: rows[0] for part, rows in data.inputs.items()}
+        order = list(data.ids)
+        if past is not None:
+            order = self._sequences(_of_pandas(past))[0]
+            for one, others, where in ((order, data.ids, "future_inputs: the frame"), (data.ids, order, "x: the frame")):
+                if missing := [name for name in one if name not in others]:
+                    raise ValueError(f"{where} has no rows of sequence {missing[0]!r}")
+        sizes = [len(data.x[data.ids.index(name)]) for name in order]
+        if len(set(sizes)) > 1:
+            odd = next(n for n, size in enumerate(sizes) if size != sizes[0])
+            raise ValueError(
+                f"future_inputs: every sequence must go on for as many steps; {order[0]!r} has {sizes[0]}, {order[odd]!r} "
+                f"{sizes[odd]}"
+            )
+        places = [data.ids.index(name) for name in order]
+        return {part: np.stack([rows[place] for place in places]) for part, rows in data.inputs.items()}
 
     def _sequences(self, frame: Any) -> tuple[list[Any], list[np.ndarray]]:
         """Names of the sequences, and which rows each has."""
@@ -137,7 +215,7 @@ class Formulas:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", DataMismatchWarning)  # a level that is new would be read as the first one
-                formula = self.specs.get(part) or Formula(text)
+                formula = self._spec(part) or Formula(text)
                 matrix = formula.get_model_matrix(frame, na_action="ignore", output="pandas")
         except (FormulaicError, DataMismatchWarning, SyntaxError, KeyError, TypeError) as error:
             raise ValueError(f"formulas: {part} {text!r}: {error}") from None
@@ -154,6 +232,85 @@ class Formulas:
             row, column = np.argwhere(~np.isfinite(values))[0]
             why = f"{kept[column]} is missing or infinite; fill it in, or leave the row out"
             raise ValueError(f"formulas: {part}, row {row}: {why}")
-        self.specs.setdefault(part, matrix.model_spec)
+        if part not in self.specs:
+            _state_of(part, matrix.model_spec)  # raises where it cannot be kept
+            self.specs[part] = matrix.model_spec
         self.input_names.setdefault(part, kept)
         return values
+
+    def _spec(self, part: str) -> Any:
+        """Terms of a part as the first frame made them; None before one was read."""
+        if part in self.specs or part not in self._states:
+            return self.specs.get(part)
+        from formulaic import Formula, ModelSpec
+        from formulaic.parser.types import Factor
+
+        state = self._states[part]
+        return ModelSpec(
+            formula=Formula(self.terms[part]), na_action="ignore", output="pandas",
+            transform_state={name: _restored(value) for name, value in state["transform_state"].items()},
+            encoder_state={
+                name: (Factor.Kind(kind), _restored(value)) for name, (kind, value) in state["encoder_state"].items()
+            },
+        )  # fmt: skip
+
+
+def _of_pandas(frame: Any) -> Any:
+    """A frame as one of pandas.
+
+    Raises:
+        TypeError: for what is no frame. ValueError: for columns of the same name.
+    """
+    frame = as_frame(frame, "frame")
+    if not is_frame(frame) or not hasattr(frame, "columns"):
+        raise TypeError(f"formulas: they read a frame, of pandas or polars; got {type(frame).__name__}")
+    columns = list(frame.columns)
+    if twice := [name for number, name in enumerate(columns) if name in columns[:number]]:
+        raise ValueError(f"formulas: the frame has two columns {twice[0]!r}; rename one, or leave it out")
+    if hasattr(frame, "isna"):
+        return frame
+    import pandas
+
+    return pandas.DataFrame({name: frame[name].to_list() for name in columns})
+
+
+# ---------------------------------------------------------------- states of terms, JSON-able
+def _state_of(part: str, spec: Any) -> dict[str, Any]:
+    """What the terms of a part were in the first frame. Contrasts follow from the terms and categories.
+
+    Raises:
+        ValueError: for categories that are neither words nor numbers, dates say.
+    """
+    try:
+        return {
+            "transform_state": {name: _plain(value) for name, value in spec.transform_state.items()},
+            "encoder_state": {
+                name: [kind.value, _plain({key: value for key, value in state.items() if key != "contrasts"})]
+                for name, (kind, state) in spec.encoder_state.items()
+            },
+        }
+    except TypeError as error:
+        raise ValueError(f"formulas: {part}: {error}; make words or numbers of that column") from None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, words and containers of these as JSON holds them; keys of mappings that are no words, and arrays, are marked."""
+    if isinstance(value, np.ndarray):
+        return {"array": _plain(value.tolist())}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {"items": [[_plain(key), _plain(each)] for key, each in value.items()]}
+    raise TypeError(f"a term has {type(value).__name__} {str(value)[:40]!r}, which a folder cannot hold")
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if "array" in value:
+            return np.array(value["array"])
+        return {_restored(key): _restored(each) for key, each in value["items"]}
+    return [_restored(each) for each in value] if isinstance(value, (list, tuple)) else value

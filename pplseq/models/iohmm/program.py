@@ -25,6 +25,7 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
 from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
+from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
 from pplseq.models.iohmm.options import (
     PerPart,
@@ -83,6 +84,7 @@ class IOHMM(IOHMMQueries):
         priors: :class:`~pplseq.models.iohmm.networks.WeightPriors`, a mapping of its arguments, True, or None. With priors the
             program draws weights at sites such as "transition_network.weight".
         input_names, output_names: what the summary calls them: part -> names of its inputs; names of columns of outputs.
+        formulas: :class:`~pplseq.models.iohmm.formulas.Formulas`, by which fits and questions read data frames, saved too.
         dtype: "float64" (what EM and NUTS want) or "float32".
 
     Raises:
@@ -125,6 +127,7 @@ class IOHMM(IOHMMQueries):
         priors: WeightPriors | Mapping | bool | None = None,
         input_names: Mapping[str, Sequence[str]] | None = None,
         output_names: Sequence[str] | None = None,
+        formulas: Formulas | Mapping[str, Any] | None = None,
         dtype: str = "float64",
     ):
         super().__init__()
@@ -155,6 +158,7 @@ class IOHMM(IOHMMQueries):
         self.input_names = checked_names("input_names", input_names, sizes)
         of_outputs = None if output_names is None else {"outputs": output_names}
         self.output_names = checked_names("output_names", of_outputs, {"outputs": self.num_outputs}).get("outputs")
+        self.formulas = None if formulas is None else Formulas.of(formulas).copy()
         self.feedback = feedback_parts(self.outputs, self.sources, feedback, self.columns)
         if graph == "left_right" and start_states is None:
             start_states = [0]
@@ -211,7 +215,9 @@ class IOHMM(IOHMMQueries):
     def config(self):
         dtype = next(name for name, value in DTYPES.items() if value == self.reference.dtype)
         priors = None if self.priors is None else self.priors.as_config()
-        return self._config | {"dtype": dtype, "priors": priors} | ({"own_networks": self._own} if self._own else {})
+        formulas = None if self.formulas is None else self.formulas.as_config()
+        known = {"dtype": dtype, "priors": priors, "formulas": formulas}
+        return self._config | known | ({"own_networks": self._own} if self._own else {})
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> IOHMM:

@@ -22,7 +22,9 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
+from pplseq.models.forms import is_table
 from pplseq.models.iohmm.data import Inputs, Source
+from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.responses import ResponseEmission
@@ -52,6 +54,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     """What an input-output HMM tells, beside what every estimator does; data come as ``IOFormat.batch`` says."""
 
     initial: str
+    formulas: Formulas | None
     feedback: tuple[str, ...]
     sources: Mapping[str, Source | None]
 
@@ -60,12 +63,16 @@ class IOHMMQueries(StateLanguages, IOParameters):
         raise NotImplementedError
 
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
-        """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`."""
+        """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
+        if self.formulas is not None:
+            x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         return self.format.batch(x, lengths, states=states, inputs=inputs)
 
     def results_like(self, x, *, inputs=None, **known):
+        if self.formulas is not None and self.formulas.sequence_id is not None:
+            x, inputs, _ = self.formulas.data_of(x, inputs)
         if isinstance(inputs, Mapping):
-            inputs = next(iter(inputs.values()))
+            inputs = next(iter(inputs.values()), None)
         given = inputs if isinstance(inputs, (list, tuple)) else x
         one = isinstance(given, (list, tuple)) and len(given) > 0 and np.ndim(given[0]) == 0
         return np.asarray(given) if one else given  # one sequence comes back as a row
@@ -147,7 +154,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         batch = Batch(form.missing(len(x), 0)) if nothing_yet else self.as_batch(x, lengths, inputs=inputs)
         rows, steps = batch.x.shape[:2]
         here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
-        known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True), (rows, 1), None)
+        known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True, past=x), (rows, 1), None)
         past = {} if nothing_yet else form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
         for part, value in past.items():
             known[part] = torch.cat([value, known[part]], 1).index_put(here, known[part][:, 0])
@@ -176,7 +183,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, belief = len(batch.x), chain.filtered()
-        inputs = self._future(future_inputs, rows, num_steps)
+        inputs = self._future(future_inputs, rows, num_steps, past=x)
         if self.feedback:
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
@@ -200,11 +207,14 @@ class IOHMMQueries(StateLanguages, IOParameters):
         variances, weights = found.covariances.diagonal(dim1=-2, dim2=-1), found.state_log_probs.exp()
         return found._replace(quantiles=StateMixture(weights, gaussian_cdf(means, deviations), found.means, variances))
 
-    def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False) -> Inputs:
+    def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False, past=None) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""
         name = "next_inputs" if one_step else "future_inputs"
         if num_steps is not None:
             checks.count("num_steps", num_steps)
+        if self.formulas is not None and is_table(inputs):
+            ahead = self.formulas.ahead(inputs, past if is_table(past) else None)
+            inputs = {part: value[..., 0, :] if one_step else value for part, value in ahead.items()} or None
         try:
             if inputs is None and num_steps is not None:
                 return self.format.check_inputs(None, (rows, num_steps), None)

@@ -18,7 +18,7 @@ from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
-from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
+from pplseq.recipes.iohmm.settings import AUTOMATON, STEPS, check_automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 from pplseq.runs.progress import Watch
 
@@ -280,12 +280,12 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
     # what the inputs alone say needs no outputs
     asked = columns._replace(outputs=[]) if question in ("produce", "classify") else columns
     table = asked.read(data, leave_out=True)
-    future: dict[str, Any] = {}
-    if question == "forecast":
+    future: dict[str, Any] | None = None  # without one, and without inputs, all look ahead as far
+    if question == "forecast" and (options.future is not None or columns.inputs):
         if options.future is None:
-            raise ValueError("future: forecast needs the inputs that are to come, --future TABLE")
+            raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
         ahead = columns._replace(outputs=[]).read(options.future, leave_out=True)
-        future = dict(zip(ahead.ids, columns.data(ahead)[1] or ahead.lengths, strict=True))
+        future = dict(zip(ahead.ids, columns.data(ahead)[1] or map(range, ahead.lengths), strict=True))
     if question in ("produce", "classify") and not columns.inputs:
         raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
     x, inputs = columns.data(table)
@@ -304,10 +304,8 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
         if question == "classify":
             return {"output": _outputs(columns, model.classify(given)[0])}
         if question == "forecast":
-            if (name := table.ids[n]) not in future:
-                raise ValueError(f"{options.future}: it has no rows of sequence {name!r} that can be read")
-            steps, ahead = (future[name], None) if inputs is None else (None, future[name])
-            found = model.forecast(one, steps, inputs=given, future_inputs=ahead)
+            steps, ahead = _ahead(options, future, table.ids[n])
+            found = model.forecast(one, steps, inputs=given, future_inputs=None if inputs is None else ahead)
             outputs = found.word_log_probs.exp() if found.means is None else found.means
         else:
             found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
@@ -318,6 +316,20 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
         return answer
 
     yield from answer_sequences(table, ask)
+
+
+def _ahead(options: Any, future: dict[str, Any] | None, name: str) -> tuple[int, Any]:
+    """How many steps to look ahead in a sequence, and the rows of these in the table of what is to come, if there is one."""
+    if future is None:
+        return options.steps or STEPS, None
+    if name not in future:
+        raise ValueError(f"{options.future}: it has no rows of sequence {name!r} that can be read")
+    rows = future[name][: options.steps]
+    if options.steps is not None and len(rows) < options.steps:
+        raise ValueError(
+            f"steps: {options.future} has {len(rows)} steps of sequence {name!r}, got --steps {options.steps}"
+        )
+    return len(rows), rows
 
 
 def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float | None]:

@@ -121,6 +121,7 @@ class IOHMMAsking(UseSettings):
 
     Args:
         future: table of inputs that are to come, with the same sequences.
+        steps: steps to look ahead (default: those of --future, which must hold as many, else 10).
         num_samples: draws.
         feature: the input that varies.
         values: its values, LOW:HIGH:NUMBER (default: mean -2 to +2 standard deviations, 25 of them).
@@ -130,6 +131,7 @@ class IOHMMAsking(UseSettings):
     """
 
     future: str | None = None
+    steps: int | None = setting(None, check=checks.count)
     num_samples: int = setting(1, check=checks.count)
     feature: str | None = None
     values: str | None = None
@@ -146,7 +148,7 @@ QUESTIONS = {
     "score": Question("log p(outputs | inputs), nats", takes="table"),
     "predict": Question("expected outputs given past outputs too (closed loop)", ("seed",), takes="table"),
     "produce": Question("expected outputs given inputs alone (open loop)", ("seed",), takes="table"),
-    "forecast": Question("expected outputs for the inputs of --future", ("future", "seed"), takes="table"),
+    "forecast": Question("expected outputs of the steps to come", ("future", "steps", "seed"), takes="table"),
     "classify": Question(
         "the output at the last step, from the inputs alone; for strings, the automaton's answer as well", takes="table"
     ),
@@ -155,4 +157,5 @@ QUESTIONS = {
     ),
     "automaton": Question("the automaton learned from strings (no data)", ("png", "dot"), takes="nothing"),
 }
+STEPS = 10  # of a forecast without inputs where none are named
 OF_STRINGS = ("classify", "produce", "filter", "effects", "automaton")  # what strings, without outputs on their way, answer

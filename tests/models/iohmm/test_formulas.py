@@ -1,8 +1,11 @@
 """Formulas over a frame: against the columns by hand; levels of the first frame hold; names in the summary."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
 from pplseq.models import IOHMM
 from pplseq.models.iohmm.formulas import Formulas
@@ -101,3 +104,92 @@ def test_terms_are_the_columns_and_names_come_into_the_summary(tmp_path):
             Formulas(f"power ~ {terms}").read(table)
     with pytest.raises(ValueError, match="emission 'spede'"):
         Formulas("power ~ spede").read(table)
+
+
+@pytest.mark.parametrize("terms", [
+    "center(speed) + rain * load", "scale(speed) + C(road, contr.sum):load", "poly(speed, 2) + bs(load, df=4)",
+    "C(rain, levels=['some', 'no']) + C(trip)",
+])  # fmt: skip
+def test_formulas_are_kept_as_json(terms):
+    """What the terms were in the first frame, as written down and read again."""
+    pytest.importorskip("formulaic")
+    table = frame()
+    first = Formulas(f"power ~ {terms}", transition="~ rain", sequence_id="trip")
+    first.read(table)
+    again = Formulas.of(json.loads(json.dumps(first.as_config())))
+    later = table.iloc[[1, 7, 8]].assign(rain=["no", "some", "no"])
+    for part, rows in first.read(later).inputs.items():
+        for row, other in zip(rows, again.read(later).inputs[part], strict=True):
+            np.testing.assert_array_equal(row, other)
+    assert again.as_config() == first.as_config() and again.input_names == first.input_names
+    with pytest.raises(ValueError, match="transition"):
+        again.read(later.assign(rain="snow"))
+
+
+def model_and_frame():
+    pytest.importorskip("formulaic")
+    table = frame(24)
+    formulas = Formulas("power + road ~ center(speed) + rain", transition="~ load", sequence_id="trip")
+    data = formulas.read(table)
+    torch.manual_seed(1)
+    return IOHMM(2, outputs=["normal", "categorical"], **formulas.options), table, data
+
+
+def test_frames_in_the_place_of_outputs_and_inputs(tmp_path):
+    """Fit, answers, forecasts: as of the arrays that the formulas read; also of the model that was saved, and of its clone."""
+    model, table, data = model_and_frame()
+    built = clone(model)
+    model.fit(table, max_iterations=3, seed=0)
+    expected = clone(model).fit(data.x, inputs=data.inputs, max_iterations=3, seed=0)
+    again = IOHMM.load(model.save(tmp_path / "model"))
+    assert again.config == model.config and built.config == model.config
+    planned = table.iloc[[12, 0, 18, 6, 13, 1, 19, 7]].drop(columns=["power", "road"])  # trips 2, 0, 3, 1, twice
+    ahead = model.formulas.read(planned, outputs=False)
+    assert ahead.ids == [2, 0, 3, 1] and ahead.x[0].shape == (2, 0)
+    future = {part: [rows[n] for n in (1, 3, 0, 2)] for part, rows in ahead.inputs.items()}
+    for one in (model, again):
+        assert one.score(table) == pytest.approx(expected.score(data.x, inputs=data.inputs), abs=1e-9)
+        asked = [
+            (one.decode(table), expected.decode(data.x, inputs=data.inputs)),
+            (one.predictive(table).outputs, expected.predictive(data.x, inputs=data.inputs).outputs),
+            (one.production(table.drop(columns=["power", "road"])).outputs, expected.production(data.inputs).outputs),
+            (one.forecast(table, future_inputs=planned).means, expected.forecast(
+                data.x, inputs=data.inputs, future_inputs={p: np.stack(rows) for p, rows in future.items()}).means),
+            (one.predict_next(table, next_inputs=planned.iloc[:4]).means, expected.predict_next(
+                data.x, inputs=data.inputs, next_inputs={p: np.stack(rows)[:, 0] for p, rows in future.items()}).means),
+        ]  # fmt: skip
+        for got, wanted in asked:
+            assert len(got) == len(wanted) == 4
+            for row, other in zip(got, wanted, strict=True):
+                torch.testing.assert_close(row, other)
+    polars = pytest.importorskip("polars")
+    assert model.score(polars.DataFrame(table.to_dict("list"))) == pytest.approx(model.score(table))
+
+
+def test_frames_that_do_not_fit_formulas():
+    model, table, data = model_and_frame()
+    model.is_fitted = True
+    planned = table.iloc[[0, 6, 12, 18]]
+    for call, error, message in [
+        (lambda: model.formulas.read(table.to_dict("list")), TypeError, r"got columns in a dict; .* pandas.DataFrame\(frame\)"),
+        (lambda: model.formulas.read(table.power.to_numpy()), TypeError, "they read a frame, of pandas or polars; got ndarray"),
+        (lambda: model.formulas.read(pandas.concat([table, table.load], axis=1)), ValueError, "two columns 'load'; rename one"),
+        (lambda: model.fit(table.drop(columns="load")), ValueError, "transition 'load'"),
+        (lambda: model.fit(table, [12, 12]), ValueError, "lengths: column 'trip' says which rows are a sequence"),
+        (lambda: model.forecast(table, future_inputs=planned.iloc[1:]), ValueError, "future_inputs: .* rows of sequence 0"),
+        (lambda: model.forecast(table.iloc[6:], future_inputs=planned), ValueError, "x: the frame has no rows of sequence 0"),
+        (lambda: model.forecast(table, future_inputs=pandas.concat([planned, planned[1:]])), ValueError, "0 has 1, 1 2"),
+        (lambda: Formulas("power ~ day").read(table.assign(day=pandas.Timestamp(0))), ValueError, "emission"),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_one_sequence_and_formulas_without_terms(tmp_path):
+    table = frame()
+    model = IOHMM(2, outputs=["normal"], **Formulas("power ~ 1").options).fit(table, max_iterations=2, seed=0)
+    again = IOHMM.load(model.save(tmp_path / "model"))
+    power = table.power.to_numpy()[:, None]
+    assert again.score(table) == pytest.approx(model.score([power]))
+    assert again.score(table, [6, 6]) == pytest.approx(model.score([power[:6], power[6:]]))
+    assert again.decode(table).shape == (1, 12) and again.forecast(table, 3).means.shape == (1, 3, 1)
