@@ -34,28 +34,31 @@ def with_steps(batch: Batch, x, sizes: Mapping[str, tuple[int, ...]], **given) -
         sizes: of the matrices of each name. Covariances are those of square matrices whose names speak of noise.
     """
     for name, value in given.items():
-        if value is None:
-            continue
-        size = sizes[name]
-        if isinstance(value, (list, tuple)) and isinstance(x, (list, tuple)):
-            rows = [as_tensor(row).to(batch.x) for row in value]
-            wanted = [(len(row), *size) for row in x]
-            if (came := [tuple(row.shape) for row in rows]) != wanted:
-                raise ValueError(f"{name} must have the shapes {wanted}, as the sequences of x; got {came}")
-            value = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        else:
-            value = as_tensor(value).to(batch.x)
-        value = step_matrices(name, value, size, (batch.x.shape[0], batch.x.shape[1]))
-        assert value is not None
-        value = value.expand(len(batch.x), *value.shape[1:])
-        if batch.lengths is not None:
-            known = torch.arange(batch.x.shape[1], device=value.device) < batch.lengths.unsqueeze(-1)
-            value = value.where(known.reshape(*known.shape, *(1,) * len(size)), 0.0)
-        checks.finite(name, value)
-        if "noise" in name:
-            check_covariance(name, value)
-        batch = batch._replace(**{name: value})
+        if value is not None:
+            batch = batch._replace(**{name: padded_steps(name, value, batch, x, sizes[name])})
     return batch
+
+
+def padded_steps(name: str, value: Any, batch: Batch, x, size: tuple[int, ...]) -> Tensor:
+    """(B, T, *size) what is known of single steps, 0 at padded ones; see :func:`with_steps`."""
+    if isinstance(value, (list, tuple)) and isinstance(x, (list, tuple)):
+        rows = [as_tensor(row).to(batch.x) for row in value]
+        wanted = [(len(row), *size) for row in x]
+        if (came := [tuple(row.shape) for row in rows]) != wanted:
+            raise ValueError(f"{name} must have the shapes {wanted}, as the sequences of x; got {came}")
+        value = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    else:
+        value = as_tensor(value).to(batch.x)
+    value = step_matrices(name, value, size, (batch.x.shape[0], batch.x.shape[1]))
+    assert value is not None
+    value = value.expand(len(batch.x), *value.shape[1:])
+    if batch.lengths is not None:
+        known = torch.arange(batch.x.shape[1], device=value.device) < batch.lengths.unsqueeze(-1)
+        value = value.where(known.reshape(*known.shape, *(1,) * len(size)), 0.0)
+    checks.finite(name, value)
+    if "noise" in name:
+        check_covariance(name, value)
+    return value
 
 
 def steps_to_come(

@@ -114,7 +114,8 @@ class Formulas:
         """Outputs and inputs of a frame, its sequences in the order in which they begin.
 
         Args:
-            frame: of pandas or polars, or of a library that hands tables over by Arrow's protocol. outputs: whether it has them; without, as of steps to come, x holds no columns.
+            frame: of pandas or polars, or of a library that hands tables over by Arrow's protocol.
+            outputs: whether it has them; without, as of steps to come, x holds no columns.
 
         Raises:
             ValueError: for columns that there are not, or twice, missing or infinite inputs, rows of no sequence, levels that

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -84,6 +87,41 @@ def step_sizes(num_states: int, num_features: int) -> dict[str, tuple[int, ...]]
     h, n = num_states, num_features
     sizes: dict[str, tuple[int, ...]] = {"transitions": (h, h), "emissions": (n, h), "state_noises": (h, h)}
     return sizes | {"emission_noises": (n, n), "transition_offsets": (h,), "emission_offsets": (n,)}
+
+
+CONTROLS = ("transition_controls", "emission_controls")
+
+
+def control_sizes(num_states: int, num_features: int, num_inputs: int) -> dict[str, tuple[int, ...]]:
+    """Sizes of the matrices of inputs that may be known of single steps, by name."""
+    return dict(zip(CONTROLS, ((num_states, num_inputs), (num_features, num_inputs)), strict=True))
+
+
+def check_controls(model: Any, given: Mapping[str, Any], inputs: Any) -> None:
+    """Raises ValueError for control matrices of what is learned, or without inputs, and for inputs that nothing weighs."""
+    for name in CONTROLS:
+        if given.get(name) is None:
+            continue
+        kind = name.removesuffix("_controls")
+        if not model.num_inputs or inputs is None:
+            raise ValueError(f"{name}: they are the matrices of inputs; make the model with num_inputs, and give the inputs")
+        if getattr(model, f"{kind}_inputs") is not None:
+            other = "emission" if kind == "transition" else "transition"
+            raise ValueError(
+                f"{name}: this model learns {kind}_inputs, one matrix of all steps; make it with inputs_to={other!r} or 'none'"
+            )
+    learned = model.transition_inputs is not None or model.emission_inputs is not None
+    ways = (*CONTROLS, "transition_offsets", "emission_offsets")  # which hold what controls have added
+    if inputs is not None and not learned and all(given.get(name) is None for name in ways):
+        raise ValueError("inputs: with inputs_to='none' they enter by transition_controls or emission_controls; give one")
+
+
+def controlled(offsets: Tensor | None, controls: Tensor | None, inputs: Tensor | None) -> Tensor | None:
+    """(B or 1, T, n) known offsets, and with them B_t u_t of control matrices (B or 1, T, n, U) and inputs (B, T, U)."""
+    if controls is None or inputs is None:
+        return offsets
+    moved = (controls @ inputs.unsqueeze(-1)).squeeze(-1)
+    return moved if offsets is None else offsets + moved
 
 
 def driven_by(weights: Tensor | None, inputs: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor] | None:

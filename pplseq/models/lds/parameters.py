@@ -208,8 +208,6 @@ class LDSTensors(GaussianEstimator):
         checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
         self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_inputs = checks.count("num_inputs", num_inputs, 0)
-        if num_inputs and inputs_to == "none":
-            raise ValueError(f"inputs_to: {num_inputs} inputs must enter somewhere, got 'none'")
         self.initial, self._lowest = initial, {}
         self.noise_floor = None if noise_floor is None else float(checks.positive("noise_floor", noise_floor))
         self.state_prior = as_prior("state_prior", state_prior)

@@ -20,8 +20,11 @@ from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.forms import in_form
 from pplseq.models.lds import at_once
 from pplseq.models.lds.arguments import (
+    check_controls,
     check_inputs,
     check_observations,
+    control_sizes,
+    controlled,
     driven_by,
     step_sizes,
     with_inputs,
@@ -43,7 +46,7 @@ from pplseq.models.lds.parameters import SCALES
 from pplseq.models.lds.queries import LDSQueries
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_whole
-from pplseq.models.steps import step_matrices, with_steps
+from pplseq.models.steps import padded_steps, step_matrices, with_steps
 
 # what a system is made of: EM knows these as they are here
 DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
@@ -64,7 +67,8 @@ class LDS(LDSQueries):
 
     Args:
         num_states: h. num_features: n, of an observation. num_inputs: U, of what drives the system, or 0.
-        inputs_to, offsets: where inputs enter and where offsets are: "both", "transition", "emission" or "none".
+        inputs_to, offsets: where inputs enter with weights that are learned, and where offsets are: "both", "transition",
+            "emission" or "none" (of inputs: then by the ``transition_controls`` or ``emission_controls`` of steps alone).
         state_noise, emission_noise: "full" or "diagonal".
         initial: "learned", or "stationary": the distribution that the states tend to without inputs, which needs a stable
             transition: EM keeps it so; gradients may need a smaller learning rate. Or "diffuse": nothing is known of the first
@@ -107,6 +111,8 @@ class LDS(LDSQueries):
         emission_noises: Tensor | None = None,
         transition_offsets: Tensor | None = None,
         emission_offsets: Tensor | None = None,
+        transition_controls: Tensor | None = None,
+        emission_controls: Tensor | None = None,
         **sizes: Unpack[Sizes],
     ):
         """The generative program.
@@ -122,13 +128,16 @@ class LDS(LDSQueries):
             state_noises, emission_noises: (B, T, h, h) or (T, h, h), and (B, T, n, n) or (T, n, n): known covariances that
                 are added to ``state_noise`` and ``emission_noise``.
             transition_offsets, emission_offsets: (B, T, h) or (T, h), and (B, T, n) or (T, n): known vectors that are added to
-                the moves into each step and to observations: B_t u_t, for controls whose matrices B_t are known.
+                the moves into each step and to observations.
+            transition_controls, emission_controls: (B, T, h, U) or (T, h, U), and (B, T, n, U) or (T, n, U): known matrices
+                B_t of the inputs, B_t u_t of which is added likewise; of a part whose matrix is not learned (``inputs_to``).
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
         given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         added = {"state_noises": state_noises, "emission_noises": emission_noises}
         added |= {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
+        added |= {"transition_controls": transition_controls, "emission_controls": emission_controls}
         added = {name: value for name, value in added.items() if value is not None}
         transition, emission = self.specs(given, start, transitions, emissions, **added)
         z = start
@@ -203,10 +212,12 @@ class LDS(LDSQueries):
     ):  # fmt: skip
         """Functions of (state, step): the distributions of the next state, and of what is observed of a state."""
         known = {"transitions": transitions, "emissions": emissions} | added
-        sizes = step_sizes(self.num_states, self.num_features).items()
-        moves, designs, shaken, blurred, pushed, shifted = (
+        check_controls(self, known, given.inputs)
+        sizes = self._step_sizes.items()
+        moves, designs, shaken, blurred, pushed, shifted, *controls = (
             step_matrices(name, known.get(name), size, given.shape) for name, size in sizes
         )
+        pushed, shifted = (controlled(*two, given.inputs) for two in zip((pushed, shifted), controls, strict=True))
         matrix, offset, weights = self._coefficients("transition")
         loadings, emission_offset, emission_weights = self._coefficients("emission")
         state_noise, noise = self.state_noise, self._emission_noise
@@ -231,6 +242,12 @@ class LDS(LDSQueries):
 
         return transition, emission
 
+    @property
+    def _step_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that may be known of single steps."""
+        h, n = self.num_states, self.num_features
+        return step_sizes(h, n) | control_sizes(h, n, self.num_inputs)
+
     def _coefficients(self, kind: str) -> list[Tensor | None]:
         """Matrix, offset and weights of inputs, as they stand: without their gradients where none are wanted."""
         values = [getattr(self, name) for name in (kind, f"{kind}_offset", f"{kind}_inputs")]
@@ -239,7 +256,8 @@ class LDS(LDSQueries):
     # ---------------------------------------------------------------- data
     def as_batch(
         self, x, lengths=None, *, states=None, inputs=None, transitions=None, emissions=None, state_noises=None,
-        emission_noises=None, transition_offsets=None, emission_offsets=None,
+        emission_noises=None, transition_offsets=None, emission_offsets=None, transition_controls=None,
+        emission_controls=None,
     ) -> Batch:  # fmt: skip
         """x, its lengths and inputs, and what is known of single steps (see :meth:`model`), as tensors of the model's type and
         device; see the class of all estimators."""
@@ -247,17 +265,25 @@ class LDS(LDSQueries):
             raise ValueError("states: those of a linear dynamical system cannot be given")
         batch = super().as_batch(x, lengths)
         of_steps = (transitions, emissions, state_noises, emission_noises, transition_offsets, emission_offsets)
+        controls = {"transition_controls": transition_controls, "emission_controls": emission_controls}
+        offsets = {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
+        check_controls(self, controls | offsets, inputs)
         if inputs is None and not self.num_inputs and all(part is None for part in of_steps):
             return batch
         batch = with_steps(
             batch, x, step_sizes(self.num_states, self.num_features), transitions=transitions, emissions=emissions,
-            state_noises=state_noises, emission_noises=emission_noises, transition_offsets=transition_offsets,
-            emission_offsets=emission_offsets,
+            state_noises=state_noises, emission_noises=emission_noises, **offsets,
         )  # fmt: skip
         if inputs is not None:
             x, _ = in_form(x, lengths, num_features=self.num_features)
             inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
-        return with_inputs(batch, inputs, x, self.num_inputs)
+        batch = with_inputs(batch, inputs, x, self.num_inputs)
+        for name, value in controls.items():  # B_t u_t is an offset of its step
+            if value is not None:
+                value = padded_steps(name, value, batch, x, self._step_sizes[name])
+                added = name.replace("controls", "offsets")
+                batch = batch._replace(**{added: controlled(getattr(batch, added), value, batch.inputs)})
+        return batch
 
     def check_observations(self, x: Tensor) -> None:
         check_observations(x, self.num_features)
@@ -309,7 +335,8 @@ class LDS(LDSQueries):
                 "emission" among them the fit is a warm start: they say in which coordinates states are.
             **options: also ``inputs``, and what is known of single steps: ``transitions`` and ``emissions``, in whose place
                 the parameters of these names are then fixed, ``state_noises`` and ``emission_noises``, which are added to
-                the covariances that are learned, ``transition_offsets`` and ``emission_offsets``; see :meth:`model`.
+                the covariances that are learned, ``transition_offsets`` and ``emission_offsets``, ``transition_controls`` and
+                ``emission_controls``; see :meth:`model`.
 
         Raises:
             ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than

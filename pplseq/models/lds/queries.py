@@ -18,9 +18,9 @@ from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
 from pplseq.models.forms import in_form
-from pplseq.models.lds.arguments import for_empty_rows, step_sizes, to_come
+from pplseq.models.lds.arguments import check_controls, control_sizes, controlled, for_empty_rows, step_sizes, to_come
 from pplseq.models.lds.parameters import LDSTensors, Parameters
-from pplseq.models.steps import as_tensor, steps_to_come
+from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
 
 
 class Forecast(NamedTuple):
@@ -183,8 +183,8 @@ class LDSQueries(LDSTensors):
             x, lengths, inputs: the past; a row may be empty. num_steps: K.
             future_inputs: (B, K, U), or (K, U) for all rows: those of the steps to come.
             **known: what is known of single steps of the past ("transitions", "emission_noises", ...), and, as
-                "future_transitions", ..., (B, K, ...), or (K, ...) for all rows, of those to come; what is known of the past
-                must be known of these.
+                "future_transitions", "future_transition_controls", ..., (B, K, ...), or (K, ...) for all rows, of those to
+                come; what is known of the past must be known of these.
 
         Returns:
             Tensors, one row for each sequence: they all end K steps after it.
@@ -204,6 +204,7 @@ class LDSQueries(LDSTensors):
             raise ValueError("x: a diffuse start foretells nothing, so no row may be empty")
         batch, chain = self._posterior(x, lengths, inputs=inputs, **known)
         now, sizes = self.values, step_sizes(self.num_states, self.num_features)
+        self._controls_ahead(ahead, known, future, len(batch.x), num_steps)
         steps = steps_to_come(ahead, batch, sizes, len(batch.x), num_steps, self.reference)
         moves = _sum(now.shift("transition", future), steps.get("transition_offsets"))
         noise = _sum(now.state_noise, steps.get("state_noises"))
@@ -212,6 +213,24 @@ class LDSQueries(LDSTensors):
         )
         means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
         return Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
+
+
+    def _controls_ahead(self, ahead: dict[str, Any], known: Mapping[str, Any], inputs, rows: int, num_steps: int) -> None:
+        """Puts offsets of the steps to come, with what their inputs add, in the place of control matrices."""
+        for name, size in control_sizes(self.num_states, self.num_features, self.num_inputs).items():
+            value, offsets = ahead.pop(f"future_{name}", None), name.replace("controls", "offsets")
+            if value is None:
+                if known.get(name) is not None:
+                    wanted = f"{(rows, num_steps, *size)} or {(num_steps, *size)}"
+                    raise ValueError(f"future_{name}: must be given, {wanted}, as {name} of the past steps are")
+                continue
+            check_controls(self, {name: value}, inputs)
+            value = step_matrices(f"future_{name}", as_tensor(value).to(self.reference), size, (rows, num_steps))
+            given = ahead.get(f"future_{offsets}")
+            if given is None and known.get(offsets) is not None:
+                raise ValueError(f"future_{offsets}: must be given, as {offsets} of the past steps are")
+            given = None if given is None else as_tensor(given).to(self.reference)
+            ahead[f"future_{offsets}"] = controlled(given, checks.finite(f"future_{name}", value), inputs)
 
 
 def _made_of(

@@ -236,6 +236,69 @@ def test_controls_whose_matrices_are_known_in_time():
     assert (np.diff(plain.history.log_likelihoods) > -1e-9).all()
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_control_matrices_of_single_steps(rows):
+    """Likelihood and its gradients against the textbook's filter, EM and answers against offsets B_t u_t made by hand."""
+    controls = torch.randn(B, T, U, dtype=F64)
+    _, x, known = made(("transition_offsets",), rows=rows)
+    shapes = {"transition_controls": (H, U), "emission_controls": (N, U)}
+    matrices = {n: torch.randn(*((B,) if rows else ()), T, *s, dtype=F64).requires_grad_() for n, s in shapes.items()}
+    pushes, shifts = ((m @ controls.unsqueeze(-1)).squeeze(-1) for m in matrices.values())
+    by_hand = {"transition_offsets": known["transition_offsets"] + pushes, "emission_offsets": shifts}
+    plain = made((), num_inputs=0)[0]
+    model = LDS(H, N, num_inputs=U, inputs_to="none")
+    model.set_parameters(**{n: v for n, v in plain.values._asdict().items() if v is not None})
+    expected = truth(plain, x, by_hand)
+    value = pytest.approx(expected.item(), rel=1e-12)
+    model(x, LENGTHS, inputs=controls, **known, **matrices)
+    close(model.chain.log_prob().sum(), expected)
+    leaves = [*matrices.values(), model.transition, model.emission]
+    own = [*matrices.values(), plain.transition, plain.emission]
+    got, wanted = torch.autograd.grad(model.chain.log_prob().sum(), leaves), torch.autograd.grad(expected, own)
+    for one, other in zip(got, wanted, strict=True):
+        close(one, other)
+    data = {name: value.detach() for name, value in matrices.items()} | known
+    by_hand = {name: value.detach() for name, value in by_hand.items()}
+    assert model.score(x, LENGTHS, inputs=controls, **data) == value
+    ragged = {n: [v[r, :m] if v.dim() == 2 + len(SIZES.get(n, (0, 0))) else v[:m] for r, m in enumerate(LENGTHS.tolist())]
+              for n, v in data.items()}  # fmt: skip
+    cut = ([row[:m] for row, m in zip(rows_of, LENGTHS.tolist(), strict=True)] for rows_of in (x, controls))
+    sequences, given = cut
+    assert model.score(sequences, inputs=given, **ragged) == value
+    for one, what in ((model, {"inputs": controls} | data), (plain, by_hand)):
+        one.fit(x, LENGTHS, **what, warm_start=True, max_iterations=4, tolerance=0.0)
+    assert (np.diff(model.history.log_likelihoods) > -1e-9).all()
+    np.testing.assert_allclose(model.history.log_likelihoods, plain.history.log_likelihoods, rtol=1e-10)
+    close(model.smooth(x, LENGTHS, inputs=controls, **data).means, plain.smooth(x, LENGTHS, **by_hand).means)
+    ahead = {f"future_{name}": value[..., :2, :] if "off" in name else value[..., :2, :, :] for name, value in data.items()}
+    future = {f"future_{name}": value[..., :2, :] for name, value in by_hand.items()}
+    for got, wanted in zip(
+        model.forecast(x, 2, LENGTHS, inputs=controls, future_inputs=controls[:, :2], **data, **ahead),
+        plain.forecast(x, 2, LENGTHS, **by_hand, **future), strict=True,
+    ):  # fmt: skip
+        close(got, wanted)
+    ahead.pop("future_emission_controls")
+    with pytest.raises(ValueError, match=r"future_emission_controls: must be given, \(3, 2, 3, 2\) or \(2, 3, 2\)"):
+        model.forecast(x, 2, LENGTHS, inputs=controls, future_inputs=controls[:, :2], **data, **ahead)
+
+
+def test_control_matrices_that_do_not_fit():
+    controls, x = torch.randn(B, T, U, dtype=F64), torch.randn(B, T, N, dtype=F64)
+    matrices = {"transition_controls": torch.randn(T, H, U, dtype=F64)}
+    free = LDS(H, N, num_inputs=U, inputs_to="none")
+    for call, message in [
+        (lambda: LDS(H, N, num_inputs=U).fit(x, inputs=controls, **matrices), "learns transition_inputs.*'emission'"),
+        (lambda: LDS(H, N).fit(x, **matrices), "transition_controls: they are the matrices of inputs; make"),
+        (lambda: free.fit(x, **matrices), "transition_controls: they are the matrices of inputs; .* give the inputs"),
+        (lambda: free.fit(x, inputs=controls), "with inputs_to='none' they enter by transition_controls or emission_controls"),
+        (lambda: free.fit(x, inputs=controls, transition_controls=controls), r"controls must have shape \(3, 6, 2, 2\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    half = LDS(H, N, num_inputs=U, inputs_to="emission").fit(x, inputs=controls, **matrices, max_iterations=3, tolerance=0.0)
+    assert (np.diff(half.history.log_likelihoods) > -1e-9).all() and half.emission_inputs.abs().max() > 0
+
+
 def test_a_stationary_start_needs_one_transition():
     with pytest.raises(ValueError, match="initial: a stationary start is that of one transition"):
         LDS(H, N, initial="stationary").fit(torch.randn(2, 9, N), transitions=torch.zeros(9, H, H))
