@@ -370,10 +370,10 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
             probs[k, j] = 0.0 if links.first and k == 0 else math.exp(probs[k, j])  # before the first step there is none
 
 
-@jit
-def add_pairs(step, room, sums, number):
+@jit(inline="always")  # a number of states that is known when this is compiled is worth a lot
+def add_pairs(step, room, num_states, sums, number):
     """sums[number] += probs.T @ factors."""
-    num_states, probs, factors, k = sums.shape[1], room.probs, room.factors, 0
+    probs, factors, k = room.probs, room.factors, 0
     while k + 4 <= step:
         for i in range(num_states):
             a, b, c, d = probs[k, i], probs[k + 1, i], probs[k + 2, i], probs[k + 3, i]
@@ -438,6 +438,6 @@ def smooth(
                     forward_logs(carry, p, n, links, step, room)
                 backward_logs(message, links, step, begin, n, scale[n], shown[n], room, single, apart)
             if len(pairs):
-                add_pairs(step, room, pairs, first_matrix[n])
+                add_pairs(step, room, num_states, pairs, first_matrix[n])
             elif len(apart):
                 add_step_pairs(links, step, room, apart)

@@ -154,7 +154,8 @@ class Estimator(FittedState, SequenceModel):
             ValueError, TypeError: for bad data or options.
         """
         method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
-        self.to(checks.device(options.pop("device", self.reference.device)))
+        if "device" in options:
+            self.to(checks.device(options.pop("device")))
         known = {name: options.pop(name) for name in checks.signature(type(self).as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)

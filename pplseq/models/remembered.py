@@ -40,8 +40,8 @@ class Remembered(Generic[Value]):
         """``compute()``, or what it returned when the parameters were the same numbers."""
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or twice.derivatives_wanted():
             return compute()
-        names, numbers = plain_parameters(module)
-        if names != self._names or torch.is_autocast_enabled("cpu"):
+        numbers = self.plain(module)
+        if numbers is None:
             return compute()
         key = "checked" if Distribution._validate_args else "unchecked"
         known, kept, value = self._last
@@ -51,6 +51,11 @@ class Remembered(Generic[Value]):
         if sum(part.numel() for part in numbers) <= MOST_NUMBERS and all(part.device.type == "cpu" for part in numbers):
             self._last = key, [part.detach().clone() for part in numbers], value
         return value
+
+    def plain(self, module: nn.Module) -> list[Tensor] | None:
+        """The parameters and buffers, where they stand as they stood when the module was made and are computed with as such."""
+        names, numbers = plain_parameters(module)
+        return None if names != self._names or torch.is_autocast_enabled("cpu") else numbers
 
     def __reduce__(self):
         return Remembered, (self._names,)  # a copy has yet to see its parameters

@@ -32,10 +32,15 @@ def pplseq_runs(num_states: int, variant: str, shape: tuple[int, int]) -> dict:
     model, learner = (HMM(num_states, V, dtype="float64") for _ in range(2))
     for each in (model, learner):
         each.set_parameters(initial=initial, transition=matrix, emission=words)
-    start = {name: value.clone() for name, value in learner.state_dict().items()}
+    start = [value.detach().clone() for value in learner.parameters()]
+
+    def reset():
+        with torch.no_grad():
+            for parameter, value in zip(learner.parameters(), start, strict=True):
+                parameter.copy_(value)
 
     def em():
-        learner.load_state_dict(start)
+        reset()
         learner.fit(x, warm_start=True, max_iterations=1)
         return learner.emission.numpy()
 
@@ -47,7 +52,7 @@ def pplseq_runs(num_states: int, variant: str, shape: tuple[int, int]) -> dict:
     target = []
 
     def fit():
-        learner.load_state_dict(start)
+        reset()
         learner.fit(x, warm_start=True, max_iterations=PLAIN, tolerance=0.0)
         if not target:  # the first run is not timed
             target.append(learner.score(x))

@@ -141,6 +141,11 @@ def test_importing_the_kernels_imports_no_compiler():
 
 def test_changes_of_shared_functions_are_noticed():
     from pplseq.kernels import chain_loops, loop_math
+    from pplseq.kernels.whole_rows import row_loops, statistic_loops
 
-    found = zlib.crc32(Path(loop_math.__file__).read_bytes())
-    assert found == chain_loops.MATH, f"chain_loops: set MATH to {found}, or old machine code stays in use"
+    for user, name, used in (
+        (chain_loops, "MATH", loop_math), (row_loops, "MATH", loop_math), (row_loops, "CHAIN", chain_loops),
+        (statistic_loops, "ROWS", row_loops),
+    ):  # fmt: skip
+        found = zlib.crc32(Path(used.__file__).read_bytes())
+        assert found == getattr(user, name), f"{user.__name__}: set {name} to {found}, or old machine code stays in use"

@@ -51,6 +51,13 @@ class DenseChain(Chain):
         position, log_prob = time_scan.viterbi_pass(f.init, f.pair, f.emit, f.valid, f.shared)
         return self._paths(position), log_prob
 
+    def _begin_whole(self, transition: DenseTransition, emission: Emission, obs: Tensor) -> None:
+        """Attributes of a chain of rows that are full and have no gaps, from observations (T, B[, D]) that were checked."""
+        self.transition, self.emission, self.obs, self.check = transition, emission, obs, True
+        self.valid = self.seen = self.states = self.start = self.inputs = self.emission_inputs = None
+        self._conditional, self.is_whole, self.in_parallel = False, True, time_scan.ACTIVE.get()
+        self.batch_shape = self.full_batch = obs.shape[1:2]
+
     @classmethod
     def of_whole_rows(cls, transition: DenseTransition, emission: Emission, obs: Tensor, emit: Tensor) -> DenseChain:
         """The chain of rows that are full and have no gaps, from observations (T, B[, D]) that were checked.
@@ -59,10 +66,7 @@ class DenseChain(Chain):
             emit: (T, B, K) their log-likelihoods.
         """
         chain = cls.__new__(cls)
-        chain.transition, chain.emission, chain.obs, chain.check = transition, emission, obs, True
-        chain.valid = chain.seen = chain.states = chain.start = chain.inputs = chain.emission_inputs = None
-        chain._conditional, chain.is_whole, chain.in_parallel = False, True, time_scan.ACTIVE.get()
-        chain.batch_shape = chain.full_batch = obs.shape[1:2]
+        chain._begin_whole(transition, emission, obs)
         chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
         return chain
 

@@ -15,11 +15,15 @@ def dirichlet_mode(counts: Tensor, concentration: Tensor | float | None, previou
 
     Args:
         counts: (..., N) expected counts. concentration: of the Dirichlet prior, at least 1; None for none.
-        previous: (..., N) log-probabilities of rows that nothing is known about, which keep them.
+        previous: (..., N) logits of rows that nothing is known about, which keep them.
     """
     weight = counts if concentration is None else counts + (concentration - 1.0)
     total = weight.sum(-1, keepdim=True)
-    return torch.where(total > 0, (weight / total).log(), previous.to(weight.dtype))
+    known = total > 0
+    found = (weight / total).log()
+    if bool(known.all()):
+        return found
+    return torch.where(known, found, torch.log_softmax(previous.to(weight.dtype), -1))
 
 
 class NormalWishart(NamedTuple):

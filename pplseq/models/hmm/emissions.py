@@ -109,7 +109,7 @@ class CategoricalTable(PyroModule):
         concentration = None
         if priors is not None:
             concentration = priors.concentrations(self.num_states, self.num_words, counts)["emission"]
-        self.logits.copy_(dirichlet_mode(counts, concentration, torch.log_softmax(self.logits, -1)))
+        self.logits.copy_(dirichlet_mode(counts, concentration, self.logits))
         return []
 
     @torch.no_grad()

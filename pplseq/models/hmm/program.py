@@ -20,6 +20,9 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
+from pplseq.kernels import twice
+from pplseq.kernels.parallel import time_scan
+from pplseq.kernels.whole_rows import statistics
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.emissions import (
@@ -38,7 +41,7 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
-from pplseq.models.hmm.whole_rows import PointSpecs, chain_of_whole_rows, is_whole
+from pplseq.models.hmm.whole_rows import PointSpecs, chain_of_whole_rows, is_whole, parameters_of_loops
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
@@ -212,14 +215,39 @@ class HMM(Constrainable, StateLanguages, StateTables):
         initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
         return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()), self.parameters())
 
+    def _has_short_ways(self, batch: Batch) -> bool:
+        """Whether a batch that was checked is whole, and the model as it is, with no way of its own to a chain."""
+        if type(self) is not HMM or vars(self).get("_remembered") is None or not WAYS.isdisjoint(vars(self)):
+            return False
+        return self.is_one_chain and is_whole(batch, self.num_states)
+
     @torch.no_grad()
     def short_chain(self, batch: Batch) -> Chain | None:
-        remembered = vars(self).get("_remembered")
-        if type(self) is not HMM or remembered is None or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
+        if not self._has_short_ways(batch):
             return None
-        if not is_whole(batch, self.num_states):
+        return chain_of_whole_rows(vars(self)["_remembered"].get(self, self._point_specs), batch.x)
+
+    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
+        parameters = None if twice.derivatives_wanted() else self._plain_parameters(batch)
+        return None if parameters is None else statistics.expected_statistics(parameters, batch.x)
+
+    def _plain_parameters(self, batch: Batch) -> statistics.Words | statistics.Vectors | None:
+        """The parameters as the loops over whole rows take them, where these do for a batch that was checked."""
+        if not self._has_short_ways(batch) or self.rows is not None or time_scan.ACTIVE.get():
             return None
-        return chain_of_whole_rows(remembered.get(self, self._point_specs), batch.x)
+        return parameters_of_loops(self, vars(self)["_remembered"], batch.x)
+
+    def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
+        found, alone = None, lengths is None and not known and isinstance(x, Tensor) and not x.requires_grad
+        if alone and torch.is_grad_enabled() and not twice.derivatives_wanted():
+            twice.refuse_jit()
+            if not checks.TRUSTED.get():
+                self.check_observations(x)
+            parameters = self._plain_parameters(Batch(x))
+            found = None if parameters is None else statistics.log_prob(parameters, x)
+        if found is None:
+            return super().log_joint(x, lengths, share=share, **known)
+        return found if self.priors is None else found + share * self.log_prior()
 
     def _shared(self, emission: Emission) -> Emission:
         return emission if self.rows is None else SharedEmission(emission, self.rows)
@@ -417,5 +445,5 @@ class HMM(Constrainable, StateLanguages, StateTables):
             prior = tables[name]
             if prior is not None and allowed is not None:
                 prior = prior.masked_fill(~allowed, 1.0)
-            logits.copy_(dirichlet_mode(statistics[name], prior, torch.log_softmax(logits, -1)))
+            logits.copy_(dirichlet_mode(statistics[name], prior, logits))
         return self.emissions.maximize(statistics, self.priors)

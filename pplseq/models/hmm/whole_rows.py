@@ -7,28 +7,38 @@ several times the answer where rows are few and short. The chain is the same; th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import replaced, tensors_of
+from pplseq.infer.discrete.whole import WholeRowsChain
 from pplseq.infer.fit.em import Batch
-from pplseq.kernels import twice
+from pplseq.kernels import compiled, twice
+from pplseq.kernels.parallel import time_scan
+from pplseq.kernels.whole_rows import statistics, tables
+from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable
+from pplseq.models.remembered import Remembered
 
 # in all emissions; beside more of them the long way costs nothing, and very long rows have a chain of their own
 MOST_NUMBERS = 1 << 20
 
 
 class PointSpecs(NamedTuple):
-    """An HMM's specs at its parameters. words: (V, Z) log-probabilities of words, or None."""
+    """An HMM's specs at its parameters. words: (V, Z) log-probabilities of words, or None.
+
+    chain, word_tables: the same as tables for the loops over whole rows, None where these do not do.
+    """
 
     transition: DenseTransition
     emission: Emission
     words: Tensor | None
+    chain: tables.Chain | None = None
+    word_tables: tables.Emissions | None = None
 
     @classmethod
     def of(cls, transition: DenseTransition, emission: Emission, parameters: Iterable[Tensor]) -> PointSpecs:
@@ -42,9 +52,20 @@ class PointSpecs(NamedTuple):
             shared = {path: part for path, part in found if part.untyped_storage().data_ptr() in own}
             emission = replaced(emission, {path: part.detach().clone() for path, part in shared.items()})
         if not isinstance(emission, CategoricalEmission):
-            return cls(transition, emission, None)
-        words = emission.log_probs.detach().T
-        return cls(transition, emission, words.contiguous() if words.numel() <= MOST_NUMBERS else words)
+            return cls(transition, emission, None, _chain_of(transition))
+        words, chain = emission.log_probs.detach().T, _chain_of(transition)
+        if words.numel() > MOST_NUMBERS:
+            return cls(transition, emission, words)
+        words = words.contiguous()
+        found = None if chain is None or not tables.applies(words.shape[-1], words) else tables.emissions_of(words)
+        return cls(transition, emission, words, None if found is None else chain, found)
+
+
+def _chain_of(transition: DenseTransition) -> tables.Chain | None:
+    initial, matrix = transition.initial.detach(), transition.matrix.detach()
+    if twice.derivatives_wanted() or not tables.applies(len(matrix), initial, matrix):
+        return None
+    return tables.chain_of(initial, matrix)
 
 
 def is_whole(batch: Batch, num_states: int) -> bool:
@@ -57,9 +78,31 @@ def is_whole(batch: Batch, num_states: int) -> bool:
     return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
 
 
+def parameters_of_loops(
+    model: nn.Module, remembered: Remembered, x: Tensor
+) -> statistics.Words | statistics.Vectors | None:
+    """Parameters of an HMM without ties, if there is a loop for them and rows x (B, T[, D])."""
+    if remembered.plain(model) is None:
+        return None
+    # not by name, which would tell Pyro that they are used
+    own, emissions = model._parameters, model._modules["emissions"]
+    of_emissions: Any = None if emissions is None else emissions._parameters
+    if isinstance(emissions, CategoricalTable):
+        found: Any = statistics.Words(own["initial_logits"], own["transition_logits"], of_emissions["logits"])
+    elif isinstance(emissions, GaussianTable) and "log_scale" in of_emissions:
+        found = statistics.Vectors(
+            own["initial_logits"], own["transition_logits"], of_emissions["loc"], of_emissions["log_scale"]
+        )
+    else:
+        return None
+    return found if statistics.applies(found, x) else None
+
+
 def chain_of_whole_rows(specs: PointSpecs, x: Tensor) -> DenseChain:
     """The chain of x (B, T[, D]), of a batch that is whole."""
-    obs = x.transpose(0, 1)
+    obs, chain = x.transpose(0, 1), specs.chain
+    if chain is not None and not time_scan.ACTIVE.get() and compiled.available():
+        return WholeRowsChain(specs.transition, specs.emission, obs, chain, specs.word_tables)
     if specs.words is None:
         emit = specs.emission.log_likelihood(obs)
     else:

@@ -1,0 +1,80 @@
+"""Chains of rows without gaps under one matrix: likelihood, posteriors, counts and best paths straight from tables."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.state import Emission
+from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.results import ExpectedCounts, Factors, StateMarginals
+from pplseq.kernels.whole_rows import tables
+
+
+class WholeRowsChain(DenseChain):
+    """A :class:`DenseChain` without gradients, for the questions that are asked most; others take its factors.
+
+    Args:
+        transition, emission, obs: as for :class:`Chain`; every observation is there and was checked.
+        chain: the transition as tables. words: the emission as tables; None for that of vectors.
+    """
+
+    def __init__(
+        self, transition: DenseTransition, emission: Emission, obs: Tensor, chain: tables.Chain, words: tables.Emissions | None
+    ):
+        self._begin_whole(transition, emission, obs)
+        self._chain, self._words_known = chain, words
+
+    @cached_property
+    def factors(self) -> Factors:
+        emit = self.emission.log_likelihood(self.obs)
+        return Factors(self.transition.initial, self.transition.matrix, emit, None, shared=True)
+
+    @cached_property
+    def _index(self) -> np.ndarray:
+        """(B, T) the row of the emissions' tables that each step has."""
+        if self._words_known is not None:
+            return np.ascontiguousarray(self.obs.T.numpy())
+        return np.arange(self.num_steps * self.obs.shape[1]).reshape(self.num_steps, -1).T.copy()
+
+    @cached_property
+    def _emissions(self) -> tables.Emissions | None:
+        return tables.emissions_of(self.factors.emit.flatten(0, 1)) if self._words_known is None else self._words_known
+
+    @cached_property
+    def _log_prob(self) -> Tensor | None:
+        if self._emissions is None:
+            return None
+        if (smoothed := vars(self).get("_smoothed")) is not None:
+            return torch.from_numpy(smoothed.log_prob)
+        return tables.log_prob(self._chain, self._emissions, self._index)
+
+    @cached_property
+    def _smoothed(self) -> tables.Smoothed | None:
+        return None if self._emissions is None else tables.smooth(self._chain, self._emissions, self._index)
+
+    def log_prob(self) -> Tensor:
+        return super().log_prob() if self._log_prob is None else self._log_prob
+
+    def marginals(self) -> StateMarginals:
+        found = self._smoothed
+        return super().marginals() if found is None else StateMarginals(None, torch.from_numpy(found.posterior))
+
+    def expected_counts(self) -> ExpectedCounts:
+        found = self._smoothed
+        if found is None:
+            return super().expected_counts()
+        starts, pairs, posterior = map(torch.from_numpy, (found.starts, found.pairs, found.posterior))
+        return ExpectedCounts(starts, pairs, None, posterior.sum((0, 1)), StateMarginals(None, posterior))
+
+    def viterbi(self) -> tuple[Tensor, Tensor]:
+        logs = self.factors.emit.flatten(0, 1).numpy() if self._words_known is None else self._words_known.logs
+        assert logs is not None, "tables of words have them"
+        paths, log_prob = tables.viterbi(self._chain, logs, self._index)
+        if bool(torch.isneginf(log_prob).any()):
+            self._possible()  # says where
+        return paths, log_prob

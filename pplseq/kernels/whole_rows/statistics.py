@@ -1,0 +1,138 @@
+"""Log-likelihood of an HMM's rows with its gradient, or expected statistics, straight from parameters.
+
+By Fisher's identity the gradient in the logits of a table is what its rows are expected to be counted less what they would be
+on average, counts_ij - counts_i. p_ij, and that in means and scales the same of moments; nothing is kept of the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.kernels import scan, twice
+from pplseq.kernels.compiled import array
+from pplseq.kernels.whole_rows import tables
+
+
+class Words(NamedTuple):
+    """Parameters of an HMM over words: logits (K,), (K, K) and (K, V)."""
+
+    initial: Tensor
+    transition: Tensor
+    emission: Tensor
+
+
+class Vectors(NamedTuple):
+    """Parameters of an HMM over vectors with independent columns: logits (K,), (K, K), means (K, D), log scales (K, D or 1)."""
+
+    initial: Tensor
+    transition: Tensor
+    loc: Tensor
+    log_scale: Tensor
+
+
+def applies(parameters: Words | Vectors, x: Tensor) -> bool:
+    """Whether there are loops for such parameters and rows (B, T[, D])."""
+    wanted = torch.int64 if isinstance(parameters, Words) else torch.float64
+    return tables.applies(len(parameters.initial), *parameters) and x.dtype == wanted
+
+
+def expected_statistics(parameters: Words | Vectors, x: Tensor) -> tuple[dict[str, Tensor], float] | None:
+    """Expected sufficient statistics of rows x without gaps, and log p(x) of all of them.
+
+    "initial" (K,), "transition" (K, K), and "emission" (K, V), or "weight" (K,), "first" and "second" (K, D).
+
+    Returns:
+        None where digits may be lost, or a row is impossible.
+    """
+    found = _run(parameters, x, False)
+    if found is None:
+        return None
+    names = ("initial", "transition", "emission") if isinstance(parameters, Words) else (
+        "initial", "transition", "first", "second", "weight")  # fmt: skip
+    return dict(zip(names, map(torch.from_numpy, found[0]), strict=True)), found[1]
+
+
+def log_prob(parameters: Words | Vectors, x: Tensor) -> Tensor | None:
+    """log p(x) of all rows together (), differentiable to any order in the parameters; None as of
+    :func:`expected_statistics`."""
+    found = _run(parameters, x, True)
+    if found is None:
+        return None
+    twin = words_twin if isinstance(parameters, Words) else vectors_twin
+    gradients = tuple(map(torch.from_numpy, found[0][: len(parameters)]))
+    return KnownGradient.apply(found[1], gradients, lambda *args: twin(*args, x), *parameters)  # pyright: ignore
+
+
+def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:
+    """What the loops leave, and log p(x)."""
+    from pplseq.kernels.whole_rows import statistic_loops as loops
+
+    (initial, transition, *given), data = [array(part) for part in parameters], array(x)
+    num_states = len(initial)
+    start, (matrix, transposed) = np.empty((1, num_states)), np.empty((2, num_states, num_states))
+    safe, probs = loops.chain_tables(initial.reshape(1, -1), transition, start, matrix, transposed), start
+    if isinstance(parameters, Words):
+        probs, num_words = np.empty(given[0].shape), given[0].shape[1]
+        emissions, index = tables.Emissions(np.empty((num_words, num_states)), np.empty(num_words)), data
+        safe = loops.word_tables(given[0], probs, *emissions[:2]) and safe
+    else:
+        rows = data.reshape(-1, data.shape[-1])
+        emissions = tables.Emissions(np.empty((len(rows), num_states)), np.empty(len(rows)))
+        index, data = np.arange(len(rows)).reshape(data.shape[:2]), rows
+        safe = loops.density_tables(data, *given, *emissions[:2]) and safe
+    chain, words = tables.Chain((start[0], matrix, transposed)), isinstance(parameters, Words)
+    found = tables.smooth(chain, emissions, index, visits=words) if safe else None
+    if found is None or not math.isfinite(value := float(found.log_prob.sum())):
+        return None
+    starts, pairs, rest = found.starts, found.pairs, [found.visits.T]
+    if not words:
+        rest = [np.empty(given[0].shape), np.empty(given[1 if gradients else 0].shape), np.empty(num_states)]
+        loops.moments(data, found.posterior.reshape(len(data), num_states), *given, gradients, *rest)
+    if gradients:
+        slopes = [np.empty_like(start), np.empty_like(matrix), *([probs] if words else [])]
+        tables_, counts = (start, matrix, probs), (starts.reshape(-1, 1), np.ascontiguousarray(pairs.T), found.visits)
+        for slope, count, table in zip(slopes, counts, tables_, strict=False):
+            loops.to_gradients(count, table, slope)
+        starts, pairs, rest = slopes[0][0], slopes[1], slopes[2:] if words else rest
+    return [starts, pairs, *rest], value
+
+
+class KnownGradient(torch.autograd.Function):
+    """A number whose gradient in some tensors was computed beside it."""
+
+    @staticmethod
+    def forward(ctx, value: float, gradients: tuple[Tensor, ...], twin: Callable[..., Tensor], *parameters: Tensor):
+        ctx.save_for_backward(*parameters)
+        ctx.gradients, ctx.twin = gradients, twin
+        return parameters[0].new_tensor(value)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        parameters = ctx.saved_tensors  # raises where they were changed in place, as every backward does
+        if torch.is_grad_enabled():
+            return None, None, None, *twice.gradients(ctx.twin, parameters, grads[0])
+        wanted = ctx.needs_input_grad[3:]
+        return None, None, None, *(g * grads[0] if w else None for g, w in zip(ctx.gradients, wanted, strict=True))
+
+
+def words_twin(initial: Tensor, transition: Tensor, emission: Tensor, x: Tensor) -> Tensor:
+    """log p(x) of all rows of words (B, T), in plain torch operations."""
+    return _twin(initial, transition, torch.log_softmax(emission, -1).T[x.T])
+
+
+def vectors_twin(initial: Tensor, transition: Tensor, loc: Tensor, log_scale: Tensor, x: Tensor) -> Tensor:
+    """log p(x) of all rows of vectors (B, T, D), in plain torch operations."""
+    unit = (x.transpose(0, 1).unsqueeze(-2) - loc) * (-log_scale).exp()
+    constant = log_scale.expand(loc.shape).sum(-1) + 0.5 * math.log(2 * math.pi) * loc.shape[-1]
+    return _twin(initial, transition, -0.5 * unit.square().sum(-1) - constant)
+
+
+def _twin(initial: Tensor, transition: Tensor, emit: Tensor) -> Tensor:
+    init = torch.log_softmax(initial, -1).expand(emit.shape[1:])
+    return scan.forward_twin(init, torch.log_softmax(transition, -1), emit, None, True, None, None)[0].sum()

@@ -1,0 +1,146 @@
+"""An HMM's rows through the compiled loops of :mod:`pplseq.kernels.whole_rows.row_loops`, from tables of log-probabilities.
+
+Sums return None where those loops do not do: where digits may be lost, or a row is impossible. The general scans,
+:mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq.kernels import compiled
+from pplseq.kernels.compiled import array
+
+FEW = 4  # states up to which loops are compiled for a number of them
+MOST_STATES = 64  # with more of them products of matrices gain
+
+
+class Emissions(NamedTuple):
+    """Probabilities of observations (V, K) over the largest of their row, whose logarithm is shift (V,), float64; and, for
+    paths, their logarithms (V, K)."""
+
+    weights: np.ndarray
+    shift: np.ndarray
+    logs: np.ndarray | None = None
+
+
+class Chain(NamedTuple):
+    """p(z_1) (K,), and transitions (K, K) and their transpose: in probabilities, and for paths in logarithms."""
+
+    probs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    logs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+
+class Smoothed(NamedTuple):
+    """log_prob (B,); posterior (B, T, K); of all rows expected starts (K,), transitions (K, K) and, if asked for, visits
+    (V, K) of each state with each row of the emissions' tables, else (0, 1)."""
+
+    log_prob: np.ndarray
+    posterior: np.ndarray
+    starts: np.ndarray
+    pairs: np.ndarray
+    visits: np.ndarray
+
+
+def applies(num_states: int, *tables: Tensor) -> bool:
+    """Whether there are loops for tables of so many states."""
+    if num_states > MOST_STATES or not compiled.available():
+        return False
+    return all(table.dtype == torch.float64 and table.device.type == "cpu" for table in tables)
+
+
+def emissions_of(logs: Tensor) -> Emissions | None:
+    """From log-probabilities (V, K) of words, or densities of observations."""
+    from pplseq.kernels.whole_rows import row_loops
+
+    given = array(logs)
+    found = Emissions(np.empty(given.shape), np.empty(len(given)), given)
+    return found if row_loops.scaled(given.copy(), found.shift, found.weights) else None
+
+
+def chain_of(initial: Tensor, matrix: Tensor) -> Chain | None:
+    """From log-probabilities (K,) and (K, K)."""
+    from pplseq.kernels.whole_rows import row_loops
+
+    logs = array(initial), array(matrix), np.ascontiguousarray(array(matrix).T)
+    start, transitions = np.exp(logs[0]), np.exp(logs[1])
+    small = (start < row_loops.LOWEST) & (logs[0] > -np.inf), (transitions < row_loops.LOWEST) & (logs[1] > -np.inf)
+    if small[0].any() or small[1].any():
+        return None
+    return Chain((start, transitions, np.ascontiguousarray(transitions.T)), logs)
+
+
+def states_of(num_states: int) -> tuple[int, ...]:
+    """What names the code that is compiled for a number of states."""
+    return (0,) * num_states if num_states <= FEW else (0,)
+
+
+def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> Tensor | None:
+    """(B,) log p(x) of rows whose step t has the emission index (B, T)."""
+    from pplseq.kernels.whole_rows import row_loops
+
+    found, states = np.empty(len(index)), states_of(emissions.weights.shape[1])
+    tables = *chain.probs, emissions.weights, emissions.shift, states
+
+    def run(part: int, begin: int, end: int) -> bool:
+        return row_loops.likelihood(begin, end, *tables, index, found)
+
+    return torch.from_numpy(found) if _all_rows(run, index, emissions) else None
+
+
+def smooth(chain: Chain, emissions: Emissions, index: np.ndarray, visits: bool = False) -> Smoothed | None:
+    """Posteriors and expected counts."""
+    from pplseq.kernels.whole_rows import row_loops
+
+    num_states = emissions.weights.shape[1]
+    parts = compiled.num_parts(len(index), _work(index, emissions))
+    found, posterior = np.empty(len(index)), np.empty((*index.shape, num_states))
+    starts, pairs = np.zeros((parts, num_states)), np.zeros((parts, 1, num_states, num_states))
+    counts = np.zeros((parts, *emissions.weights.shape)) if visits else np.zeros((parts, 0, 1))
+    tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states)
+
+    def run(part: int, begin: int, end: int) -> bool:
+        return row_loops.smooth(begin, end, *tables, index, found, posterior, starts[part], pairs[part], counts[part])
+
+    if not _all_rows(run, index, emissions):
+        return None
+    if parts == 1:
+        return Smoothed(found, posterior, starts[0], pairs[0, 0], counts[0])
+    return Smoothed(found, posterior, starts.sum(0), pairs.sum((0, 1)), counts.sum(0))
+
+
+def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The most probable paths (B, T) and log p(path, x) (B,), -inf of rows that are impossible, from logs (V, K)."""
+    from pplseq.kernels.whole_rows import row_loops
+
+    assert chain.logs is not None, "paths are those of a chain with logarithms"
+
+    path, found = np.empty(index.shape, np.int64), np.empty(len(index))
+    states, work = states_of(logs.shape[1]), index.size * logs.shape[1] ** 2
+
+    def run(part: int, begin: int, end: int) -> None:
+        row_loops.viterbi(begin, end, *chain.logs, logs, np.empty(0), states, index, path, found)
+
+    compiled.by_rows(run, len(index), work)
+    return torch.from_numpy(path), torch.from_numpy(found)
+
+
+def _work(index: np.ndarray, emissions: Emissions) -> int:
+    return 4 * index.size * emissions.weights.shape[1] ** 2
+
+
+def _all_rows(run: Callable[[int, int, int], bool], index: np.ndarray, emissions: Emissions) -> bool:
+    """Whether a loop did for all rows."""
+    failed = []
+
+    def part_of(part: int, begin: int, end: int) -> None:
+        if not run(part, begin, end):
+            failed.append(part)
+
+    compiled.by_rows(part_of, len(index), _work(index, emissions))
+    return not failed

@@ -1,0 +1,216 @@
+"""The loops over whole rows say what the plain way says: values, gradients, second derivatives, statistics, paths."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.distributions.state import MISSING
+from pplseq.infer.fit.em import Batch
+from pplseq.kernels import compiled
+from pplseq.kernels.whole_rows import statistics, tables
+from pplseq.models import HMM
+
+SIZES = [(1, 1, 1), (2, 1, 10), (3, 2, 1), (4, 3, 300), (5, 2, 13), (17, 3, 9)]
+KINDS = ["words", "diag", "spherical", "full", "tied"]
+
+
+def model_and_rows(kind, num_states, rows, steps, seed=0):
+    torch.manual_seed(seed)
+    if kind == "words":
+        model, x = HMM(num_states, 7), torch.randint(7, (rows, steps))
+    else:
+        model, x = HMM(num_states, num_features=2, covariance=kind), torch.randn(rows, steps, 2).double()
+    for parameter in model.parameters():  # no row of logits is normalised
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    model.is_fitted = True
+    return model, x
+
+
+def plain(model, x):
+    """The same by the way that all programs take, in torch alone."""
+    with compiled.twins_only():
+        return model.direct_chain(x).log_prob().sum()
+
+
+def gradients(model, value, **options):
+    return torch.autograd.grad(value, list(model.parameters()), **options)
+
+
+def loops(model, x):
+    """The value that comes straight from the parameters; fails where there is none."""
+    parameters = model._plain_parameters(Batch(x))
+    assert parameters is not None
+    return statistics.log_prob(parameters, x)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES)
+def test_values_and_gradients(kind, num_states, rows, steps):
+    model, x = model_and_rows(kind, num_states, rows, steps)
+    value, expected = loops(model, x), plain(model, x)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    for found, wanted in zip(gradients(model, value), gradients(model, expected), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
+    again = model.log_joint(x)
+    assert torch.equal(again, value) and type(again.grad_fn).__name__ == "KnownGradientBackward"
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_second_derivatives(kind):
+    model, x = model_and_rows(kind, 3, 2, 5)
+    first = gradients(model, model.log_joint(x), create_graph=True)
+    twin = gradients(model, plain(model, x), create_graph=True)
+    direction = [torch.randn_like(part) for part in first]
+    found, wanted = (
+        gradients(model, sum((g * d).sum() for g, d in zip(each, direction, strict=True))) for each in (first, twin)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES[1:])
+def test_questions(kind, num_states, rows, steps):
+    model, x = model_and_rows(kind, num_states, rows, steps)
+    short = model.short_chain(Batch(x))
+    assert (short._log_prob if rows > 1 else short._smoothed) is not None, "the loops do"
+    with compiled.twins_only():
+        chain = model.posterior(x)
+        torch.testing.assert_close(short.log_prob(), chain.log_prob(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(short.marginals().probs, chain.marginals().probs, rtol=1e-10, atol=1e-12)
+        found, wanted = short.expected_counts(), chain.expected_counts()
+        for name in ("start", "transition", "occupancy"):
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-10, atol=1e-12)
+        assert torch.equal(short.viterbi()[0], chain.viterbi()[0])
+        torch.testing.assert_close(short.viterbi()[1], chain.viterbi()[1], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(short.filtered_states().probs, chain.filtered_states().probs)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_em_comes_to_the_same_parameters(kind):
+    model, x = model_and_rows(kind, 3, 4, 12)
+    assert model.expectation_at_once(Batch(x)) is not None
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    model.fit(x, warm_start=True, max_iterations=15, tolerance=0.0)
+    found, history = {name: value.clone() for name, value in model.state_dict().items()}, model.history
+    model.load_state_dict(start)
+    with compiled.twins_only():
+        assert model.expectation_at_once(Batch(x)) is None
+        model.fit(x, warm_start=True, max_iterations=15, tolerance=0.0)
+    torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-8, atol=1e-9)
+    assert history.log_likelihoods == pytest.approx(model.history.log_likelihoods, rel=1e-11)
+    assert (history.reason, history.converged) == (model.history.reason, model.history.converged)
+
+
+def test_states_far_apart_are_left_to_the_scans():
+    """Densities whose ratio is below what loops in linear space keep."""
+    model, _ = model_and_rows("diag", 3, 1, 1)
+    with torch.no_grad():
+        model.emissions.loc.copy_(60.0 * torch.arange(3).unsqueeze(-1))
+        model.emissions.log_scale.zero_()
+    x = 60.0 * torch.tensor([[0, 1, 2, 2, 0]]).unsqueeze(-1).expand(1, 5, 2).double() + 0.1
+    assert loops(model, x) is None and model.expectation_at_once(Batch(x)) is None
+    short = model.short_chain(Batch(x))
+    assert short._log_prob is None and short._smoothed is None
+    torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
+    torch.testing.assert_close(short.marginals().probs, model.posterior(x).marginals().probs)
+
+
+def test_zeros_cost_nothing():
+    """Of a left-right chain, whose true zeros are not lost digits."""
+    torch.manual_seed(0)
+    model, x = HMM(4, 6, graph="left_right"), torch.randint(6, (3, 40))
+    value = loops(model, x)
+    torch.testing.assert_close(value, plain(model, x), rtol=1e-12, atol=1e-12)
+    for found, wanted in zip(gradients(model, value), gradients(model, plain(model, x)), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
+
+
+def test_tiny_probabilities_on_the_way():
+    """A step that all but one state find all but impossible, again and again: messages are scaled, or the scans asked."""
+    for smallest in (1e-20, 1e-140, 1e-290):
+        model = HMM(2, 2)
+        matrix = [[1 - smallest, smallest], [smallest, 1 - smallest]]
+        model.set_parameters(initial=[0.5, 0.5], transition=matrix, emission=[[1 - 1e-12, 1e-12], [0.3, 0.7]])
+        x = torch.tensor([[0, 1, 1, 0, 0, 1] * 20])
+        torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
+        for found, wanted in zip(gradients(model, model.log_joint(x)), gradients(model, plain(model, x)), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-300)
+
+
+def test_what_loops_are_not_for_takes_the_plain_way():
+    model, x = model_and_rows("words", 3, 2, 6)
+    gap = torch.where(torch.arange(6) == 2, MISSING, x)
+    vectors, y = model_and_rows("diag", 3, 2, 6)
+    cases = [
+        (model, gap), (vectors, y.clone().requires_grad_()), (model_and_rows("full", 3, 2, 6)[0], y),
+        (HMM(3, 7, ties=[0, 1, 1]), x), (HMM(3, 7, dtype="float32"), x),
+    ]  # fmt: skip
+    for other, rows in cases:
+        assert type(other.log_joint(rows).grad_fn).__name__ != "KnownGradientBackward"
+    (slope,) = torch.autograd.grad(vectors.log_joint(cases[1][1]), cases[1][1])
+    assert bool((slope != 0).all())
+    model.emissions.logits.requires_grad_(False)
+    model.log_joint(x).backward()
+    assert model.emissions.logits.grad is None and model.transition_logits.grad is not None
+    value = model.log_joint(x)
+    with torch.no_grad():
+        model.transition_logits.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_transforms_and_priors():
+    model, x = model_and_rows("words", 3, 2, 6)
+    state = {name: value.detach() for name, value in model.named_parameters()}
+
+    def of(logits):
+        return torch.func.functional_call(_Joint(model), {"model." + n: v for n, v in (state | logits).items()}, (x,))
+
+    found = torch.func.grad(of)({"transition_logits": state["transition_logits"]})["transition_logits"]
+    torch.testing.assert_close(found, torch.autograd.grad(plain(model, x), model.transition_logits)[0], rtol=1e-9, atol=1e-10)
+    torch.manual_seed(0)
+    prior = HMM(3, 7, priors=True)
+    torch.testing.assert_close(prior.log_joint(x), plain_at_point(prior, x) + prior.log_prior(), rtol=1e-12, atol=1e-12)
+
+
+def plain_at_point(model, x):
+    with model._at_point():
+        return plain(model, x)
+
+
+class _Joint(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model.log_joint(x)
+
+
+def test_impossible_rows_are_named():
+    model = HMM(2, 2)
+    model.set_parameters(initial=[1, 0], transition=[[1, 0], [0, 1]], emission=[[1, 0], [0, 1]])
+    x = torch.tensor([[0, 0, 0], [0, 1, 0]])
+    for ask in (model.score, model.smooth, model.decode, model.log_joint, lambda x: model.fit(x, warm_start=True)):
+        with pytest.raises(ValueError, match="row 1, step 1: observation 1 is impossible"):
+            ask(x)
+
+
+def test_threads_share_rows():
+    """Parts of rows have sums of their own."""
+    model, x = model_and_rows("words", 16, 6, 2_000)
+    chain, words = model.short_chain(Batch(x))._chain, model.short_chain(Batch(x))._emissions
+    alone = tables.smooth(chain, words, x.numpy())
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert compiled.num_parts(*(len(x), 4 * x.numel() * 16**2)) == 3
+        shared = tables.smooth(chain, words, x.numpy())
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+    assert math.isclose(float(shared.pairs.sum()), x.numel() - len(x), rel_tol=1e-12)
