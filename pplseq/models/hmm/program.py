@@ -20,9 +20,6 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels import twice
-from pplseq.kernels.parallel import time_scan
-from pplseq.kernels.whole_rows import statistics
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.emissions import (
@@ -41,7 +38,14 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
-from pplseq.models.hmm.whole_rows import PointSpecs, chain_of_whole_rows, is_whole, parameters_of_loops
+from pplseq.models.hmm.whole_rows import (
+    PointSpecs,
+    chain_of_whole_rows,
+    expectation_of_whole_rows,
+    is_whole,
+    log_prob_of_whole_rows,
+    may_be_whole,
+)
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
@@ -228,23 +232,16 @@ class HMM(Constrainable, StateLanguages, StateTables):
         return chain_of_whole_rows(vars(self)["_remembered"].get(self, self._point_specs), batch.x)
 
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
-        parameters = None if twice.derivatives_wanted() else self._plain_parameters(batch)
-        return None if parameters is None else statistics.expected_statistics(parameters, batch.x)
-
-    def _plain_parameters(self, batch: Batch) -> statistics.Words | statistics.Vectors | None:
-        """The parameters as the loops over whole rows take them, where these do for a batch that was checked."""
-        if not self._has_short_ways(batch) or self.rows is not None or time_scan.ACTIVE.get():
-            return None
-        return parameters_of_loops(self, vars(self)["_remembered"], batch.x)
+        ready = self.rows is None and self._has_short_ways(batch)
+        return expectation_of_whole_rows(self, vars(self)["_remembered"], batch.x) if ready else None
 
     def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
-        found, alone = None, lengths is None and not known and isinstance(x, Tensor) and not x.requires_grad
-        if alone and torch.is_grad_enabled() and not twice.derivatives_wanted():
-            twice.refuse_jit()
+        found = None
+        if lengths is None and not known and self.rows is None and may_be_whole(x):
             if not checks.TRUSTED.get():
                 self.check_observations(x)
-            parameters = self._plain_parameters(Batch(x))
-            found = None if parameters is None else statistics.log_prob(parameters, x)
+            if self._has_short_ways(Batch(x)):
+                found = log_prob_of_whole_rows(self, vars(self)["_remembered"], x)
         if found is None:
             return super().log_joint(x, lengths, share=share, **known)
         return found if self.priors is None else found + share * self.log_prior()

@@ -17,7 +17,7 @@ from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import replaced, tensors_of
 from pplseq.infer.discrete.whole import WholeRowsChain
-from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels import compiled, twice
 from pplseq.kernels.parallel import time_scan
 from pplseq.kernels.whole_rows import statistics, tables
@@ -82,7 +82,7 @@ def parameters_of_loops(
     model: nn.Module, remembered: Remembered, x: Tensor
 ) -> statistics.Words | statistics.Vectors | None:
     """Parameters of an HMM without ties, if there is a loop for them and rows x (B, T[, D])."""
-    if remembered.plain(model) is None:
+    if time_scan.ACTIVE.get() or twice.derivatives_wanted() or remembered.plain(model) is None:
         return None
     # not by name, which would tell Pyro that they are used
     own, emissions = model._parameters, model._modules["emissions"]
@@ -96,6 +96,26 @@ def parameters_of_loops(
     else:
         return None
     return found if statistics.applies(found, x) else None
+
+
+def expectation_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> tuple[Statistics, float] | None:
+    """Expected statistics of rows x that are whole, and log p(x) of all of them; None where the loops do not do."""
+    parameters = parameters_of_loops(model, remembered, x)
+    return None if parameters is None else statistics.expected_statistics(parameters, x)
+
+
+def may_be_whole(x: Any) -> bool:
+    """Whether gradients in parameters alone are wanted, of data that are a tensor."""
+    if not isinstance(x, Tensor) or x.requires_grad or not torch.is_grad_enabled() or twice.derivatives_wanted():
+        return False
+    twice.refuse_jit()
+    return True
+
+
+def log_prob_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> Tensor | None:
+    """() log p(x) of rows that are whole, differentiable in the parameters; None where the loops do not do."""
+    parameters = parameters_of_loops(model, remembered, x)
+    return None if parameters is None else statistics.log_prob(parameters, x)
 
 
 def chain_of_whole_rows(specs: PointSpecs, x: Tensor) -> DenseChain:
