@@ -9,8 +9,8 @@ gain from token embeddings of an LDS, or from the posteriors of a VL-HMM?
 The LDS and the vectors are those that scripts/reproduce/lds_pos.py leaves in its --cache, the VL-HMM one that `pplseq train`
 (or scripts/reproduce/vlhmm.py) leaves. Trained on CoNLL-2000 train (sections 15-18 of the treebank), tested on its test
 (section 20); the paper trains on sections 0-18. A VL-HMM of the treebank's usual language modelling text has seen the words
-of sections 0-20, test included, though not their tags; that text has no punctuation and no capitals. Adds its rows to
-results/conll2000_tagging.json.
+of sections 0-20, test included, though not their tags; that text has no punctuation and no capitals. It is part of what the
+clusters of scripts/reproduce/unlabelled_text.py were found in. Adds its rows to results/conll2000_tagging.json.
 """
 
 from __future__ import annotations

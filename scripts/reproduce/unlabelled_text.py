@@ -3,9 +3,12 @@ English-EWT train, CoNLL-2000 train, PTB and WikiText-2 train, tweets, and the f
 
     python scripts/reproduce/unlabelled_text.py runs/unlabelled.txt --paragraphs 120000
     pplseq cluster runs/unlabelled.txt --num-clusters 400 --min-count 3 --out runs/unlabelled_c400.paths
+    pplseq count runs/unlabelled.txt --max-lag 7 --min-count 3 --digits NUM --out runs/counts
+    pplseq train text-lds runs/counts --num-states 100 --pseudo-counts 50 --max-iterations 0 --dtype float32 --out runs/lds100
     python scripts/reproduce/ewt_tagging.py --part dev --systems "latent clusters=runs/unlabelled_c400.paths"
 
-No tag is looked at, and nothing of the development and test parts.
+No tag is looked at, and nothing of the development and test parts of EWT. PTB train holds the words, though not the tags, of
+section 20, which is CoNLL-2000's test, in lower case and without punctuation.
 """
 
 from __future__ import annotations
