@@ -16,7 +16,7 @@ rm -rf "$run"  # an earlier demonstration; whatever else is in the folder stays
 say "1. The text, and what a model of 2,048 states will cost on it"
 pplseq info vlhmm builtin:python --num-states 2048 --num-blocks 64 --threads 2
 
-say "2. Training: 64 Brown clusters of words, 32 states for each, state dropout 0.5"
+say "2. Training: 64 Brown clusters of words, 32 states for each, state dropout 0.25"
 pplseq train vlhmm builtin:python --num-states 2048 --num-blocks 64 --patience 1 --epochs "${DEMO_EPOCHS:-3}" --threads 2 --out "$run"
 
 say "3. Perplexity of text it has not seen, belief carried over and sentence by sentence"

@@ -37,7 +37,7 @@ def main() -> None:
 
     # A Pyro program. Word w is emitted only by the Z / M states of its block, so the exact likelihood is cheap.
     pyro.set_rng_seed(0)
-    model = VLHMM(num_states=options.num_states, hidden_size=options.hidden_size, state_dropout=0.5)
+    model = VLHMM(num_states=options.num_states, hidden_size=options.hidden_size, state_dropout=0.25)
     lay_out(model, corpus.vocabulary, clusters)
     model.vocabulary = corpus.vocabulary  # saved with it
 

@@ -57,7 +57,7 @@ def vlhmm_cost(
     num_blocks: int,
     *,
     hidden_size: int = 256,
-    state_dropout: float = 0.5,
+    state_dropout: float = 0.25,
     num_tokens: int = 512,
     blocks_present: float = 1.0,
     tied: bool = True,

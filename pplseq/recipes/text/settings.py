@@ -162,7 +162,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     parameterization: Literal["independent", "factored", "scalar"] = "independent"
     tied: bool = setting(True, flag="--tied/--untied")
     shared_layer: bool = False
-    state_dropout: float = setting(0.5, free=True, check=SHARE)
+    state_dropout: float = setting(0.25, free=True, check=SHARE)
     feature_dropout: float = setting(0.0, free=True, check=SHARE)
     final_dropout: float | None = setting(None, check=SHARE)
     reset: bool = True
