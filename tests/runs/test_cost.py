@@ -9,7 +9,7 @@ from pplseq.runs.cost import Speed, check_fits, estimate, measure_speed, vlhmm_c
 
 def test_the_counts_at_2_to_the_15():
     """The table for one step at Z = 2^15, M = 128, dropout 0.5, h = 256, 16 x 32 tokens, PTB: 472, 12, 39, 2 GFLOP."""
-    cost = vlhmm_cost(10_000, 2**15, 128, num_tokens=462, blocks_present=0.86)
+    cost = vlhmm_cost(10_000, 2**15, 128, state_dropout=0.5, num_tokens=462, blocks_present=0.86)
     counts = [cost.normaliser_flops, cost.numerator_flops, cost.residual_flops, cost.emission_flops]
     assert [round(count / 1e9) for count in counts] == [473, 12, 39, 2]
     assert round(cost.num_weights / 1e6, 1) == 11.4
