@@ -76,6 +76,7 @@ class GaussianChain:
     """
 
     is_whole = False  # whether it is known that every number is there
+    recursion = staticmethod(recursion)  # of means; a chain that is parallel in time has another one
     _origin: GaussianChain | None = None  # a chain with the same covariances
 
     def __init__(
@@ -119,17 +120,19 @@ class GaussianChain:
         flat, evidence = self.flat, self.flat.evidence
         if type(self) is not GaussianChain or not isinstance(evidence, Numbers) or self._has_gradients:
             return False
-        given = (flat.valid, flat.used, evidence.observed, evidence.which, evidence.constant)
-        return all(part is None for part in given) and isinstance(self.evidence, LinearEvidence) and self.loops is not None
+        parts = flat.valid, flat.used, evidence.observed, evidence.which, evidence.constant
+        if any(part is not None for part in parts) or not isinstance(self.evidence, LinearEvidence):
+            return False
+        return self.loops is not None or self.is_lean
 
     def with_residual(self, residual: Tensor) -> GaussianChain:
         """The chain of other numbers (T, B, n), less what they are off by, at the same steps: covariances are shared."""
         loops, shape = self.loops, self._numbers.residual.shape
-        if loops is None or residual.shape != shape:
+        if residual.shape != shape:
             raise ValueError(f"residual must have the chain's shape {tuple(shape)}, got {tuple(residual.shape)}")
         other = self.with_numbers(self.flat._replace(evidence=self._numbers._replace(residual=residual)))
         other.evidence = dataclasses.replace(self.evidence, residual=residual)  # pyright: ignore[reportArgumentType]
-        other._known["loops", False] = loops.with_residual(residual)
+        other._known["loops", False] = None if loops is None else loops.with_residual(residual)
         other._origin, other.is_whole = self, True
         return other
 
@@ -168,12 +171,12 @@ class GaussianChain:
 
     # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
     @property
-    def _is_lean(self) -> bool:
+    def is_lean(self) -> bool:
         """Whether means come from :mod:`~pplseq.kernels.gaussian.kalman_means`; what follows is their twin."""
-        flat, evidence = self.flat, self.flat.evidence
+        evidence = self.flat.evidence
         if not isinstance(evidence, Numbers) or len(evidence.loadings) > 1 or evidence.constant is not None:
             return False
-        if flat.matrix.shape[:2] != (1, 1) or self.path.index.dim() > 1:
+        if self.flat.matrix.shape[:2] != (1, 1) or self.path.index.dim() > 1:
             return False
         return not (self._differentiable and torch.is_grad_enabled())
 
@@ -207,8 +210,8 @@ class GaussianChain:
         """Means, and the squared length of white innovations."""
         if self.loops is not None:
             return self.loops.filter()
-        gains = self.path.steps_of_means().to(self.flat.mean.dtype)
-        return kalman_means.filter_means(self._observed, self.flat.mean, runs_of(self.path.index), gains)
+        path, mean = self.path, self.flat.mean
+        return kalman_means.filter_means(self._observed, mean, runs_of(path.index), path.steps_of_means().to(mean.dtype))
 
     # ---------------------------------------------------------------- whatever the evidence
     @once
@@ -221,7 +224,7 @@ class GaussianChain:
     @once
     def filtered_means(self) -> Tensor:
         """(T, R, h) E[x_t | y_1..y_t]; meaningless at padded steps."""
-        if self.loops is not None or self._is_lean:
+        if self.loops is not None or self.is_lean:
             return self._filtered[0]
         flat, path, which = self.flat, self.path, self._which
         carry = self._table("carry")
@@ -230,17 +233,16 @@ class GaussianChain:
         name, given = ("kalman_gain", evidence.residual) if numbers else ("filtered", evidence.vector)
         inputs = apply_matrices(self._table(name), which, given)
         first = torch.matmul(carry[path.index[0]], flat.mean.unsqueeze(-1)).squeeze(-1)
-        if flat.offset is None:
-            shift = first.unsqueeze(0)
-        elif flat.offset.dim() == 1:
-            later = (carry @ flat.offset)[path.index[1:]]
-            later = later.unsqueeze(1).expand(-1, len(first), -1) if later.dim() == 2 else later
-            shift = torch.cat([first.unsqueeze(0), later])
-        else:
-            later = apply_matrices(carry, MatrixIndex(path.index[1:], path.num_nodes), flat.offset)
-            shift = torch.cat([first.unsqueeze(0), later])
+        shift = first.unsqueeze(0)
+        if flat.offset is not None:
+            if flat.offset.dim() == 1:
+                later = (carry @ flat.offset)[path.index[1:]]
+                later = later.unsqueeze(1).expand(-1, len(first), -1) if later.dim() == 2 else later
+            else:
+                later = apply_matrices(carry, MatrixIndex(path.index[1:], path.num_nodes), flat.offset)
+            shift = torch.cat([shift, later])
         inputs[: len(shift)] += shift
-        return recursion(self._table("forward"), MatrixIndex(path.index[1:], path.num_nodes), inputs, overwrite=True)
+        return self.recursion(self._table("forward"), MatrixIndex(path.index[1:], path.num_nodes), inputs, overwrite=True)
 
     def _step_means(self, means: Tensor) -> Tensor:
         """(T-1, R, h) A x_t + offset: predicted means of steps 2..T from the filtered ones."""
@@ -252,7 +254,7 @@ class GaussianChain:
         return torch.cat([self.flat.mean.unsqueeze(0), self._step_means(self.filtered_means)])
 
     @once
-    def _white(self) -> Tensor:
+    def white_innovations(self) -> Tensor:
         """(T, R, n) innovations, white: L^-1 (y - M x_t|t-1); zero for what is not seen."""
         numbers, predicted = self._numbers, self._predicted_means
         residual, whitener, real = numbers.residual, self.path.whitener, predicted.dtype
@@ -271,7 +273,7 @@ class GaussianChain:
         """(T, R, h) M' S^-1 (y - M x_t|t-1); of information (I + Lam P)^-1 (vector - matrix x_t|t-1); zero without evidence."""
         evidence = self.flat.evidence
         if isinstance(evidence, Numbers):
-            surprise = apply_matrices(self._table("surprising"), self._which, self._white)
+            surprise = apply_matrices(self._table("surprising"), self._which, self.white_innovations)
         else:
             surprise = times(evidence.matrix, self.filtered_means, evidence.vector, scale=-1)
         return surprise if self.flat.used is None else torch.where(self.flat.used.unsqueeze(-1), surprise, 0.0)
@@ -285,7 +287,8 @@ class GaussianChain:
         known = (self._table("normalizer") if numbers else -self._table("half_log_det"))[index]
         known = known.unsqueeze(-1) if index.dim() == 1 else known
         if numbers:
-            squares = self._filtered[1] if self.loops is not None or self._is_lean else _dot(self._white, self._white)
+            white = None if self.loops is not None or self.is_lean else self.white_innovations
+            squares = self._filtered[1] if white is None else _dot(white, white)
             result = known - squares / 2
             result = result if evidence.constant is None else result + evidence.constant
         else:
@@ -363,15 +366,14 @@ class GaussianChain:
         if self.loops is not None:
             return self.loops.smooth(self.filtered_means)[0]
         path = self.path
-        if self._is_lean:
+        if self.is_lean:
             dtype, runs = self.flat.mean.dtype, runs_of(path.index)
             tables = path.steps_back().to(dtype), path.weighted_loadings.to(dtype)
             return kalman_means.smooth_means(self._observed, self.flat.used, self.filtered_means, runs, *tables)
         # the recursion runs over steps 2..T and from each row's own end, as surprises are zero behind it
         surprise = self._surprise[1:]
-        adjoint = recursion(
-            self._table("closed_loop").mT, MatrixIndex(path.index[1:-1], path.num_nodes), surprise, reverse=True
-        )
+        links = MatrixIndex(path.index[1:-1], path.num_nodes)
+        adjoint = self.recursion(self._table("closed_loop").mT, links, surprise, reverse=True)
         links = MatrixIndex(path.index[:-1], path.num_nodes)
         moved = apply_matrices(self._table("gain"), links, adjoint)
         return torch.cat([self.filtered_means[:-1] + moved, self.filtered_means[-1:]])
@@ -387,8 +389,7 @@ class GaussianChain:
 
     def lag_one_covariances(self) -> StepCovariances:
         """Cov(x_{t+1}, x_t | all observations), t = 1..T-1, rows: the later state."""
-        path, valid = self.smoothed_path, self.flat.valid
-        table = path.lag_one.to(self.flat.mean.dtype)
+        path, valid, table = self.smoothed_path, self.flat.valid, self.smoothed_path.lag_one.to(self.flat.mean.dtype)
         return StepCovariances(table, path.index[:-1], self.batch_shape, None if valid is None else valid[1:])
 
     # ---------------------------------------------------------------- draws and predictions
@@ -396,8 +397,7 @@ class GaussianChain:
     def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
         """(S, *B, T, h) exact draws of all states given all observations; no gradients."""
         checks.count("num_samples", num_samples)
-        mean = self.flat.mean
-        noise = gaussian_queries.standard_normal((num_samples, self.num_steps, *mean.shape), mean, seed)
+        noise = gaussian_queries.standard_normal((num_samples, self.num_steps, *self.flat.mean.shape), self.flat.mean, seed)
         draws = gaussian_queries.draw_states(self, noise).transpose(1, 2)
         return draws.reshape(num_samples, *self.batch_shape, self.num_steps, self.num_states)
 
@@ -413,8 +413,8 @@ class GaussianChain:
         Raises:
             ValueError: where the steps behind the end are not known: dynamics or observations change from step to step.
         """
-        own = dynamics is None and emission is None
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._has_gradients or not own)):
+        other = dynamics is not None or emission is not None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._has_gradients or other)):
             return gaussian_queries.forecast(self, num_steps, dynamics, emission)
 
     def missing_words(self):

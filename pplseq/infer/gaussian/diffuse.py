@@ -28,8 +28,10 @@ from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain, once
 from pplseq.infer.gaussian.given import without_gradients
 from pplseq.infer.gaussian.numbers import Numbers
+from pplseq.infer.gaussian.parallel import ParallelChain
 from pplseq.infer.gaussian.results import GaussianStates, StepCovariances
 from pplseq.kernels.kalman import DOUBLE, symmetric
+from pplseq.kernels.parallel import time_scan
 
 DETERMINED = 1e-11  # smallest eigenvalue of N, its diagonal scaled to one, of coordinates that are determined
 FAR = 1e6  # variances of the proper start above what is known in the end, in this ratio: digits are lost
@@ -38,9 +40,21 @@ ROUNDS = 3
 
 
 def gaussian_chain(start: GaussianBelief, dynamics: Dynamics, evidence, **options) -> GaussianChain:
-    """The chain of a start, which is diffuse in coordinates of infinite variance."""
-    if bool(start.covariance.diagonal(dim1=-2, dim2=-1).isinf().any()):
+    """The chain of a start, which is diffuse in coordinates of infinite variance; parallel in time where that is wanted.
+
+    Raises:
+        TypeError: inside ``parallel_in_time`` for a diffuse start.
+    """
+    diffuse, parallel = bool(start.covariance.diagonal(dim1=-2, dim2=-1).isinf().any()), time_scan.ACTIVE.get()
+    if diffuse and parallel:
+        raise TypeError(
+            "parallel_in_time: a diffuse start goes step by step only; leave parallel_in_time out, or give the first state a "
+            "covariance"
+        )
+    if diffuse:
         return DiffuseChain(start, dynamics, evidence, **options)
+    if parallel:
+        return ParallelChain(start, dynamics, evidence, **options)
     return GaussianChain(start, dynamics, evidence, **options)
 
 

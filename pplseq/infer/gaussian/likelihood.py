@@ -19,14 +19,16 @@ from torch import Tensor
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.kernels import twice
 from pplseq.kernels.kalman import DOUBLE
+from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 
 def row_log_probs(chain) -> Tensor | None:
-    """(R,) log p(y) of a chain whose gradients come from the smoother; None where there are no compiled loops for it."""
+    """(R,) log p(y) of a chain whose gradients come from the smoother; None where it has neither compiled loops nor one
+    covariance path for all rows."""
     if twice.transformed() or torch._C._get_tracing_state() is not None:
         return None
     with torch.no_grad():
-        if chain.loops is None:
+        if chain.loops is None and not chain.is_lean:
             return None
     return _LogProbs.apply(chain, *_inputs(chain))
 
@@ -66,11 +68,34 @@ class _LogProbs(torch.autograd.Function):
         return None, *(g.to(v) if w else None for g, v, w in zip(found, inputs, wanted, strict=True))
 
 
+def _smoothed(chain) -> tuple[Tensor, Tensor, Tensor]:
+    """Smoothed means (T, R, h), lambda (T, R, h) and e (T, R, n), all steps of one kind at once where there are no loops."""
+    if chain.loops is not None:
+        return chain.loops.smooth(chain.filtered_means, True)
+    path, means, used = chain.path, chain.filtered_means, chain.flat.used
+    dtype, every = means.dtype, MatrixIndex(path.index, path.num_nodes)
+    white = chain.white_innovations
+    white = white if used is None else torch.where(used.unsqueeze(-1), white, 0.0)
+    adjoint = apply_matrices(path.surprising.to(dtype), every, white)
+    error = apply_matrices(path.whitener.mT.to(dtype), every, white)
+    if len(means) == 1:
+        return means, adjoint, error
+    between = MatrixIndex(path.index[:-1], path.num_nodes)
+    adjoint = recursion(path.closed_loop.mT.to(dtype), between, adjoint, reverse=True, overwrite=True)
+    ahead = adjoint[1:] @ chain.flat.matrix[0, 0]
+    error[:-1] -= apply_matrices(path.kalman_gain.mT.to(dtype), between, ahead)
+    if used is not None:
+        error = torch.where(used.unsqueeze(-1), error, 0.0)
+    states = means.clone()
+    states[:-1] += apply_matrices(path.filtered.to(dtype), between, ahead)
+    return states, adjoint, error
+
+
 def _gradients(chain, weight: Tensor) -> list[Any]:
     """Of (R,) log p(y), weighted by row, in all of :func:`_inputs`; None for those that are none."""
     flat, path, back = chain.flat, chain.path, chain.smoothed_path
     numbers: Numbers = flat.evidence
-    states, adjoint, error = (part.to(DOUBLE) for part in chain.loops.smooth(chain.filtered_means, True))
+    states, adjoint, error = (part.to(DOUBLE) for part in _smoothed(chain))
     (num_steps, num_rows, h), n = states.shape, error.shape[-1]
     by_row = weight.unsqueeze(-1)
     pull, push = adjoint * by_row, error * by_row

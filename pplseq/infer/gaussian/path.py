@@ -32,7 +32,6 @@ LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
 BLOCK = 16  # steps at a time, before it is asked whether anything still changes
 
-
 FIRST = attrgetter("first")
 
 
@@ -47,6 +46,14 @@ class CovariancePath:
     """
 
     def __init__(self, given: PathInput):
+        self._begin(given)
+        self.is_compiled = self._may_compile()
+        index = self._walk_compiled() if self.is_compiled else self._walk()
+        self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
+        self._tabulate()
+
+    def _begin(self, given: PathInput) -> None:
+        """Everything before the first step."""
         self.given = given
         self.device = given.start.device
         self._predicted: list[Tensor] = [*symmetric(given.start)]
@@ -60,15 +67,11 @@ class CovariancePath:
         self._warned = False
         self._by_row, self._changes, self._by_numbers = given.by_row, given.changes, given.observed[1] is not None
         kinds = 1 if given.observed[2] is not None else len(given.observed[0]) - (given.nothing is not None)
-        self._tries = (
-            given.tol > 0 and not self._by_row and not self._changes and kinds == 1
-        )  # to find the steady state
+        # to find the steady state
+        self._tries = given.tol > 0 and not self._by_row and not self._changes and kinds == 1
         self._precision = precisions(*given.observed[:2])
         self.steady_step: int | None = None
-        self.is_compiled = self._may_compile()
-        index = self._walk_compiled() if self.is_compiled else self._walk()
-        self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
-        self._tabulate()
+        self.is_compiled = False
 
     # ---------------------------------------------------------------- from node to node
     def _may_compile(self) -> bool:
@@ -385,11 +388,8 @@ class CovariancePath:
     @cached_property
     def normalizer(self) -> Tensor:
         """(N,) log density of numbers that are as expected."""
-        size = (
-            self.given.observed[0].shape[1]
-            if self.given.observed[2] is None
-            else self.given.observed[2].sum(-1)[self.kinds]
-        )
+        loadings, _, seen = self.given.observed
+        size = loadings.shape[1] if seen is None else seen.sum(-1)[self.kinds]
         return -self.half_log_det - size / 2 * LOG_2PI
 
     @cached_property

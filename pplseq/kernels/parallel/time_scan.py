@@ -29,7 +29,8 @@ ACTIVE: ContextVar[bool] = ContextVar("parallel in time", default=False)
 
 @contextmanager
 def parallel_in_time() -> Iterator[None]:
-    """Inside, chains with full matrices that are made filter, smooth and decode parallel in time; others are refused.
+    """Inside, chains with full matrices that are made filter, smooth and decode parallel in time, Gaussian ones too; others are
+    refused.
 
     Likelihood with its gradient, filter, marginals of states and best path take this way; other queries go step by step. It is
     meant for GPUs and many cores: one core is faster step by step.

@@ -17,7 +17,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence, 
 from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.infer.fit.em import Batch, Statistics, least_variances
 from pplseq.infer.gaussian.chain import GaussianChain
-from pplseq.infer.gaussian.diffuse import DiffuseChain
+from pplseq.infer.gaussian.diffuse import gaussian_chain
 from pplseq.infer.gaussian.given import Dynamics
 from pplseq.infer.gaussian.results import GaussianStates, StepCovariances
 from pplseq.models.lds import statistics as regressions
@@ -112,8 +112,7 @@ def chain_of(parameters: Parameters, batch: Batch, emission: LinearEmission | No
         start = stationary_belief(parameters.transition, parameters.transition_offset, parameters.state_noise)
     else:
         start = GaussianBelief(parameters.initial_mean, parameters.initial_covariance)
-    kind = DiffuseChain if bool(start.covariance.isinf().any()) else GaussianChain
-    return kind(
+    return gaussian_chain(
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),
         evidence, valid=None if batch.lengths is None else valid_steps(batch).T, seen=seen, check=False,

@@ -18,7 +18,7 @@ from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters
 
-MOST_NUMBERS = 1 << 16  # of observations that are kept with a chain; beside more of them its covariances are cheap
+MOST_NUMBERS = 1 << 19  # of observations that are kept with a chain; beside more of them its covariances are cheap
 
 
 class PointChain:

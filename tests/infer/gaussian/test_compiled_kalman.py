@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
+from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
 from pplseq.kernels import compiled
+from pplseq.kernels.gaussian import compiled_kalman
 from pplseq.kernels.kalman import symmetric
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba here")
@@ -140,3 +142,42 @@ def test_second_derivatives_are_those_of_the_twin():
         expected = hessian()
     assert float(expected.abs().max()) > 0.1
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("case", ["whole rows", "precise", "exact", "coarse"])
+def test_gradients_of_states_too_large_for_loops_over_means(case, monkeypatch):
+    """They come from the smoother all the same."""
+    parts, make = chain_of(4, 2, 30, 5, **PLAIN | CASES[case] | dict(gaps=False))
+
+    def gradients():
+        given = [None if part is None else part.clone().requires_grad_() for part in parts]
+        (make(given).log_prob() * torch.linspace(0.5, -1.5, 5)).sum().backward()
+        found = [part.grad for part in given if part is not None]
+        return [symmetric(part) if k in (1, 3, len(found) - 1) else part for k, part in enumerate(found)]
+
+    monkeypatch.setattr(compiled_kalman, "pays", lambda residual, first: False)
+    asked = []
+    monkeypatch.setattr(likelihood, "_smoothed", lambda chain, of=likelihood._smoothed: asked.append(1) or of(chain))
+    found = gradients()
+    assert asked
+    monkeypatch.setattr(likelihood, "row_log_probs", lambda chain: None)
+    for got, value in zip(found, gradients(), strict=True):
+        close = {"precise": 1e-5, "coarse": 1e-3}.get(case, 1e-8)
+        torch.testing.assert_close(got, value, rtol=0, atol=close * (1e-3 + float(value.abs().max())))
+
+
+def test_rows_of_other_ends_too_large_for_loops_over_means(monkeypatch):
+    parts, make = chain_of(3, 2, 20, 6, **PLAIN | dict(ragged=True, offset="by step"))
+
+    def gradients():
+        given = [part.clone().requires_grad_() for part in parts]
+        make(given).log_prob().sum().backward()
+        return [symmetric(part.grad) if k in (1, 3, 7) else part.grad for k, part in enumerate(given)]
+
+    monkeypatch.setattr(compiled_kalman, "pays", lambda residual, first: False)
+    found = gradients()
+    with compiled.twins_only():
+        monkeypatch.setattr(likelihood, "row_log_probs", lambda chain: None)
+        expected = gradients()
+    for got, value in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, value, rtol=1e-8, atol=1e-8)
