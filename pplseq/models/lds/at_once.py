@@ -16,6 +16,7 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels import twice
 from pplseq.kernels.gaussian import whole
 from pplseq.kernels.gaussian.whole import System, WholeRows, double
+from pplseq.kernels.parallel import time_scan
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
 
@@ -27,7 +28,7 @@ RAW = (
 
 def fits(x: Tensor, h: int) -> bool:
     """Whether the loop is there for observations (B, T, n); numbers that are missing it finds itself."""
-    if x.dim() != 3 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+    if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return False
     return x.numel() > 0 and whole.applies(x.shape[0], x.shape[1], h, x.shape[2])
 

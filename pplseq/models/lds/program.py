@@ -16,7 +16,6 @@ from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.parallel import time_scan
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.forms import in_form
 from pplseq.models.lds import at_once
@@ -183,7 +182,7 @@ class LDS(LDSQueries):
         """Whether nothing of it is its own: no subclass, no replaced method, no parameter that is constrained or drawn."""
         if type(self) is not LDS or self.initial != "learned" or self.num_inputs or not WAYS.isdisjoint(vars(self)):
             return False
-        return self.is_one_chain and not (time_scan.ACTIVE.get() or self._modules or self._pyro_params or self._pyro_samples)
+        return self.is_one_chain and not (self._modules or self._pyro_params or self._pyro_samples)
 
     @property
     def _is_finite(self) -> bool:
@@ -195,7 +194,7 @@ class LDS(LDSQueries):
         remembered = vars(self).get("_remembered")
         if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
             return None
-        if time_scan.ACTIVE.get() or not is_whole(batch):
+        if not is_whole(batch):
             return None
         point = remembered.get(self, self._point)
         return None if point is None else chain_of_whole_rows(point, batch)

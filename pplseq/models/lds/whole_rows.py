@@ -15,6 +15,7 @@ from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.distributions.noise import as_noise
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.kernels.parallel import time_scan
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters
 
@@ -33,7 +34,7 @@ class PointChain:
 def is_whole(batch: Batch) -> bool:
     """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
     x = batch.x
-    if x.device.type != "cpu" or x.numel() > MOST_NUMBERS or not all(value is None for value in batch[1:]):
+    if time_scan.ACTIVE.get() or x.device.type != "cpu" or x.numel() > MOST_NUMBERS or not all(value is None for value in batch[1:]):
         return False
     return not bool(x.isnan().any())
 
