@@ -34,9 +34,9 @@ class PointChain:
 def is_whole(batch: Batch) -> bool:
     """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
     x = batch.x
-    if time_scan.ACTIVE.get() or x.device.type != "cpu" or x.numel() > MOST_NUMBERS or not all(value is None for value in batch[1:]):
+    if x.device.type != "cpu" or x.numel() > MOST_NUMBERS or not all(value is None for value in batch[1:]):
         return False
-    return not bool(x.isnan().any())
+    return not (time_scan.ACTIVE.get() or bool(x.isnan().any()))
 
 
 def chain_of_whole_rows(point: PointChain, batch: Batch) -> GaussianChain:
