@@ -1,11 +1,11 @@
-"""Small and large HMMs and linear dynamical systems against their peers, in one run.
+"""Small and large HMMs, linear dynamical systems, regimes and taggers against their peers, in one run.
 
 Each library works in a process of its own, one thread, and they take turns run by run, so that a machine that drifts slows
 all of them. Times are those of the processor: other work on a shared machine does not count. They are minima of several
 runs, of whole calls as a user makes them, after all results were compared. Some peers may live in another environment (dynamax
 brings jax): name its interpreter.
 
-    python scripts/bench/peers.py [--groups small long ...] [--only hmm|lds] [--peers-python PATH]
+    python scripts/bench/peers.py [--groups small long ...] [--only hmm|lds|iohmm|crf] [--peers-python PATH]
 
 Rows are measured by groups, as all of them together take an hour: those of other groups stay as they were, each with the
 commit and the load of its own run. Writes ``results/bench/peers.json``, and from it the page ``peers.md``, rows where a peer
@@ -24,9 +24,11 @@ import sys
 import hmm_peers
 import kalman_peers
 import numpy as np
+import regime_peers
+import tagging_peers
 from turns import Worker, answer_turns
 
-SUITES = {"hmm": hmm_peers, "lds": kalman_peers}
+SUITES = {"hmm": hmm_peers, "lds": kalman_peers, "iohmm": regime_peers, "crf": tagging_peers}
 # sizes (K, or h and n) and shapes (rows, steps)
 GROUPS = {
     "small": {
@@ -45,6 +47,8 @@ GROUPS = {
         "hmm": [(128, (16, 100)), (128, (1, 2_000)), (256, (16, 100)), (512, (1, 500)), (512, (4, 100))],
         "lds": [((100, 10), (16, 100)), ((200, 20), (16, 100))],
     },
+    "regimes": {"iohmm": [(2, (1, 1_000)), (2, (1, 100_000))]},
+    "tagging": {"crf": [(2_000, (1, 1))]},  # its suite says how many words each line is about
 }
 # EM to the likelihood that so many plain iterations reach
 FITS = {"hmm": [(4, (64, 100)), (16, (1, 10_000))], "lds": [((4, 2), (1, 5_000)), ((4, 2), (64, 100))]}
@@ -80,8 +84,11 @@ class Work(dict):
 
 # what a library has nothing for
 LACKS = {
-    "hmmlearn": {"gradient"}, "statsmodels": {"gradient", "em", "fit"}, "pykalman": {"gradient", "em", "fit"},
-    "pyro": {"smooth", "gradient", "em", "fit"},
+    "hmm": {"hmmlearn": {"gradient"}},
+    "lds": {
+        "statsmodels": {"gradient", "em", "fit"}, "pykalman": {"gradient", "em", "fit"},
+        "pyro": {"smooth", "gradient", "em", "fit"},
+    },
 }  # fmt: skip
 
 
@@ -90,8 +97,8 @@ def measure(workers: dict[str, Worker], suite: str, size, shape, operation: str,
     """Seconds of each library's fastest run; ends the program where results differ."""
     asked = {}
     for library, variants in SUITES[suite].VARIANTS.items():
-        too_slow = shape[0] * shape[1] > SLOW.get(library, np.inf)
-        if library in workers and operation not in LACKS.get(library, ()) and not too_slow:
+        too_slow = suite == "lds" and shape[0] * shape[1] > SLOW.get(library, np.inf)
+        if library in workers and operation not in LACKS.get(suite, {}).get(library, ()) and not too_slow:
             for variant in variants:
                 name = f"{library} {variant}".strip()
                 asked[name] = workers[library], json.dumps([suite, variant, size, shape, operation])
@@ -113,14 +120,16 @@ def measure(workers: dict[str, Worker], suite: str, size, shape, operation: str,
             print(f"{suite} {size} {shape} {operation}: {name} gives {found}, left out", file=sys.stderr)
             del times[name]
             continue
-        close = np.allclose(found, digests["pplseq"], rtol=TOLERANCE, atol=TOLERANCE * abs(digests["pplseq"][0]))
+        tolerance = getattr(SUITES[suite], "TOLERANCE", TOLERANCE)
+        close = np.allclose(found, digests["pplseq"], rtol=tolerance, atol=tolerance * abs(digests["pplseq"][0]))
         if not close:
             raise SystemExit(f"{suite} {size} {shape} {operation}: {name} gives {found}, pplseq {digests['pplseq']}")
     return times
 
 
 # ------------------------------------------------------------------------------------------------ the page
-NAMES = {"hmm": "HMM", "lds": "LDS"}
+NAMES = {"hmm": "HMM", "lds": "LDS", "iohmm": "IOHMM", "crf": "CRF"}
+SIZES = {"hmm": "K = {}", "lds": "h = {}, n = {}", "iohmm": "K = {}", "crf": "{:,} sentences"}
 
 
 def write_page() -> None:
@@ -135,12 +144,12 @@ def write_page() -> None:
         own = seconds.pop("pplseq")
         peer, best = min(seconds.items(), key=lambda item: item[1])
         rows, steps = row["shape"]
-        size = f"K = {row['size']}" if row["suite"] == "hmm" else "h = {}, n = {}".format(*row["size"])
+        size = SIZES[row["suite"]].format(*(row["size"] if isinstance(row["size"], list) else [row["size"]]))
         unit = 1e6 / (rows * steps)
         others = ", ".join(f"{name} {value * unit:.3g}" for name, value in sorted(seconds.items(), key=lambda item: item[1]))
         cells = [NAMES[row["suite"]], row["operation"], size, f"{rows} x {steps:,}", f"{own * unit:.3g}", others]
         lines.append((best / own, "| " + " | ".join([*cells, f"{best / own:.2g}"]) + " |"))
-        states = row["size"] if row["suite"] == "hmm" else row["size"][0]
+        states = row["size"][0] if isinstance(row["size"], list) else row["size"]
         points.setdefault((row["suite"], row["operation"]), []).append((states, own * unit, best * unit))
     machine, loads = entry["machine"], [row["load"] for row in entry["results"]]
     processors = " and ".join(sorted({row["processor"] for row in entry["results"]}))
@@ -148,7 +157,7 @@ def write_page() -> None:
     page = (
         "# Against other libraries\n\n"
         "Processor time of a whole call in microseconds a step and row (em: an iteration; fit: EM to the likelihood that\n"
-        "20 plain iterations reach), float64, one thread, the\n"
+        "20 plain iterations reach; train: all of it, by word), float64, one thread, the\n"
         "fastest of several runs in turn; results were compared first. The last column: how many times ours the best peer\n"
         f"takes; below 1 the peer wins. Rows by that ratio: {behind} of {len(lines)} are below 1.\n\n"
         f"`{entry['command']}`, by groups, commits {', '.join(commits)}, {entry['date']}, {processors},\n"
@@ -176,7 +185,7 @@ def draw(points: dict, path) -> None:
         states, own, best = zip(*sorted(found), strict=True)
         axis.loglog(states, own, "o", label="pplseq", mfc="none")
         axis.loglog(states, best, "x", label="best peer")
-        axis.set(title=f"{NAMES[suite]} {operation}", xlabel="K" if suite == "hmm" else "h")
+        axis.set(title=f"{NAMES[suite]} {operation}", xlabel=SIZES[suite].split(" =")[0].removeprefix("{:,} "))
     for row in axes:
         row[0].set_ylabel("microseconds a step")
     axes[0, 0].legend()
@@ -212,12 +221,13 @@ def main() -> None:
             workers[library] = Worker(python, __file__, library)
     for group in options.groups:
         for suite in suites:
-            cases = FITS[suite] if group == "fit" else GROUPS[group][suite]
+            cases = (FITS if group == "fit" else GROUPS[group]).get(suite, ())
             for size, shape in cases:
                 rows = []
                 for operation in ["fit"] if group == "fit" else SUITES[suite].OPERATIONS:
                     seconds = measure(workers, suite, size, shape, operation, options.patience)
-                    row = {"suite": suite, "operation": operation, "size": size, "shape": shape, "group": group}
+                    shown = SUITES[suite].shape_of(operation, size) if hasattr(SUITES[suite], "shape_of") else shape
+                    row = {"suite": suite, "operation": operation, "size": size, "shape": shown, "group": group}
                     row |= {"commit": git("rev-parse", "--short", "HEAD"), "load": round(os.getloadavg()[0], 1)}
                     row["processor seconds"] = {name: float(f"{value:.4g}") for name, value in seconds.items()}
                     rows.append(row)
