@@ -54,7 +54,7 @@ class TaggerSettings(TaggedReading, RunSettings):
         set: an option of the system, NAME=VALUE; may be repeated.
         dev: text to tune or stop by, where the system does; its accuracy is told in any case.
         embeddings: a run of `train text-lds`, whose embeddings of words in their sentences are features, or an .npz of `query
-            RUN types`; of crf, memm and spans.
+            RUN types`; of crf, memm, spans and product.
         states: a run of `train vlhmm` or `train hmm`, whose probabilities of states are features; of the same systems.
         clusters: a file of `pplseq cluster`, whose clusters of words are features; of those and the latent systems.
         partial: let words lack tags, _ (default: for the systems that learn from such text).
