@@ -107,12 +107,14 @@ def _gradients(chain, weight: Tensor) -> list[Any]:
     nodes = torch.tensor(back.of[1:])
     later = back.information[torch.tensor(back.later[1:])]
     moved, gain, whitener = path.gain[nodes].mT, path.kalman_gain[nodes], path.whitener[nodes]
-    ahead = path.given.matrix[0, 0].mT @ later @ path.given.matrix[0, 0] @ gain  # A' N A K
+    matrix = path.given.matrix[0, 0]
+    ahead = matrix.mT @ (later @ (matrix @ gain))  # A' N A K
     spread = (whitener.mT @ whitener + gain.mT @ ahead) * counts
     shared = (gain.mT - ahead.mT @ path.filtered[nodes]) * counts
 
     steps = pull[1:].reshape(-1, h)
-    matrix = steps.T @ states[:-1].reshape(-1, h) - (later @ moved * counts).sum(0)
+    # sums over nodes as one product; N is symmetric
+    matrix = steps.T @ states[:-1].reshape(-1, h) - later.reshape(-1, h).T @ (moved * counts).reshape(-1, h)
     noise = (steps.T @ adjoint[1:].reshape(-1, h) - (later * counts).sum(0)) / 2
     first = back.information[index[0]]
     start = (pull[0].unsqueeze(-1) * adjoint[0].unsqueeze(-2) - first * by_row.unsqueeze(-1)) / 2

@@ -95,4 +95,3 @@ class ParallelSmoothedPath(SmoothedPath):
         index = torch.arange(1, num_steps * columns + 1, device=path.device).view(num_steps, columns).flip(0)
         index = torch.where(inside, index, 0)
         self.index = index[:, 0] if columns == 1 else index
-        self._tabulate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -40,7 +41,6 @@ class SmoothedPath:
             index = self._walk_nodes(columns)
         index = index if back is None else index[:, back.reshape(-1)]
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(path.device)
-        self._tabulate()
 
     def _walk_compiled(self, columns: np.ndarray) -> np.ndarray:
         """:meth:`_walk_nodes` by :func:`pplseq.kernels.gaussian.compiled_kalman.adjoints`."""
@@ -171,33 +171,42 @@ class SmoothedPath:
             convergence.sensitivity[child] = product
         return None
 
-    def _tabulate(self) -> None:
+    @property
+    def smoothed(self) -> Tensor:
+        return self._tables[0]
+
+    @property
+    def lag_one(self) -> Tensor:
+        return self._tables[1]
+
+    @cached_property
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        # made when asked for: gradients of the likelihood go without
         path, nodes = self.path, self.of[1:]
         later = self.information[self.later[1:]]
         gain, behind = path.gain[nodes], [max(self.of[n], 0) for n in self.later[1:]]
         zero = torch.zeros_like(self.information[:1])
-        self.smoothed = torch.cat([zero, kalman.smoothed(path.filtered[nodes], gain, later)])
-        self.lag_one = torch.cat([zero, kalman.lag_one(gain, path.predicted[behind], later)])
+        smoothed = torch.cat([zero, kalman.smoothed(path.filtered[nodes], gain, later)])
+        lag_one = torch.cat([zero, kalman.lag_one(gain, path.predicted[behind], later)])
         with torch.no_grad():  # of states that little was known of: differences of large numbers
             most = [0.0] * len(self.of)  # of N of all steps behind: its rounding errors reach this one
             for node, (after, size) in enumerate(zip(self.later[1:], size_of(later).tolist(), strict=True), 1):
                 most[node] = max(size, most[after])
             error = torch.finfo(DOUBLE).eps * size_of(gain).square() * gain.new_tensor(most[1:])
-            least = self.smoothed[1:].diagonal(dim1=-2, dim2=-1).amax(-1)
+            least = smoothed[1:].diagonal(dim1=-2, dim2=-1).amax(-1)
             lost = (error > CAREFUL * least).nonzero().flatten() + 1
-        if len(lost):
-            self._go_from_states(lost.tolist())
+        return self._go_from_states(lost.tolist(), smoothed, lag_one) if len(lost) else (smoothed, lag_one)
 
-    def _go_from_states(self, lost: list[int]) -> None:
+    def _go_from_states(self, lost: list[int], of_nodes: Tensor, of_pairs: Tensor) -> tuple[Tensor, Tensor]:
         """The covariances of some nodes anew, from those of the steps behind: sums alone, so that digits are kept.
 
         Source: H. E. Rauch, F. Tung and C. T. Striebel (1965), Maximum likelihood estimates of linear dynamic systems.
         """
-        path, smoothed, lag_one = self.path, [*self.smoothed], [*self.lag_one]
+        path, smoothed, lag_one = self.path, [*of_nodes], [*of_pairs]
         for k in lost:  # a node comes after that of the step behind it
             node, after = self.of[k], smoothed[self.later[k]]
             matrix, noise = (part[node if len(part) > 1 else 0] for part in (path.matrix, path.noise))
             gain, spread = kalman.backward(path.filtered[node], matrix, noise)
             smoothed[k] = kalman.symmetric(spread + gain @ after @ gain.mT)
             lag_one[k] = after @ gain.mT
-        self.smoothed, self.lag_one = torch.stack(smoothed), torch.stack(lag_one)
+        return torch.stack(smoothed), torch.stack(lag_one)

@@ -153,7 +153,8 @@ def expectation(parameters: Parameters, batch: Batch) -> tuple[Statistics, float
     if rows is None:
         return None
     m, count, steps = whole.moments(rows), float(rows.num_rows), float(rows.num_rows * rows.num_steps)
-    moves, seen = offset is not None, shift is not None
+    moves, seen, flat = offset is not None, shift is not None, x.reshape(-1, n)
+    ones = np.ones(len(flat))  # a product adds up faster than a sum along the longer axis
     found = {
         "transition_count": steps - count,
         "transition_moment": _bordered(m.before, m.state_before, steps - count) if moves else m.before,
@@ -163,7 +164,7 @@ def expectation(parameters: Parameters, batch: Batch) -> tuple[Statistics, float
         "emission_cross": np.column_stack([m.error_state, m.error_sum]) if seen else m.error_state,
         "emission_scatter": m.error, "num_sequences": count, "first_mean": m.first_state, "first_second": m.first,
         "state_count": steps, "state_sum": m.state, "state_square": m.second.diagonal(),
-        "data_count": np.full(n, steps), "data_sum": x.sum((0, 1)), "data_square": (x * x).sum((0, 1)),
+        "data_count": np.full(n, steps), "data_sum": ones @ flat, "data_square": ones @ (flat * flat),
     }  # fmt: skip
     dtype = batch.x.dtype
     return {name: torch.tensor(value, dtype=dtype) for name, value in found.items()}, rows.log_prob

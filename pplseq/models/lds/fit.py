@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from pplseq.models.lds.parameters import (
     SCALES,
     Parameters,
     RegressionPrior,
+    as_array,
+    as_tensor,
     covariance_of,
     scale_of,
     stationary_belief,
@@ -55,22 +58,26 @@ class EMOptions(NamedTuple):
 
 def check_enough(batch: Batch, num_states: int) -> None:
     """Raises ValueError for observations of which nothing can be learned."""
-    valid = valid_steps(batch)
-    observed = ~batch.x.isnan() & valid.unsqueeze(-1)
-    seen = int(observed.any(-1).sum())
-    if seen <= num_states or not bool(valid[:, 1:].any()):
+    x, never = batch.x, []
+    if batch.lengths is None and not bool(x.isnan().any()):
+        seen, longest, alike = x.shape[0] * x.shape[1], x.shape[1], bool((x == x[:1, :1]).all())
+    else:
+        valid = valid_steps(batch)
+        observed = ~x.isnan() & valid.unsqueeze(-1)
+        seen, longest = int(observed.any(-1).sum()), int(valid.sum(1).max())
+        never = (~observed.any(0).any(0)).nonzero().flatten().tolist()
+        low, high = x.where(observed, torch.inf).amin((0, 1)), x.where(observed, -torch.inf).amax((0, 1))
+        alike = bool((low == high).all())
+    if seen <= num_states or longest < 2:
         raise ValueError(
             f"x must hold more than num_states = {num_states} observed vectors, and a sequence of at least two "
-            f"steps, to fit the model; got {seen} in sequences of at most {int(valid.sum(1).max())} steps"
+            f"steps, to fit the model; got {seen} in sequences of at most {longest} steps"
         )
-    never = (~observed.any(0).any(0)).nonzero().flatten().tolist()
     if never:
         raise ValueError(
             f"x: columns {never} (from 0) are never observed, so nothing can be learned of them; leave them out"
         )
-    low = batch.x.where(observed, torch.inf).amin((0, 1))
-    high = batch.x.where(observed, -torch.inf).amax((0, 1))
-    if bool((low == high).all()):
+    if alike:
         raise ValueError("x must vary to fit the model, but every column holds one value only")
 
 
@@ -188,13 +195,20 @@ def floors(statistics: Statistics, floor: float | None) -> dict[str, float | Ten
         count, first, second = [statistics[f"{kind}_{part}"] for part in ("count", "sum", "square")]
         return least_variances(count, first, second, FLOOR)
 
-    return {name: least(kind) for name, kind in of.items()}
+    found = {kind: least(kind) for kind in ("state", "data")}
+    return {name: found[kind] for name, kind in of.items()}
 
 
 @torch.no_grad()
-def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -> tuple[Parameters, list[str]]:
-    """The most probable parameters given the statistics, and which noises met the floor, in words."""
-    new, notes, lowest = parameters, [], floors(statistics, options.noise_floor)
+def m_step(
+    parameters: Parameters, statistics: Statistics, options: EMOptions, lowest: dict[str, float | Tensor]
+) -> tuple[Parameters, list[str]]:
+    """The most probable parameters given the statistics, and which noises met the floor, in words.
+
+    Args:
+        lowest: from :func:`floors`.
+    """
+    new, notes = parameters, []
     for kind, noise_name, prior in (
         ("transition", "state_noise", options.state_prior), ("emission", "emission_noise", options.emission_prior),
     ):  # fmt: skip
@@ -202,8 +216,8 @@ def m_step(parameters: Parameters, statistics: Statistics, options: EMOptions) -
         names = [name for name, columns in parameters.columns(kind).items() for _ in range(columns.shape[-1])]
         noise = getattr(parameters, noise_name)
         about: dict[str, Any] = dict(
-            free=torch.tensor([name not in options.held for name in names], device=noise.device),
-            shrunk=torch.tensor([not name.endswith("_offset") for name in names], device=noise.device),
+            free=np.array([name not in options.held for name in names]),
+            shrunk=np.array([not name.endswith("_offset") for name in names]),
             prior=prior, floor=lowest[noise_name], diagonal=noise_name in options.diagonal,
             hold_noise=noise_name in options.held,
         )  # fmt: skip
@@ -256,6 +270,7 @@ def _stationary_mode(parameters: Parameters, given: tuple[Tensor, Tensor, Any], 
     def first_mean(weights: Tensor) -> Tensor:
         return stationary_mean(weights[:, :h], weights[:, h] if offset else None)
 
+    about |= {name: torch.from_numpy(about[name]).to(count.device) for name in ("free", "shrunk")}
     return regressions.stationary_mode(*given, mean, spread, count, first_mean, **about)
 
 
@@ -274,17 +289,18 @@ def to_coordinates(parameters: Parameters, names: Sequence[str]) -> tuple[Tensor
     for name in names:
         value = getattr(parameters, name)
         if name not in SCALES:
-            parts.append(value.flatten())
-            units.append(_unit(parameters, name, value).expand_as(value).flatten())
+            parts.append(as_array(value).ravel())
+            unit = _deviations_of(as_array(getattr(parameters, NOISE_OF[name.split("_")[0]])))
+            units.append(unit if value.dim() == 1 else np.repeat(unit, value.shape[1]))
             continue
-        scale = value.sqrt() if value.dim() == 1 else scale_of(name, value)
-        diagonal = (scale if scale.dim() == 1 else scale.diagonal()).clamp_min(TINY)
-        part = diagonal.log()
-        if scale.dim() == 2:
-            part = torch.cat([part, (scale / diagonal.unsqueeze(-1))[_below(scale)]])
+        scale = np.sqrt(as_array(value)) if value.dim() == 1 else as_array(scale_of(name, value))
+        diagonal = np.maximum(scale if scale.ndim == 1 else scale.diagonal(), TINY)
+        part = np.log(diagonal)
+        if scale.ndim == 2:
+            part = np.concatenate([part, (scale / diagonal[:, None])[np.tril_indices(len(scale), -1)]])
         parts.append(part)
-        units.append(torch.ones_like(part))
-    return torch.cat(parts), torch.cat(units)
+        units.append(np.ones_like(part))
+    return as_tensor(np.concatenate(parts), parameters.transition), as_tensor(np.concatenate(units), parameters.transition)
 
 
 def from_coordinates(parameters: Parameters, names: Sequence[str], coordinates: Tensor) -> Parameters:
@@ -330,14 +346,12 @@ def parameter_units(parameters: Parameters) -> dict[str, Tensor]:
 
 def _deviations(noise: Tensor) -> Tensor:
     """(n,) standard deviations of a covariance, 1 where there is none."""
-    deviations = (noise if noise.dim() == 1 else noise.diagonal()).sqrt()
-    return deviations.where((deviations > 0) & deviations.isfinite(), 1.0)
+    return as_tensor(_deviations_of(as_array(noise)), noise)
 
 
-def _unit(parameters: Parameters, name: str, value: Tensor) -> Tensor:
-    """Deviations (n,) or (n, 1) of the noise in the directions of the rows of weights."""
-    deviations = _deviations(getattr(parameters, NOISE_OF[name.split("_")[0]]))
-    return deviations if value.dim() == 1 else deviations.unsqueeze(-1)
+def _deviations_of(noise: np.ndarray) -> np.ndarray:
+    deviations = np.sqrt(noise if noise.ndim == 1 else noise.diagonal())
+    return np.where((deviations > 0) & np.isfinite(deviations), deviations, 1.0)
 
 
 def _below(matrix: Tensor) -> tuple[Tensor, ...]:

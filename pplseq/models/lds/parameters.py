@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -81,6 +82,16 @@ class Parameters(NamedTuple):
         return driven if offset is None else offset + driven
 
 
+def as_array(value) -> np.ndarray:
+    """The same numbers for numpy, whose operations on small matrices cost a fraction of torch's; without gradients."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def as_tensor(value: np.ndarray, like: Tensor) -> Tensor:
+    """An array of type and device of a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(value)).to(like)
+
+
 class RegressionPrior(NamedTuple):
     """Pseudo-observations: log p(W, S) = -count/2 log|S| - tr S^-1 (count variance I + strength W W') / 2 + constant.
 
@@ -155,24 +166,31 @@ def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False) -> Tensor
     Raises:
         ValueError: for what is no such covariance.
     """
-    if not torch.allclose(covariance, covariance.T, rtol=1e-4, atol=1e-8):
+    value = as_array(covariance)
+    if not (abs(value - value.T) <= 1e-8 + 1e-4 * abs(value.T)).all():
         raise ValueError(f"{name} must be symmetric")
-    if diagonal and bool((covariance - torch.diag(covariance.diagonal())).any()):
+    if diagonal and np.count_nonzero(value) > np.count_nonzero(value.diagonal()):
         raise ValueError(f"{name} must be diagonal in this model; make it with {name}='full'")
+    return as_tensor(_scale_of(name, value, diagonal), covariance)
+
+
+def _scale_of(name: str, value: np.ndarray, diagonal: bool) -> np.ndarray:
     if not diagonal:
-        factor, failed = torch.linalg.cholesky_ex(covariance)
-        pivots = factor.diagonal()
-        if not bool(failed) and bool((pivots > CLEAR * covariance.diagonal().sqrt()).all()):
+        try:
+            factor = np.linalg.cholesky(value)
+        except np.linalg.LinAlgError:
+            factor = np.zeros_like(value)
+        if (factor.diagonal() > CLEAR * np.sqrt(abs(value.diagonal()))).all():
             return factor
-    values, vectors = torch.linalg.eigh(symmetric(covariance))
-    smallest, tolerance = float(values[0]), 10 * torch.finfo(values.dtype).eps * float(values[-1].abs())
+    values, vectors = np.linalg.eigh(symmetric(value))
+    smallest, tolerance = float(values[0]), 10 * np.finfo(values.dtype).eps * float(abs(values[-1]))
     if smallest < -tolerance:
         raise ValueError(f"{name} must be positive semi-definite, but its smallest eigenvalue is {smallest:.3g}")
     if diagonal:
-        return covariance.diagonal().clamp_min(0).sqrt()
+        return np.sqrt(np.maximum(value.diagonal(), 0.0))
     # Cholesky fails for what is singular, or nearly: R' of the root's QR
-    factor = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).T)[1].T
-    return factor * torch.where(factor.diagonal() < 0, -1.0, 1.0)
+    factor = np.linalg.qr((vectors * np.sqrt(np.maximum(values, 0.0))).T)[1].T
+    return factor * np.where(factor.diagonal() < 0, -1.0, 1.0)
 
 
 class LDSTensors(GaussianEstimator):
@@ -366,7 +384,8 @@ class LDSTensors(GaussianEstimator):
     @property
     def _own(self) -> dict[str, Any]:
         """What holds the parameters that this model has, by their names as they are usually written."""
-        held = {name: getattr(self, SCALES.get(name, name), None) for name in Parameters._fields}
+        own, places = self._parameters, {name: SCALES.get(name, name) for name in Parameters._fields}
+        held = {name: own[at] if at in own else getattr(self, at, None) for name, at in places.items()}
         return {name: value for name, value in held.items() if value is not None}
 
     @torch.no_grad()

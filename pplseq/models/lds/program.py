@@ -402,9 +402,9 @@ class LDS(LDSQueries):
 
     def maximize(self, statistics: Statistics) -> list[str]:
         options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self._diagonal, self.held)
-        parameters, notes = m_step(self.values, statistics, options)
-        self._put(parameters)
         self._lowest = floors(statistics, self.noise_floor)
+        parameters, notes = m_step(self.values, statistics, options, self._lowest)
+        self._put(parameters)
         return notes
 
     def em_coordinates(self) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq.distributions.gaussian_types import masked_precisions
-from pplseq.infer.fit.em import floor_eigenvalues
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import stationary_covariance
-from pplseq.models.lds.parameters import RegressionPrior
+from pplseq.models.lds.parameters import RegressionPrior, as_array, as_tensor
 
 STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics
 HALVINGS = 30
@@ -131,18 +131,19 @@ def regression_mode(
     Returns:
         W (n, k), the covariance (n, n), and whether it met the floor.
     """
-    ridge = prior.strength * shrunk.to(weights)
-    step = torch.zeros_like(weights)
-    if bool(free.any()):
+    kept, about = noise, Regression(*map(as_array, statistics))
+    start, free, ridge = as_array(weights), as_array(free), prior.strength * as_array(shrunk)
+    step = np.zeros_like(start)
+    if free.any():
         # the smallest change that reaches the maximum: directions that the data leave open stay where they are
-        gradient = (statistics.cross - weights * ridge)[:, free]
-        step[:, free] = solve_symmetric((statistics.moment + torch.diag(ridge))[free][:, free], gradient.T).T
-    weights = weights + step
-    if hold_noise or float(statistics.count + prior.count) == 0:
-        return weights, noise, False
-    total = residual_scatter(statistics, step) + (weights * ridge) @ weights.T
-    total = total + prior.count * prior.variance * torch.eye(len(total)).to(total)
-    return weights, *floored_covariance(total / (statistics.count + prior.count), floor, diagonal, noise)
+        gradient = (about.cross - start * ridge)[:, free]
+        step[:, free] = _solved((about.moment + np.diag(ridge))[free][:, free], gradient.T).T
+    found = start + step
+    if hold_noise or float(about.count + prior.count) == 0:
+        return as_tensor(found, weights), kept, False
+    total = residual_scatter(about, step) + (found * ridge) @ found.T + prior.count * prior.variance * np.eye(len(found))
+    covariance, floored = _floored(total / (about.count + prior.count), as_array(floor), diagonal, as_array(noise))
+    return as_tensor(found, weights), as_tensor(covariance, weights), floored
 
 
 def residual_scatter(statistics: Regression, step: Tensor) -> Tensor:
@@ -159,23 +160,40 @@ def floored_covariance(covariance: Tensor, floor: Floor, diagonal: bool, before:
         before: (n, n) what it was; where that is below the floor, the floor is lowered to it: EM never leaves what it stands
             at for something less likely.
     """
-    variances = torch.as_tensor(floor).to(covariance).expand(len(covariance))
+    value, floored = _floored(*map(as_array, (covariance, floor)), diagonal, as_array(before))
+    return as_tensor(value, covariance), floored
+
+
+def _floored(covariance: np.ndarray, floor: np.ndarray, diagonal: bool, before: np.ndarray) -> tuple[np.ndarray, bool]:
+    variances = np.broadcast_to(floor, len(covariance))
     if diagonal:
-        variances, values = variances.minimum(before.diagonal()), covariance.diagonal()
-        return torch.diag(values.maximum(variances)), bool((values < variances).any())
-    unit = variances.sqrt()
-    unit = torch.outer(unit, unit)  # in these units the floor is 1
-    share = float(torch.linalg.eigvalsh(before / unit)[0].clamp(0, 1))
-    value, floored = floor_eigenvalues(covariance / unit, share)
-    return value * unit, bool(floored)
+        variances, values = np.minimum(variances, before.diagonal()), covariance.diagonal()
+        return np.diag(np.maximum(values, variances)), bool((values < variances).any())
+    unit = np.sqrt(variances)
+    unit = np.outer(unit, unit)  # in these units the floor is 1
+    share = min(max(np.linalg.eigvalsh(before / unit)[0], 0.0), 1.0)
+    value = symmetric(covariance / unit)
+    values, vectors = np.linalg.eigh(value)
+    if floored := bool((values < share).any()):  # as in floor_eigenvalues
+        value = symmetric((vectors * np.maximum(values, share)) @ vectors.T)
+    return value * unit, floored
 
 
 def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
     """The smallest X of matrix X = right for a positive semi-definite matrix (k, k), which is scaled first."""
-    scale = matrix.diagonal().sqrt()
-    scale = scale.where(scale > 0, 1.0)
-    inverse = torch.linalg.pinv(symmetric(matrix / scale / scale.unsqueeze(-1)), hermitian=True)
-    return (inverse @ (right / scale.unsqueeze(-1))) / scale.unsqueeze(-1)
+    return as_tensor(_solved(as_array(matrix), as_array(right)), right)
+
+
+def _solved(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    scale = np.sqrt(matrix.diagonal())
+    scale = np.where(scale > 0, scale, 1.0)[:, None]
+    values, vectors = np.linalg.eigh(symmetric(matrix / scale.T / scale))
+    size = abs(values)
+    known = size > len(matrix) * np.finfo(values.dtype).eps * size.max()
+    turned = vectors.T @ (right / scale)
+    turned[known] /= values[known, None]
+    turned[~known] = 0.0
+    return vectors @ turned / scale
 
 
 def stationary_mode(
