@@ -46,15 +46,14 @@ def run_folder(runs: Path, name: str) -> Path:
     return runs / re.sub(r"[^\w.=+-]+", "_", name)
 
 
-def trained_splitter(runs: Path) -> tuple[Path, float]:
-    """The folder of the splitter, and the seconds of its training; 0.0 where it was there."""
+def trained_splitter(runs: Path) -> Path:
+    """The folder of the splitter."""
     from pplseq.recipes.taggers.tagging import train_splitter
 
     folder = run_folder(runs, "splitter")
-    started = time.process_time()
     if not folder.is_dir():
         train_splitter(str(treebank("train")), folder)
-    return folder, time.process_time() - started
+    return folder
 
 
 def trained_tagger(system: str, runs: Path):
@@ -93,11 +92,9 @@ def run_one(system: str, part: str, runs: Path) -> dict:
     from pplseq.models.taggers.raw_text.treebank import raw_text, read_paragraphs
     from pplseq.recipes.taggers.tagging import read_raw
 
-    splitter, splitter_seconds = trained_splitter(runs)
-    saved, facts = trained_tagger(system, runs)
+    splitter = trained_splitter(runs)
+    saved, row = trained_tagger(system, runs)
     gold = treebank(part)
-    row = {**facts, **({"splitter_seconds": splitter_seconds} if splitter_seconds else {})}
-
     sentences = read_tagged(gold, column=saved.column)
     started = time.process_time()
     tags = saved.tagger.tag([sentence.words for sentence in sentences])
