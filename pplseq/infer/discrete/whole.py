@@ -72,6 +72,8 @@ class WholeRowsChain(DenseChain):
         return ExpectedCounts(starts, pairs, None, posterior.sum((0, 1)), StateMarginals(None, posterior))
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
+        if self.transition.num_states > tables.MOST_OF_PATHS:
+            return super().viterbi()
         logs = self.factors.emit.flatten(0, 1).numpy() if self._words_known is None else self._words_known.logs
         assert logs is not None, "tables of words have them"
         paths, log_prob = tables.viterbi(self._chain, logs, self._index)

@@ -18,6 +18,7 @@ from pplseq.kernels.compiled import array
 
 FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
+MOST_OF_PATHS = 16  # of best paths, whose general loop takes all states of a step at a time
 
 
 class Emissions(NamedTuple):
