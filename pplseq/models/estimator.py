@@ -34,7 +34,7 @@ from pplseq.models.fitted import FittedState
 from pplseq.models.fitting import (
     PART_STEPS,
     check_options,
-    fit_parameters,
+    fit_best,
     on_cluster,
     parts_of_files,
     run_fit,
@@ -74,6 +74,7 @@ class Estimator(FittedState, SequenceModel):
 
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
+    finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     num_features: int | None = None
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
@@ -136,7 +137,8 @@ class Estimator(FittedState, SequenceModel):
                 ``step_size`` is given.
             warm_start: start from the parameters as they are, instead of anew from the data.
             initialization: how to start anew, one of ``starts``, by default the first.
-            num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left.
+            num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left (two of a
+                switching regression, which are both fitted to the end).
             seed: makes the fit repeatable; None draws from torch's generator.
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``. Ctrl-C and SIGTERM leave a checkpoint
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
@@ -180,10 +182,12 @@ class Estimator(FittedState, SequenceModel):
             else:
                 size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
                 batches = split_rows(batch, size)
+            alone, starts = folder is None and max_time is None and not resume, []
             if not (warm_start or resume):
-                start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts, cluster)
-            if folder is None and max_time is None and not resume:
-                history = fit_parameters(self, batches, method, options)
+                finalists = self.finalists if alone else 1
+                starts = start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts, cluster, finalists)
+            if alone:
+                history = fit_best(self, batches, method, options, starts)
             else:
                 history = run_fit(self, batches, method, options, folder=folder, resume=resume, max_time=max_time)
         vars(self)["history"] = history  # no submodule, though it may hold a guide

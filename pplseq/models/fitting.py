@@ -204,14 +204,19 @@ def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:
 
 
 def start_anew(
-    model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1, cluster: Any = None
-) -> None:
-    """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out."""
+    model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1, cluster: Any = None,
+    finalists: int = 1,
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out.
+
+    Returns:
+        The starts that are left, ``finalists`` at most, best first.
+    """
     starts = []
     for _ in range(num_restarts):
         initialize()
         starts.append(copy.deepcopy(model.state_dict()))
-    while len(starts) > 1:
+    while len(starts) > finalists:
         values = []
         for start in starts:
             model.load_state_dict(start)
@@ -221,8 +226,32 @@ def start_anew(
             values.append(history.log_posteriors[-1])
             start.update(copy.deepcopy(model.state_dict()))
         order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)
-        starts = [starts[k] for k in order[: len(starts) // 2]]
+        starts = [starts[k] for k in order[: max(finalists, len(starts) // 2)]]
     model.load_state_dict(starts[0])
+    return starts
+
+
+def fit_best(
+    model: Any, batches: Sequence[Batch], method: str, options: dict, starts: Sequence[dict[str, Tensor]]
+) -> FitHistory:
+    """Fits the parameters from each of some starts (none: from where they are), and keeps those that fit best."""
+    if len(starts) < 2:
+        return fit_parameters(model, batches, method, options)
+    found = []
+    for start in starts:
+        model.load_state_dict(start)
+        history = fit_parameters(model, batches, method, options)
+        found.append((_log_posterior(model, batches), history, copy.deepcopy(model.state_dict())))
+    _, history, best = max(found, key=lambda one: one[0])
+    model.load_state_dict(best)
+    return history
+
+
+@torch.no_grad()
+def _log_posterior(model: Any, batches: Sequence[Batch]) -> float:
+    """log p(x) and the log prior of the parameters as they stand, nats."""
+    value = float(model.log_prior())
+    return value + sum(float(model.posterior(part.x, part.lengths, **part.known).log_prob().sum()) for part in batches)
 
 
 def _set(model: Any, values: dict[str, Tensor]) -> None:
@@ -236,9 +265,7 @@ def _best_draw(model: Any, samples: dict[str, Tensor], batches: Sequence[Batch])
     for index in torch.linspace(0, num_draws - 1, min(num_draws, BEST_OF)).long().tolist():
         draw = {name: value[index] for name, value in samples.items()}
         _set(model, draw)
-        value = float(model.log_prior().detach())
-        for part in batches:
-            value += float(model.posterior(part.x, part.lengths, **part.known).log_prob().detach().sum())
+        value = _log_posterior(model, batches)
         if value > best_value:
             best, best_value = draw, value
     return best
