@@ -166,8 +166,8 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
             several; None for all others.
 
     Returns:
-        (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of a column of texts, lists of
-        these, missing ones None.
+        (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers, all
+        there, integers; of a column of texts, lists of these, missing ones None.
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for columns that hold no numbers.
@@ -185,6 +185,8 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
         words = [None if _missing(value) else value for value in chosen]
         return [[words[row] for row in rows] for rows in places.values()]
     numbers = numbers_of(chosen, num_features=0)
+    if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
+        numbers = _whole(numbers)  # may be words
     return [numbers[rows] for rows in places.values()]
 
 

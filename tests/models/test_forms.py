@@ -69,6 +69,8 @@ def test_frames_by_a_column(name):
     first, second = sequences_by(frame, "trip")
     assert first.tolist() == [[1, 5], [3, 7], [4, 8]] and second.tolist() == [[2, 6]]
     assert [row.tolist() for row in sequences_by(frame, "trip", "b")] == [[5, 7, 8], [6]]
+    of_words = library.DataFrame({"trip": [1, 0, 1], "word": [3, 1, 4]})
+    assert WORDS.score(sequences_by(of_words, "trip", "word")) == pytest.approx(WORDS.score([[3, 4], [1]]))
     with pytest.raises(KeyError, match="no column 'tour'; there are: trip, a, b"):
         sequences_by(frame, "tour")
     with pytest.raises(TypeError, match="column 'trip' must hold numbers, got str"):
