@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -74,6 +75,7 @@ class Estimator(FittedState, SequenceModel):
 
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
+    turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
     finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     num_features: int | None = None
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
@@ -185,7 +187,9 @@ class Estimator(FittedState, SequenceModel):
             alone, starts = folder is None and max_time is None and not resume, []
             if not (warm_start or resume):
                 finalists = self.finalists if alone else 1
-                starts = start_anew(self, batches, lambda: self.initialize(batch, *how), num_restarts, cluster, finalists)
+                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_restarts)]
+                begin = [partial(self.initialize, batch, *way) for way in ways]
+                starts = start_anew(self, batches, begin, cluster, finalists)
             if alone:
                 history = fit_best(self, batches, method, options, starts)
             else:

@@ -204,8 +204,7 @@ def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:
 
 
 def start_anew(
-    model: Any, batches: Sequence[Batch], initialize: Callable[[], None], num_restarts: int = 1, cluster: Any = None,
-    finalists: int = 1,
+    model: Any, batches: Sequence[Batch], initialize: Sequence[Callable[[], None]], cluster: Any = None, finalists: int = 1
 ) -> list[dict[str, Tensor]]:  # fmt: skip
     """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out.
 
@@ -213,8 +212,8 @@ def start_anew(
         The starts that are left, ``finalists`` at most, best first.
     """
     starts = []
-    for _ in range(num_restarts):
-        initialize()
+    for begin in initialize:
+        begin()
         starts.append(copy.deepcopy(model.state_dict()))
     while len(starts) > finalists:
         values = []

@@ -280,8 +280,9 @@ class SwitchingParameters(Estimator):
 
     # ---------------------------------------------------------------- a start
     @torch.no_grad()
-    def initialize(self, batch: Batch, how: str = "") -> None:
-        """Regressions of segments of the data, and regimes that last; see :mod:`pplseq.models.switching.start`."""
+    def initialize(self, batch: Batch, how: str = "residuals") -> None:
+        """Regimes that last, and of "residuals" a regression of all the data, whose residuals are split among regimes; of
+        "segments" regressions of segments of the data, see :mod:`pplseq.models.switching.start`."""
         x, seen = self._explained(batch)
         x, inputs = self.in_units(x[..., 0], batch.inputs)
         past = torch.cat([x.new_zeros(len(x), self.order), x], 1)
@@ -289,18 +290,38 @@ class SwitchingParameters(Estimator):
         target = x[seen]
         if len(target) <= rows.shape[1]:
             raise ValueError(f"x: {rows.shape[1]} coefficients need more than {len(target)} numbers")
+        (self._split_segments if how == "segments" else self._split_residuals)(rows, target)
+        stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
+        self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))
+
+    def _split_residuals(self, rows: Tensor, target: Tensor) -> None:
+        scale = rows.square().mean(0).sqrt().clamp_min(1e-12)
+        ridge = 1e-8 * len(rows) * torch.eye(rows.shape[1]).to(rows)
+        gram = (rows / scale).T @ (rows / scale) + ridge
+        weights = torch.linalg.solve(gram, (rows / scale).T @ target) / scale
+        spread = (target - rows @ weights).std().clamp_min(1e-6 * target.abs().mean() + 1e-12)
+        level, lags, inputs = weights[0], weights[1 : 1 + self.order], weights[1 + self.order :]
+        if self.lags_of == "deviations":
+            level = level / (1 - lags.sum()) if abs(float(1 - lags.sum())) > 0.05 else target.mean()
+        self.raw_mean.copy_(level + spread * torch.randn(self.raw_mean.shape).to(target))
+        if self.order:
+            self.lags_weights.copy_(lags + 0.2 * torch.randn(self.lags_weights.shape).to(target) * (len(self.lags_weights) > 1))
+        if self.num_inputs:
+            noise = spread / scale[1 + self.order :] * torch.randn(self.inputs_weights.shape).to(target)
+            self.inputs_weights.copy_(inputs + 0.5 * noise * (len(self.inputs_weights) > 1))
+        noise = torch.randn(self.log_scale.shape).to(target) * (len(self.log_scale) > 1)
+        self.log_scale.copy_(spread.log() - 0.3 + 0.5 * noise)
+
+    def _split_segments(self, rows: Tensor, target: Tensor) -> None:
         each, whole, squares = regressions_of_segments(rows, target, self.num_regimes)
         levels, lags, weights = each[:, 0], each[:, 1 : 1 + self.order], each[:, 1 + self.order :]
         if self.lags_of == "deviations":  # the level that a constant and lags tend to
             left = 1 - (lags if len(self.lags_weights) > 1 else whole[1 : 1 + self.order].expand_as(lags)).sum(-1)
             levels = torch.where(left.abs() > 0.05, levels / left, target.mean())
-        given = {"raw_mean": levels, "lags_weights": lags, "inputs_weights": weights}
-        for name, value in given.items():
+        for name, value in {"raw_mean": levels, "lags_weights": lags, "inputs_weights": weights}.items():
             if hasattr(self, name):
                 parameter = getattr(self, name)
                 parameter.copy_(value if len(parameter) > 1 else value.mean(0, keepdim=True))
         least = 1e-6 * target.abs().mean() + 1e-12
         spread = squares if len(self.log_scale) > 1 else squares.mean(0, keepdim=True)
         self.log_scale.copy_(spread.sqrt().clamp_min(least).log())
-        stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
-        self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))

@@ -51,6 +51,8 @@ class SwitchingRegression(SwitchingQueries):
 
     name = "switching_regression"
     methods = ("lbfgs", "em", "sgd")
+    starts = ("residuals", "segments")
+    turns = ("residuals",) * 4 + ("segments",) * 4  # for regimes that are short, and for those that last
     finalists = 2  # after 20 or 30 iterations of EM the better start is not yet known
 
     def __init__(
