@@ -6,6 +6,7 @@ the chain: :func:`~pplseq.models.lds.fit.chain_of` and :func:`~pplseq.models.lds
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pplseq.kernels.parallel import time_scan
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
 
+FEW_STATES, FEW_STEPS = 8, 32
 RAW = (
     "transition", "transition_offset", "state_scale", "emission", "emission_offset", "emission_scale", "initial_mean",
     "initial_scale",
@@ -31,6 +33,11 @@ def fits(x: Tensor, h: int) -> bool:
     if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return False
     return x.numel() > 0 and whole.applies(x.shape[0], x.shape[1], h, x.shape[2])
+
+
+def beats_memory(x: Tensor, h: int) -> bool:
+    """Whether a likelihood with all its covariances costs less than a chain that keeps them from question to question."""
+    return h <= FEW_STATES and x.dim() == 3 and (x.shape[0] > 1 or x.shape[1] <= FEW_STEPS)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -48,7 +55,7 @@ class SystemFactors:
         scale = raw["emission_scale"]
         # exp overflows where a fit ran away: what is not finite goes the long way
         with np.errstate(over="ignore"):
-            self.seen = np.tril(scale, -1) if scale.ndim == 2 else np.zeros((len(scale), len(scale)))
+            self.seen = _below(scale, -1) if scale.ndim == 2 else np.zeros((len(scale), len(scale)))
             np.fill_diagonal(self.seen, np.exp(scale.diagonal() if scale.ndim == 2 else scale))
 
     def system(self) -> System:
@@ -65,7 +72,7 @@ class SystemFactors:
         log_scale = 2 * g.covariance @ self.seen
         diagonal = log_scale.diagonal() * self.seen.diagonal()
         if raw["emission_scale"].ndim == 2:
-            log_scale = np.tril(log_scale, -1)
+            log_scale = _below(log_scale, -1)
             np.fill_diagonal(log_scale, diagonal)
         else:
             log_scale = diagonal
@@ -77,13 +84,23 @@ class SystemFactors:
         }  # fmt: skip
 
 
+@functools.cache
+def _mask(size: int, diagonal: int) -> np.ndarray:
+    return np.tri(size, k=diagonal, dtype=np.bool_)
+
+
+def _below(matrix: np.ndarray, diagonal: int = 0) -> np.ndarray:
+    """numpy's ``tril``, which makes its mask anew every time."""
+    return np.where(_mask(len(matrix), diagonal), matrix, 0.0)
+
+
 def _triangle(scale: np.ndarray) -> np.ndarray:
-    return np.diag(scale) if scale.ndim == 1 else np.tril(scale)
+    return np.diag(scale) if scale.ndim == 1 else _below(scale)
 
 
 def _of_triangle(gradient: np.ndarray, factor: np.ndarray, dim: int) -> np.ndarray:
     """The gradient in a factor F, or its diagonal, of that in F F', which is symmetric."""
-    found = np.tril(2 * gradient @ factor)
+    found = _below(2 * gradient @ factor)
     return found.diagonal() if dim == 1 else found
 
 

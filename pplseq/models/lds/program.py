@@ -170,6 +170,16 @@ class LDS(LDSQueries):
         value = self._log_prob_at_once(x) if lengths is None and not known else None
         return super().log_joint(x, lengths, share=share, **known) if value is None else value + share * self.log_prior()
 
+    @torch.no_grad()
+    def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
+        """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
+        plain = type(x) is Tensor and lengths is None and not known
+        value = self._log_prob_at_once(x) if plain and at_once.beats_memory(x, self.num_states) else None
+        if value is None:
+            return super().score(x, lengths, per_token=per_token, **known)
+        self.check_fitted()
+        return float(value) / (x.shape[0] * x.shape[1] if per_token else 1)
+
     def _log_prob_at_once(self, x: Tensor) -> Tensor | None:
         """() log p(x) of whole rows under an LDS as it is; see :mod:`pplseq.models.lds.at_once`."""
         if not self._is_as_it_is or not at_once.fits(x, self.num_states):

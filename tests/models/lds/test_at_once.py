@@ -162,3 +162,10 @@ def test_changes_of_shared_loops_are_noticed():
 
     found = tuple(zlib.crc32(Path(module.__file__).read_bytes()) for module in (kalman_loops, mean_loops))
     assert found == whole_loops.SHARED, f"whole_loops: set SHARED to {found}, or old machine code stays in use"
+
+
+def test_a_score_is_that_of_the_chain():
+    model, x = system(3, 2, 4, 7, {})
+    expected = float(model.posterior(x).log_prob().sum())
+    assert model.score(x) == pytest.approx(expected, rel=1e-12)
+    assert model.score(x, per_token=True) == pytest.approx(expected / 28, rel=1e-12)
