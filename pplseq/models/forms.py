@@ -130,20 +130,21 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
     found = []
     for column in columns or [None]:
         values = frame if column is None else frame[column]
-        texts = [value for value in values if isinstance(value, str)]
-        if texts and column is None:
+        where = name if column is None else f"{name}: column {column!r}"
+        texts = [value for value in values if isinstance(value, (str, bytes))]
+        if texts and column is None and isinstance(texts[0], str):
             if len(texts) < len(values):
                 raise ValueError(f"{name}: some of the texts are missing; leave them out")
             return texts
         if texts:  # digits too: who stored them as text may mean names
-            words = f", or give {name}[{column!r}] alone as sentences" if num_features is None else ""
+            sentences = num_features is None and isinstance(texts[0], str)
+            words = f", or give {name}[{column!r}] alone as sentences" if sentences else ""
             raise TypeError(
-                f"{name}: column {column!r} must hold numbers, got str; leave it out, or make numbers of it{words}"
+                f"{where} must hold numbers, got {type(texts[0]).__name__}; leave it out, or make numbers of it{words}"
             )
         try:
             found.append(np.asarray([np.nan if _missing(value) else value for value in values], dtype=float))
         except (TypeError, ValueError):
-            where = name if column is None else f"{name}: column {column!r}"
             what = type(next(value for value in values if not isinstance(value, (int, float)))).__name__
             raise TypeError(f"{where} must hold numbers, got {what}; leave it out, or make numbers of it") from None
     numbers = np.stack(found, 1) if columns else found[0]
@@ -155,7 +156,7 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
 def _whole(numbers: np.ndarray) -> np.ndarray:
     """Words, -1 where one is missing; as they are where they are no whole numbers, which who takes them refuses."""
     whole = np.where(np.isnan(numbers), -1, numbers)
-    return whole.astype(np.int64) if (whole == whole.round()).all() else numbers
+    return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
 
 
 def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
@@ -170,15 +171,27 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
         there, integers; of a column of texts, lists of these, missing ones None.
 
     Raises:
-        KeyError: for a column that the frame lacks. TypeError: for columns that hold no numbers.
+        KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
+        ValueError: for two columns of one of the names, no columns, and rows of no sequence.
     """
     frame = as_frame(frame, "frame")
-    names = [column for column in frame.columns if column != by] if columns is None else columns
-    for column in [by, *([names] if isinstance(names, str) else names)]:
-        if column not in list(frame.columns):
-            raise KeyError(f"no column {column!r}; there are: {', '.join(map(str, frame.columns))}")
+    if not is_frame(frame) or not hasattr(frame, "columns"):
+        raise TypeError(f"frame: expected a table with columns, got {type(frame).__name__}")
+    there = list(frame.columns)
+    names = [column for column in there if column != by] if columns is None else columns
+    if not isinstance(names, (str, list, tuple)):
+        raise TypeError(f"columns must be a name or a list of names, got {names!r}; for one write [{names!r}]")
+    for column in (asked := [by, *([names] if isinstance(names, str) else names)]):
+        if column not in there:
+            raise KeyError(f"no column {column!r}; there are: {', '.join(map(str, there))}")
+        if there.count(column) > 1:
+            raise ValueError(f"frame: there are {there.count(column)} columns {column!r}; rename them, or leave some out")
+    if len(asked) == 1:
+        raise ValueError(f"columns: expected at least one beside {by!r}, got none")
     places: dict[Any, list[int]] = {}
     for place, key in enumerate(frame[by]):
+        if _missing(key):
+            raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):

@@ -260,3 +260,19 @@ def test_columns_of_the_same_name_are_refused():
     pandas = pytest.importorskip("pandas")
     with pytest.raises(ValueError, match="x: columns must have names of their own, got \\[0, 0\\]"):
         in_form(pandas.DataFrame([[1.0, 2.0]] * 5, columns=[0, 0]), num_features=2)
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda pd: sequences_by(pd.DataFrame({"id": [1.0, None], "v": [1, 2]}), "id"), ValueError, "row 1 has no 'id', so that"),
+    (lambda pd: sequences_by(pd.DataFrame({"id": ["a", None], "v": [1, 2]}), "id"), ValueError, "row 1 has no 'id', so that"),
+    (lambda pd: sequences_by(pd.DataFrame([[1, 1, 2]] * 3, columns=list("iiv")), "i", "v"), ValueError, "2 columns 'i'"),
+    (lambda pd: sequences_by(pd.DataFrame([[1, 1, 2]] * 3, columns=list("ivv")), "i", "v"), ValueError, "2 columns 'v'"),
+    (lambda pd: sequences_by(pd.DataFrame({"id": [1]}), "id"), ValueError, "at least one beside 'id'"),
+    (lambda pd: sequences_by(pd.DataFrame([[1, 2]]), 0, 1), TypeError, r"got 1; for one write \[1\]"),
+    (lambda pd: sequences_by(pd.Series([1, 2]), "id"), TypeError, "expected a table with columns, got Series"),
+    (lambda pd: NUMBERS.score(pd.Series([b"1", b"2"])), TypeError, "x must hold numbers, got bytes"),
+    (lambda pd: WORDS.score(pd.Series([1.0, np.inf])), TypeError, "whole numbers"),
+])  # fmt: skip
+def test_odd_frames_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(pytest.importorskip("pandas"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -34,6 +35,9 @@ class Formulas:
             inputs. A column of words is one of classes.
         transition, initial: "~ z", for the parts that see inputs, or None.
         sequence_id: the column that says which sequence a row is of; None: all rows are one.
+
+    Terms may call functions, as in R: they are Python that runs when a frame is read, also those of a model that was loaded.
+    Give no frame to models of folders that you would not run as a program.
 
     Raises:
         ImportError: without formulaic. ValueError: for what is no such formula.
@@ -105,8 +109,8 @@ class Formulas:
         if "initial" in sizes:
             given["initial"] = "inputs"
         return given | {
-            "num_outputs": [len(self.levels.get(name, [""])) for name in self.output_names], "output_names": self.output_names,
-            "formulas": self,
+            "num_outputs": [max(len(self.levels.get(name, ())), 1) for name in self.output_names],
+            "output_names": self.output_names, "formulas": self,
         }  # fmt: skip
 
     # ---------------------------------------------------------------- frames
@@ -191,13 +195,24 @@ class Formulas:
         return ids.tolist(), np.split(np.argsort(number, kind="stable"), np.bincount(number).cumsum()[:-1])
 
     def _output(self, name: str, column: Any) -> np.ndarray:
-        """(N,) numbers, of words the places of their classes."""
-        gone = column.isna().to_numpy()
-        if column.dtype.kind in "biuf" and name not in self.levels:
-            return column.to_numpy(dtype=float, na_value=np.nan)
-        if column.dtype.kind in "mMc":
+        """(N,) numbers, of words the places of their classes. The first frame says which of both an output is."""
+        known, kind = self.levels.get(name), column.dtype.kind  # no levels: numbers
+        if kind in "mMc":
             raise ValueError(f"formulas: output {name!r} is {column.dtype}, neither numbers nor words; make it one of these")
-        words = [None if missing else str(cell) for cell, missing in zip(column, gone, strict=True)]
+        if kind in "biuf" and not known:
+            self.levels[name] = []
+            return column.to_numpy(dtype=float, na_value=np.nan)
+        cells = [None if missing else cell for cell, missing in zip(column, column.isna(), strict=True)]
+        held = [cell for cell in cells if cell is not None]
+        if known is None and not held:
+            raise ValueError(f"formulas: output {name!r} is missing everywhere in the first frame; leave it out")
+        word = next((cell for cell in held if not isinstance(cell, (Real, np.bool_))), None)
+        if word is None and (known == [] or known is None and not hasattr(column.dtype, "categories")):
+            self.levels[name] = []  # numbers among objects
+            return np.array([np.nan if cell is None else cell for cell in cells], dtype=float)
+        if known == []:
+            raise ValueError(f"formulas: output {name!r} held numbers in the first frame, got {word!r}; make numbers of it")
+        words = [None if cell is None else str(cell) for cell in cells]
         levels = self.levels.setdefault(name, sorted({word for word in words if word is not None}))
         if len(levels) < 2:
             raise ValueError(f"formulas: output {name!r} holds one class only, {levels}; leave it out")

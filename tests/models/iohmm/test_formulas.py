@@ -66,7 +66,7 @@ def test_a_frame_that_is_refused_says_nothing():
         formulas.read(table.assign(load=table.load + 9, road=["q", "p"] * 6, speed=np.nan))
     data = formulas.read(table)
     np.testing.assert_allclose(data.inputs["transition"][0][:, 0], table.load - table.load.mean())
-    assert formulas.levels == {"road": ["r", "s"]}
+    assert formulas.levels == {"power": [], "road": ["r", "s"]}
 
 
 def test_names_must_be_as_many_as_inputs():
@@ -193,3 +193,24 @@ def test_one_sequence_and_formulas_without_terms(tmp_path):
     assert again.score(table) == pytest.approx(model.score([power]))
     assert again.score(table, [6, 6]) == pytest.approx(model.score([power[:6], power[6:]]))
     assert again.decode(table).shape == (1, 12) and again.forecast(table, 3).means.shape == (1, 3, 1)
+
+
+def test_outputs_stay_numbers_or_words():
+    """What an output was in the first frame holds: text in the place of numbers is no factor, and objects may be numbers."""
+    model, table, data = model_and_frame()
+    model.is_fitted = True
+    expected = model.score(data.x, inputs=data.inputs)
+    again = clone(model)  # knows it, too
+    again.load_state_dict(model.state_dict())
+    again.is_fitted = True
+    for one in (model, again):
+        with pytest.raises(ValueError, match="output 'power' held numbers in the first frame, got '.*'; make numbers of it"):
+            one.score(table.assign(power=table.power.astype(str)))
+        assert one.score(table.assign(power=table.power.astype(object))) == pytest.approx(expected)
+        gone = one.formulas.read(table.assign(power=None, road=None))
+        assert all(np.isnan(row).all() for row in gone.x)
+    first = Formulas("power ~ 1")
+    first.read(table.assign(power=table.power.astype(object)))
+    assert first.options["num_outputs"] == [1]
+    with pytest.raises(ValueError, match="'power' is missing everywhere in the first frame"):
+        Formulas("power ~ 1").read(table.assign(power=None))
