@@ -53,16 +53,55 @@ class Walked(NamedTuple):
     steady_step: int | None
 
 
-def _room_for(old: tuple[np.ndarray, ...], many: int) -> list[np.ndarray]:
-    """Arrays of ``many`` rows that begin as the old ones; the rest is -1."""
-    new = []
-    for before in old:
-        after = np.empty((many, *before.shape[1:]), before.dtype)
+INTEGERS = frozenset(("age", "first", "kind", "parent", "later", "sibling", "step", "row", "of", "again"))
+
+
+def _room_for(kind: Any, shapes: dict[str, tuple[int, ...]], many: int, old: Any = None) -> Any:
+    """Nodes or Back of ``many`` rows that begin as the old ones; the numbers of the rest are -1.
+
+    Args:
+        shapes: of a row of those arrays that are not numbers.
+    """
+    numbers = [name for name in kind._fields if name not in shapes]
+    integers, reals = iter(np.full((len(numbers), many), -1)), iter(np.full((len(numbers), many), -1.0))
+    new = kind(
+        *(
+            np.empty((many, *shapes[name])) if name in shapes else next(integers if name in INTEGERS else reals)
+            for name in kind._fields
+        )
+    )
+    for before, after in zip(old or (), new, strict=False):
         after[: len(before)] = before
-        if before.ndim == 1:
-            after[len(before) :] = -1
-        new.append(after)
     return new
+
+
+def filtered_nodes(
+    system: Any, start: np.ndarray, which: np.ndarray, num_columns: int, waits: bool
+) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes of all steps, counts, fixed nodes, index (T, num_columns); see :func:`pplseq.kernels.gaussian.kalman_loops.walk`.
+
+    Args:
+        system: of the loops. start: (1 | R, h, h). which: (T, 1 | R) kinds.
+    """
+    from pplseq.kernels.gaussian import kalman_loops as loops
+
+    num_steps, (n, h), begun = len(which), system.loadings.shape[1:], len(start)
+    index, which = np.empty((num_steps, num_columns), np.int64), np.ascontiguousarray(which)
+    now = np.arange(num_columns) if begun > 1 else np.zeros(num_columns, np.int64)
+    shapes = {"predicted": (h, h), "filtered": (h, h), "gain": (h, n), "whitener": (n, n), "moved": (h, h)}
+    t, room, counts = 0, begun + min(num_steps * num_columns + 1, FIRST_ROOM), np.array([begun, 0, 0, -1])
+    nodes, fixed = None, np.empty(0, np.int64)
+    while True:
+        nodes = _room_for(loops.Nodes, shapes, room, nodes)
+        fixed = np.concatenate([fixed, np.full(room - len(fixed), -1)])
+        if t == 0 and not counts[loops.FILTERED]:
+            nodes.predicted[:begun] = (start + start.swapaxes(1, 2)) / 2
+            nodes.size[:begun] = np.abs(start).reshape(begun, -1).max(1)
+            nodes.least[:begun], nodes.age[:begun], nodes.last[:begun] = np.inf, 0, 0.0
+        t = loops.walk(t, system, which, index, now, nodes, counts, fixed, waits)
+        if t == num_steps:
+            return nodes, counts, fixed, index
+        room *= 4
 
 
 def covariances(
@@ -82,31 +121,11 @@ def covariances(
     loadings, covariance, seen = (None if part is None else array(part) for part in observed)
     assert loadings is not None and covariance is not None
     seen = np.ones(loadings.shape[:2]) if seen is None else seen
-    num_steps, n, h, begun = len(which), *loadings.shape[1:], len(start)
     system = loops.System(
         array(matrix), array(noise), loadings, covariance, seen, np.array(precision),
         -1 if nothing is None else nothing, tol, agree,
     )  # fmt: skip
-    index, which = np.empty((num_steps, num_columns), np.int64), np.ascontiguousarray(which)
-    now = np.arange(num_columns) if begun > 1 else np.zeros(num_columns, np.int64)
-    counts, fixed = np.array([begun, 0, 0, -1]), np.empty(0, np.int64)
-    shapes = ((h, h), (), (), (), (), (), *((),) * 6, (h, h), (h, n), (n, n), (), (h, h))
-    kinds = [np.float64, np.float64, np.float64, np.int64, np.float64, *(np.int64,) * 7, *(np.float64,) * 5]
-    parts = [np.empty((0, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
-    t, room = 0, begun + min(num_steps * num_columns + 1, FIRST_ROOM)
-    while True:
-        parts = _room_for(tuple(parts), room)
-        fixed = _room_for((fixed,), room)[0]
-        nodes = loops.Nodes(*parts)
-        if t == 0 and not counts[loops.FILTERED]:
-            first = array(start)
-            nodes.predicted[:begun] = (first + first.swapaxes(1, 2)) / 2
-            nodes.size[:begun] = np.abs(first).reshape(begun, -1).max(1)
-            nodes.least[:begun], nodes.age[:begun], nodes.last[:begun] = np.inf, 0, 0.0
-        t = loops.walk(t, system, which, index, now, nodes, counts, fixed, waits)
-        if t == num_steps:
-            break
-        room *= 4
+    nodes, counts, fixed, index = filtered_nodes(system, array(start), which, num_columns, waits)
     made, steady = int(counts[loops.FILTERED]), int(counts[loops.STEADY])
     of: dict[str, Any] = {name: getattr(nodes, name)[:made] for name in Walked._fields[1:6]}
     of |= {name: torch.from_numpy(getattr(nodes, name)[:made]) for name in Walked._fields[7:12]}
@@ -126,6 +145,31 @@ class WalkedBack(NamedTuple):
     later: np.ndarray
 
 
+def backward_nodes(
+    columns: np.ndarray, given: tuple[np.ndarray, np.ndarray], steady: np.ndarray, tol: float, agree: float, waits: bool
+) -> tuple[Any, int, np.ndarray]:
+    """Nodes of the way back, how many, and index (T, U): see :func:`pplseq.kernels.gaussian.kalman_loops.walk_back`.
+
+    Args:
+        columns, steady: as of :func:`adjoints`. given: its information and loops_of.
+    """
+    from pplseq.kernels.gaussian import kalman_loops as loops
+
+    (num_steps, num_columns), h = columns.shape, given[0].shape[-1]
+    index, now, counts = np.empty_like(columns), np.zeros(num_columns, np.int64), np.array([1])
+    settled_on = np.full(len(steady), -1)
+    t, room, back = num_steps - 1, min(columns.size + 2, FIRST_ROOM), None
+    columns = np.ascontiguousarray(columns)
+    while True:
+        back = _room_for(loops.Back, {"information": (h, h)}, room, back)
+        if counts[0] == 1:
+            back.information[0], back.later[0], back.least[0], back.age[0], back.last[0] = 0.0, 0, np.inf, 0, 0.0
+        t = loops.walk_back(t, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits)
+        if t < 0:
+            return back, int(counts[0]), index
+        room *= 4
+
+
 def adjoints(
     columns: np.ndarray, information: Tensor, loops_of: Tensor, steady: np.ndarray, tol: float, agree: float, waits: bool
 ) -> WalkedBack:
@@ -135,26 +179,7 @@ def adjoints(
         columns: (T, U) filtered nodes, -1 at padded steps. information, loops_of: (N, h, h) of filtered nodes: what their
             observations say, and A W. steady: (N,) bool nodes that follow themselves.
     """
-    from pplseq.kernels.gaussian import kalman_loops as loops
-
-    (num_steps, num_columns), h = columns.shape, information.shape[-1]
-    index, now, counts = np.empty_like(columns), np.zeros(num_columns, np.int64), np.array([1])
-    settled_on = np.full(len(steady), -1)
-    shapes = ((h, h), (), (), (), (), (), (), (), ())
-    kinds = (np.float64, *(np.int64,) * 5, np.float64, np.int64, np.float64)
-    parts = [np.empty((0, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
-    t, room, given = num_steps - 1, min(columns.size + 2, FIRST_ROOM), (array(information), array(loops_of))
-    columns = np.ascontiguousarray(columns)
-    while True:
-        parts = _room_for(tuple(parts), room)
-        back = loops.Back(*parts)
-        if counts[0] == 1:
-            back.information[0], back.later[0], back.least[0], back.age[0], back.last[0] = 0.0, 0, np.inf, 0, 0.0
-        t = loops.walk_back(t, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits)
-        if t < 0:
-            break
-        room *= 4
-    made = counts[0]
+    back, made, index = backward_nodes(columns, (array(information), array(loops_of)), steady, tol, agree, waits)
     return WalkedBack(index, torch.from_numpy(back.information[:made]), back.of[:made], back.later[:made])
 
 

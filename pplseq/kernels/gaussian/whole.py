@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from pplseq.kernels import compiled
-from pplseq.kernels.gaussian.compiled_kalman import MOST_NUMBERS, MOST_STATES
+from pplseq.kernels.gaussian.compiled_kalman import MOST_NUMBERS, MOST_STATES, backward_nodes, filtered_nodes
 from pplseq.kernels.kalman import DOUBLE, Convergence
 
+LOG_2PI = math.log(2 * math.pi)
 MOST_CELLS = 1 << 23  # numbers of all steps of the smallest block of rows
 
 
@@ -68,6 +69,7 @@ def whole_rows(
     of a block of rows, and h^2 for each step with a covariance of its own.
     """
     from pplseq.kernels.gaussian import whole_loops as loops
+    from pplseq.kernels.gaussian.kalman_loops import FILTERED
     from pplseq.kernels.gaussian.kalman_loops import System as Loops
 
     variances = system.covariance.diagonal()
@@ -75,35 +77,60 @@ def whole_rows(
         return None
     loadings = system.loadings
     precision = float(((loadings * loadings).sum(1) / variances).max())
+    if not math.isfinite(precision):
+        return None
     about = Loops(
         system.matrix, system.noise, loadings[None], system.covariance[None], np.ones((1, len(variances))),
         np.array([precision]), -1, tol, Convergence(tol, True, False, 1).agree,
     )  # fmt: skip
-    given, found = (system.first, system.start, system.offset, system.shift, about), {}
+    (num_rows, num_steps, n), h, agree = values.shape, len(system.first), about.agree
+    nodes, counts, _, index = filtered_nodes(about, system.start[None], np.zeros((num_steps, 1), np.int64), 1, True)
+    made = counts[FILTERED]
+    gain, whitener, moved = nodes.gain[:made], nodes.whitener[:made], nodes.moved[:made]
+    way = loops.Way(system.first, system.offset, system.shift, system.matrix[None], loadings[None], gain, whitener, index)
+    known = -nodes.half_log_det[index].sum() - num_steps * n * LOG_2PI / 2
+    work, wanted = num_rows * num_steps * h * (2 * h + 4 * n), gradient or moments
+    if not wanted:
+        squares = [0.0] * num_rows
 
-    def run(part: int, begin: int, end: int) -> None:
-        found[part] = loops.sums_of(values[begin:end], *given, gradient or moments, moments, True)
+        def run(part: int, begin: int, end: int) -> None:
+            squares[part] = loops.filter_rows(values[begin:end], way)
 
-    (num_rows, num_steps, n), h = values.shape, len(system.first)
-    compiled.by_rows(run, num_rows, num_rows * num_steps * h * (2 * h + 4 * n) * (4 if gradient or moments else 1))
-    sums = found.pop(0)
-    for other in found.values():  # covariances are the same in all
-        sums = sums._replace(log_prob=sums.log_prob + other.log_prob)
-        for mine, its in (
-            (sums.states[: loops.LATER_STEP], other.states[: loops.LATER_STEP]), (sums.seen[0], other.seen[0]),
-            (sums.noise[0], other.noise[0]), (sums.vectors, other.vectors), (sums.errors, other.errors),
-        ):  # fmt: skip
-            mine += its
-    if not (math.isfinite(sums.log_prob) and math.isfinite(precision) and sums.is_exact):
-        return None
-    return WholeRows(num_rows, num_steps, system, sums.log_prob, sums)
+        compiled.by_rows(run, num_rows, work)
+        log_prob = num_rows * known - sum(squares) / 2
+        return WholeRows(num_rows, num_steps, system, log_prob, None) if math.isfinite(log_prob) else None
+    inverse, seen = whitener.swapaxes(1, 2) @ whitener, whitener @ loadings
+    closed = system.matrix - system.matrix @ gain @ loadings
+    tables = loops.Tables(*map(np.ascontiguousarray, (moved.swapaxes(1, 2), inverse, -gain.swapaxes(1, 2))))
+    found = {}
+
+    def run_back(part: int, begin: int, end: int) -> None:
+        shapes = ((13, h, h), (2, n, h), (2, n, n), (5, h), (n,))
+        sums = loops.Sums(*map(np.zeros, shapes))
+        found[part] = loops.smooth_rows(values[begin:end], way, tables, sums, moments), sums
+
+    compiled.by_rows(run_back, num_rows, 4 * work)
+    squares, sums = found.pop(0)
+    for other, its in found.values():
+        squares += other
+        for mine, more in zip(sums, its, strict=True):
+            mine += more
+    back, turns, places = backward_nodes(
+        index, (seen.swapaxes(1, 2) @ seen, closed), nodes.later[:made] == nodes.parent[:made], tol, agree, True
+    )
+    path = loops.Path(
+        nodes.predicted, nodes.parent, nodes.filtered, gain, whitener, moved, back.information, back.of, back.later
+    )
+    is_exact = loops.add_covariances(way.matrix, path, turns, places, sums, moments)
+    log_prob = num_rows * known - squares / 2
+    return WholeRows(num_rows, num_steps, system, log_prob, sums) if is_exact and math.isfinite(log_prob) else None
 
 
 def gradients(rows: WholeRows) -> System:
     """Of ``rows.log_prob``, in each of its parts, of covariances symmetric; see :mod:`pplseq.infer.gaussian.likelihood`."""
     from pplseq.kernels.gaussian import whole_loops as at
 
-    count, (states, seen, noise, vectors, errors) = rows.num_rows, rows.sums[2:]
+    count, (states, seen, noise, vectors, errors) = rows.num_rows, rows.sums
     return System(
         vectors[1], (states[at.START] - count * states[at.LATER_START]) / 2, states[at.STEP] - count * states[at.LATER_STEP],
         vectors[0], (states[at.MOVE] - count * states[at.LATER]) / 2, seen[0] - count * seen[1], errors,
@@ -140,7 +167,7 @@ def moments(rows: WholeRows) -> Moments:
     """
     from pplseq.kernels.gaussian import whole_loops as at
 
-    count, system, (states, seen, noise, vectors, errors) = rows.num_rows, rows.system, rows.sums[2:]
+    count, system, (states, seen, noise, vectors, errors) = rows.num_rows, rows.system, rows.sums
     matrix, loadings = system.matrix, system.loadings
     spread = count * states[at.COVARIANCE]
     before, after = spread - count * states[at.LAST_COVARIANCE], spread - count * states[at.FIRST_COVARIANCE]
