@@ -112,7 +112,7 @@ def check_controls(model: Any, given: Mapping[str, Any], inputs: Any) -> None:
             )
     learned = model.transition_inputs is not None or model.emission_inputs is not None
     ways = (*CONTROLS, "transition_offsets", "emission_offsets")  # which hold what controls have added
-    if inputs is not None and not learned and all(given.get(name) is None for name in ways):
+    if model.num_inputs and inputs is not None and not learned and all(given.get(name) is None for name in ways):
         raise ValueError("inputs: with inputs_to='none' they enter by transition_controls or emission_controls; give one")
 
 

@@ -301,7 +301,7 @@ def test_bad_options_are_named():
         (dict(num_states=0), "num_states"), (dict(num_features=1.5), "num_features"), (dict(num_inputs=-1), "num_inputs"),
         (dict(state_noise="spherical"), "state_noise"), (dict(emission_noise=1), "emission_noise"),
         (dict(initial="zero"), "initial"), (dict(offsets=True), "offsets"), (dict(noise_floor=0), "noise_floor"),
-        (dict(num_inputs=2, inputs_to="none"), "inputs_to"), (dict(dtype="float16"), "dtype"),
+        (dict(num_inputs=2, inputs_to="nothing"), "inputs_to"), (dict(dtype="float16"), "dtype"),
         (dict(state_prior=dict(count=-1)), "state_prior"), (dict(emission_prior=(0, 0, 0)), "emission_prior"),
     ):  # fmt: skip
         with pytest.raises((ValueError, TypeError), match=message):
