@@ -147,12 +147,17 @@ def make_tagger(name: str, **settings: Any) -> Any:
 
 def _members(members: Sequence[str | Any] = MEMBERS, **shared: Any) -> list[Any]:
     """Untrained taggers of a product; shared: settings for those of them that have such."""
+    if not isinstance(members, (list, tuple)) or not members:
+        raise ValueError(f'members: expected a list of systems, as JSON ["latent", "crf l2=0.1"]; got {members!r}')
     made, taken = [], set()
     for member in members:
         if not isinstance(member, str):
             made.append(member)
             continue
-        name, *options = shlex.split(member)
+        try:
+            name, *options = shlex.split(member)
+        except ValueError as error:  # a quotation without an end, or nothing but spaces
+            raise ValueError(f"members: expected a system and its options, got {member!r}: {error}") from None
         known = make_tagger(name).get_params()
         own = {key: value for key, value in shared.items() if key in known or (key in COLUMN_KINDS and "columns" in known)}
         taken |= set(own)

@@ -29,7 +29,7 @@ class TrainSettings:
         factor: what the learning rate is multiplied by.
         schedule: "plateau" (patience and factor), "linear": the learning rate falls to zero over `epochs`, or "time": it
             stays, and falls linearly over the last `decay` of `max_time`. The last two end better when it is known beforehand
-            how long a run may take: None is "time" where `max_time` is given, else "plateau".
+            how long a run may take: None is "time" where `max_time` is given, else "plateau", and of a resumed run what it was.
         decay: share of `max_time` over which the learning rate falls.
         final_dropout: state dropout to which the model's falls together with the learning rate; None keeps the model's.
         matmul_precision: of products of float32 matrices while training on a CPU: "auto" is bfloat16 factors with float32 sums

@@ -109,9 +109,7 @@ class GradientTraining(Training):
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused
         )
-        self.plateau = None
-        if settings.patience is not None and settings.chosen_schedule == "plateau":
-            self.plateau = ReduceLROnPlateau(self.optimizer, factor=settings.factor, patience=settings.patience)
+        self._follow(settings.chosen_schedule)
         self.first_dropout = getattr(model, "state_dropout", 0.0)
         self.progress = Progress()
         self.belief = None
@@ -119,6 +117,11 @@ class GradientTraining(Training):
         self.epoch: Iterator[Any] | None = None  # the batches that are left of this epoch
         self.num_steps = 0  # of an epoch
         self.window_began = time.monotonic()
+
+    def _follow(self, schedule: str) -> None:
+        settings, self.schedule, self.plateau = self.settings, schedule, None
+        if schedule == "plateau" and settings.patience is not None:
+            self.plateau = ReduceLROnPlateau(self.optimizer, factor=settings.factor, patience=settings.patience)
 
     def ended(self) -> str:
         p = self.progress
@@ -171,7 +174,7 @@ class GradientTraining(Training):
         # Reading the loss waits for the device: every step on a CPU, where it is free; at records and saves on a GPU.
         if self.device.type == "cpu" and not self.together.several:
             self.flush()
-        if self.settings.chosen_schedule != "plateau":
+        if self.schedule != "plateau":
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
@@ -195,7 +198,7 @@ class GradientTraining(Training):
     def _left(self, steps: int) -> float:
         """The share of the learning rate that is left of its fall, behind so many steps."""
         settings = self.settings
-        if settings.chosen_schedule == "linear":
+        if self.schedule == "linear":
             left = 1 - steps / (settings.epochs * len(self.batches))
         else:
             assert settings.max_time is not None
@@ -278,15 +281,23 @@ class GradientTraining(Training):
             rows = {name: value for name, value in self.belief._asdict().items() if value is not None}
             tensors |= {f"belief.{name}": self.together.rows(value) for name, value in rows.items()}
         plateau = None if self.plateau is None else self.plateau.state_dict()
-        return tensors, {"optimizer_groups": groups, "plateau": plateau}
+        return tensors, {"optimizer_groups": groups, "plateau": plateau, "schedule": self.schedule}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         checkpoint.restore_weights(self.elbo, tensors)
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer_groups"])
         for group in self.optimizer.param_groups:  # which a resumed run may be given anew
             group["weight_decay"] = self.settings.weight_decay
+        before = state.get("schedule", self.schedule if state["plateau"] is None else "plateau")
+        if self.settings.schedule is None and before != self.schedule:  # that of the run, whatever time is given now
+            if before == "time":
+                raise ValueError("max_time: the learning rate of this run falls towards its end; give max_time, or a schedule")
+            self._follow(before)
         if self.plateau is not None and state["plateau"] is not None:
             self.plateau.load_state_dict(state["plateau"])
+        elif self.schedule == "plateau" != before:  # what has fallen would stay there
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.settings.lr
         belief = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("belief.")}
         belief = {name: rows[self.together.share(len(rows))].to(self.device) for name, rows in belief.items()}
         if belief:

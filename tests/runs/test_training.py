@@ -355,6 +355,25 @@ def test_schedule_by_time_falls_with_the_clock_and_takes_dropout_along(text, mon
             TrainSettings(**wrong)
 
 
+def test_a_resumed_run_keeps_its_schedule(text, tmp_path):
+    """Whatever time it is given: a plateau goes on as one, and what falls towards an end needs one."""
+    def rates(folder, **settings):
+        given = TrainSettings(**{**asdict(SETTINGS), **settings})
+        _, history = run(text, folder, settings=given, resume=folder.exists())
+        return [record["lr"] for record in history.records if record["step"] > 0]
+
+    plateau = rates(tmp_path / "plateau", epochs=1, patience=9)
+    assert set(rates(tmp_path / "plateau", patience=9, max_time=1e-9)) == set(plateau) == {0.05}
+    assert set(rates(tmp_path / "plateau", patience=9, max_time=500.0)) == {0.05}
+    assert rates(tmp_path / "time", epochs=1, schedule="linear")[-1] < 0.01
+    fell = rates(tmp_path / "fell", epochs=1, max_time=500.0, decay=1.0)
+    assert fell[-1] < 0.05
+    with pytest.raises(ValueError, match="max_time: the learning rate of this run falls towards its end; give max_time, or"):
+        rates(tmp_path / "fell")
+    for name in ("fell", "time"):  # a plateau that is asked for starts where the run did, not where the fall ended
+        assert rates(tmp_path / name, schedule="plateau", patience=9)[-1] == 0.05
+
+
 def test_early_stop(text, tmp_path):
     values = iter([3.0, 1.0, 2.0, 2.0])
     settings = TrainSettings(**{**SETTINGS.__dict__, "early_stop": 2})

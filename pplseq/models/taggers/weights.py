@@ -192,11 +192,10 @@ class CRFSettings(checks.NamedArguments):
     def __post_init__(self):
         if self.method not in ("lbfgs", "sgd"):
             raise ValueError(f"method: expected 'lbfgs' or 'sgd', got {self.method!r}")
-        if self.l2 is not None and not self.l2 >= 0:
+        if self.l2 is not None and checks.number("l2", self.l2) < 0:
             raise ValueError(f"l2: expected 0 or more, got {self.l2}; None chooses it on held-out sentences")
         for name in ("max_iterations", "period", "history_size", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+            checks.count(name, getattr(self, name))
 
 
 Loss = Callable[[TagData, float], Tensor]  # data, weight of the prior -> negative log-posterior

@@ -80,7 +80,7 @@ class Descent:
         weight_decay: AdamW's weight decay.
         clip: largest gradient norm, or none.
         validate_per_epoch: validations per epoch.
-        patience: validations without a new best before the learning rate is divided by 4, or none.
+        patience: validations without a new best before the learning rate is divided by 4 (schedule plateau), or none.
         schedule: learning rate divided by 4 when validation stalls, falling linearly to zero over --epochs, or over the last
             part of --max-time (the default where that is given; else plateau).
         decay: that part, as a share.

@@ -26,6 +26,15 @@ def test_the_product_is_the_geometric_mean():
         np.testing.assert_array_equal(sure, [row.max() for row in rows])
 
 
+def test_models_learn_from_another_text_as_if_alone():
+    """What forms of words say is learned once for all models of a product, and of its own text."""
+    other = [TaggedSentence(("qa", "qb", "za"), ("Q", "Q", "Z"))] * 3
+    model = ProductTagger(2, **SMALL).fit(TRAIN).models[1].fit(other)
+    alone = LatentTagger(seed=1, **SMALL).fit(other)
+    assert model.tags == alone.tags
+    np.testing.assert_array_equal(model.smooth([("qc", "za")])[0], alone.smooth([("qc", "za")])[0])
+
+
 def test_one_model_is_that_model():
     alone, product = LatentTagger(**SMALL).fit(TRAIN), ProductTagger(1, **SMALL).fit(TRAIN)
     assert product.tag(WORDS) == alone.tag(WORDS)
@@ -91,6 +100,14 @@ def test_the_system_gives_settings_to_the_members_that_have_them(tmp_path):
     assert [m.get_params().get(k) for m, k in zip(chosen.members, ("order", "pairs"), strict=True)] == [1, "all"]
     with pytest.raises(ValueError, match="unheard_of: no member"):
         make_tagger("product", unheard_of=1)
+    for members in ("crf", [], None, {"crf": 1}):
+        with pytest.raises(ValueError, match="members: expected a list of systems, as JSON"):
+            make_tagger("product", members=members)
+    for member in ("", 'crf "'):
+        with pytest.raises(ValueError, match="members: expected a system and its options, got"):
+            make_tagger("product", members=[member])
+    with pytest.raises(TypeError, match="l2 must be"):
+        make_tagger("product", members=["crf l2=much"])
     vectors = tmp_path / "vectors.npz"
     words = sorted({word for sentence in TRAIN for word in sentence.words})
     np.savez(vectors, words=np.array(words), embeddings=np.eye(len(words)))

@@ -88,6 +88,7 @@ class ProductTagger(Product):
             if models:  # they know nothing of substates
                 model.known_forms = models[0].forms
             models.append(model.fit(x, dev, progress=progress))
+            model.known_forms = None  # another text has other forms
         return self._take(models)
 
     # ---------------------------------------------------------------- on disk
