@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,18 @@ def machine() -> dict:
     }
 
 
+def command_line(arguments: list[str]) -> str:
+    """What to type in the repository's folder for the same run; PATH stands for a folder beside the repository."""
+    return shlex.join(["python", *map(_in_repository, arguments)])
+
+
+def _in_repository(argument: str) -> str:
+    if not os.path.isabs(argument):
+        return argument
+    path = Path(os.path.abspath(argument))
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else f"PATH/{path.name}"
+
+
 def record(name: str, results, *, folder: str = "bench", **more) -> Path:
     """Writes results/<folder>/<name>.json and says where.
 
@@ -53,7 +66,7 @@ def record(name: str, results, *, folder: str = "bench", **more) -> Path:
     """
     path = ROOT / "results" / folder / f"{name}.json"
     entry = {
-        "command": " ".join(["python", *(os.path.relpath(a, ROOT) if os.path.isabs(a) else a for a in sys.argv)]),
+        "command": command_line(sys.argv),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "pplseq") else ""),
         "machine": machine(),

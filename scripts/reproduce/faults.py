@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts" / "bench"), str(ROOT / "tests")]
-from record import git, record  # noqa: E402
+from record import command_line, git, record  # noqa: E402
 
 FILE = ROOT / "results" / "faults.json"
 GOALS = {"kills": 1000, "damages": 5000, "lines": 100_000}
@@ -143,7 +143,7 @@ def main() -> None:
         found = results()  # to which other parts may have been added meanwhile
         found[options.part] = {
             "trials": counts.total(), "wrong": wrong, "of": dict(counts), "commits": commits,
-            "command": " ".join(["python", "scripts/reproduce/faults.py", *sys.argv[1:]]),
+            "command": command_line(["scripts/reproduce/faults.py", *sys.argv[1:]]),
             **({"operations": {**before.get("operations", {}), **OPERATIONS}} if options.part == "full" else {}),
             "processor_seconds": round(before.get("processor_seconds", 0) + sum(os.times()[:4]) - processor, 1),
         }  # fmt: skip

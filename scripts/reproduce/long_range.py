@@ -35,7 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-from record import git, record  # noqa: E402
+from record import command_line, git, record  # noqa: E402
 
 NUM_STRINGS, NUM_TEST = 40, 1000
 NUM_STATES = 3  # of the smallest automaton: nothing read, a 0 first, a 1 first
@@ -175,7 +175,7 @@ def main() -> None:
     results = json.loads(path.read_text())["results"] if path.is_file() else {}
     for length in options.lengths:
         row = results.setdefault(str(length), {})
-        origin = {"commit": git("rev-parse", "--short", "HEAD"), "command": " ".join(["python", *sys.argv])}
+        origin = {"commit": git("rev-parse", "--short", "HEAD"), "command": command_line(sys.argv)}
         if "automata" in options.parts:
             row |= learn_automata(length, options)
         if "networks" in options.parts:

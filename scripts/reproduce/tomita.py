@@ -35,7 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-from record import git, record  # noqa: E402
+from record import command_line, git, record  # noqa: E402
 
 PARTS = ("rpni", "paper", "recipe", "repair")
 MAX_LENGTH = 12
@@ -317,7 +317,7 @@ def main() -> None:
         results |= json.loads(path.read_text())["results"]
     origin = {
         "commit": git("rev-parse", "--short", "HEAD"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command_line(sys.argv),
         "threads": options.threads,
     }
     for number in () if options.table else options.grammars:
