@@ -94,6 +94,11 @@ class SecondOrderChain(HigherOrderChain):
         moves = second_order.SecondOrderMatrices(factors.pair)
         return forward_in_log_space(factors.init, moves, factors.emit, factors.valid).log_prob
 
+    def _best_path(self) -> tuple[Tensor, Tensor]:
+        f = self.factors
+        paths, log_prob = second_order.viterbi_pass(f.init, self._matrices, f.emit, f.valid)
+        return self._paths(paths), log_prob
+
     def _predict(self, belief, inputs):
         return self._matrices.forward(1, belief.dense(self.transition.num_states))
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels import twice
+from pplseq.kernels import compiled, twice
 from pplseq.kernels.log_semiring import logsumexp, safe_log
 from pplseq.kernels.path_scan import rescaled, sample_log
 
 MAX_CELLS = 1 << 22  # scores in one temporary of a maximum
+POINTERS = 1 << 22  # back pointers of a row that the compiled loop may keep
 # a smaller product may have lost digits, or be what is left of several that underflowed
 LOWEST = {torch.float64: 1e-280, torch.float32: 1e-30}
 
@@ -191,6 +193,36 @@ def path_entropy(messages: Tensor, matrices: SecondOrderMatrices, valid: Tensor 
         inner = new
     last = messages[-1]
     return (last * inner + torch.special.entr(last)).sum(-1)
+
+
+def viterbi_pass(
+    init: Tensor, matrices: SecondOrderMatrices, emit: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The most probable paths: pairs (T, R) and log-probabilities (R,), of few states by a compiled loop."""
+    num_steps, rows, pairs = emit.shape
+    given = init, matrices.table, emit
+    fits = num_steps * pairs <= POINTERS and compiled.available() and emit.numel()
+    if not fits or any(part.dtype != torch.float64 or part.device.type != "cpu" or part.isnan().any() for part in given):
+        paths, log_prob = k_best_pass(init, matrices, emit, valid, 1)
+        return paths[0], log_prob[0]
+    lengths = torch.full((rows,), num_steps) if valid is None else valid.sum(0).clamp_min(1)
+    return best_paths(init, matrices.table, emit, lengths)
+
+
+def best_paths(init: Tensor, table: Tensor, emit: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`viterbi_pass` by the compiled loop, of rows of some lengths (R,), in float64 on the CPU."""
+    from pplseq.kernels.higher_order import second_order_loops
+
+    (num_steps, rows, pairs), size = emit.shape, len(table)
+    starts, moves, emissions = (compiled.array(part) for part in (init.reshape(rows, size, size), table, emit))
+    path, log_prob = np.empty((num_steps, rows), np.int64), np.empty(rows)
+    words, counts = emissions.reshape(num_steps, rows, size, size), compiled.array(lengths)
+
+    def run(part: int, begin: int, end: int) -> None:
+        second_order_loops.viterbi(begin, end, starts, moves, words, counts, path, log_prob)
+
+    compiled.by_rows(run, rows, num_steps * rows * pairs * size)
+    return torch.from_numpy(path), torch.from_numpy(log_prob)
 
 
 def k_best_pass(

@@ -211,7 +211,7 @@ def add_row(tables, index, n, room, log_prob, posterior, pairs):
     """Likelihood, posteriors and pairs of a row. False: digits may be lost, or it is impossible.
 
     Args:
-        pairs: (1, K, K), to which is added what the matrix makes expected transitions.
+        pairs: (1, K, K), to which is added what the matrix makes expected transitions; or (0, 1, 1), for none.
     """
     num_steps, num_states, mass = index.shape[1], size_of(tables), 0.0
     total = forward_piece(tables, index, n, 0, num_steps, room.probs)
@@ -220,9 +220,10 @@ def add_row(tables, index, n, room, log_prob, posterior, pairs):
     log_prob[n] = total + math.log(mass)
     if not log_prob[n] == log_prob[n] or not backward_row(tables, index, n, room, posterior):
         return False
-    for j in range(num_states):
-        room.probs[0, j] = 0.0
-    add_pairs(num_steps, room, num_states, pairs, 0)
+    if len(pairs):
+        for j in range(num_states):
+            room.probs[0, j] = 0.0
+        add_pairs(num_steps, room, num_states, pairs, 0)
     return True
 
 
@@ -240,7 +241,7 @@ def add_rows(begin_row, end_row, tables, index, log_prob, posterior, starts, pai
             for k in range(num_steps):
                 for j in range(num_states):
                     visits[index[n, k], j] += posterior[n, k, j]
-    for i in range(num_states):
+    for i in range(num_states if len(pairs) else 0):
         for j in range(num_states):
             pairs[0, i, j] *= tables.matrix[i, j]
     return True
@@ -254,7 +255,8 @@ def smooth(
 
     Args:
         log_prob: (N,) out. posterior: (N, T, K) out. starts: (K,) and pairs: (1, K, K), zero before: expected starts and
-            transitions. visits: (V, K), zero before: expected visits of a state with each row of weights; or of length 0.
+            transitions, which are left out where pairs is (0, 1, 1). visits: (V, K), zero before: expected visits of a state
+            with each row of weights; or of length 0.
     """
     tables = Tables(start, matrix, transposed, weights, shift, states)
     return add_rows(begin_row, end_row, tables, index, log_prob, posterior, starts, pairs, visits)

@@ -18,6 +18,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.models.taggers.columns import ColumnSource
 from pplseq.models.taggers.conditional_programs import MEMM, FeatureWeights, LinearChainCRF
 from pplseq.models.taggers.features import DEFAULT_TEMPLATES, TagFeatures
+from pplseq.models.taggers.few_sentences import applies, best_by_features, has_plain_weights
 from pplseq.models.taggers.penalty import FeatureTraining
 from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
 from pplseq.models.taggers.spans.schemes import SCHEMES, all_tags, allowed, converted
@@ -195,6 +196,13 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         """log p(tags | words) of all sentences together, nats; or their mean over words."""
         total = float(self.log_prob(x).sum())
         return total / max(sum(len(sentence.words) for sentence in x), 1) if per_token else total
+
+    def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
+        plain = applies(self, CRFTagger) and type(self.features) is TagFeatures and has_plain_weights(self.weights)
+        if decoder != "viterbi" or not plain or self.num_sparse_columns + self.num_dense_columns:
+            return None
+        assert isinstance(self.weights, LinearChainCRF)
+        return best_by_features(self.weights, self.features, sentences)
 
     # ---------------------------------------------------------------- folders
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

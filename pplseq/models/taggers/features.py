@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain as chained
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from pplseq import checks
+from pplseq.kernels import compiled
 from pplseq.models.taggers.spans.word_lists import Gazetteers
 
 BEGIN, END, FIRST_VALUE = 0, 1, 2  # values beyond a sentence's ends, and the first of an attribute's own
 ABSENT = -1
 PART_BITS = 21  # of a value number in the code of a template's value; three parts fit into 63 bits
-FEW_WORDS = 256  # up to which all templates are looked at in one go: the time for a sentence alone is that of calls
-KEPT_WORDS = 50_000  # whose attributes are remembered
+FEW_WORDS = 256  # up to which words go one by one: the time for a sentence alone is that of calls
+KEPT_WORDS = 50_000  # whose own features are remembered
 PART = re.compile(r"([a-z_]+?)([0-9]+)?\[([+-]?[0-9]+)\]")
 
 Sentences = Sequence[Sequence[str]]
@@ -122,6 +124,25 @@ def _column(word: str, number: int) -> str | None:
     return columns[number]
 
 
+class _Plan(NamedTuple):
+    """Templates as arrays; shapes are those of :mod:`pplseq.kernels.feature_loops`."""
+
+    attributes: np.ndarray
+    offsets: np.ndarray
+    alone: np.ndarray
+    codes: np.ndarray
+    starts: np.ndarray
+    edges: np.ndarray
+
+    def found(self, values: np.ndarray) -> np.ndarray:
+        """(F,) features of templates of one attribute, where attributes have these values (A,)."""
+        from pplseq.kernels import feature_loops
+
+        numbers = np.where(self.alone, values[self.attributes[:, 0]], ABSENT)
+        feature_loops.places(self.codes, self.starts, numbers, numbers)
+        return numbers
+
+
 class TagFeatures:
     """Numbers the features of words in sentences: a feature is a template together with its value, `suffix2[-1]=ly`.
 
@@ -157,7 +178,7 @@ class TagFeatures:
         names = dict.fromkeys(name for template in self._templates for name, _ in template.parts)
         self._values: dict[str, dict[str, int]] = {name: {} for name in names}
         self._codes: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in self._templates]
-        self._of_word: dict[str, list[int]] = {}
+        self._of_word: dict[str, bytes] = {}
 
     # ---------------------------------------------------------------- numbering
     @property
@@ -169,7 +190,7 @@ class TagFeatures:
         """Takes in the features of training sentences."""
         self._values = {name: {} for name in self._values}
         self._codes, self._of_word = [], {}
-        vars(self).pop("_joined", None)
+        vars(self).pop("_plan", None)
         for codes in self._each_code(x, grow=True):
             known, counts = np.unique(codes[codes != ABSENT], return_counts=True)
             self._codes.append(known[counts >= self.min_count])
@@ -177,7 +198,7 @@ class TagFeatures:
 
     def encode(self, sentences: Sentences) -> np.ndarray:
         """(N, F) int64 feature numbers of all words, one column a template; -1 where there is no known feature."""
-        if sum(map(len, sentences)) <= FEW_WORDS:
+        if 0 < sum(map(len, sentences)) <= FEW_WORDS and compiled.available():
             return self._encode_few(sentences)
         return self._encode_many(sentences)
 
@@ -193,50 +214,47 @@ class TagFeatures:
         return np.stack(columns, 1)
 
     def _encode_few(self, sentences: Sentences) -> np.ndarray:
-        """:meth:`encode` of all templates together, with attributes of words remembered from call to call."""
-        words = list(chained.from_iterable(sentences))
-        if not words:
-            return np.zeros((0, len(self._templates)), dtype=np.int64)
-        values = np.array([self._of_word.get(word) or self._remember(word) for word in words])
+        """:meth:`encode` word by word, with what words say by themselves remembered from call to call."""
+        from pplseq.kernels import feature_loops  # which imports numba
+
+        words, plan = list(chained.from_iterable(sentences)), self._plan
+        known = [self._of_word.get(word) or self._remember(word) for word in words]
+        records = np.frombuffer(bytearray().join(known), np.int64).reshape(len(words), len(self._values) + len(self._templates))
         for column, name in enumerate(self._values):
             if _of_token(name):
-                values[:, column] = self._numbers(name, self._of_tokens(name, sentences), False)
-        lengths = np.array([len(sentence) for sentence in sentences])
-        end = np.repeat(lengths.cumsum(), lengths)[:, None, None]
-        attributes, offsets, leading, known, first_known, first = self._joined
-        place = np.arange(len(words))[:, None, None] + offsets  # (N, templates, parts)
-        value = values[place.clip(0, len(words) - 1), attributes]
-        value[place >= end] = END
-        value[place < end - np.repeat(lengths, lengths)[:, None, None]] = BEGIN
-        value[:, leading] = 0
-        code = value[..., 0]
-        for part in range(1, value.shape[-1]):
-            code = (code << PART_BITS) | value[..., part]
-        code[(value == ABSENT).any(-1)] = ABSENT
-        places = np.stack([codes.searchsorted(row) for codes, row in zip(self._codes, code.T, strict=True)], 1)
-        return np.where(known[places + first_known] == code, places + first, ABSENT)
+                records[:, column] = self._numbers(name, self._of_tokens(name, sentences), False)
+        begins, found = np.zeros(len(sentences) + 1, np.int64), np.empty((len(words), len(self._templates)), np.int64)
+        np.cumsum([len(sentence) for sentence in sentences], out=begins[1:])
+        feature_loops.encode(records, begins, *plan, found)
+        return found
 
     @cached_property
-    def _joined(self) -> tuple[np.ndarray, ...]:
-        """Attributes and offsets (templates, parts) of all parts, and which are but there to make them equally many, in front;
-        all codes in a row, behind each template's one that no word has; where each template's begin there, and without it.
-        """
-        most, numbers = max(len(template.parts) for template in self._templates), {n: i for i, n in enumerate(self._values)}
-        rows = [[("", 0)] * (most - len(template.parts)) + template.parts for template in self._templates]
-        attributes = np.array([[numbers.get(name, 0) for name, _ in row] for row in rows])
-        offsets = np.array([[offset for _, offset in row] for row in rows])
-        known = np.concatenate([part for codes in self._codes for part in (codes, [ABSENT - 1])])
-        sizes = np.array([len(codes) for codes in self._codes])
-        first = sizes.cumsum() - sizes
-        leading = np.array([[not name for name, _ in row] for row in rows])
-        return attributes, offsets, leading, known, first + np.arange(len(first)), first
+    def _plan(self) -> _Plan:
+        numbers, count = {name: i for i, name in enumerate(self._values)}, len(self._templates)
+        shape = count, max(len(template.parts) for template in self._templates)
+        attributes, offsets = np.full(shape, -1), np.zeros(shape, np.int64)
+        for row, template in enumerate(self._templates):
+            for part, (name, offset) in enumerate(template.parts):
+                attributes[row, part], offsets[row, part] = numbers[name], offset
+        of_token = np.array([_of_token(name) for name in self._values])
+        alone = ((attributes >= 0).sum(1) == 1) & ~of_token[attributes[:, 0]]
+        starts = np.cumsum([0, *map(len, self._codes)])
+        plan = _Plan(attributes, offsets, alone, np.concatenate(self._codes), starts, np.empty((2, count), np.int64))
+        for edge in (BEGIN, END):
+            plan.edges[edge] = plan.found(np.full(len(numbers), edge))
+        return plan
 
-    def _remember(self, word: str) -> list[int]:
-        """The numbers of all attributes' values of a word."""
+    def _remember(self, word: str) -> bytes:
+        """A word's record as :mod:`pplseq.kernels.feature_loops` has it: the numbers of all attributes' values, and of the
+        features of templates that look at one attribute."""
         if len(self._of_word) >= KEPT_WORDS:
             self._of_word.clear()
-        found = [ABSENT if _of_token(name) else int(self._value_numbers(name, (word,), False)[0]) for name in self._values]
-        self._of_word[word] = found
+        values = np.full(len(self._values), ABSENT)
+        for i, (name, numbers) in enumerate(self._values.items()):
+            if not _of_token(name):
+                value = self._attribute(name)(word)
+                values[i] = ABSENT if value is None else numbers.get(value, ABSENT)
+        found = self._of_word[word] = values.tobytes() + self._plan.found(values).tobytes()
         return found
 
     def _each_code(self, sentences: Sentences, grow: bool = False):

@@ -28,9 +28,10 @@ from pplseq.models.taggers.counts import (
     count_tags_on,
     transition_probs,
 )
+from pplseq.models.taggers.few_sentences import WordRows, applies, best_states
 from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser
-from pplseq.models.taggers.tagger import check_sentences
+from pplseq.models.taggers.tagger import Words, check_sentences
 from pplseq.runs.cluster import connected
 
 # chosen on the development part of UD English EWT
@@ -163,6 +164,7 @@ class HMMTagger(SentenceTagger):
                 theta=settings.suffix_theta, classes=classes,
             )  # fmt: skip
         self.symbol, self.order = None, settings.order
+        self._word_rows = WordRows()
         if isinstance(counts.ngrams, SparseCounts):
             self._take_contexts(context_probs(counts.ngrams, settings.smoothing, settings.add))
         else:
@@ -212,6 +214,14 @@ class HMMTagger(SentenceTagger):
         for i, word in enumerate(types):
             table[i, :-1] = self._word_log_prob(word)
         return torch.from_numpy(table)
+
+    def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
+        if decoder != "viterbi" or not applies(self, HMMTagger):
+            return None
+        return best_states(self.transition, [self._word_rows.of(words, self._rows_of) for words in sentences])
+
+    def _rows_of(self, words: Sequence[str]) -> list[np.ndarray]:
+        return [self._word_log_prob(word) for word in words]
 
     def tag_of_state(self) -> Tensor:
         tags = torch.arange(len(self.tags) + 1)

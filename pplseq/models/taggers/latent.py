@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import DenseTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
+from pplseq.models.taggers.few_sentences import PosteriorTables, WordRows, applies, state_probs, state_weights
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.sentences import SentenceTagger, WordTable
 from pplseq.models.taggers.spans.word_lists import read_clusters
@@ -144,6 +146,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
             substate_count=settings.emission_count, case_count=settings.case_count, max_count=settings.max_count,
         )  # fmt: skip
         self._tag_of_state = self._substate_words.tag_of_state
+        self._word_rows, self._tables = WordRows(), PosteriorTables()
         self.transition = self._transition_of(SubstateModel(counts.transition, counts.emission, sizes, counts.pairs).matrix())
         return self
 
@@ -167,6 +170,19 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         if not len(words) or words[0] in self.known_words or words[0].lower() not in self.known_words:
             return words
         return (words[0].lower(), *words[1:])
+
+    def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
+        chain = self._tables.of(self.transition) if decoder == "posterior" and applies(self, LatentTagger) else None
+        if chain is None:
+            return None
+        probs = [state_probs(chain, self._word_rows.of(self._cased(words), self._weights_of)) for words in sentences]
+        if any(found is None for found in probs):
+            return None
+        states = self.tag_of_state()
+        return [self._summed(torch.from_numpy(found), states).argmax(-1).tolist() for found in probs]
+
+    def _weights_of(self, words: Sequence[str]) -> np.ndarray:
+        return state_weights(self.word_log_probs(words))
 
     def word_log_probs(self, types: Sequence[str]) -> Tensor:
         return self._substate_words.log_probs(types)

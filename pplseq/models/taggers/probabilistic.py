@@ -21,6 +21,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.states import constrain_states
 from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.taggers.features import FEW_WORDS
 from pplseq.models.taggers.substates.taggings import PosteriorChain, best_accepted, best_taggings, entropy_bounds
 from pplseq.models.taggers.tagger import Tagger, Words, check_words
 
@@ -191,6 +192,12 @@ class ProbabilisticTagger(Tagger):
     def tag(self, x: Sequence[Words], *, decoder: str | None = None) -> list[tuple[str, ...]]:
         """The tags of each sentence's words; `decoder` as in the class."""
         decoder = checks.choice("decoder", self.decoder if decoder is None else decoder, DECODERS)
+        if self._constraint is None and self.tags and not isinstance(x, str) and sum(map(len, x)) <= FEW_WORDS:
+            check_words(x)
+            some = [words for words in x if len(words)]
+            few = iter(found) if some and (found := self.tag_few(some, decoder)) is not None else None
+            if few is not None:
+                return [tuple([self.tags[k] for k in next(few)]) if len(words) else () for words in x]
 
         def paths(chain: Chain, lengths: list[int]) -> list[tuple[str, ...]]:
             if decoder == "viterbi":
@@ -201,6 +208,10 @@ class ProbabilisticTagger(Tagger):
             return [tuple(self.tags[k] for k in row) for row in chosen]
 
         return self.each(x, paths, tuple)
+
+    def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
+        """Numbers of the tags of some sentences, none empty, without a chain; None where there is no such way to them."""
+        return None
 
     def most_right(self, probs: Tensor, lengths: Sequence[int]) -> list[list[int]]:
         """Of each row of probabilities (B, T, tags) the tags of which most are right on average: word by word the most

@@ -14,7 +14,7 @@ from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.second_order import SecondOrderChain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
+from pplseq.kernels.higher_order.second_order import SecondOrderMatrices, k_best_pass, viterbi_pass
 
 close = torch.testing.assert_close
 F64 = torch.float64
@@ -123,6 +123,24 @@ def test_single_precision():
         close(second.log_prob().detach().double(), exact.log_prob(), rtol=1e-5, atol=1e-4)
         close(second.marginals().probs.double(), exact.marginals().probs, rtol=1e-3, atol=1e-4)
         close(second.entropy().double(), exact.entropy(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_the_loop_of_best_paths_against_its_twin(num_steps):
+    for size in (1, 3):
+        initial, table, _ = tables(size, zeros=True)
+        table[..., 1:] = table[..., 1:].masked_fill(torch.rand(size, size, size - 1) < 0.3, -math.inf)
+        emit = torch.randn(num_steps, 4, size**2, dtype=F64)
+        lengths = torch.tensor([num_steps, 1, 0, num_steps])
+        for valid in (None, torch.arange(num_steps)[:, None] < lengths):
+            if valid is not None:
+                emit = emit.masked_fill(~valid.unsqueeze(-1), 0.0)
+            given = initial.expand(4, -1), SecondOrderMatrices(table), emit, valid
+            paths, log_prob = k_best_pass(*given, 1)
+            found = viterbi_pass(*given)
+            close(found[1], log_prob[0])
+            used = torch.ones_like(found[0], dtype=torch.bool) if valid is None else valid
+            assert torch.equal(found[0][used], paths[0][used])
 
 
 def test_paths(both):

@@ -204,6 +204,7 @@ def test_threads_share_rows():
     model, x = model_and_rows("words", 16, 6, 2_000)
     chain, words = model.short_chain(Batch(x))._chain, model.short_chain(Batch(x))._emissions
     alone = tables.smooth(chain, words, x.numpy())
+    np.testing.assert_array_equal(tables.smooth(chain, words, x.numpy(), pairs=False).posterior, alone.posterior)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
