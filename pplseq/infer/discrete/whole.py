@@ -11,8 +11,41 @@ from torch import Tensor
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.long import LongDenseChain
 from pplseq.infer.discrete.results import ExpectedCounts, Factors, StateMarginals
 from pplseq.kernels.whole_rows import tables
+
+MOST_POINTERS = 1 << 26  # bytes that a best path may take on the way
+
+
+class LongWordsChain(LongDenseChain):
+    """A :class:`LongDenseChain` of words without gradients and gaps, whose likelihood and best path come straight from tables.
+
+    Args: as for :class:`WholeRowsChain`, of at most ``tables.MOST_OF_PATHS`` states.
+    """
+
+    def __init__(
+        self, transition: DenseTransition, emission: Emission, obs: Tensor, chain: tables.Chain, words: tables.Emissions
+    ):
+        self._begin_whole(transition, emission, obs)
+        self._chain, self._words_known = chain, words
+
+    @cached_property
+    def _index(self) -> np.ndarray:
+        return np.ascontiguousarray(self.obs.T.numpy())
+
+    def log_prob(self) -> Tensor:
+        found = tables.log_prob(self._chain, self._words_known, self._index)
+        return super().log_prob() if found is None else found
+
+    def viterbi(self) -> tuple[Tensor, Tensor]:
+        logs = self._words_known.logs
+        if logs is None or self.num_steps * self.transition.num_states > MOST_POINTERS:
+            return super().viterbi()
+        paths, log_prob = tables.viterbi(self._chain, logs, self._index)
+        if bool(torch.isneginf(log_prob).any()):
+            self._possible()  # says where
+        return paths, log_prob
 
 
 class WholeRowsChain(DenseChain):

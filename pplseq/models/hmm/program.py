@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -40,6 +41,7 @@ from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.tables import DTYPES, StateTables
 from pplseq.models.hmm.whole_rows import (
     PointSpecs,
+    chain_of_long_words,
     chain_of_whole_rows,
     expectation_of_whole_rows,
     is_whole,
@@ -219,17 +221,19 @@ class HMM(Constrainable, StateLanguages, StateTables):
         initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
         return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()), self.parameters())
 
-    def _has_short_ways(self, batch: Batch) -> bool:
+    def _has_short_ways(self, batch: Batch, **sizes: float) -> bool:
         """Whether a batch that was checked is whole, and the model as it is, with no way of its own to a chain."""
         if type(self) is not HMM or vars(self).get("_remembered") is None or not WAYS.isdisjoint(vars(self)):
             return False
-        return self.is_one_chain and is_whole(batch, self.num_states)
+        return self.is_one_chain and is_whole(batch, self.num_states, **sizes)
 
     @torch.no_grad()
     def short_chain(self, batch: Batch) -> Chain | None:
-        if not self._has_short_ways(batch):
+        small = self._has_short_ways(batch)
+        if not small and (self.num_words is None or not self._has_short_ways(batch, at_most=math.inf)):
             return None
-        return chain_of_whole_rows(vars(self)["_remembered"].get(self, self._point_specs), batch.x)
+        specs = vars(self)["_remembered"].get(self, self._point_specs)
+        return (chain_of_whole_rows if small else chain_of_long_words)(specs, batch.x)
 
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
         ready = self.rows is None and self._has_short_ways(batch)

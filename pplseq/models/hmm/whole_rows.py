@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.distributions.state import Emission
+from pplseq.infer.discrete import long
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import replaced, tensors_of
-from pplseq.infer.discrete.whole import WholeRowsChain
+from pplseq.infer.discrete.whole import LongWordsChain, WholeRowsChain
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels import compiled, twice
 from pplseq.kernels.parallel import time_scan
@@ -68,12 +69,12 @@ def _chain_of(transition: DenseTransition) -> tables.Chain | None:
     return tables.chain_of(initial, matrix)
 
 
-def is_whole(batch: Batch, num_states: int) -> bool:
+def is_whole(batch: Batch, num_states: int, at_most: float = MOST_NUMBERS) -> bool:
     """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
     x = batch.x
     if x.device.type != "cpu" or not all(value is None for value in batch[1:]):
         return False
-    if x.shape[0] * x.shape[1] * num_states > MOST_NUMBERS:
+    if x.shape[0] * x.shape[1] * num_states > at_most:
         return False
     return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
 
@@ -116,6 +117,16 @@ def log_prob_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) 
     """() log p(x) of rows that are whole, differentiable in the parameters; None where the loops do not do."""
     parameters = parameters_of_loops(model, remembered, x)
     return None if parameters is None else statistics.log_prob(parameters, x)
+
+
+def chain_of_long_words(specs: PointSpecs, x: Tensor) -> WholeRowsChain | LongWordsChain | None:
+    """The chain of more words x (B, T) than :func:`is_whole` takes for small; None where there are no loops for it."""
+    if specs.chain is None or specs.word_tables is None or time_scan.ACTIVE.get() or not compiled.available():
+        return None
+    if specs.transition.num_states > tables.MOST_OF_PATHS or twice.derivatives_wanted():
+        return None
+    kind = LongWordsChain if long.applies(specs.transition, specs.emission, x.T, {}) else WholeRowsChain
+    return kind(specs.transition, specs.emission, x.transpose(0, 1), specs.chain, specs.word_tables)
 
 
 def chain_of_whole_rows(specs: PointSpecs, x: Tensor) -> DenseChain:

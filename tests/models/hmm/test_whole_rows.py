@@ -215,3 +215,33 @@ def test_threads_share_rows():
     for a, b in zip(alone, shared, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
     assert math.isclose(float(shared.pairs.sum()), x.numel() - len(x), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("num_states", [1, 3, 16, 17])
+def test_long_rows_of_words_come_from_tables_too(monkeypatch, num_states):
+    from pplseq.infer.discrete import long, whole
+    from pplseq.models.hmm import whole_rows
+
+    model, x = model_and_rows("words", num_states, 3, 40)
+    plain = model.posterior(x)
+    monkeypatch.setattr(whole_rows, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(whole_rows.is_whole, "__defaults__", (0,))
+    between = model.short_chain(Batch(x))
+    assert between is None if num_states > 16 else isinstance(between, whole.WholeRowsChain)
+    monkeypatch.setattr(long, "LONG", 0)
+    short = model.short_chain(Batch(x))
+    if num_states > 16:
+        assert short is None
+        return
+    assert isinstance(short, whole.LongWordsChain)
+    torch.testing.assert_close(short.log_prob(), plain.log_prob(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(short.marginals().probs, plain.marginals().probs, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(short.expected_counts().transition, plain.expected_counts().transition)
+    for most in (whole.MOST_POINTERS, 0):
+        monkeypatch.setattr(whole, "MOST_POINTERS", most)
+        paths, log_prob = short.viterbi()
+        assert torch.equal(paths, plain.viterbi()[0])
+        torch.testing.assert_close(log_prob, plain.viterbi()[1], rtol=1e-12, atol=0)
+    assert model.score(x) == pytest.approx(float(plain.log_prob().sum()), rel=1e-12)
+    x[1, 3] = -1
+    assert model.short_chain(Batch(x)) is None
