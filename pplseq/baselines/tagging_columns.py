@@ -48,9 +48,11 @@ class SavedColumns:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the vectors, or of the weights of the model (a run's best)."""
-        weights = self.path if self.path.is_file() else min(self.path.rglob("model.safetensors"), default=None)
-        if weights is None:
+        """Of the vectors, or of the weights of the model (a run's best), when they are opened, or asked for before."""
+        from pplseq.baselines.loading import model_folder
+
+        weights = self.path if self.path.is_file() else model_folder(self.path) / "model.safetensors"
+        if not weights.is_file():
             return ""
         with weights.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -60,9 +62,10 @@ class SavedColumns:
         """What computes them."""
         from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns
 
-        if self.path.is_file():
+        model = None if self.path.is_file() else self.load(self.path)
+        _ = self.fingerprint  # of what the tagger learns from, whatever stands there when it is saved
+        if model is None:
             return TypeColumns(*self._vectors())
-        model = self.load(self.path)
         vocabulary = model.vocabulary
         needed = "embed_tokens" if self.kind == EMBEDDINGS else "posterior"
         if not hasattr(model, needed):

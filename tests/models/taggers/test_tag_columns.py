@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import pplseq
 from pplseq.baselines.loading import load_text_model
 from pplseq.baselines.tagging_columns import SavedColumns
-from pplseq.baselines.tagging_systems import make_tagger
+from pplseq.baselines.tagging_systems import load_tagger, make_tagger
 from pplseq.cli import main
 from pplseq.data import TaggedSentence, Vocabulary, write_tagged
 from pplseq.models import VLHMM
@@ -121,6 +121,14 @@ def test_vectors_from_a_file_by_the_command(vectors, tmp_path):
     vectors.unlink()
     with pytest.raises(FileNotFoundError, match=r"embeddings: .*vectors\.npz is not there"):
         pplseq.load(tmp_path / "again")
+
+
+def test_vectors_that_change_before_the_tagger_is_saved(vectors, tmp_path):
+    tagger = make_tagger("crf", l2=0.1, templates=["digits[0]"], embeddings=str(vectors)).fit(TAGGED)
+    np.savez(vectors, words=np.array(["a", "dog"]), embeddings=np.ones((2, 3)))
+    tagger.save(tmp_path / "run")
+    with pytest.raises(ValueError, match="is not what this tagger was trained with"):
+        load_tagger(tmp_path / "run")
 
 
 def test_states_of_a_model_on_disk(vocabulary, tmp_path):
