@@ -49,10 +49,9 @@ class SavedColumns:
     @cached_property
     def fingerprint(self) -> str:
         """Of the vectors, or of the weights of the model (a run's best), when they are opened, or asked for before."""
-        from pplseq.baselines.loading import model_folder
-
-        weights = self.path if self.path.is_file() else model_folder(self.path) / "model.safetensors"
-        if not weights.is_file():
+        places = [self.path / name / "model.safetensors" for name in ("best", "last", "")]
+        weights = next((path for path in (self.path, *places) if path.is_file()), None)
+        if weights is None:
             return ""
         with weights.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

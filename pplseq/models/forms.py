@@ -244,7 +244,9 @@ def _rows(x: Any, lengths: Any, name: str) -> Form:
     if not all(float(size).is_integer() for size in lengths):
         raise TypeError(f"lengths must be whole numbers, the steps of each sequence; got {str(list(lengths)[:3])[1:-1]}, ...")
     sizes = [int(size) for size in lengths]
-    if sum(sizes) != len(x) or min(sizes, default=0) < 0:
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"lengths must be 0 or more, got {min(sizes)}")
+    if sum(sizes) != len(x):
         raise ValueError(
             f"lengths: of sequences one behind the other, they must sum to the {len(x)} rows of {name}, got {sum(sizes)}"
             + ("; if these are targets y, leave them out: models of sequences take none" if len(sizes) == len(x) else "")

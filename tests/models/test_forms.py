@@ -132,6 +132,10 @@ def test_outputs_and_inputs_of_an_iohmm(name, size):
     first, second = model.fit(y, [3, 4], inputs=u, max_iterations=2, seed=0).decode([y[:3], y[3:]], inputs=[u[:3], u[3:]])
     assert torch.equal(model.decode(frame(y), [3, 4], inputs=frame(u))[1], second) and len(first) == 3
     assert model.score(frame(y), inputs=frame(u)) == pytest.approx(model.score([y], inputs=[u]))
+    ahead = model.forecast([y], inputs=[u], future_inputs=u[:3]).means
+    for given in (frame(u[:3]), [frame(u[:3])], {"transition": frame(u[:3])}):  # of one sequence, and of each
+        assert torch.equal(model.forecast(frame(y), inputs=frame(u), future_inputs=given).means, ahead)
+    torch.testing.assert_close(model.predict_next(frame(y), inputs=frame(u), next_inputs=frame(u[:1])).means, ahead[:, 0])
 
 
 def test_symbols_and_words_of_an_iohmm():
@@ -233,6 +237,7 @@ def test_inputs_come_alike():
         (lambda: WORDS.score(np.zeros((300, 1), int)), ValueError, r"one sequence of 300 or 300 .* x\[:, 0\] .* list\(x\)"),
         (lambda: NUMBERS.score(values, np.full(7, 0.5)), TypeError, "lengths must be whole numbers"),
         (lambda: NUMBERS.score(values * 1j), TypeError, "real numbers, got torch.complex128"),
+        (lambda: WORDS.score(ids, [-1, 8]), ValueError, "lengths must be 0 or more, got -1"),
         (lambda: WORDS.score(ids, [3, 5]), ValueError, "they must sum to the 7 rows of x, got 8$"),
         (lambda: NUMBERS.score(values, np.arange(7)), ValueError, "got 21; if these are targets y, leave them out"),
         (lambda: NUMBERS.score(["a b"]), TypeError, "expected numbers, vectors of 1 a step, got the text 'a b'"),

@@ -24,6 +24,7 @@ from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.forms import is_table
 from pplseq.models.iohmm.data import Inputs, Source
+from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
@@ -234,8 +235,9 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if inputs is None:
             return None
         sources = [source for name, source in self.sources.items() if source is not None and part in (None, name)]
-        inputs = torch.as_tensor(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs)
         symbols, numbers = any(kind == "symbols" for kind, _ in sources), ("vectors", 1) in sources
+        inputs = without_frames(inputs, None if symbols else max((size for _, size in sources), default=0), "inputs")
+        inputs = torch.as_tensor(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs)
         if one_step:
             if numbers and inputs.dim() < 2:  # of each row, or of all
                 inputs = inputs.reshape(-1, 1) if inputs.numel() > 1 else inputs.reshape(1)
