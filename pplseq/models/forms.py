@@ -43,6 +43,9 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     if isinstance(x, Text):
         return list(x.lines()), lengths
     x = as_frame(given := x, name)
+    of_bytes = isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], bytes)
+    if of_bytes or isinstance(x, np.ndarray) and x.dtype.kind == "S":
+        raise TypeError(f"{name}: got bytes; make text of them: [row.decode() for row in {name}]")
     if is_frame(x):
         x = numbers_of(x, num_features, name)
     elif isinstance(x, np.ndarray) and x.dtype == object:

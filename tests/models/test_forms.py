@@ -276,6 +276,8 @@ def test_columns_of_the_same_name_are_refused():
     (lambda pd: sequences_by(pd.DataFrame([[1, 2]]), 0, 1), TypeError, r"got 1; for one write \[1\]"),
     (lambda pd: sequences_by(pd.Series([1, 2]), "id"), TypeError, "expected a table with columns, got Series"),
     (lambda pd: NUMBERS.score(pd.Series([b"1", b"2"])), TypeError, "x must hold numbers, got bytes"),
+    (lambda pd: WORDS.score([b"a b"]), TypeError, r"x: got bytes; make text of them: \[row.decode\(\) for row in x\]"),
+    (lambda pd: WORDS.score(np.array([b"a", b"b"])), TypeError, "x: got bytes"),
     (lambda pd: WORDS.score(pd.Series([1.0, np.inf])), TypeError, "whole numbers"),
 ])  # fmt: skip
 def test_odd_frames_are_refused(call, error, message):
