@@ -12,7 +12,7 @@ from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.gradient import SGDRun
 from pplseq.models.iohmm.restarts.history import RestartBlock
-from pplseq.models.iohmm.restarts.networks import RestartNetwork
+from pplseq.models.iohmm.restarts.networks import RestartNetwork, distinct
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOutputs, Outputs
 from pplseq.models.iohmm.restarts.problem import RestartProblem, take
 from pplseq.models.iohmm.restarts.responses import ResponseOutputs
@@ -20,6 +20,17 @@ from pplseq.models.iohmm.restarts.starts import draw_parameters
 
 B, T, Z, U, L = 9, 7, 3, 2, 3
 F64 = torch.float64
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 2), (1, 1), (2, 3)])
+@pytest.mark.parametrize("most", [2, 4, 1000])
+def test_distinct_rows_are_found(shape, most):
+    values = torch.randint(most, shape, generator=torch.Generator().manual_seed(most)).to(F64)
+    values[-1:] *= -1.0  # also a negative zero
+    rows, index = torch.unique(values, dim=0, return_inverse=True)
+    found, entry = distinct(values)
+    assert (entry is None) == (2 * len(rows) > len(values))
+    assert torch.equal(found, values if entry is None else rows) and (entry is None or torch.equal(entry, index))
 
 
 def network(kind, shape):

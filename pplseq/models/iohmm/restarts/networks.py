@@ -17,6 +17,8 @@ from pplseq.models.iohmm.restarts.regressions import bernoulli_regression, linea
 
 Weights = dict[str, Tensor]
 
+LOOKED_AT = 4  # columns that may show that few rows repeat
+
 
 class Rows(NamedTuple):
     """The distinct inputs of a network. values: (N[, U]) or None (one row, or every symbol once); entry: which of them each
@@ -261,6 +263,12 @@ def distinct(values: Tensor) -> tuple[Tensor, Tensor | None]:
     """The distinct rows of (N[, U]) and which of them each row is; the rows as they are and None where few repeat."""
     if values.dim() == 2 and not values.shape[1]:  # no inputs: all rows are the same one
         return values[:1], torch.zeros(len(values), dtype=torch.long, device=values.device)
+    for column in values.T[:LOOKED_AT] if values.dim() == 2 else ():  # numbers are compared many times faster than rows
+        found, index = torch.unique(column, return_inverse=True)
+        if 2 * len(found) > len(values):
+            return values, None
+        if values.shape[1] == 1:
+            return found.unsqueeze(-1), index
     rows, index = torch.unique(values, dim=0, return_inverse=True)
     if 2 * len(rows) > len(values):
         return values, None
