@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,20 @@ def load(
     Returns:
         The model, ready to be asked. Its ``vocabulary`` and ``clusters`` are set where they were saved with it, else None.
 
+    Warns:
+        UserWarning: of a run on a table whose columns were standardized: the model itself takes and gives standardized numbers.
+
     Raises:
         FileNotFoundError: no model there. ValueError: a damaged folder, or one of another version.
     """
     folder = model_folder(folder, checkpoint)
+    if changed := list(_standardized(folder)):
+        warnings.warn(
+            f"{folder}: this model was trained on standardized columns: what it takes and gives is {', '.join(changed)}. Bring "
+            "your numbers into these units and its answers back, ask `pplseq query` or `pplseq evaluate`, which do so, or "
+            "train with --raw",
+            stacklevel=2,
+        )
     kind = str(MODEL.read_header(folder).get("model"))
     if kind == "tagger":
         from pplseq.models.taggers.tagger import load_tagger
@@ -52,6 +64,22 @@ def load(
     if kind in NETWORKS:
         return NETWORKS[kind].load(folder).to(device)
     return read_model(folder, device)
+
+
+def _standardized(place: Path) -> Iterator[str]:
+    """How the columns of a run on a table are changed before the model in this checkpoint sees them."""
+    for path, within, names in (
+        (place.parent / "columns.json", None, (("outputs", "mean", "scale"), ("inputs", "input_mean", "input_scale"))),
+        (place / "iohmm.json", "columns", (("inputs", "mean", "scale"),)),
+    ):
+        if not path.is_file():
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        columns = (found if within is None else found.get(within)) or {}
+        for kind, mean, scale in names:
+            for name, center, unit in zip(*(columns.get(part) or () for part in (kind, mean, scale)), strict=False):
+                if (center, unit) != (0.0, 1.0):
+                    yield f"({name} - {center:.6g}) / {unit:.6g}"
 
 
 def load_text_model(folder: str | Path, checkpoint: str | None = None, device: str | torch.device = "cpu") -> Any:

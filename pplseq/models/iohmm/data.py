@@ -264,7 +264,7 @@ class IOFormat(NamedTuple):
         if x is None or final:
             if known is None:
                 raise ValueError(
-                    "inputs: where outputs are not given for every step, inputs say how long rows are; got None"
+                    "inputs: this model has inputs, (B, T, U) of every step, which also say how long rows are; got None"
                 )
             x = self.missing(*known.shape[:2]) if x is None else self._final_targets(x, known.shape[:2], lengths)
         elif not self.discrete:

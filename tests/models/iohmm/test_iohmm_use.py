@@ -326,7 +326,7 @@ def test_bad_data():
             "sequences in a list have their own lengths",
         ),
         (lambda: symbols.score(ids.double(), inputs=v), TypeError, "x must be an integer tensor"),
-        (lambda: symbols.score([0, 1, 1]), ValueError, "inputs say how long rows are"),
+        (lambda: symbols.score([0, 1, 1]), ValueError, "which also say how long rows are"),
         (lambda: symbols.log_prob(ids, states=ids + 5, inputs=v), ValueError, "states must have shape"),
         (lambda: symbols.sample(), ValueError, "this model needs inputs|num_steps"),
         (
