@@ -132,7 +132,8 @@ def regression_mode(
         W (n, k), the covariance (n, n), and whether it met the floor.
     """
     kept, about = noise, Regression(*map(as_array, statistics))
-    start, free, ridge = as_array(weights), as_array(free), prior.strength * as_array(shrunk)
+    start, free = as_array(weights), as_array(free)
+    ridge = (prior.strength * as_array(shrunk)).astype(start.dtype)  # which directions are open depends on the type's digits
     step = np.zeros_like(start)
     if free.any():
         # the smallest change that reaches the maximum: directions that the data leave open stay where they are

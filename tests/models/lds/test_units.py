@@ -9,6 +9,8 @@ import torch
 from pplseq.infer.fit.em import Acceleration
 from pplseq.models import LDS
 from pplseq.models.lds.fit import from_coordinates, to_coordinates
+from pplseq.models.lds.parameters import RegressionPrior
+from pplseq.models.lds.statistics import Regression, regression_mode
 
 close = torch.testing.assert_close
 F64 = torch.float64
@@ -119,3 +121,22 @@ def test_em_finds_the_level_of_the_nile():
     assert model.score(x * scale) + 99 * np.log(scale) == pytest.approx(
         -633.4646, abs=1e-4
     )  # n - 1: Koopman's convention
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32))
+def test_columns_that_say_the_same_keep_the_smallest_weights(dtype):
+    """Rounding fills directions that the data leave open: digits of the type tell which these are."""
+    torch.manual_seed(0)
+    columns, about = torch.randn(300, 4).to(dtype), torch.randn(4, 2).to(dtype)
+    columns[:, 3] = 1.7 * columns[:, 2]
+    seen = columns @ about + 0.1 * torch.randn(300, 2).to(dtype)
+    statistics = Regression(torch.tensor(300.0).to(dtype), columns.T @ columns, seen.T @ columns, seen.T @ seen)
+    every = torch.ones(4, dtype=torch.bool)
+    weights, noise, _ = regression_mode(
+        torch.zeros(2, 4, dtype=dtype), torch.eye(2, dtype=dtype), statistics, free=every, shrunk=every,
+        prior=RegressionPrior(), floor=1e-9,
+    )  # fmt: skip
+    assert weights.dtype == noise.dtype == dtype
+    least = torch.linalg.lstsq(columns[:, :3], seen).solution  # columns 2 and 3 as one
+    close(weights[:, 2] + 1.7 * weights[:, 3], least[2], rtol=1e-3, atol=1e-3)
+    close(1.7 * weights[:, 3], weights[:, 2], rtol=0.02, atol=0.02)  # the smallest in units of the columns
