@@ -91,7 +91,7 @@ def hmmlearn_runs(num_states: int, variant: str, shape: tuple[int, int]) -> dict
     target = []
 
     def fit():
-        learner.n_iter = PLAIN
+        learner.n_iter = learner.monitor_.n_iter = PLAIN  # the monitor keeps what it was made with
         reset(learner)
         learner.fit(x, lengths)
         if not target:
