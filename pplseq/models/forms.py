@@ -61,7 +61,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
                 f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
                 "it, or take a model of words"
             )
-        if not len(x) or isinstance(x[0], str) or np.ndim(x[0]) > 0 or is_table(x[0]) or x[0] is None:
+        first: Any = x[0] if len(x) else None
+        if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
             rows = [_row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(

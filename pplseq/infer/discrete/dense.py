@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,9 +124,8 @@ class DenseChain(Chain):
         """(*B, Z) log p(z_1), or what the carried belief says of it, given the first inputs."""
         if self.start is not None:
             return self._predict(self.start, first)
-        if isinstance(self.transition, StepTransition):
-            return self.transition.initial_log_prob(first)
-        return self.transition.initial_log_prob()
+        transition: Any = self.transition
+        return transition.initial_log_prob(*([first] if isinstance(transition, StepTransition) else []))
 
     def _lower(self):
         transition, emit = self.transition, self._emit()

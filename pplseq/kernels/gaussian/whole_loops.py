@@ -229,7 +229,7 @@ def lanes_of(num_steps, numbers):
 def filter_rows(values, way):
     """The squares of white innovations, summed over rows (R, T, n)."""
     (num_rows, num_steps, n), h, squares = values.shape, len(way.first), 0.0
-    most = lanes_of(num_steps, h + n)
+    most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
     for block in range(0, num_rows, most):
         width = min(most, num_rows - block)
         if block == 0 or width < most:
@@ -242,7 +242,7 @@ def filter_rows(values, way):
 def smooth_rows(values, way, tables, sums, with_moments):
     """The same, and Sums of means: all that gradients are made of; beside them, where wanted, those of states."""
     (num_rows, num_steps, n), h, squares = values.shape, len(way.first), 0.0
-    most = lanes_of(num_steps, h + n)
+    most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
     for block in range(0, num_rows, most):
         width = min(most, num_rows - block)
         if block == 0 or width < most:

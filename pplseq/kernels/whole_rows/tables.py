@@ -122,13 +122,14 @@ def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[Tensor, 
     """The most probable paths (B, T) and log p(path, x) (B,), -inf of rows that are impossible, from logs (V, K)."""
     from pplseq.kernels.whole_rows import row_loops
 
-    assert chain.logs is not None, "paths are those of a chain with logarithms"
+    own = chain.logs
+    assert own is not None, "paths are those of a chain with logarithms"
 
     path, found = np.empty(index.shape, np.int64), np.empty(len(index))
     states, work = states_of(logs.shape[1]), index.size * logs.shape[1] ** 2
 
     def run(part: int, begin: int, end: int) -> None:
-        row_loops.viterbi(begin, end, *chain.logs, logs, np.empty(0), states, index, path, found)
+        row_loops.viterbi(begin, end, *own, logs, np.empty(0), states, index, path, found)
 
     compiled.by_rows(run, len(index), work)
     return torch.from_numpy(path), torch.from_numpy(found)

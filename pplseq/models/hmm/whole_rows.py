@@ -86,7 +86,8 @@ def parameters_of_loops(
     if time_scan.ACTIVE.get() or twice.derivatives_wanted() or remembered.plain(model) is None:
         return None
     # not by name, which would tell Pyro that they are used
-    own, emissions = model._parameters, model._modules["emissions"]
+    own: Any = model._parameters
+    emissions = model._modules["emissions"]
     of_emissions: Any = None if emissions is None else emissions._parameters
     if isinstance(emissions, CategoricalTable):
         found: Any = statistics.Words(own["initial_logits"], own["transition_logits"], of_emissions["logits"])

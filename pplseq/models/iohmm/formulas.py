@@ -73,8 +73,8 @@ class Formulas:
 
     # ---------------------------------------------------------------- saved with a model
     @classmethod
-    def of(cls, formulas: Formulas | Mapping[str, Any] | None) -> Formulas | None:
-        """Formulas, also from what :meth:`as_config` made of them."""
+    def of(cls, formulas: Any) -> Formulas | None:
+        """Formulas, also from what :meth:`as_config` made of them; None of None."""
         if formulas is None or isinstance(formulas, cls):
             return formulas
         known = {name: formulas[name] for name in ("outputs", "transition", "initial", "sequence_id")}
@@ -231,7 +231,7 @@ class Formulas:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", DataMismatchWarning)  # a level that is new would be read as the first one
-                formula = self._spec(part) or Formula(text)
+                formula: Any = self._spec(part) or Formula(text)  # pyright: ignore[reportAbstractUsage]
                 matrix = formula.get_model_matrix(frame, na_action="ignore", output="pandas")
         except (FormulaicError, DataMismatchWarning, SyntaxError, KeyError, TypeError) as error:
             raise ValueError(f"formulas: {part} {text!r}: {error}") from None

@@ -158,7 +158,7 @@ class IOHMM(IOHMMQueries):
         self.input_names = checked_names("input_names", input_names, sizes)
         of_outputs = None if output_names is None else {"outputs": output_names}
         self.output_names = checked_names("output_names", of_outputs, {"outputs": self.num_outputs}).get("outputs")
-        self.formulas = None if formulas is None else Formulas.of(formulas).copy()
+        self.formulas = None if (own := Formulas.of(formulas)) is None else own.copy()
         self.feedback = feedback_parts(self.outputs, self.sources, feedback, self.columns)
         if graph == "left_right" and start_states is None:
             start_states = [0]

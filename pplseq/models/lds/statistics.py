@@ -11,7 +11,7 @@ R. H. Shumway and D. S. Stoffer (2017), Time Series Analysis and Its Application
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -131,7 +131,8 @@ def regression_mode(
     Returns:
         W (n, k), the covariance (n, n), and whether it met the floor.
     """
-    kept, about = noise, Regression(*map(as_array, statistics))
+    kept, parts = noise, [as_array(part) for part in statistics]
+    about: Any = Regression(*parts)
     start, free = as_array(weights), as_array(free)
     ridge = (prior.strength * as_array(shrunk)).astype(start.dtype)  # which directions are open depends on the type's digits
     step = np.zeros_like(start)
@@ -147,7 +148,7 @@ def regression_mode(
     return as_tensor(found, weights), as_tensor(covariance, weights), floored
 
 
-def residual_scatter(statistics: Regression, step: Tensor) -> Tensor:
+def residual_scatter(statistics: Regression, step: Any) -> Any:
     """(n, n) sum of E[(y - W r)(y - W r)'] after W was moved by ``step`` (n, k)."""
     moved = step @ statistics.cross.T
     return symmetric(statistics.scatter - moved - moved.T + step @ statistics.moment @ step.T)
@@ -161,7 +162,7 @@ def floored_covariance(covariance: Tensor, floor: Floor, diagonal: bool, before:
         before: (n, n) what it was; where that is below the floor, the floor is lowered to it: EM never leaves what it stands
             at for something less likely.
     """
-    value, floored = _floored(*map(as_array, (covariance, floor)), diagonal, as_array(before))
+    value, floored = _floored(as_array(covariance), as_array(floor), diagonal, as_array(before))
     return as_tensor(value, covariance), floored
 
 

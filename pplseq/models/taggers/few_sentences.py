@@ -7,6 +7,7 @@ by itself. Tags are those of the chain, which is the readable twin and the way o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,8 @@ def best_by_features(weights: LinearChainCRF, features: TagFeatures, sentences: 
     """The best tags of sentences, none empty; None where the chain has to say what is wrong."""
     from pplseq.kernels import feature_loops
 
-    lengths, own = np.array([len(words) for words in sentences]), weights._parameters
+    lengths = np.array([len(words) for words in sentences])
+    own: Any = weights._parameters
     begins = np.concatenate([[0], lengths.cumsum()])
     dtype = np.float32 if weights.dtype == torch.float32 else np.float64
     sums = np.zeros((lengths.max(), len(lengths), weights.num_tags), dtype)

@@ -200,7 +200,8 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         pairs, symbols = torch.stack([x, tags], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
         layout = BlockLayout.from_sizes(self._sizes)
         table = self.emission(types).table[pairs[:, 0]].gather(-1, layout.state_ids[pairs[:, 1]])
-        transition = TableTransition(layout, self.transition.initial, self.transition.matrix)
+        now: Any = self.transition
+        transition = TableTransition(layout, now.initial, now.matrix)
         return symbols.view_as(x), lengths, BlockEmission(layout, pairs[:, 1], table), transition
 
     def chain_given(self, sentences: Sequence[TaggedSentence]) -> Chain:
