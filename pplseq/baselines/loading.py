@@ -46,6 +46,11 @@ def load(
             "train with --raw",
             stacklevel=2,
         )
+    return _opened(folder, device, sources)
+
+
+def _opened(folder: Path, device: str | torch.device, sources: Sequence = ()) -> Any:
+    """The model of a model's own folder."""
     kind = str(MODEL.read_header(folder).get("model"))
     if kind == "tagger":
         from pplseq.models.taggers.tagger import load_tagger
@@ -89,7 +94,7 @@ def load_text_model(folder: str | Path, checkpoint: str | None = None, device: s
         FileNotFoundError: no model there. ValueError: a model without a vocabulary, or as :func:`load`.
     """
     folder = Path(folder)
-    model = load(folder, checkpoint=checkpoint, device=device)
+    model = _opened(model_folder(folder, checkpoint), device)
     if getattr(model, "name", None) == "iohmm":
         raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
     if not isinstance(model, torch.nn.Module):

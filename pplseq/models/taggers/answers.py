@@ -122,6 +122,14 @@ def answer_on(
     return [answer for part in found for answer in part]
 
 
+def _put_first(n_best: list[dict[str, Any]], tags: list[str]) -> None:
+    """Of taggings that are equally probable, that which was chosen comes first."""
+    for k, tagging in enumerate(n_best):
+        if tagging["tags"] == tags and math.isclose(tagging["log_prob"], n_best[0]["log_prob"], rel_tol=1e-9, abs_tol=1e-9):
+            n_best.insert(0, n_best.pop(k))
+            return
+
+
 def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestions, start: int) -> list[dict[str, Any]]:
     tags = tagger.tag(sentences, **({} if questions.decoder is None else {"decoder": questions.decoder}))
     answers: list[dict[str, Any]] = [
@@ -149,6 +157,7 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
                 {"tags": list(path), "log_prob": log_prob, "prob": math.exp(min(log_prob, 0.0))}
                 for path, log_prob in tagger.n_best(words, questions.num_paths)
             ]
+            _put_first(found["n_best"], found["tags"])
         if questions.num_samples:
             drawn = tagger.sample_states([words], questions.num_samples, seed=questions.seed + start + i)
             found["samples"] = [list(path) for (path,) in drawn]
