@@ -179,7 +179,7 @@ class Estimator(FittedState, SequenceModel):
             cluster = options.get("cluster")
             if batch is None:
                 alone = dict(lengths=lengths, batch_size=batch_size, step_size=options.get("step_size"), **known)
-                batches = parts_of_files(self, x, method, alone, cluster)
+                batches: Any = parts_of_files(self, x, method, alone, cluster)
                 batch = next(batches[0].batches(self))
             else:
                 size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size

@@ -83,7 +83,7 @@ class FormModel:
         rare = ((total > 0) & (total <= max_count)).nonzero().squeeze(-1)
         if not len(rare):
             rare = (total > 0).nonzero().squeeze(-1)
-        chosen = [words[i] for i in rare.tolist()]
+        chosen: Any = [words[i] for i in rare.tolist()]
         target = (counts[rare] * total[rare].pow(count_power - 1).unsqueeze(-1)).float()
         templates = FORM_TEMPLATES + (() if clusters is None else CLUSTER_TEMPLATES)
         features = TagFeatures(templates, min_count=min_feature_count, clusters=clusters).fit([[word] for word in chosen])

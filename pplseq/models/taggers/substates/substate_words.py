@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,7 +110,8 @@ class SubstateWords:
         known = number >= 0
         table = self.joint.new_empty(len(words), self.num_states)
         table[known] = self._known(number[known])
-        table[~known] = self._new([words[i] for i in (~known).nonzero().squeeze(-1).tolist()])
+        unknown: Any = [words[i] for i in (~known).nonzero().squeeze(-1).tolist()]
+        table[~known] = self._new(unknown)
         return table.log_() - self.log_norm
 
     def _new(self, words: Sequence[str]) -> Tensor:
