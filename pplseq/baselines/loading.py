@@ -12,7 +12,7 @@ import torch
 
 from pplseq.baselines import NETWORKS
 from pplseq.baselines.tagging_columns import open_columns
-from pplseq.folder import whole_folder
+from pplseq.folder import FolderError, whole_folder
 from pplseq.models.storage import MODEL, read_model
 
 CHECKPOINTS = ("best", "last")
@@ -79,8 +79,11 @@ def _standardized(place: Path) -> Iterator[str]:
     ):
         if not path.is_file():
             continue
-        found = json.loads(path.read_text(encoding="utf-8"))
-        columns = (found if within is None else found.get(within)) or {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            columns = (found if within is None else found.get(within)) or {}
+        except (ValueError, AttributeError) as error:
+            raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
         for kind, mean, scale in names:
             for name, center, unit in zip(*(columns.get(part) or () for part in (kind, mean, scale)), strict=False):
                 if (center, unit) != (0.0, 1.0):

@@ -1,13 +1,12 @@
 """`pplseq train iohmm` on tables and strings, and the questions to its runs."""
 
 import json
-import math
 import shutil
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.command_tables import lines, write
+from support.command_tables import lines, two_states, write
 
 from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
@@ -23,19 +22,6 @@ def pplseq(*arguments, code=0, text=None):
     return result
 
 
-def rows_of(seed, sequences, steps):
-    """A two-state system: the input moves the state, the state sets the output's slope on the input."""
-    rng, rows = np.random.default_rng(seed), []
-    for name in range(sequences):
-        state = 0
-        for _ in range(steps - name % 3):
-            a, b = rng.normal(3, 2), rng.normal(-1, 5)
-            state = int(rng.random() < 1 / (1 + math.exp(-(2 * (a - 3) + (2 if state else -2)))))
-            y = [5 + 2 * a, -5 - a][state] + 0.1 * rng.normal()
-            rows.append((f"s{name}", a, b, y, "hot" if state else "cold"))
-    return rows
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("iohmm")
@@ -43,14 +29,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def table(folder):
-    rows = rows_of(0, 12, 30)
+    rows = two_states(0, 12, 30)
     rows[5] = (*rows[5][:3], "", rows[5][4])  # an output that is missing
     return write(folder / "train.csv", rows)
 
 
 @pytest.fixture(scope="module")
 def held_out(folder):
-    return write(folder / "test.csv", rows_of(1, 5, 20))
+    return write(folder / "test.csv", two_states(1, 5, 20))
 
 
 TABLE = ["--sequence-id", "name", "--inputs", "a,b", "--outputs", "y", "--mealy", "--num-restarts", "6"]
@@ -72,7 +58,7 @@ def test_sizes_are_chosen_and_states_found(run, held_out):
     errors = {name: found[name]["root_mean_squared_error"]["y"] for name in ("prediction", "production")}
     assert errors["prediction"] <= errors["production"] < 9
     paths = lines(pplseq("query", run, "decode", held_out))
-    truth = [[row[4] == "hot" for row in rows_of(1, 5, 20) if row[0] == answer["id"]] for answer in paths]
+    truth = [[row[4] == "hot" for row in two_states(1, 5, 20) if row[0] == answer["id"]] for answer in paths]
     right = np.concatenate([np.array(answer["path"]) == hot for answer, hot in zip(paths, truth, strict=True)])
     assert max(right.mean(), 1 - right.mean()) > 0.97
 
@@ -99,7 +85,7 @@ def test_all_questions(run, folder, held_out):
     future = write(folder / "future.csv", [(f"s{n}", 3.0, 0.0) for n in range(5) for _ in range(n + 1)], "name,a,b")
     ahead = lines(pplseq("query", run, "forecast", held_out, "--future", future))
     assert [len(answer["outputs"]) for answer in ahead] == [1, 2, 3, 4, 5]
-    only_inputs = write(folder / "inputs.csv", [row[:3] for row in rows_of(1, 5, 20)], "name,a,b")
+    only_inputs = write(folder / "inputs.csv", [row[:3] for row in two_states(1, 5, 20)], "name,a,b")
     assert lines(pplseq("query", run, "produce", only_inputs))[0] == produced
     some = lines(pplseq("query", run, "classify", held_out))
     assert some[0]["output"]["y"] == pytest.approx(produced["outputs"][-1]["y"])
@@ -145,7 +131,7 @@ def test_symbols_and_classes(folder, table):
     config.write_text(
         'inputs = "feeling"\noutputs = ["kind"]\nsymbols = ["feeling"]\nfamily = "categorical"\nsequence-id = "name"\n'
     )
-    rows = [(row[0], row[4], ["low", "high"][row[4] == "hot"]) for row in rows_of(2, 4, 15)]
+    rows = [(row[0], row[4], ["low", "high"][row[4] == "hot"]) for row in two_states(2, 4, 15)]
     data = write(folder / "names.csv", rows, "name,feeling,kind")
     pplseq("train", "iohmm", data, "--config", config, "--mealy", "--num-restarts", 3, "--out", folder / "names")
     assert IOHMM.load(folder / "names" / "best").outputs == "categorical"
@@ -190,13 +176,13 @@ def test_without_inputs(folder, table):
 
 def test_small_units(folder):
     """The smallest variance is small beside that of the outputs; a warning is a line like the others."""
-    rows = [(name, a, f"{y * 1e-4:.9f}") for name, a, b, y, feeling in rows_of(3, 6, 30)]
+    rows = [(name, a, f"{y * 1e-4:.9f}") for name, a, b, y, feeling in two_states(3, 6, 30)]
     data = write(folder / "small.csv", rows, "name,a,y")
     arguments = ["train", "iohmm", data, "--sequence-id", "name", "--inputs", "a", "--outputs", "y", "--mealy"]
     result = pplseq(*arguments, "--num-restarts", 6, "--out", folder / "small")
     assert "warning" not in result.stderr and "score (log-likelihood)" in result.stderr
     paths = np.concatenate([row["path"] for row in lines(pplseq("query", folder / "small", "decode", data))])
-    right = (paths == [row[4] == "hot" for row in rows_of(3, 6, 30)]).mean()
+    right = (paths == [row[4] == "hot" for row in two_states(3, 6, 30)]).mean()
     assert max(right, 1 - right) > 0.95
     result = pplseq(*arguments, "--num-restarts", 6, "--covariance-floor", 1.0, "--out", folder / "floored")
     assert "2 states: warning: a variance met its floor of 1" in result.stderr and ".py" not in result.stderr
@@ -425,7 +411,7 @@ def test_a_model_that_cannot_be_written(folder, table, monkeypatch):
 
 
 def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
-    rows = rows_of(1, 5, 20)
+    rows = two_states(1, 5, 20)
     for name, place, cell in (("s1", 1, "x"), ("s3", 3, "inf")):
         k = next(k for k, row in enumerate(rows) if row[0] == name)
         rows[k] = (*rows[k][:place], cell, *rows[k][place + 1 :])

@@ -38,8 +38,8 @@ class System(NamedTuple):
 
 
 class WholeRows(NamedTuple):
-    """What the loop finds. log_prob: nats of all rows. sums: :class:`pplseq.kernels.gaussian.whole_loops.Sums`, zero where
-    they were not wanted."""
+    """What the loop finds. log_prob: nats of all rows. sums: :class:`pplseq.kernels.gaussian.whole_loops.Sums`, those of
+    moments zero where only gradients were wanted; None where neither was."""
 
     num_rows: int
     num_steps: int
@@ -69,7 +69,7 @@ def whole_rows(
     of a block of rows, and h^2 for each step with a covariance of its own.
     """
     from pplseq.kernels.gaussian import whole_loops as loops
-    from pplseq.kernels.gaussian.kalman_loops import FILTERED
+    from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS, FILTERED
     from pplseq.kernels.gaussian.kalman_loops import System as Loops
 
     variances = system.covariance.diagonal()
@@ -121,7 +121,7 @@ def whole_rows(
     path = loops.Path(
         nodes.predicted, nodes.parent, nodes.filtered, gain, whitener, moved, back.information, back.of, back.later
     )
-    is_exact = loops.add_covariances(way.matrix, path, turns, places, sums, moments)
+    is_exact = loops.add_covariances(way.matrix, path, turns, places, sums, moments, CAREFUL / EPS)
     log_prob = num_rows * known - squares / 2
     return WholeRows(num_rows, num_steps, system, log_prob, sums) if is_exact and math.isfinite(log_prob) else None
 

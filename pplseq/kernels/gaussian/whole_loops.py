@@ -11,7 +11,6 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS
 from pplseq.kernels.gaussian.mean_loops import product
 
 SHARED = 2407404995  # checksum of mean_loops.py: numba looks at this file alone
@@ -162,11 +161,12 @@ def largest(matrix, k):
 
 
 @jit(entry=True)
-def add_covariances(matrix, path, made, places, sums, with_moments):
+def add_covariances(matrix, path, made, places, sums, with_moments, limit):
     """Adds sums over steps of what covariances say; returns whether all digits are there (see SmoothedPath).
 
     Args:
-        matrix: (1, h, h). made: nodes of the way back; places: (T, 1), that of each step.
+        matrix: (1, h, h). made: nodes of the way back; places: (T, 1), that of each step. limit: of the
+            largest entries of what is taken away from a variance, in those that it keeps, for all digits to be there.
     """
     h, n = path.gain.shape[1:]
     num_steps, is_exact = len(places), True
@@ -201,7 +201,7 @@ def add_covariances(matrix, path, made, places, sums, with_moments):
             widest, size = 0.0, largest(path.moved, node)
             for i in range(h):
                 widest = max(widest, smoothed[i, i])
-            is_exact = is_exact and EPS * size * size * most[k] <= CAREFUL * widest
+            is_exact = is_exact and size * size * most[k] <= limit * widest
             after = path.of[later] if later else -1
             if after >= 0:  # of all steps but the last
                 times(path.predicted, path.parent[after], pulled, 0, lag)

@@ -66,7 +66,7 @@ def log_prob(parameters: Words | Vectors, x: Tensor) -> Tensor | None:
         return None
     twin = words_twin if isinstance(parameters, Words) else vectors_twin
     gradients = tuple(map(torch.from_numpy, found[0][: len(parameters)]))
-    return KnownGradient.apply(found[1], gradients, lambda *args: twin(*args, x), *parameters)  # pyright: ignore
+    return KnownGradient.apply(found[1], gradients, twin, x, *parameters)  # pyright: ignore
 
 
 def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:
@@ -104,21 +104,24 @@ def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[
 
 
 class KnownGradient(torch.autograd.Function):
-    """A number whose gradient in some tensors was computed beside it."""
+    """A number whose gradient in some tensors was computed beside it; ``twin(*parameters, x)`` is the same number."""
 
     @staticmethod
-    def forward(ctx, value: float, gradients: tuple[Tensor, ...], twin: Callable[..., Tensor], *parameters: Tensor):
-        ctx.save_for_backward(*parameters)
+    def forward(
+        ctx, value: float, gradients: tuple[Tensor, ...], twin: Callable[..., Tensor], x: Tensor, *parameters: Tensor
+    ):
+        ctx.save_for_backward(x, *parameters)
         ctx.gradients, ctx.twin = gradients, twin
         return parameters[0].new_tensor(value)
 
     @staticmethod
     def backward(ctx, *grads):
-        parameters = ctx.saved_tensors  # raises where they were changed in place, as every backward does
+        x, *parameters = ctx.saved_tensors  # raises where they were changed in place, as every backward does
         if torch.is_grad_enabled():
-            return None, None, None, *twice.gradients(ctx.twin, parameters, grads[0])
-        wanted = ctx.needs_input_grad[3:]
-        return None, None, None, *(g * grads[0] if w else None for g, w in zip(ctx.gradients, wanted, strict=True))
+            found = twice.gradients(lambda *args: ctx.twin(*args, x), tuple(parameters), grads[0])
+            return None, None, None, None, *found
+        wanted = ctx.needs_input_grad[4:]
+        return None, None, None, None, *(g * grads[0] if w else None for g, w in zip(ctx.gradients, wanted, strict=True))
 
 
 def words_twin(initial: Tensor, transition: Tensor, emission: Tensor, x: Tensor) -> Tensor:

@@ -143,8 +143,8 @@ class _LogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        x, *parts = ctx.saved_tensors  # raises where they were changed in place, as every backward does
         if torch.is_grad_enabled():
-            x, *parts = ctx.saved_tensors
             found = twice.gradients(lambda *values: _twin(x, *values), tuple(parts), grads[0])
             return None, None, None, *found
         (rows, factors), weight = ctx.found, float(grads[0])

@@ -199,6 +199,18 @@ def test_impossible_rows_are_named():
             ask(x)
 
 
+@pytest.mark.parametrize("changed", ["numbers", "parameters"])
+@pytest.mark.parametrize("kind", ["words", "diag"])
+def test_what_changes_before_the_gradient_is_noticed(kind, changed):
+    """Also by second derivatives, which read the numbers again."""
+    model, x = model_and_rows(kind, 3, 2, 9)
+    value = loops(model, x)
+    with torch.no_grad():
+        (x if changed == "numbers" else model.transition_logits).copy_(x.flip(1) if changed == "numbers" else torch.ones(3, 3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(model, value, create_graph=True)
+
+
 def test_threads_share_rows():
     """Parts of rows have sums of their own."""
     model, x = model_and_rows("words", 16, 6, 2_000)

@@ -98,6 +98,16 @@ def test_second_derivatives():
         torch.testing.assert_close(found, value, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_changes_before_the_gradient_is_noticed(create_graph):
+    model, x = system(2, 1, 3, 9, {})
+    value = model.log_joint(x)
+    with torch.no_grad():
+        model.transition.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(value, list(model.parameters()), create_graph=create_graph, allow_unused=True)
+
+
 def test_rows_in_several_threads(monkeypatch):
     model, x = system(2, 1, 12, 9, {})
     monkeypatch.setattr(compiled, "num_parts", lambda num_rows, work: 5)
