@@ -166,7 +166,7 @@ def test_what_a_question_cannot_do_is_said(run, folder, tmp_path):
     ask = ["query", run, "forecast", folder / "test.csv", "--future", future]
     assert [len(answer["outputs"]) for answer in answers(*ask, "--steps", 3)] == [3, 3, 3]
     told = answers(*ask, "--steps", 5, code=1)
-    assert ["has inputs of 4 steps of sequence 's0'" in answer["error"] for answer in told] == [True, False, False]
+    assert ["has 4 steps of sequence 's0'" in answer["error"] for answer in told] == [True, False, False]
     assert "is used on the CPU" in call("evaluate", run, folder / "test.csv", "--device", "cuda", code=2).stderr
 
 

@@ -18,7 +18,8 @@ from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
-from pplseq.recipes.iohmm.settings import AUTOMATON, STEPS, check_automaton
+from pplseq.recipes.forecasts import rows_ahead
+from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 from pplseq.runs.progress import Watch
 
@@ -304,7 +305,7 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
         if question == "classify":
             return {"output": _outputs(columns, model.classify(given)[0])}
         if question == "forecast":
-            steps, ahead = _ahead(options, future, table.ids[n])
+            steps, ahead = rows_ahead(options, future, table.ids[n])
             found = model.forecast(one, steps, inputs=given, future_inputs=None if inputs is None else ahead)
             outputs = found.word_log_probs.exp() if found.means is None else found.means
         else:
@@ -316,20 +317,6 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
         return answer
 
     yield from answer_sequences(table, ask)
-
-
-def _ahead(options: Any, future: dict[str, Any] | None, name: str) -> tuple[int, Any]:
-    """How many steps to look ahead in a sequence, and the rows of these in the table of what is to come, if there is one."""
-    if future is None:
-        return options.steps or STEPS, None
-    if name not in future:
-        raise ValueError(f"{options.future}: it has no rows of sequence {name!r} that can be read")
-    rows = future[name][: options.steps]
-    if options.steps is not None and len(rows) < options.steps:
-        raise ValueError(
-            f"steps: {options.future} has {len(rows)} steps of sequence {name!r}, got --steps {options.steps}"
-        )
-    return len(rows), rows
 
 
 def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float | None]:

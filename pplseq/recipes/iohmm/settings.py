@@ -157,5 +157,4 @@ QUESTIONS = {
     ),
     "automaton": Question("the automaton learned from strings (no data)", ("png", "dot"), takes="nothing"),
 }
-STEPS = 10  # of a forecast without inputs where none are named
 OF_STRINGS = ("classify", "produce", "filter", "effects", "automaton")  # what strings, without outputs on their way, answer

@@ -21,6 +21,7 @@ from pplseq.folder import sealed, unsealed
 from pplseq.models import LDS
 from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import seeded, split_rows
+from pplseq.recipes.forecasts import rows_ahead
 from pplseq.recipes.recipe import Job
 from pplseq.runs.fits import train_em
 from pplseq.runs.progress import Watch
@@ -28,7 +29,6 @@ from pplseq.runs.settings import TrainSettings
 from pplseq.runs.signals import TimeOver
 
 COLUMNS = "columns.json"  # how a run reads tables
-STEPS = 10  # of a forecast where none are named
 SHOWN = 6  # steps of the past that are drawn for each of the steps to come
 
 
@@ -246,7 +246,8 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
             deviations = states.covariances[0].diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
             return {"states": states.means[0].tolist(), "deviations": deviations.tolist()}
         if question == "forecast":
-            told = model.forecast([rows], **known, **_ahead(columns, settings, future, table.ids[k]))
+            num_steps, ahead = rows_ahead(settings, future if columns.inputs else None, table.ids[k])
+            told = model.forecast([rows], num_steps, **known, **({} if ahead is None else {"future_inputs": ahead}))
         else:
             told = (model.predictive if question == "predict" else model.reconstruct)([rows], **known)
         means, deviations = columns.in_units(told.means[0], told.covariances[0])
@@ -274,20 +275,6 @@ def _future(columns: Columns, settings: Any) -> dict[str, Tensor]:
         raise ValueError("future: this model has no inputs; say how many --steps, and leave --future out")
     table = columns.read(settings.future, inputs_only=True, leave_out=True)
     return dict(zip(table.ids, columns.input_rows(table) or (), strict=True))
-
-
-def _ahead(columns: Columns, settings: Any, future: dict[str, Tensor], name: str) -> dict[str, Any]:
-    """How far to look ahead in a sequence, and with which inputs."""
-    if not columns.inputs:
-        return {"num_steps": settings.steps or STEPS}
-    if name not in future:
-        raise ValueError(f"{settings.future}: it has no rows of sequence {name!r} that can be read")
-    rows = future[name][: settings.steps]
-    if settings.steps is not None and len(rows) < settings.steps:
-        raise ValueError(
-            f"steps: {settings.future} has inputs of {len(rows)} steps of sequence {name!r}, got --steps {settings.steps}"
-        )
-    return {"num_steps": len(rows), "future_inputs": rows}
 
 
 def draw_forecast(path: Path, columns: Columns, past: np.ndarray, answer: dict[str, Any]) -> None:

@@ -1,0 +1,30 @@
+"""How far runs on tables look ahead, and with what is known of the steps to come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+STEPS = 10  # where nothing says how many
+
+
+def rows_ahead(settings: Any, future: Mapping[str, Any] | None, name: str) -> tuple[int, Any]:
+    """How many steps to look ahead in a sequence, and what is known of them.
+
+    Args:
+        settings: with ``steps``, or None for all that ``future`` has, and ``future``, the table's path.
+        future: rows of steps to come by sequence; None where the model has no inputs.
+
+    Raises:
+        ValueError: for a sequence that the table lacks, or of fewer steps than are asked for.
+    """
+    if future is None:
+        return settings.steps or STEPS, None
+    if name not in future:
+        raise ValueError(f"{settings.future}: it has no rows of sequence {name!r} that can be read")
+    rows = future[name][: settings.steps]
+    if settings.steps is not None and len(rows) < settings.steps:
+        raise ValueError(
+            f"steps: {settings.future} has {len(rows)} steps of sequence {name!r}, got --steps {settings.steps}"
+        )
+    return len(rows), rows
