@@ -123,23 +123,23 @@ def best_states(transition: Transition, rows: Sequence[Sequence[np.ndarray]]) ->
 
 
 class PosteriorTables:
-    """A transition's probabilities, made anew when it is another or holds other numbers."""
+    """A transition's probabilities, made anew when it holds other numbers, which are compared with a copy: see
+    :mod:`pplseq.models.remembered`."""
 
     def __init__(self):
-        self._last: tuple[DenseTransition | None, list[int], tables.Chain | None] = (None, [], None)
+        self._last: tuple[list[Tensor], tables.Chain | None] = ([], None)
 
     def of(self, transition: Transition) -> tables.Chain | None:
         """None where there is no loop for it, or digits may be lost."""
         if type(transition) is not DenseTransition or transition.num_states > MOST_STATES:
             return None
         own = transition.initial, transition.matrix
-        if any(part.dtype != torch.float64 or part.device.type != "cpu" or part.is_inference() for part in own):
+        if any(part.dtype != torch.float64 or part.device.type != "cpu" for part in own):
             return None
-        versions = [part._version for part in own]
-        known, before, chain = self._last
-        if known is not transition or before != versions:
+        known, chain = self._last
+        if not known or not all(map(torch.equal, own, known)):
             chain = tables.chain_of(*own)
-            self._last = transition, versions, chain
+            self._last = [part.clone() for part in own], chain
         return chain
 
 
