@@ -142,6 +142,8 @@ def write_page() -> None:
     for row in entry["results"]:
         seconds = dict(row["processor seconds"])
         own = seconds.pop("pplseq")
+        if not seconds:  # no peer could do it
+            continue
         peer, best = min(seconds.items(), key=lambda item: item[1])
         rows, steps = row["shape"]
         size = SIZES[row["suite"]].format(*(row["size"] if isinstance(row["size"], list) else [row["size"]]))
