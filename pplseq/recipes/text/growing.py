@@ -14,7 +14,7 @@ from pplseq.runs import processes
 
 
 def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
-    """Trains the smaller sizes, and makes the job that of the last one: they share ``max_time`` evenly with it.
+    """Trains the smaller sizes, and makes the job that of the last one: each has twice the time of the one before.
 
     Args:
         job: of a run with ``grow``. train: trains one size.
@@ -25,14 +25,16 @@ def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
     last = replace(settings, grow=(), num_states=settings.grow[-1], start="random")  # but for what it grows from
     before = stage_folder(job.folder, settings.grow[-2])
     if not (job.folder / "last").is_dir():
-        share = None if settings.max_time is None else settings.max_time / len(settings.grow)
+        # a smaller size learns what it can hold in less time, and a step of it is cheaper
+        first = None if settings.max_time is None else settings.max_time / (2 ** len(settings.grow) - 1)
         smaller, seconds = None, 0.0
-        for size in settings.grow[:-1]:
+        for rank, size in enumerate(settings.grow[:-1]):
             folder = stage_folder(job.folder, size)
             folder.mkdir(parents=True, exist_ok=True)
             job.stage = f"training {size:,} states"
             job.watch.say(f"growing: {size:,} states")
             start = settings.start if smaller is None else "random"
+            share = None if first is None else 2**rank * first
             stage = replace(last, num_states=size, grow_from=smaller, max_time=share, start=start)
             started = time.monotonic() if seconds else job.started
             seconds += train(Job(job.data, folder, stage, (folder / "last").is_dir(), job.watch, started))["seconds"]

@@ -130,7 +130,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         exchange_passes: passes that improve the Brown clusters word by word (3 gain 3 % of information).
         start: of the parameters: drawn, or set to the class bigrams of the text (of the hierarchical transition).
         grow_from: folder of a run with fewer states: each becomes so many near-copies, in its blocks of words.
-        grow: sizes in place of num_states, trained one after the other from the one before, in equal shares of max_time.
+        grow: sizes in place of num_states, each trained from the one before with twice its share of max_time.
         hidden_size: width h of the state embeddings and residual layers.
         transition: one softmax over all states, or over blocks and then the states of the block, where nothing grows with Z^2.
         parameterization: of the tables of states.
