@@ -13,7 +13,13 @@ from pplseq.models.taggers import TAGGERS
 NETWORKS = Registry(
     "network",
     __name__,
-    {"rnn": "rnn:RNN", "lstm": "lstm:LSTM", "awd-lstm": "awd_lstm:AWDLSTM", "ff": "feed_forward:FeedForward"},
+    {
+        "rnn": "rnn:RNN",
+        "lstm": "lstm:LSTM",
+        "awd-lstm": "awd_lstm:AWDLSTM",
+        "ff": "feed_forward:FeedForward",
+        "hmm-rnn": "hmm_rnn:HMMRNN",
+    },
 )
 
 for _name, _place in {
@@ -36,6 +42,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "LSTM": "lstm",
         "AWDLSTM": "awd_lstm",
         "FeedForward": "feed_forward",
+        "HMMRNN": "hmm_rnn",
         "NeuralLanguageModel": "neural",
         "SGDSettings": "sgd",
         "load": "loading",

@@ -44,12 +44,12 @@ def open_language_model(spec: str) -> LanguageModel:
         return _of_transformers(spec.removeprefix("hf:"))
     if not spec or not Path(spec).is_dir():
         raise FileNotFoundError(
-            f"samples:{spec}: there is no such folder; expected samples:RUN, of pplseq train lstm (awd-lstm, rnn, ff), or "
-            "samples:hf:NAME, a Hugging Face language model"
+            f"samples:{spec}: there is no such folder; expected samples:RUN, of pplseq train lstm (awd-lstm, rnn, ff, "
+            "hmm-rnn), or samples:hf:NAME, a Hugging Face language model"
         )
     model = load_text_model(spec)
     if not isinstance(model, NeuralLanguageModel):
-        raise ValueError(f"samples:{spec}: expected a network (lstm, awd-lstm, rnn, ff), got a {model.name}")
+        raise ValueError(f"samples:{spec}: expected a network (lstm, awd-lstm, rnn, ff, hmm-rnn), got a {model.name}")
     return LanguageModel(model.vocabulary, lambda rows, longest: draw_from_network(model, rows, longest))
 
 

@@ -30,6 +30,7 @@ from record import ROOT, data_folder, record  # noqa: E402
 PAPER = {
     ("ptb", "ff"): {"valid": 159.9, "test": 152.0},
     ("ptb", "lstm"): {"valid": 93.6, "test": 88.8},
+    ("ptb", "hmm-rnn"): {"valid": 142.3},
     ("wikitext2", "ff"): {"valid": 210.9, "test": 195.0},
     ("wikitext2", "lstm"): {"valid": 124.5, "test": 117.5},
 }
@@ -38,6 +39,7 @@ SETTINGS = {
     "lstm": ["--epochs", "24", *SCHEDULE],
     "ff": ["--epochs", "16", "--batch-size", "32", *SCHEDULE],
     "rnn": ["--epochs", "10", *SCHEDULE],
+    "hmm-rnn": ["--epochs", "12", "--batch-size", "64", *SCHEDULE],
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pplseq.baselines import AWDLSTM, LSTM, RNN, FeedForward, SGDSettings, neural
+from pplseq.baselines import AWDLSTM, HMMRNN, LSTM, RNN, FeedForward, SGDSettings, neural
 from pplseq.baselines.neural import MaximumLikelihood, NeuralLanguageModel
 from pplseq.data import StreamBatches, Text, Vocabulary
 from pplseq.runs.evaluation import score_text
@@ -18,6 +18,8 @@ MODELS = {
     "one layer": lambda v: LSTM(v, 4, num_layers=1, seed=1),
     "awd-lstm": lambda v: AWDLSTM(v, 4, num_layers=3, width=5, seed=1),
     "ff": lambda v: FeedForward(v, 6, order=4, seed=1),
+    "hmm-rnn": lambda v: HMMRNN(v, 5, seed=1),
+    "one state": lambda v: HMMRNN(v, 1, seed=1),
     "bigram": lambda v: FeedForward(v, 3, order=2, seed=1),
 }
 
@@ -94,10 +96,30 @@ def slow_feed_forward(model, ids):
     return np.array(scores)
 
 
-@pytest.mark.parametrize("name", ["lstm", "one layer", "ff", "bigram"])
+def slow_hmm_rnn(model, ids):
+    """The beliefs of an HMM before each word, from its joint probabilities with all words so far; a network's output."""
+    E, c = (w.detach().numpy() for w in model.softmax_weights)
+    e = np.exp(np.longdouble(E + c[:, None]))  # whose smallest number is 1e-4932: probabilities of 300 words are not scaled
+    e = e / e.sum(0)
+    A = np.exp(model.transition.detach().numpy())
+    A = A / A.sum(1, keepdims=True)
+    forward, scores, word = np.full(model.hidden_size, 1 / model.hidden_size), [], model.vocabulary.eos_id
+    for target in ids:
+        forward = (forward * e[word]) @ A  # p(words so far, state)
+        logits = E @ (forward / forward.sum()) + c
+        scores.append(logits[target] - np.log(np.exp(logits).sum()))
+        word = target
+    return np.array(scores)
+
+
+SLOW = {"lstm": slow_lstm, "one layer": slow_lstm, "ff": slow_feed_forward, "bigram": slow_feed_forward}
+SLOW |= {"hmm-rnn": slow_hmm_rnn, "one state": slow_hmm_rnn}
+
+
+@pytest.mark.parametrize("name", SLOW)
 def test_equals_the_slow_twin(name, text):
     model = MODELS[name](text.vocabulary).double()
-    slow = (slow_lstm if isinstance(model, LSTM) else slow_feed_forward)(model, text.tokens)
+    slow = SLOW[name](model, text.tokens)
     np.testing.assert_allclose(model.log_prob(text, at_once=7), slow, rtol=1e-10)
     np.testing.assert_allclose(model.next_word(text.tokens[:4])[text.tokens[4]], slow[4], rtol=1e-10)
 
@@ -156,7 +178,7 @@ def words(text):
     return [text.vocabulary.decode(text.tokens[a:b]) for a, b in zip(text.line_starts, ends, strict=False)]
 
 
-@pytest.mark.parametrize("name", ["lstm", pytest.param("awd-lstm", marks=pytest.mark.slow), "ff", "rnn"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("awd-lstm", marks=pytest.mark.slow), "ff", "rnn", "hmm-rnn"])
 def test_training_learns_and_resumes_to_the_bit(name, text, tmp_path):
     """With dropout and carried states: two epochs in one go, and one epoch at a time."""
 

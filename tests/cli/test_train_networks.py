@@ -1,4 +1,4 @@
-"""`pplseq train lstm | awd-lstm | ff | rnn`, and what the other commands do with the run."""
+"""`pplseq train lstm | awd-lstm | ff | rnn | hmm-rnn`, and what the other commands do with the run."""
 
 import json
 
@@ -25,9 +25,9 @@ def lstm(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("kind", ["ff", "rnn", "awd-lstm"])
+@pytest.mark.parametrize("kind", ["ff", "rnn", "awd-lstm", "hmm-rnn"])
 def test_trained_and_evaluated(kind, tmp_path):
-    more = {"ff": ["--order", 3], "rnn": [], "awd-lstm": ["--num-layers", 2, "--width", 12, "--weight-dropout", 0.2]}[kind]
+    more = {"ff": ["--order", 3], "awd-lstm": ["--num-layers", 2, "--width", 12, "--weight-dropout", 0.2]}.get(kind, [])
     summary = json.loads(pplseq("train", kind, *SMALL, *more, "--lr", 0.01, "--out", tmp_path / "run").stdout)
     scores = pplseq("evaluate", tmp_path / "run", "--split", "valid", "--threads", 1).stdout.splitlines()
     carried = json.loads(scores[0])

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from pplseq import checks
-from pplseq.baselines import AWDLSTM, LSTM, RNN, FeedForward
+from pplseq.baselines import AWDLSTM, HMMRNN, LSTM, RNN, FeedForward
 from pplseq.models import VLHMM
 from pplseq.recipes import RECIPES
 from pplseq.recipes.settings import Duration, bounds, fill, options_of, read_toml, setting, to_toml
@@ -141,6 +141,7 @@ def test_every_setting_of_a_recipe_says_what_it_is(name, tmp_path):
         ("vlhmm", VLHMM, {"num_words", "blocks", "states_per_block", "reset_id"}),  # of the text and its clusters
         ("lstm", LSTM, {"vocabulary"}), ("awd-lstm", AWDLSTM, {"vocabulary"}), ("ff", FeedForward, {"vocabulary"}),
         ("rnn", RNN, {"vocabulary", "init_scale"}),
+        ("hmm-rnn", HMMRNN, {"vocabulary"}),
     ],
 )  # fmt: skip
 def test_settings_bear_the_names_of_the_arguments_that_they_fill(name, model, elsewhere):

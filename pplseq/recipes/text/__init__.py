@@ -1,1 +1,1 @@
-"""Recipes of language models: vlhmm, hmm, lstm, awd-lstm, ff, rnn."""
+"""Recipes of language models: vlhmm, hmm, lstm, awd-lstm, ff, rnn, hmm-rnn."""

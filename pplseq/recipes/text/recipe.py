@@ -20,6 +20,7 @@ from pplseq.recipes.text.settings import (
     ConstrainedAsking,
     EvaluationSettings,
     FeedForwardSettings,
+    HMMRNNSettings,
     HMMSettings,
     LSTMSettings,
     NetworkReportSettings,
@@ -99,5 +100,6 @@ for name, text, settings in (
     ("awd-lstm", "LSTM with dropped weights", AWDLSTMSettings),
     ("ff", "feed-forward network over n-grams", FeedForwardSettings),
     ("rnn", "simple recurrent network", NetworkSettings),
+    ("hmm-rnn", "network with an HMM's recurrence", HMMRNNSettings),
 ):
     register(NetworkRecipe(name, text, CORPUS, settings, limits=LIMITS))

@@ -277,6 +277,20 @@ class FeedForwardSettings(NetworkSettings):
     dropout: float = setting(0.3, check=SHARE)
 
 
+@dataclass(kw_only=True)
+class HMMRNNSettings(NetworkSettings):
+    """The network with an HMM's recurrence.
+
+    Args:
+        hidden_size: states of its belief.
+        dropout: share of the belief left out of a training step where it predicts.
+    """
+
+    hidden_size: int = setting(900, check=checks.count)
+    dropout: float = setting(0.0, check=SHARE)
+    lr: float = setting(0.03, check=checks.positive)  # beliefs move slowly: 92 where .01 comes to 114 on builtin:python
+
+
 # ---------------------------------------------------------------- settings of use
 @dataclass(kw_only=True)
 class EvaluationSettings(UseSettings):
