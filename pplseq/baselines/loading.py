@@ -16,6 +16,12 @@ from pplseq.folder import FolderError, whole_folder
 from pplseq.models.storage import MODEL, read_model
 
 CHECKPOINTS = ("best", "last")
+# what is no model of text, in words, and what to do with it
+OTHERS = {
+    "tagger": "a tagger", "iohmm": "an input-output HMM", "lds": "a linear dynamical system of a table's rows",
+    "props stream": "the state of a stream", "props learner": "the state of a stream",
+}  # fmt: skip
+OTHER_COMMANDS = {"tagger": "`pplseq tag`", "iohmm": "`pplseq query` or `pplseq evaluate`", "lds": "`pplseq evaluate`"}
 
 
 def load(
@@ -51,7 +57,7 @@ def load(
 
 def _opened(folder: Path, device: str | torch.device, sources: Sequence = ()) -> Any:
     """The model of a model's own folder."""
-    kind = str(MODEL.read_header(folder).get("model"))
+    kind = saved_kind(folder)
     if kind == "tagger":
         from pplseq.models.taggers.tagger import load_tagger
 
@@ -97,14 +103,25 @@ def load_text_model(folder: str | Path, checkpoint: str | None = None, device: s
         FileNotFoundError: no model there. ValueError: a model without a vocabulary, or as :func:`load`.
     """
     folder = Path(folder)
+    kind = saved_kind(folder)  # a wrong kind of model matters more than a checkpoint that it lacks
+    if kind in OTHERS:
+        raise ValueError(f"{folder}: holds {OTHERS[kind]}, no model of text; use {OTHER_COMMANDS.get(kind, 'pplseq.load')}")
     model = _opened(model_folder(folder, checkpoint), device)
-    if getattr(model, "name", None) == "iohmm":
-        raise ValueError(f"{folder}: an input-output HMM, no model of text; use `pplseq query` or `pplseq evaluate`")
-    if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"{folder}: holds a {type(model).__name__}, no model of text")
     if model.vocabulary is None:
-        raise ValueError(f"{folder} has no vocab.txt, so its word ids have no words; set model.vocabulary and save it again")
+        numbers = f", and is a model of {model.num_features} numbers a step" if getattr(model, "num_features", None) else ""
+        raise ValueError(
+            f"{folder} has no vocab.txt{numbers or ', so its word ids have no words; set model.vocabulary and save it again'}"
+        )
     return model
+
+
+def saved_kind(folder: str | Path) -> str:
+    """What a folder of a model, or of a run with any checkpoint, holds: "hmm", "tagger", "lstm", ...
+
+    Raises:
+        FileNotFoundError: no model there. ValueError: a damaged folder.
+    """
+    return str(MODEL.read_header(model_folder(folder)).get("model"))
 
 
 def model_folder(folder: str | Path, checkpoint: str | None = None) -> Path:

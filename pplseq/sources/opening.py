@@ -15,7 +15,7 @@ from pplseq.sources.settings import StreamOptions
 TEXT_KINDS = ("ngram", "unigram", "words")
 STREAM_KINDS = ("cache", "online-ngram", "uniform")  # of the stream itself: they need the words of another source
 HELP = (
-    "a folder (a run of `pplseq train`, or a saved model), ngram:TEXT or unigram:TEXT (Kneser-Ney, of a text file or corpus), "
+    "a folder (a run of `pplseq train` with a language model, as hmm, vlhmm or lstm, or such a model saved), ngram:TEXT or unigram:TEXT (Kneser-Ney, of a text file or corpus), "
     "words:TEXT (no source, only words), hf:NAME (a Hugging Face language model); and, beside one of these, cache (words of "
     "the stream so far), online-ngram (counts learned on the stream) or uniform"
 )
@@ -170,16 +170,16 @@ def _of_text(spec: str, kind: str, text_name: str, options: StreamOptions, vocab
 
 def _of_folder(spec: str, options: StreamOptions, vocabulary: Vocabulary | None) -> Opened:
     """A model of the library, or one of its neural networks."""
-    from pplseq.baselines.loading import load_text_model
+    from pplseq.baselines.loading import OTHERS, load_text_model, saved_kind
     from pplseq.sources import ModelSource, TorchLanguageModelSource
 
-    folder = Path(spec)
+    folder, others = Path(spec), OTHERS | {"text_lds": "a text_lds"}
+    if (kind := saved_kind(folder)) in others:
+        raise ValueError(f"{spec} holds {others[kind]}, which gives no probabilities of next words; a source is {HELP}")
     model = load_text_model(folder, options.checkpoint)
     words = model.vocabulary
     if vocabulary is not None:
         check_same_words(spec, words, "the first source", vocabulary)
-    if model.name == "text_lds":
-        raise ValueError(f"{spec} holds a text_lds, which gives no probabilities of next words; a source is {HELP}")
     source = TorchLanguageModelSource(model) if model.name in NETWORKS else ModelSource(model)
     content = hashlib.sha256(words.fingerprint().encode())
     for name, tensor in sorted(model.state_dict().items()):

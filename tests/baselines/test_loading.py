@@ -95,7 +95,7 @@ def test_models_of_text_have_words(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         folder = MAKERS["tagger"]().save(tmp_path / "tagger")
-    with pytest.raises(ValueError, match="holds a HMMTagger, no model of text"):
+    with pytest.raises(ValueError, match="holds a tagger, no model of text; use `pplseq tag`"):
         load_text_model(folder)
 
 

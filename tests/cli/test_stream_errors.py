@@ -113,6 +113,16 @@ def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_pat
         assert json.loads((tmp_path / "state/saved/stream.json").read_text())["record"]["streams"]["-"][0] == 1
 
 
+def test_runs_that_are_no_source_are_named_before_their_checkpoints(pplseq, general, tmp_path):
+    text = tmp_path / "tagged.txt"
+    text.write_text("the_DET dog_NOUN barks_VERB\na_DET cat_NOUN sleeps_VERB\n" * 5)
+    pplseq("train", "tagger", text, "--system", "hmm", "--out", tmp_path / "run")
+    for arguments in (["personalize", tmp_path / "run"], ["personalize", general, "--source", tmp_path / "run"]):
+        told = pplseq(*arguments, input="the dog\n", code=2).stderr
+        assert "holds a tagger, which gives no probabilities of next words" in told and "hmm, vlhmm or lstm" in told
+        assert "checkpoint" not in told
+
+
 def test_a_folder_that_holds_something_else(pplseq, general, tmp_path):
     (tmp_path / "last").mkdir()
     (tmp_path / "config.toml").write_text("")
