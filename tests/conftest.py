@@ -16,6 +16,15 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
+def pytest_sessionstart(session):
+    """Where several processes run the tests, each has its share of the loops compiled before it begins."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        from support.compiled_loops import compile_a_share
+
+        compile_a_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
 @pytest.fixture(autouse=True)
 def fresh_state():
     """Every test starts from the same seed and an empty parameter store; torch.empty is filled with NaN."""

@@ -15,7 +15,8 @@ from pplseq.sources.settings import StreamOptions
 TEXT_KINDS = ("ngram", "unigram", "words")
 STREAM_KINDS = ("cache", "online-ngram", "uniform")  # of the stream itself: they need the words of another source
 HELP = (
-    "a folder (a run of `pplseq train` with a language model, as hmm, vlhmm or lstm, or such a model saved), ngram:TEXT or unigram:TEXT (Kneser-Ney, of a text file or corpus), "
+    "a folder (a run of `pplseq train` with a language model, as hmm, vlhmm or lstm, or such a model saved), ngram:TEXT or "
+    "unigram:TEXT (Kneser-Ney, of a text file or corpus), "
     "words:TEXT (no source, only words), hf:NAME (a Hugging Face language model); and, beside one of these, cache (words of "
     "the stream so far), online-ngram (counts learned on the stream) or uniform"
 )

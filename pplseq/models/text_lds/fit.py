@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 STARTS = ("restricted", "line_search", "paper", "consistent")
 BLOCKS = 4  # block rows of the Hankel matrix, unless told otherwise
+LEAST_BLOCKS = 2  # one would not show A
 UNSEEN = 0.5  # added to the counts of the unigram, whose words must all be possible
 ARRAYS = ("transition", "emission", "state_noise", "reduction")
 
@@ -55,7 +56,8 @@ class FitSettings:
         start: from subspace identification to parameters: "restricted" (EM in the subspace that was found, which costs
             almost nothing), or a realisation alone: "line_search", "paper", "consistent".
         restricted_iterations: of the EM in the subspace.
-        blocks: block rows r of the Hankel matrix, which needs lags 1..2r-1; None: 4, or as many as the counted lags allow.
+        blocks: block rows r of the Hankel matrix, which needs lags 1..2r-1; None: 4, or as many as the counted lags
+            and the longest line allow.
         horizon: lags that EM uses; None for all.
         update_state_noise: estimate Q and rebase (False: the paper's partial M-step).
         patience: stop after so many iterations without a new best (held-out, else training) gain; None never does.
@@ -150,6 +152,32 @@ def as_counts(
     return counts
 
 
+def up_to_the_longest(counts: LagCounts, blocks: int | None = None) -> LagCounts:
+    """Counts of those lags alone at which there are pairs of words: in short sentences there are none far apart.
+
+    Args:
+        blocks: block rows that were asked for; None for as many as the lags allow.
+
+    Raises:
+        ValueError: where the longest line is too short for these, or for any.
+    """
+    found = int((counts.num_pairs > 0).sum())  # lag k has pairs where lag k + 1 has some
+    if found == counts.max_lag:
+        return counts
+    longest = f"the longest {counts.unit} has {found + 1} words"
+    if found < 2 * LEAST_BLOCKS - 1:
+        raise ValueError(
+            f"x: {longest}, and dynamics are learned from words up to {2 * LEAST_BLOCKS - 1} places apart: expected one of "
+            f"{2 * LEAST_BLOCKS} words or more (<eos> counts), or unit='article'"
+        )
+    if blocks is not None and found < 2 * blocks - 1:
+        raise ValueError(
+            f"blocks: {blocks} need words up to {2 * blocks - 1} places apart, but {longest}; give {(found + 1) // 2} at most, "
+            "or leave it out"
+        )
+    return replace(counts, lags=counts.lags[:found])
+
+
 def fit_counts(
     like: TextLDS,
     counts: LagCounts,
@@ -200,7 +228,7 @@ def fit_counts(
 
 def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[TextParameters, Realisation]:
     """Parameters by subspace identification, as ``settings.start`` says, and how they came about."""
-    blocks = settings.blocks or max(2, min(BLOCKS, (cov.max_lag + 1) // 2))
+    blocks = settings.blocks or max(LEAST_BLOCKS, min(BLOCKS, (cov.max_lag + 1) // 2))
     found = subspace_identification(cov, settings.num_states, blocks=blocks, seed=settings.seed)
     realisation = realise(
         found, cov, settings.start, max_iterations=settings.restricted_iterations, horizon=settings.horizon
@@ -213,6 +241,9 @@ class _CountTraining(AsosTraining):
     """EM on counts, as a run that a folder holds."""
 
     def __init__(self, like: TextLDS, counts, settings: FitSettings, held_out, initial: TextParameters | None) -> None:
+        counted = counts.max_lag
+        counts = up_to_the_longest(counts, settings.blocks)
+        self.shorter = f"lags 1..{counts.max_lag}: no line is longer" if counts.max_lag < counted else None
         self.like, self.counts, self.settings = like, counts, settings
         cov = LagCovariances.from_counts(
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
@@ -229,6 +260,8 @@ class _CountTraining(AsosTraining):
             if realisation.fit is not None and realisation.fit.stop_reason == "interrupted":
                 raise KeyboardInterrupt  # a start that was cut short is none that another run would find
             self.remarks = [f"start by {realisation.method}: {realisation.report.reason}"]
+            if self.shorter is not None:
+                self.remarks.append(self.shorter)
 
     def model_of(self, found: Evaluated | TextLDS) -> TextLDS:
         """A model of parameters."""

@@ -148,14 +148,15 @@ class LagCovariances:
         for lag, matrix in enumerate(pairs, 1):
             matrix = sparse.csr_array(matrix)
             total = float(matrix.data.sum(dtype=np.float64))
-            if not total > 0:
+            if not total > 0 and (counts is None or num_tokens is None):  # else the covariance is zero
                 raise ValueError(
                     f"pairs: no two words {lag} places apart; expected pairs at every lag 1..{len(pairs)}: "
                     "use longer lines, a longer text, or a smaller max_lag"
                 )
+            share = shrinkage if num_tokens is None else shrinkage * total / num_tokens
+            total = total or 1.0
             later = scale * matrix.sum(1, dtype=np.float64) / total
             earlier = scale * matrix.sum(0, dtype=np.float64) / total
-            share = shrinkage if num_tokens is None else shrinkage * total / num_tokens
             weights = matrix.data * (share / total)
             weights *= np.repeat(scale, np.diff(matrix.indptr))
             weights *= scale[matrix.indices]

@@ -22,6 +22,7 @@ from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.infer.programs.blocked_enum import no_guide
+from pplseq.models.text_lds.lag_covariances import LagCovariances
 from pplseq.models.text_lds.next_word import best_weight, score_next_words, token_probs, tune_mixture_weight, word_probs
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.models.text_lds.rnn_export import rnn_weights
@@ -366,3 +367,34 @@ def test_fit_takes_counts_texts_and_ids():
         TextLDS(11, 2).fit(text, **settings)
     with pytest.raises(ValueError, match="word ids 0..10, got 0..11"):
         TextLDS(11, 2).fit([ids], **settings)
+
+
+# ---------------------------------------------------------------- short sentences
+SHORT = ["the cat sees a dog", "a dog barks", "the dog sees the cat"] * 20
+
+
+def test_short_sentences_have_as_many_lags_as_their_longest():
+    fitted = TextLDS(7, 2).fit(SHORT, max_iterations=2)
+    assert "lags 1..5: no line is longer" in fitted.history.records[0]["remarks"]
+    asked = TextLDS(7, 2).fit(SHORT, max_iterations=2, blocks=3)
+    close(asked.transition, fitted.transition)
+    held_out = TextLDS(7, 2).fit(SHORT, max_iterations=2, held_out=["a dog barks"]).history.records[0]
+    assert np.isfinite(held_out["held_out_gain_per_token"])
+    with pytest.raises(ValueError, match="blocks: 4 need words up to 7 places .* longest line has 6 words; give 3"):
+        TextLDS(7, 2).fit(SHORT, blocks=4)
+    with pytest.raises(ValueError, match="the longest line has 3 words, .* expected one of 4 words or more"):
+        TextLDS(5, 2).fit(["a b", "c d"] * 5)
+
+
+def test_lags_without_pairs_have_no_covariance_in_held_out_text_alone():
+    text = Text.from_lines([line.split() for line in SHORT])
+    counts = LagCounts.from_text(text, 5)
+    few = LagCounts.from_text(Text.from_lines([["a", "dog"]] * 3, text.vocabulary), 5)
+    cov = LagCovariances.from_counts(counts, 1.0)
+    x = np.eye(len(text.vocabulary))
+    held_out = LagCovariances.from_counts(few, probs_from=cov)
+    assert not held_out.apply(5, x).any() and held_out.apply(1, x).any()
+    with pytest.raises(ValueError, match="no two words 3 places apart"):
+        LagCovariances.from_counts(few, 1.0)
+    with pytest.raises(ValueError, match="no two words 3 places apart"):
+        LagCovariances.from_counts(few, probs_from=cov, normalize="pairs")
