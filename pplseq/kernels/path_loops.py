@@ -57,10 +57,11 @@ def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths
             back = p >= num_pieces
             p = 2 * num_pieces - 2 - p if back else p
             begin, end = p * piece, min(length, (p + 1) * piece)
-            if back:
-                score[:] = boundary[p]
-            else:
-                boundary[p] = score
+            for j in range(num_states):  # written out: numba takes seconds to compile a row's copy, with its errors of shapes
+                if back:
+                    score[j] = boundary[p, j]
+                else:
+                    boundary[p, j] = score[j]
             for t in range(begin, end):
                 for j in range(num_states):
                     weight[j] = emit[t, n, j]
