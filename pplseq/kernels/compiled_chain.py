@@ -73,7 +73,7 @@ def links_of(log: Tensor, shared: bool, batch: torch.Size) -> Links:
     if log.dim() == 2:
         return Links(table, np.zeros(num_rows, np.int64), 0)
     number = np.broadcast_to(np.arange(len(table)).reshape(log.shape[:-2]), batch)
-    return Links(table, np.ascontiguousarray(number.reshape(-1)), 0)
+    return Links(table, np.array(number.reshape(-1)), 0)  # a copy: loops would be compiled again for what is read-only
 
 
 def lengths_of(valid: Tensor | None, emit: Tensor) -> np.ndarray:

@@ -41,7 +41,7 @@ from pplseq.models.fitting import (
     run_fit,
     start_anew,
 )
-from pplseq.models.forms import in_form, is_table
+from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, observed_tokens, summarize
 
 
@@ -77,7 +77,6 @@ class Estimator(FittedState, SequenceModel):
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
     finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
-    num_features: int | None = None
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
     # ---------------------------------------------------------------- data
@@ -95,7 +94,7 @@ class Estimator(FittedState, SequenceModel):
         if lengths is states is None and is_batch(x, self.num_features is None, next(self.parameters(), None)):
             self.check_observations(x)
             return Batch(x)
-        x, lengths = in_form(x, lengths, num_features=self.num_features)
+        x, lengths = self.in_form(x, lengths)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
         self.check_observations(batch.x)
@@ -107,7 +106,7 @@ class Estimator(FittedState, SequenceModel):
     def results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""
         if isinstance(x, (list, tuple, Text)):
-            x, _ = in_form(x, num_features=self.num_features)
+            x, _ = self.in_form(x)
         return x
 
     # ---------------------------------------------------------------- fit
@@ -170,7 +169,8 @@ class Estimator(FittedState, SequenceModel):
         if num_restarts > 1 and (warm_start or "em" not in self.methods):
             why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
-        batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
+        with self.naming(x, warm_start or resume):
+            batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
         if batch is not None:
             self.check_data(batch)
         if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
@@ -350,7 +350,7 @@ class Estimator(FittedState, SequenceModel):
             (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
         checks.count("num_steps", num_steps)
-        x, lengths = in_form(x, lengths, num_features=self.num_features)
+        x, lengths = self.in_form(x, lengths)
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
         chain = self._posterior(x, lengths, **known)[1]
         belief = chain.filtered()
@@ -421,7 +421,7 @@ class Estimator(FittedState, SequenceModel):
         if same:
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
-        built.vocabulary, built.clusters = self.vocabulary, self.clusters
+        built.vocabulary, built.clusters, built.column_names = self.vocabulary, self.clusters, self.column_names
         built.train(self.training)
         vars(self).clear()
         vars(self).update(vars(built))

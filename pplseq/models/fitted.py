@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
+from pplseq.models.forms import Form, by_names, column_names, in_form
 
 
 class FittedState(SequenceModel):
     """A model that knows whether its parameters are still those that its constructor drew."""
 
     is_fitted: bool = False
+    num_features: int | None = None
+    column_names: tuple[str, ...] | None = None  # of the frame it was fitted to, in the order of its numbers
+
+    def in_form(self, x: Any, lengths: Any = None) -> Form:
+        """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
+        return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
+
+    @contextlib.contextmanager
+    def naming(self, x: Any, keep: bool) -> Iterator[None]:
+        """Takes the names of a frame's columns for the fit; an error inside leaves those of the fit before."""
+        before = self.column_names
+        if not keep or before is None:
+            self.column_names = None if self.num_features is None else column_names(x)
+        try:
+            yield
+        except BaseException:
+            self.column_names = before
+            raise
+
+    def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+        """What one number of a parameter is called in a summary."""
+        return name + "".join(f"[{k}]" for k in place)
 
     def drawn(self) -> None:
         """Called by constructors that draw parameters at random: until these change the model has nothing to say."""

@@ -122,6 +122,38 @@ def as_frame(x: Any, name: str = "x") -> Any:
     return pandas.api.interchange.from_dataframe(x)
 
 
+def column_names(x: Any, name: str = "x") -> tuple[str, ...] | None:
+    """Names of the columns of a frame, or of the first of several; None where there are none, or numbers instead of names."""
+    first = x[0] if isinstance(x, (list, tuple)) and len(x) and is_table(x[0]) else x
+    if not is_table(first):
+        return None
+    names = tuple(getattr(as_frame(first, name), "columns", ()))
+    return names if names and all(isinstance(each, str) for each in names) else None
+
+
+def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
+    """A frame's, or several frames', columns of these names in this order; what has no names, or for None, is as it is.
+
+    Raises:
+        ValueError: for a frame that lacks one.
+    """
+    if names is None:
+        return x
+    if isinstance(x, (list, tuple)):
+        return [by_names(row, names, f"{name}[{place}]") for place, row in enumerate(x)] if any(map(is_table, x)) else x
+    there = column_names(x, name)
+    if there is None or there == names:
+        return x
+    if missing := [each for each in names if each not in there]:
+        raise ValueError(
+            f"{name}: no column {missing[0]!r}, and the model was fitted to {', '.join(names)}; there are {', '.join(there)}. "
+            f"Rename them, or give numbers without names: {name}.to_numpy()"
+        )
+    if len(set(there)) < len(there):
+        return x  # who reads it says so
+    return as_frame(x, name)[list(names)]
+
+
 def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
     """The numbers of a frame (N, D) or series (N,), missing ones NaN, or -1 in words; a series of texts as a list.
 

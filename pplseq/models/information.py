@@ -55,6 +55,9 @@ class Summary(NamedTuple):
             if name in self.bounds:
                 lines.append(f"{name:{width}} {value:12.5g}   at its bound {self.bounds[name]:g}: no standard error")
                 continue
+            if math.isnan(error):
+                lines.append(f"{name:{width}} {value:12.5g}   no standard error")
+                continue
             z = value / error if error > 0 else math.nan
             p = math.erfc(abs(z) / math.sqrt(2))
             lines.append(f"{name:{width}} {value:12.5g} {error:12.4g} {z:9.3f} {p:7.3f} {low:9.4g} {high:9.4g}")
@@ -85,7 +88,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     names, flat = [], []
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
-        names += [name + "".join(f"[{k}]" for k in place) for place in places]
+        names += [model.entry_name(name, place, value.shape) for place in places]
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [

@@ -82,14 +82,14 @@ def test_every_registered_model_is_a_case():
     assert {case.model().name for case in CASES.values()} == {n for n in models.MODELS if not models.MODELS[n].approximate}
 
 
-@pytest.mark.parametrize("verb", sorted(EVERYTHING))
-def test_a_verb_is_offered_or_is_refused_by_name(case, verb):
-    model = case.model()
-    if verb in case.verbs:
-        assert call(verb, case, model) is not None
-    elif verb not in case.own and hasattr(model, verb):
-        with pytest.raises((NotImplementedError, TypeError, ValueError), match="sources|source_log_probs|x must"):
-            call(verb, case, model)
+def test_a_verb_is_offered_or_is_refused_by_name(case):
+    for verb in sorted(EVERYTHING):
+        model = case.model()
+        if verb in case.verbs:
+            assert call(verb, case, model) is not None, verb
+        elif verb not in case.own and hasattr(model, verb):
+            with pytest.raises((NotImplementedError, TypeError, ValueError), match="sources|source_log_probs|x must"):
+                call(verb, case, model)
 
 
 # ------------------------------------------------------------------------------------------------ likelihood

@@ -35,8 +35,8 @@ class _Part(Quantiles):
 
 
 def step_of(found: Any, step: int) -> Any:
-    """One step of a forecast, a named tuple of what is indexed as tensors (B, K, ...) are, and of None."""
-    return found._make(None if part is None else part[:, step] for part in found)
+    """One step of a forecast, a named tuple of what is indexed as tensors (B, K, ...) are, and of names and None."""
+    return found._make(part if part is None or isinstance(part, tuple) else part[:, step] for part in found)
 
 
 def intervals_of(quantiles: Quantiles | None, level: float) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class NextDistribution(NamedTuple):
     """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats.
 
     Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included, and in
-    ``quantiles`` what :meth:`intervals` asks.
+    ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one.
     """
 
     state_log_probs: Tensor
@@ -76,6 +76,7 @@ class NextDistribution(NamedTuple):
     means: Tensor | None = None
     covariances: Tensor | None = None
     quantiles: Quantiles | None = None
+    column_names: tuple[str, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (*B, D) of intervals that hold each number with this probability (of counts, at least): exact
@@ -85,6 +86,25 @@ class NextDistribution(NamedTuple):
             ValueError: for words and angles, which have no order; for a level outside of (0, 1).
         """
         return intervals_of(self.quantiles, level)
+
+    def frame(self, row: int = 0, level: float = 0.95) -> Any:
+        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Raises:
+            ValueError: for words, and a single step (of ``predict_next``): ask forecast.
+        """
+        import pandas
+
+        if self.means is None or self.means.dim() != 3:
+            raise ValueError("frame: is of forecasts of vectors, (B, K, D); words have probabilities, and one step no rows")
+        low, high = (end[row].tolist() for end in self.intervals(level))
+        means = self.means[row].tolist()
+        names = self.column_names or [f"x{k}" for k in range(self.means.shape[-1])]
+        values = {}
+        for k, name in enumerate(names):
+            for what, part in (("", means), (" low", low), (" high", high)):
+                values[f"{name}{what}"] = [step[k] for step in part]
+        return pandas.DataFrame(values)
 
 
 class MissingWords(NamedTuple):

@@ -131,7 +131,7 @@ class ARHMMParameters(Estimator):
         """x, its lengths, known states and inputs as tensors; see the class of all estimators."""
         batch = super().as_batch(x, lengths, states=states)
         if inputs is not None:
-            x, _ = in_form(x, lengths, num_features=self.num_features)
+            x, _ = self.in_form(x, lengths)
             inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
         return with_inputs(batch, inputs, x, self.num_inputs)
 

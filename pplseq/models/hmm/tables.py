@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -141,4 +142,13 @@ class StateTables(Estimator):
         if self.num_words is not None:
             return super().observations_of(states, emission)
         moments = mixture_moments(states.exp(), *self.emissions.moments())
-        return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()))
+        return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()), self.column_names)
+
+    def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+        if self.column_names is None or name in ("initial", "transition"):
+            return super().entry_name(name, place, shape)
+        # (Z, D), (Z, D, D), and (D, D) of what all states share
+        shared = name == "precision" and self._config["covariance"] == "tied"
+        of_columns = [size == self.num_features and (axis > 0 or shared) for axis, size in enumerate(shape)]
+        pairs = zip(place, of_columns, strict=True)
+        return name + "".join(f"[{self.column_names[k] if is_column else k}]" for k, is_column in pairs)

@@ -285,7 +285,7 @@ class LDS(LDSQueries):
             state_noises=state_noises, emission_noises=emission_noises, **offsets,
         )  # fmt: skip
         if inputs is not None:
-            x, _ = in_form(x, lengths, num_features=self.num_features)
+            x, _ = self.in_form(x, lengths)
             inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
         batch = with_inputs(batch, inputs, x, self.num_inputs)
         for name, value in controls.items():  # B_t u_t is an offset of its step

@@ -194,7 +194,7 @@ class LDSQueries(LDSTensors):
         """
         checks.count("num_steps", num_steps)
         ahead = {name: known.pop(name) for name in list(known) if name.startswith("future_")}
-        x, lengths, given = *in_form(x, lengths, num_features=self.num_features), lengths
+        x, lengths, given = *self.in_form(x, lengths), lengths
         if inputs is not None:
             inputs, _ = in_form(inputs, given, num_features=self.num_inputs, name="inputs")
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)

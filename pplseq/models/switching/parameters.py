@@ -154,7 +154,7 @@ class SwitchingParameters(Estimator):
         if inputs is not None:
             from pplseq.models.forms import in_form
 
-            x, _ = in_form(x, lengths, num_features=1)
+            x, _ = self.in_form(x, lengths)
             inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
         return with_inputs(batch, inputs, x, self.num_inputs)
 

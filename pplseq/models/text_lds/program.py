@@ -5,6 +5,7 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
@@ -25,6 +26,7 @@ from pplseq.models.batch import seeded
 from pplseq.models.constrained import FROM_VOCABULARY, up_to_end
 from pplseq.models.estimator import Sample
 from pplseq.models.gaussian import GaussianEstimator
+from pplseq.models.information import Summary, observed_tokens
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
 from pplseq.models.text_lds.fit import BLOCKS, FitSettings, as_counts, fit_counts
 from pplseq.models.text_lds.head_difference import HeadDifference, head_difference
@@ -294,6 +296,22 @@ class TextLDS(GaussianEstimator):
         return TokenEmbedder(self, kind=kind, normalize=normalize).types()
 
     # ---------------------------------------------------------------- use
+    @torch.no_grad()
+    def summary(self, x, lengths=None, **known) -> Summary:
+        """How long the states remember: |eigenvalue| of A, largest first, and the criteria of a text x; printed, a table.
+
+        There are no standard errors: the fit matches covariances of words and ends at no maximum of the likelihood, and the
+        states have no basis of their own in which single weights would mean something.
+        """
+        total = self.score(x, lengths, **known)
+        memory = torch.linalg.eigvals(self.transition.double()).abs().sort(descending=True).values
+        tokens, count = observed_tokens(self, self.as_batch(x, lengths)), self.num_free_parameters
+        unknown = torch.full_like(memory, torch.nan)
+        return Summary(
+            [f"memory[{k}]" for k in range(len(memory))], memory, unknown, torch.diag(unknown), total, 2 * count - 2 * total,
+            count * math.log(tokens) - 2 * total, tokens, repr(self),
+        )  # fmt: skip
+
     def head_difference(self, x: Tensor, lengths: Tensor | None = None) -> HeadDifference:
         """How far the paper's steady-state passes are from the exact ones on these sentences."""
         return head_difference(self, x, lengths)
