@@ -1,66 +1,78 @@
-"""Whole rows of a Gaussian chain with small states: likelihood, and the sums of gradients and EM, by one compiled loop.
+"""Whole rows of a Gaussian chain with small states by compiled loops: likelihood, smoothed means, gradients, the sums of EM.
 
-The readable twins are :class:`~pplseq.infer.gaussian.chain.GaussianChain` with the gradients of
-:mod:`pplseq.infer.gaussian.likelihood`, and the regressions of :mod:`pplseq.models.lds.statistics`; both say what holds for
-rows that are not whole.
+Of small systems the operations around a chain cost more than its numbers: a system comes and goes as one vector. The readable
+twins are :class:`~pplseq.infer.gaussian.chain.GaussianChain` with the gradients of :mod:`pplseq.infer.gaussian.likelihood`, and
+the regressions of :mod:`pplseq.models.lds.statistics`; both say what holds for rows that are not whole.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+import functools
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from pplseq.kernels import compiled
-from pplseq.kernels.gaussian.compiled_kalman import MOST_NUMBERS, MOST_STATES, backward_nodes, filtered_nodes
+from pplseq.kernels.gaussian.compiled_kalman import FIRST_ROOM, MOST_NUMBERS, MOST_STATES
 from pplseq.kernels.kalman import DOUBLE, Convergence
 
-LOG_2PI = math.log(2 * math.pi)
 MOST_CELLS = 1 << 23  # numbers of all steps of the smallest block of rows
+MOST_KEPT = 1 << 20  # numbers of covariances that are worth keeping for other rows
+OFFSET, FULL_NOISE, SHIFT, FULL_COVARIANCE = 1, 2, 4, 8  # as in whole_loops.py
+FILTER, MEANS, SUMS, MOMENTS = 1, 2, 4, 8
+NO_MEANS = np.empty((0, 0, 0))
 
 
-class System(NamedTuple):
-    """x_1 ~ N(first, start), x_t = matrix x_{t-1} + offset + N(0, noise), y_t = loadings x_t + shift + N(0, covariance).
+class Numbers(NamedTuple):
+    """x_1 ~ N(first, start), x_t = matrix x_{t-1} + offset + N(0, noise), y_t = loadings x_t + shift + N(0, covariance), as one
+    vector in double precision.
 
-    Arrays in double precision: (h,), (h, h); (h, h), (h,), (h, h); (n, h), (n,), (n, n).
+    numbers: one behind the other matrix (h, h), offset (h,), the factor of noise (h, h) or its diagonal (h,), loadings (n, h),
+    shift (n,), the factor of covariance (n, n) or its diagonal (n,), first (h,), the factor of start (h, h). Factors are lower
+    triangles F of F F'; that of covariance has logarithms on its diagonal.
+    form: which there are: the sum of OFFSET, FULL_NOISE, SHIFT and FULL_COVARIANCE.
     """
 
-    first: np.ndarray
-    start: np.ndarray
-    matrix: np.ndarray
-    offset: np.ndarray
-    noise: np.ndarray
-    loadings: np.ndarray
-    shift: np.ndarray
-    covariance: np.ndarray
-
-
-class WholeRows(NamedTuple):
-    """What the loop finds. log_prob: nats of all rows. sums: :class:`pplseq.kernels.gaussian.whole_loops.Sums`, those of
-    moments zero where only gradients were wanted; None where neither was."""
-
-    num_rows: int
-    num_steps: int
-    system: System
-    log_prob: float
-    sums: Any
+    numbers: np.ndarray
+    h: int
+    n: int
+    form: int
 
 
 def applies(num_rows: int, num_steps: int, h: int, n: int) -> bool:
-    """Whether the loop is there for such rows, and their filtered means have room."""
+    """Whether the loops are there for such rows, and their filtered means have room."""
     fits = h <= MOST_STATES and n <= MOST_NUMBERS and num_steps * (h + n) * min(num_rows, 8) <= MOST_CELLS
     return fits and compiled.available()
 
 
-def whole_rows(
-    system: System, values: np.ndarray, tol: float, *, gradient: bool = False, moments: bool = False
-) -> WholeRows | None:
-    """The likelihood of rows (R, T, n), with the sums that gradients are made of, and beside them with those of states.
+def is_worth_keeping(num_steps: int, h: int, n: int) -> bool:
+    """Whether covariances of so many steps are few enough to be kept for other rows."""
+    return min(num_steps + 1, FIRST_ROOM) * _numbers_of_node(h, n) <= MOST_KEPT
 
-    None where the values or the system are not finite, noise is zero, or digits would be lost: the long way then says why, or
-    keeps them.
+
+def _numbers_of_node(h: int, n: int) -> int:
+    return 3 * h * h + h * n + n * n + 4
+
+
+@functools.cache
+def _loops() -> ModuleType:
+    from pplseq.kernels.gaussian import whole_loops
+
+    return whole_loops
+
+
+@functools.cache
+def _agree(tol: float) -> float:
+    return Convergence(tol, True, False, 1).agree
+
+
+class WholeSystem:
+    """A system over so many steps: whole rows under it share its covariances, which are found at the first question.
+
+    Every question is None where values or system are not finite, noise is zero, or digits would be lost: the long way then says
+    why, or keeps them.
 
     Args:
         tol: error of the log-likelihood that counts as none; see :class:`~pplseq.infer.gaussian.chain.GaussianChain`.
@@ -68,74 +80,100 @@ def whole_rows(
     Cost: a few h^3 a step until nothing changes any more, then (h + n)^2 a step and row. Memory: h + n numbers for each step
     of a block of rows, and h^2 for each step with a covariance of its own.
     """
-    from pplseq.kernels.gaussian import whole_loops as loops
-    from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS, FILTERED
-    from pplseq.kernels.gaussian.kalman_loops import System as Loops
 
-    variances = system.covariance.diagonal()
-    if not (variances.all() and math.isfinite(values.sum())):
-        return None
-    loadings = system.loadings
-    precision = float(((loadings * loadings).sum(1) / variances).max())
-    if not math.isfinite(precision):
-        return None
-    about = Loops(
-        system.matrix, system.noise, loadings[None], system.covariance[None], np.ones((1, len(variances))),
-        np.array([precision]), -1, tol, Convergence(tol, True, False, 1).agree,
-    )  # fmt: skip
-    (num_rows, num_steps, n), h, agree = values.shape, len(system.first), about.agree
-    nodes, counts, _, index = filtered_nodes(about, system.start[None], np.zeros((num_steps, 1), np.int64), 1, True)
-    made = counts[FILTERED]
-    gain, whitener, moved = nodes.gain[:made], nodes.whitener[:made], nodes.moved[:made]
-    way = loops.Way(system.first, system.offset, system.shift, system.matrix[None], loadings[None], gain, whitener, index)
-    known = -nodes.half_log_det[index].sum() - num_steps * n * LOG_2PI / 2
-    work, wanted = num_rows * num_steps * h * (2 * h + 4 * n), gradient or moments
-    if not wanted:
-        squares = [0.0] * num_rows
+    def __init__(self, system: Numbers, num_steps: int, tol: float):
+        self.system, self.num_steps, self.tol, self.key = system, num_steps, tol, system.numbers.tobytes()
+        self._is_walked = False
+        self._make_room(min(num_steps + 1, FIRST_ROOM))
+
+    def is_of(self, system: Numbers, num_steps: int, tol: float) -> bool:
+        """Whether this is that system: the same numbers, bit by bit."""
+        same = system.form == self.system.form and system.n == self.system.n and system.h == self.system.h
+        return same and num_steps == self.num_steps and tol == self.tol and system.numbers.tobytes() == self.key
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its covariances may be kept."""
+        return self._room[1].size <= MOST_KEPT
+
+    def _make_room(self, many: int) -> None:
+        reals = np.empty(many * _numbers_of_node(self.system.h, self.system.n))
+        self._room = many, reals, np.empty(9 * many + 4 + self.num_steps, np.int64)
+
+    def _arguments(self) -> tuple:
+        numbers, h, _, form = self.system
+        return numbers, h, form, self.tol, _agree(self.tol), *self._room
+
+    def _forward(self, values: np.ndarray, wanted: int) -> float | None:
+        loops = _loops()
+        while True:
+            status, log_prob = loops.forward(values, *self._arguments(), not self._is_walked, wanted)
+            if status != loops.MORE_ROOM:
+                break
+            self._make_room(4 * self._room[0])
+        self._is_walked |= status == loops.DONE
+        return log_prob if status == loops.DONE else None
+
+    def _in_parts(self, values: np.ndarray, times: int) -> int:
+        """How many threads are worth their start; their covariances are then there."""
+        (num_rows, num_steps, n), h = values.shape, self.system.h
+        self._work = times * num_rows * num_steps * h * (2 * h + 4 * n)
+        return compiled.num_parts(num_rows, self._work)
+
+    def log_prob(self, values: np.ndarray) -> float | None:
+        """Nats of all rows (R, T, n)."""
+        if self._in_parts(values, 1) == 1:
+            return self._forward(values, FILTER)
+        if self._forward(values, 0) is None:
+            return None
+        found: dict[int, float | None] = {}
 
         def run(part: int, begin: int, end: int) -> None:
-            squares[part] = loops.filter_rows(values[begin:end], way)
+            found[part] = self._forward(values[begin:end], FILTER)
 
-        compiled.by_rows(run, num_rows, work)
-        log_prob = num_rows * known - sum(squares) / 2
-        return WholeRows(num_rows, num_steps, system, log_prob, None) if math.isfinite(log_prob) else None
-    inverse, seen = whitener.swapaxes(1, 2) @ whitener, whitener @ loadings
-    closed = system.matrix - system.matrix @ gain @ loadings
-    tables = loops.Tables(*map(np.ascontiguousarray, (moved.swapaxes(1, 2), inverse, -gain.swapaxes(1, 2))))
-    found = {}
+        compiled.by_rows(run, len(values), self._work)
+        return _sum(found.values())
 
-    def run_back(part: int, begin: int, end: int) -> None:
-        shapes = ((13, h, h), (2, n, h), (2, n, n), (5, h), (n,))
-        sums = loops.Sums(*map(np.zeros, shapes))
-        found[part] = loops.smooth_rows(values[begin:end], way, tables, sums, moments), sums
+    def _backward(self, values: np.ndarray, wanted: int, smoothed: np.ndarray) -> tuple[float | None, np.ndarray]:
+        """Nats, and the numbers of all parts together, see :func:`pplseq.kernels.gaussian.whole_loops.backward`."""
+        if self._forward(values, 0) is None:
+            return None, NO_MEANS
+        loops, about, (numbers, h, n, _) = _loops(), self._arguments(), self.system
+        size, found = len(numbers) + 13 * h * h + 2 * n * (h + n) + 5 * h + n, {}
 
-    compiled.by_rows(run_back, num_rows, 4 * work)
-    squares, sums = found.pop(0)
-    for other, its in found.values():
-        squares += other
-        for mine, more in zip(sums, its, strict=True):
-            mine += more
-    back, turns, places = backward_nodes(
-        index, (seen.swapaxes(1, 2) @ seen, closed), nodes.later[:made] == nodes.parent[:made], tol, agree, True
-    )
-    path = loops.Path(
-        nodes.predicted, nodes.parent, nodes.filtered, gain, whitener, moved, back.information, back.of, back.later
-    )
-    is_exact = loops.add_covariances(way.matrix, path, turns, places, sums, moments, CAREFUL / EPS)
-    log_prob = num_rows * known - squares / 2
-    return WholeRows(num_rows, num_steps, system, log_prob, sums) if is_exact and math.isfinite(log_prob) else None
+        def run(part: int, begin: int, end: int) -> None:
+            own, out = smoothed[begin:end], np.zeros(size)
+            found[part] = *loops.backward(values[begin:end], *about, wanted, own, out), out
+
+        self._in_parts(values, 4)
+        compiled.by_rows(run, len(values), self._work)
+        log_prob = _sum([value if status == loops.DONE else None for status, value, _ in found.values()])
+        out = found.pop(0)[2]
+        for part in found.values():
+            out += part[2]
+        return log_prob, out
+
+    def smoothed_means(self, values: np.ndarray) -> np.ndarray | None:
+        """(R, T, h) E[x_t | all y of the row]."""
+        smoothed = np.empty((*values.shape[:2], self.system.h))
+        return None if self._backward(values, MEANS, smoothed)[0] is None else smoothed
+
+    def gradients(self, values: np.ndarray) -> tuple[float, np.ndarray] | None:
+        """Nats of all rows, and their gradients in the numbers of the system."""
+        log_prob, out = self._backward(values, SUMS, NO_MEANS)
+        return None if log_prob is None else (log_prob, out[: len(self.system.numbers)])
+
+    def moments(self, values: np.ndarray) -> tuple[float, Moments] | None:
+        """Nats of all rows, and the expected statistics of EM."""
+        log_prob, out = self._backward(values, MOMENTS, NO_MEANS)
+        if log_prob is None:
+            return None
+        return log_prob, _moments(self.system, out)
 
 
-def gradients(rows: WholeRows) -> System:
-    """Of ``rows.log_prob``, in each of its parts, of covariances symmetric; see :mod:`pplseq.infer.gaussian.likelihood`."""
-    from pplseq.kernels.gaussian import whole_loops as at
-
-    count, (states, seen, noise, vectors, errors) = rows.num_rows, rows.sums
-    return System(
-        vectors[1], (states[at.START] - count * states[at.LATER_START]) / 2, states[at.STEP] - count * states[at.LATER_STEP],
-        vectors[0], (states[at.MOVE] - count * states[at.LATER]) / 2, seen[0] - count * seen[1], errors,
-        (noise[0] - count * noise[1]) / 2,
-    )  # fmt: skip
+def _sum(parts) -> float | None:
+    parts = list(parts)
+    return None if None in parts else sum(parts)
 
 
 class Moments(NamedTuple):
@@ -160,26 +198,62 @@ class Moments(NamedTuple):
     error_sum: np.ndarray
 
 
-def moments(rows: WholeRows) -> Moments:
-    """The expected statistics of EM: E[move | all] is noise times lambda, and E[error | all] covariance times e.
+def _moments(system: Numbers, out: np.ndarray) -> Moments:
+    """E[move | all] is noise times lambda, and E[error | all] covariance times e.
 
     Source: S. J. Koopman (1993), Disturbance smoother for state space models, Biometrika 80(1).
     """
-    from pplseq.kernels.gaussian import whole_loops as at
+    from pplseq.kernels.gaussian import block_loops as at
 
-    count, system, (states, seen, noise, vectors, errors) = rows.num_rows, rows.system, rows.sums
-    matrix, loadings = system.matrix, system.loadings
-    spread = count * states[at.COVARIANCE]
-    before, after = spread - count * states[at.LAST_COVARIANCE], spread - count * states[at.FIRST_COVARIANCE]
-    across = matrix @ (count * states[at.LAG_ONE]).T
-    moved = system.noise @ states[at.MOVE] @ system.noise + after - across - across.T + matrix @ before @ matrix.T
-    error = system.covariance @ noise[0] @ system.covariance + loadings @ spread @ loadings.T
+    matrix, noise, loadings, covariance = _matrices(system)
+    states, seen, noises, vectors, errors = _sums(out[len(system.numbers) :], system.h, system.n)
+    spread = states[at.COVARIANCE]
+    before, after = spread - states[at.LAST_COVARIANCE], spread - states[at.FIRST_COVARIANCE]
+    across = matrix @ states[at.LAG_ONE].T
+    moved = noise @ states[at.MOVE] @ noise + after - across - across.T + matrix @ before @ matrix.T
+    error = covariance @ noises[0] @ covariance + loadings @ spread @ loadings.T
     return Moments(
         states[at.SECOND] + spread, states[at.SECOND] - states[at.LAST] + before,
-        states[at.FIRST] + count * states[at.FIRST_COVARIANCE], vectors[2], vectors[2] - vectors[4], vectors[3],
-        (moved + moved.T) / 2, system.noise @ (states[at.STEP] - count * states[at.LATER_STEP]), system.noise @ vectors[0],
-        (error + error.T) / 2, system.covariance @ seen[0] - loadings @ spread, system.covariance @ errors,
+        states[at.FIRST] + states[at.FIRST_COVARIANCE], vectors[2], vectors[2] - vectors[4], vectors[3],
+        (moved + moved.T) / 2, noise @ (states[at.STEP] - states[at.LATER_STEP]), noise @ vectors[0],
+        (error + error.T) / 2, covariance @ seen[0] - loadings @ spread, covariance @ errors,
     )  # fmt: skip
+
+
+def _sums(out: np.ndarray, h: int, n: int) -> list[np.ndarray]:
+    """Those of :class:`pplseq.kernels.gaussian.block_loops.Sums`."""
+    found, at = [], 0
+    for shape, size in (
+        ((13, h, h), 13 * h * h), ((2, n, h), 2 * n * h), ((2, n, n), 2 * n * n), ((5, h), 5 * h), ((n,), n),
+    ):  # fmt: skip
+        found.append(out[at : at + size].reshape(shape))
+        at += size
+    return found
+
+
+def _matrices(system: Numbers) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Matrix, noise, loadings and covariance, written out."""
+    numbers, h, n, form = system
+    at = h * h + (h if form & OFFSET else 0)
+    noise, at = _covariance(numbers, at, h, bool(form & FULL_NOISE), False)
+    loadings = numbers[at : at + n * h].reshape(n, h)
+    covariance, _ = _covariance(numbers, at + n * h + (n if form & SHIFT else 0), n, bool(form & FULL_COVARIANCE), True)
+    return numbers[: h * h].reshape(h, h), noise, loadings, covariance
+
+
+def _covariance(numbers: np.ndarray, at: int, size: int, full: bool, logarithms: bool) -> tuple[np.ndarray, int]:
+    if not full:
+        part = numbers[at : at + size]
+        return np.diag(np.exp(2 * part) if logarithms else part * part), at + size
+    factor = np.where(_lower(size), numbers[at : at + size * size].reshape(size, size), 0.0)
+    if logarithms:
+        factor.flat[:: size + 1] = np.exp(factor.flat[:: size + 1])
+    return factor @ factor.T, at + size * size
+
+
+@functools.cache
+def _lower(size: int) -> np.ndarray:
+    return np.tri(size, dtype=np.bool_)
 
 
 def double(value: torch.Tensor) -> np.ndarray:

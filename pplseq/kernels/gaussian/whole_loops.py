@@ -1,252 +1,281 @@
-"""One compiled loop over whole rows of a Gaussian chain: their likelihood, and all sums that gradients and EM are made of.
+"""Compiled loops over whole rows of a Gaussian chain: likelihood, smoothed means, and the sums of gradients and EM.
 
-Whole rows have one length and nothing missing, so that they share all covariances. Importing this module imports numba;
+Whole rows have one length and nothing missing, so that they share all covariances. A call of a compiled function takes as long
+as a short row, so there are two entries, and they take few arrays: a system comes as one vector of numbers, and what
+:func:`forward` finds of covariances stays in two vectors, which :func:`backward` reads. Importing this module imports numba;
 :mod:`pplseq.kernels.gaussian.whole` calls it, and names the twins.
 """
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.gaussian.mean_loops import product
+from pplseq.kernels.gaussian.block_loops import (
+    FILTER,
+    LAG_ONE,
+    LATER,
+    LATER_START,
+    LATER_STEP,
+    MOMENTS,
+    MOVE,
+    START,
+    STEP,
+    SUMS,
+    Tables,
+    Way,
+    add_second_order,
+    filter_block,
+    lanes_of,
+    smooth_block,
+    sums_in,
+    turned_times,
+)
+from pplseq.kernels.gaussian.kalman_loops import FILTERED, Nodes, System, walk
 
-SHARED = 2407404995  # checksum of mean_loops.py: numba looks at this file alone
-ROOM = 1 << 16  # numbers of a block of rows, filtered, that stay in a core's cache
-LANES, FEWEST = 64, 8  # rows of a block
+SHARED = 2276322289  # checksum of block_loops.py, kalman_loops.py and mean_loops.py: numba looks at this file alone
+DONE, MORE_ROOM, REFUSED = range(3)
+OFFSET, FULL_NOISE, SHIFT, FULL_COVARIANCE = 1, 2, 4, 8  # what a vector of numbers holds
 
-# Sums over steps t and rows of products of x = E[x_t | all], lam and e, the derivatives of log p in the predicted mean and, but
-# for the sign, in the observation; of covariances sums over steps, the same for each row, N being minus the second derivative.
-# states (13, h, h): see the numbers below; seen (2, n, h): e x' and K' - K' A' N A P; noise (2, n, n): e e' and
-# S^-1 + K' A' N A K; vectors (5, h): lam of all steps but the first, of the first, x, x of the first and last steps;
-# errors (n,): e
-Sums = namedtuple("Sums", "states seen noise vectors errors")
-STEP, MOVE, START, SECOND, FIRST, LAST = range(6)  # lam x_{t-1}', lam lam' (t > 1), lam lam' (t = 1); x x', of t = 1, of t = T
-LATER_STEP, LATER, LATER_START = 6, 7, 8  # N_{t+1} A P_t|t, N_{t+1}, N_1
-COVARIANCE, FIRST_COVARIANCE, LAST_COVARIANCE, LAG_ONE = 9, 10, 11, 12  # Cov(x_t | all), t = 1, t = T, Cov(x_{t+1}, x_t | all)
+# A system as a vector of numbers holds it: factors are lower triangles F of covariances F F'. matrix (1, h, h), offset (h,),
+# noise (h, h) a factor, loadings (1, n, h), shift (n,), covariance (n, n) a factor, first (h,), start (h, h) a factor
+Given = namedtuple("Given", "matrix offset noise loadings shift covariance first start")
+
+
+# ---------------------------------------------------------------- a system, and room for what is found
+@jit
+def triangle(numbers, at, full, logarithms, out):
+    """out = the factor at a place, all of it or its diagonal, which may be logarithms; the place behind it."""
+    size = len(out)
+    for i in range(size):
+        for j in range(size):
+            out[i, j] = numbers[at + i * size + j] if full and j < i else 0.0
+        value = numbers[at + (i * size + i if full else i)]
+        out[i, i] = math.exp(value) if logarithms else value
+    return at + (size * size if full else size)
 
 
 @jit
-def times(left, i, right, j, out):
-    """out = left[i] @ right[j], of matrices."""
-    for row in range(left.shape[1]):
-        for col in range(right.shape[2]):
-            out[row, col] = 0.0
-        for k in range(left.shape[2]):
-            a = left[i, row, k]
-            for col in range(right.shape[2]):
-                out[row, col] += a * right[j, k, col]
+def gram(factor):
+    """F F' of a lower triangle."""
+    size = len(factor)
+    out = np.empty((size, size))
+    for i in range(size):
+        for j in range(i + 1):
+            value = 0.0
+            for k in range(j + 1):
+                value += factor[i, k] * factor[j, k]
+            out[i, j], out[j, i] = value, value
+    return out
 
 
 @jit
-def turned_times(left, i, right, out, scale):
-    """out += scale left[i]' @ right, of matrices."""
-    for k in range(left.shape[1]):
-        for row in range(left.shape[2]):
-            a = scale * left[i, k, row]
-            for col in range(right.shape[1]):
-                out[row, col] += a * right[k, col]
-
-
-# What means go by: first (h,), offset (h,) and shift (n,); matrix (1, h, h), loadings (1, n, h); of nodes gain (N, h, n) and
-# whitener (N, n, n); index (T, 1), the node of each step
-Way = namedtuple("Way", "first offset shift matrix loadings gain whitener index")
-# of nodes: back (N, h, h) P A' of the filtered P; inverse (N, n, n) S^-1; turned (N, n, h) -K'
-Tables = namedtuple("Tables", "back inverse turned")
-# what sums of covariances are made of: of kalman_loops.Nodes and Back
-Path = namedtuple("Path", "predicted parent filtered gain whitener moved information of later")
-
-
-@jit
-def add_outer(left, right, width, out):
-    """out += left @ right', of vectors (., lanes)."""
-    for i in range(left.shape[0]):
-        for j in range(right.shape[0]):
-            total = 0.0
-            for lane in range(width):
-                total += left[i, lane] * right[j, lane]
-            out[i, j] += total
-
-
-@jit
-def add_sum(vectors, width, out):
-    for i in range(vectors.shape[0]):
-        total = 0.0
-        for lane in range(width):
-            total += vectors[i, lane]
-        out[i] += total
-
-
-@jit
-def filter_block(values, block, width, way, means, errors):
-    """Filtered means (T, h, lanes) and innovations (T, n, lanes) of some rows; returns the sum of their squares, white."""
-    num_steps, n, h, total, first = len(way.index), values.shape[2], len(way.first), 0.0, way.first
-    matrix, index, shift = way.matrix, way.index, way.shift
-    ahead, base, white, zero = np.empty((h, width)), np.empty((h, width)), np.empty((n, width)), np.zeros((n, width))
-    lacking = np.empty((1, n, h))
-    lacking[0] = -way.loadings[0]
-    for i in range(h):
-        for lane in range(width):
-            base[i, lane] = way.offset[i]
-    for t in range(num_steps):
-        node = index[t, 0]
-        if t == 0:
-            for i in range(h):
-                for lane in range(width):
-                    ahead[i, lane] = first[i]
-        else:
-            product(matrix, 0, means[t - 1], base, width, ahead)
-        for lane in range(width):
-            for i in range(n):
-                errors[t, i, lane] = values[block + lane, t, i] - shift[i]
-        product(lacking, 0, ahead, errors[t], width, errors[t])
-        product(way.gain, node, errors[t], ahead, width, means[t])
-        product(way.whitener, node, errors[t], zero, width, white)
+def given_by(numbers, h, n, form):
+    """A system from its numbers: matrix, offset, noise, loadings, shift, covariance, first, start."""
+    offset, shift, at = np.zeros(h), np.zeros(n), h * h
+    noise, covariance, start = np.empty((h, h)), np.empty((n, n)), np.empty((h, h))
+    matrix = numbers[:at].reshape(1, h, h)
+    if form & OFFSET:
+        for i in range(h):
+            offset[i] = numbers[at + i]
+        at += h
+    at = triangle(numbers, at, form & FULL_NOISE != 0, False, noise)
+    loadings = numbers[at : at + n * h].reshape(1, n, h)
+    at += n * h
+    if form & SHIFT:
         for i in range(n):
-            for lane in range(width):
-                total += white[i, lane] * white[i, lane]
-    return total
+            shift[i] = numbers[at + i]
+        at += n
+    at = triangle(numbers, at, form & FULL_COVARIANCE != 0, True, covariance)
+    first = numbers[at : at + h]
+    triangle(numbers, at + h, True, False, start)
+    return Given(matrix, offset, noise, loadings, shift, covariance, first, start)
 
 
 @jit
-def smooth_block(width, way, tables, means, errors, sums, with_moments):
-    """Adds what the smoothed means of a block say."""
-    index, num_steps, n, h = way.index, len(way.index), errors.shape[1], means.shape[1]
-    upward, turned = np.empty((1, h, n)), np.empty((1, h, h))
-    for i in range(h):
-        for a in range(n):
-            upward[0, i, a] = way.loadings[0, a, i]
+def nodes_in(reals, integers, many, h, n):
+    """Room for so many nodes, in vectors of room_for(many, ...) numbers."""
+    wide, long = many * h * h, many * h * n
+    at = 3 * wide + long + many * n * n
+    return Nodes(
+        reals[:wide].reshape(many, h, h), reals[at : at + many], reals[at + many : at + 2 * many],
+        integers[:many], reals[at + 2 * many : at + 3 * many], integers[many : 2 * many], integers[2 * many : 3 * many],
+        integers[3 * many : 4 * many], integers[4 * many : 5 * many], integers[5 * many : 6 * many],
+        integers[6 * many : 7 * many], integers[7 * many : 8 * many],
+        reals[wide : 2 * wide].reshape(many, h, h), reals[3 * wide : 3 * wide + long].reshape(many, h, n),
+        reals[3 * wide + long : at].reshape(many, n, n), reals[at + 3 * many : at + 4 * many],
+        reals[2 * wide : 3 * wide].reshape(many, h, h),
+    )  # fmt: skip
+
+
+@jit
+def walk_whole(given, nodes, integers, many, num_steps, tol, agree):
+    """Nodes of all steps; DONE, MORE_ROOM or REFUSED."""
+    h, n = len(given.first), len(given.shift)
+    start, covariance, precision = gram(given.start), np.empty((1, n, n)), 0.0
+    spread = gram(given.covariance)
+    for i in range(n):
+        size = 0.0
         for j in range(h):
-            turned[0, i, j] = way.matrix[0, j, i]
-    adjoint, ahead, state, error = np.zeros((h, width)), np.zeros((h, width)), np.empty((h, width)), np.empty((n, width))
-    zero = np.zeros((max(n, h), width))
-    for t in range(num_steps - 1, -1, -1):
-        node = index[t, 0]
-        if t + 1 < num_steps:
-            product(tables.back, node, adjoint, means[t], width, state)
-            product(turned, 0, adjoint, zero, width, ahead)
-            add_outer(adjoint, state, width, sums.states[STEP])
-            add_outer(adjoint, adjoint, width, sums.states[MOVE])
-            add_sum(adjoint, width, sums.vectors[0])
-        else:
-            state[:] = means[t]
-        product(tables.inverse, node, errors[t], zero, width, error)
-        product(tables.turned, node, ahead, error, width, error)
-        product(upward, 0, error, ahead, width, adjoint)
-        add_outer(error, state, width, sums.seen[0])
-        add_outer(error, error, width, sums.noise[0])
-        add_sum(error, width, sums.errors)
-        if with_moments:
-            add_outer(state, state, width, sums.states[SECOND])
-            add_sum(state, width, sums.vectors[2])
-            if t + 1 == num_steps:
-                add_outer(state, state, width, sums.states[LAST])
-                add_sum(state, width, sums.vectors[4])
-    add_outer(adjoint, adjoint, width, sums.states[START])
-    add_sum(adjoint, width, sums.vectors[1])
-    if with_moments:
-        add_outer(state, state, width, sums.states[FIRST])
-        add_sum(state, width, sums.vectors[3])
+            size += given.loadings[0, i, j] * given.loadings[0, i, j]
+        for j in range(n):
+            covariance[0, i, j] = spread[i, j]
+        if not spread[i, i] > 0.0:
+            return REFUSED
+        precision = max(precision, size / spread[i, i])
+    if not precision < np.inf:
+        return REFUSED
+    system = System(
+        given.matrix[0], gram(given.noise), given.loadings, covariance, np.ones((1, n)), np.full(1, precision), -1, tol, agree
+    )
+    nodes.size[0] = 0.0
+    for i in range(h):
+        for j in range(h):
+            nodes.predicted[0, i, j] = start[i, j]
+            nodes.size[0] = max(nodes.size[0], abs(start[i, j]))
+    nodes.least[0], nodes.age[0], nodes.last[0], nodes.first[0] = np.inf, 0, 0.0, -1
+    at = 8 * many
+    counts, fixed = integers[at : at + 4], integers[at + 4 : at + 4 + many]
+    index = integers[at + 4 + many : at + 4 + many + num_steps].reshape(num_steps, 1)
+    counts[0], counts[1], counts[2], counts[3] = 1, 0, 0, -1
+    made = walk(0, system, np.zeros((num_steps, 1), np.int64), index, np.zeros(1, np.int64), nodes, counts, fixed, True)
+    return DONE if made == num_steps else MORE_ROOM
 
 
 @jit
-def largest(matrix, k):
-    most = 0.0
-    for i in range(matrix.shape[1]):
-        for j in range(matrix.shape[2]):
-            most = max(most, abs(matrix[k, i, j]))
-    return most
+def constant_of(nodes, index, n):
+    """log p of a row whose innovations are zero."""
+    total = 0.0
+    for t in range(len(index)):
+        total -= nodes.half_log_det[index[t, 0]]
+    return total - len(index) * n * math.log(2 * math.pi) / 2
+
+
+# ---------------------------------------------------------------- gradients
+@jit
+def of_factor(states, plus, minus, count, factor, full, logarithms, out, at):
+    """At a place, the gradient in a factor F (see triangle), from that in F F'; the place behind it."""
+    size = len(factor)
+    for i in range(size):
+        for j in range(0 if full else i, size if full else i + 1):
+            value = 0.0
+            for k in range(j, size if j <= i else j):
+                value += (states[plus, i, k] - count * states[minus, i, k]) * factor[k, j]
+            out[at + (i * size + j if full else i)] = value * factor[i, i] if logarithms and i == j else value
+    return at + (size * size if full else size)
+
+
+@jit
+def to_gradients(given, sums, count, form, out):
+    """The gradients in all numbers of a system, where they stand."""
+    (n, h), states, at = given.loadings.shape[1:], sums.states, 0
+    for i in range(h):
+        for j in range(h):
+            out[at] = states[STEP, i, j] - count * states[LATER_STEP, i, j]
+            at += 1
+    if form & OFFSET:
+        for i in range(h):
+            out[at + i] = sums.vectors[0, i]
+        at += h
+    at = of_factor(states, MOVE, LATER, count, given.noise, form & FULL_NOISE != 0, False, out, at)
+    for a in range(n):
+        for j in range(h):
+            out[at] = sums.seen[0, a, j] - count * sums.seen[1, a, j]
+            at += 1
+    if form & SHIFT:
+        for a in range(n):
+            out[at + a] = sums.errors[a]
+        at += n
+    at = of_factor(sums.noise, 0, 1, count, given.covariance, form & FULL_COVARIANCE != 0, True, out, at)
+    for i in range(h):
+        out[at + i] = sums.vectors[1, i]
+    of_factor(states, START, LATER_START, count, given.start, True, False, out, at + h)
+
+
+# ---------------------------------------------------------------- the two entries
+@jit
+def way_of(given, nodes, integers, many, num_steps):
+    at = 8 * many + 4 + many
+    index = integers[at : at + num_steps].reshape(num_steps, 1)
+    return Way(given.first, given.offset, given.shift, given.matrix, given.loadings, nodes.gain, nodes.whitener, index)
 
 
 @jit(entry=True)
-def add_covariances(matrix, path, made, places, sums, with_moments, limit):
-    """Adds sums over steps of what covariances say; returns whether all digits are there (see SmoothedPath).
+def forward(values, numbers, h, form, tol, agree, many, reals, integers, walks, wanted):
+    """Covariances of whole rows (R, T, n), and, if FILTER is wanted, their log-likelihood.
 
     Args:
-        matrix: (1, h, h). made: nodes of the way back; places: (T, 1), that of each step. limit: of the
-            largest entries of what is taken away from a variance, in those that it keeps, for all digits to be there.
+        numbers: of a system, see Given; form: what they hold. many: nodes that there is room for in reals and integers.
+        walks: whether covariances are not yet there.
+
+    Returns:
+        DONE, MORE_ROOM or REFUSED, and nats.
     """
-    h, n = path.gain.shape[1:]
-    num_steps, is_exact = len(places), True
-    counts = np.zeros(made, np.int64)
-    for t in range(num_steps):
-        counts[places[t, 0]] += 1
-    pulled, smoothed, lag = np.empty((1, h, h)), np.empty((h, h)), np.empty((h, h))
-    moved, raised, lowered, shared = np.empty((1, h, n)), np.empty((1, h, n)), np.empty((1, h, n)), np.empty((n, h))
-    most = np.zeros(made)
-    for k in range(1, made):
-        node, later, count = path.of[k], path.later[k], counts[k]
-        times(path.information, later, path.moved, node, pulled[0])
-        times(matrix, 0, path.gain, node, moved[0])
-        times(path.information, later, moved, 0, raised[0])
-        lowered[0] = 0.0
-        turned_times(matrix, 0, raised[0], lowered[0], 1.0)  # A' N A K
+    num_rows, num_steps, n = values.shape
+    total = 0.0
+    for row in range(num_rows):
+        for t in range(num_steps):
+            for i in range(n):
+                total += values[row, t, i]
+    if not abs(total) < np.inf:
+        return REFUSED, 0.0
+    given, nodes, squares = given_by(numbers, h, n, form), nodes_in(reals, integers, many, h, n), 0.0
+    if walks:
+        status = walk_whole(given, nodes, integers, many, num_steps, tol, agree)
+        if status != DONE:
+            return status, 0.0
+    if not wanted & FILTER:
+        return DONE, 0.0
+    way = way_of(given, nodes, integers, many, num_steps)
+    most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
+    for block in range(0, num_rows, most):
+        width = min(most, num_rows - block)
+        if block == 0 or width < most:
+            means, errors = np.empty((num_steps, h, width)), np.empty((num_steps, n, width))
+        squares += filter_block(values, block, width, way, means, errors)
+    log_prob = num_rows * constant_of(nodes, way.index, n) - squares / 2
+    return DONE if abs(log_prob) < np.inf else REFUSED, log_prob
+
+
+@jit(entry=True)
+def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted, smoothed, out):
+    """What :func:`forward` has prepared: the smoothed means (R, T, h) of rows, sums of them, gradients.
+
+    Args:
+        wanted: MEANS, which go into ``smoothed``; SUMS of all that gradients are made of, which go into ``out``, gradients
+            first, then Sums; MOMENTS: sums of states with them.
+
+    Returns:
+        DONE, or REFUSED where digits would be lost or something is not finite; and nats.
+    """
+    num_rows, num_steps, n = values.shape
+    given, nodes, squares, size = given_by(numbers, h, n, form), nodes_in(reals, integers, many, h, n), 0.0, len(numbers)
+    way, made = way_of(given, nodes, integers, many, num_steps), integers[8 * many + FILTERED]
+    tables = Tables(np.empty((made, h, h)), np.zeros((made, n, n)), np.empty((made, n, h)))
+    for node in range(made):
         for i in range(h):
             for j in range(h):
-                sums.states[LATER_STEP, i, j] += count * pulled[0, i, j]
-                sums.states[LATER, i, j] += count * path.information[later, i, j]
-        shared[:] = 0.0
-        turned_times(lowered, 0, path.filtered[node], shared, 1.0)
-        for a in range(n):
+                tables.back[node, i, j] = nodes.moved[node, j, i]
+            for a in range(n):
+                tables.turned[node, a, i] = -nodes.gain[node, i, a]
+        turned_times(nodes.whitener, node, nodes.whitener[node], tables.inverse[node], 1.0)
+    sums = sums_in(out[size:], h, n)
+    most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
+    for block in range(0, num_rows, most):
+        width = min(most, num_rows - block)
+        if block == 0 or width < most:
+            means, errors = np.empty((num_steps, h, width)), np.empty((num_steps, n, width))
+        squares += filter_block(values, block, width, way, means, errors)
+        smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothed)
+    log_prob, is_exact = num_rows * constant_of(nodes, way.index, n) - squares / 2, True
+    if wanted & (SUMS | MOMENTS):
+        is_exact = add_second_order(way, nodes, made, tables, tol, agree, sums, wanted & MOMENTS != 0)
+        to_gradients(given, sums, num_rows, form, out)
+        for i in range(h):  # of all rows together, as sums of means are
             for j in range(h):
-                sums.seen[1, a, j] += count * (path.gain[node, j, a] - shared[a, j])
-        turned_times(path.whitener, node, path.whitener[node], sums.noise[1], float(count))
-        turned_times(path.gain, node, lowered[0], sums.noise[1], float(count))
-        if with_moments:
-            smoothed[:] = path.filtered[node]
-            turned_times(path.moved, node, pulled[0], smoothed, -1.0)
-            most[k] = max(largest(path.information, later), most[later])
-            widest, size = 0.0, largest(path.moved, node)
-            for i in range(h):
-                widest = max(widest, smoothed[i, i])
-            is_exact = is_exact and size * size * most[k] <= limit * widest
-            after = path.of[later] if later else -1
-            if after >= 0:  # of all steps but the last
-                times(path.predicted, path.parent[after], pulled, 0, lag)
-            for i in range(h):
-                for j in range(h):
-                    value = (smoothed[i, j] + smoothed[j, i]) / 2
-                    sums.states[COVARIANCE, i, j] += count * value
-                    if k == places[0, 0]:
-                        sums.states[FIRST_COVARIANCE, i, j] = value
-                    if k == places[num_steps - 1, 0]:
-                        sums.states[LAST_COVARIANCE, i, j] = value
-                    if after >= 0:
-                        sums.states[LAG_ONE, i, j] += count * (path.moved[node, i, j] - lag[i, j])
-    sums.states[LATER_START] = path.information[places[0, 0]]
-    return is_exact
-
-
-@jit
-def lanes_of(num_steps, numbers):
-    """Rows of a block."""
-    return max(FEWEST, min(LANES, ROOM // (num_steps * numbers) // 8 * 8))
-
-
-@jit(entry=True)
-def filter_rows(values, way):
-    """The squares of white innovations, summed over rows (R, T, n)."""
-    (num_rows, num_steps, n), h, squares = values.shape, len(way.first), 0.0
-    most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
-    for block in range(0, num_rows, most):
-        width = min(most, num_rows - block)
-        if block == 0 or width < most:
-            means, errors = np.empty((num_steps, h, width)), np.empty((num_steps, n, width))
-        squares += filter_block(values, block, width, way, means, errors)
-    return squares
-
-
-@jit(entry=True)
-def smooth_rows(values, way, tables, sums, with_moments):
-    """The same, and Sums of means: all that gradients are made of; beside them, where wanted, those of states."""
-    (num_rows, num_steps, n), h, squares = values.shape, len(way.first), 0.0
-    most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
-    for block in range(0, num_rows, most):
-        width = min(most, num_rows - block)
-        if block == 0 or width < most:
-            means, errors = np.empty((num_steps, h, width)), np.empty((num_steps, n, width))
-        squares += filter_block(values, block, width, way, means, errors)
-        smooth_block(width, way, tables, means, errors, sums, with_moments)
-    return squares
+                for k in range(LATER_STEP, LAG_ONE + 1):
+                    sums.states[k, i, j] *= num_rows
+    return DONE if is_exact and abs(log_prob) < np.inf else REFUSED, log_prob

@@ -1,12 +1,12 @@
-"""The likelihood of whole rows with its gradient, and the statistics of EM, by one compiled loop: for a system as it is.
+"""Questions about whole rows that one compiled loop answers, for a system as it is: nothing constrained, drawn or overridden.
 
-Of small systems the operations around a chain cost more than its numbers. The readable twin is the way of all other data, over
-the chain: :func:`~pplseq.models.lds.fit.chain_of` and :func:`~pplseq.models.lds.fit.e_step`.
+Of small systems the operations around a chain cost more than its numbers, so that nothing but the loop is between parameters
+and answers. The readable twin is the way of all other data, over the chain: :func:`~pplseq.models.lds.fit.chain_of` and
+:func:`~pplseq.models.lds.fit.e_step`.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -16,30 +16,31 @@ from torch import Tensor
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels import twice
 from pplseq.kernels.gaussian import whole
-from pplseq.kernels.gaussian.whole import System, WholeRows, double
+from pplseq.kernels.gaussian.whole import Numbers, WholeSystem, double
 from pplseq.kernels.parallel import time_scan
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
+from pplseq.models.lds.queries import LDSQueries
 
-FEW_STATES, MANY_ROWS = 8, 64
 RAW = (
     "transition", "transition_offset", "state_scale", "emission", "emission_offset", "emission_scale", "initial_mean",
     "initial_scale",
 )  # fmt: skip
+# what leads from parameters and observations to answers; an LDS that has its own way of any of it takes the long way
+DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
+WAYS = frozenset(
+    (*DISTRIBUTIONS, "values", "direct_chain", "posterior", "_posterior", "_point", "as_batch", "check_observations")
+) | {"log_prior"}
 
 
 def fits(x: Tensor, h: int) -> bool:
     """Whether the loop is there for observations (B, T, n); numbers that are missing it finds itself."""
     if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return False
-    return x.numel() > 0 and whole.applies(x.shape[0], x.shape[1], h, x.shape[2])
-
-
-def beats_memory(x: Tensor, h: int) -> bool:
-    """Whether a likelihood with all its covariances costs less than a chain that keeps them from question to question."""
-    if h > FEW_STATES or x.dim() != 3 or x.dtype != torch.float64:  # float32 keeps the digits that all questions give it
+    if twice.transformed() or torch._C._get_tracing_state() is not None:
         return False
-    return x.shape[0] >= MANY_ROWS
+    shape = x.shape
+    return 0 not in shape and whole.applies(shape[0], shape[1], h, shape[2])
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -47,80 +48,130 @@ def tolerance(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps
 
 
-class SystemFactors:
-    """The parameters of a model as arrays in double precision, by their names in :data:`RAW`, and what follows from them."""
-
-    def __init__(self, *parts: Tensor | None):
-        self.raw: Any = {name: None if part is None else double(part) for name, part in zip(RAW, parts, strict=True)}
-        raw = self.raw
-        self.state, self.first = (_triangle(raw[name]) for name in ("state_scale", "initial_scale"))
-        scale = raw["emission_scale"]
-        # exp overflows where a fit ran away: what is not finite goes the long way
-        with np.errstate(over="ignore"):
-            self.seen = _below(scale, -1) if scale.ndim == 2 else np.zeros((len(scale), len(scale)))
-            np.fill_diagonal(self.seen, np.exp(scale.diagonal() if scale.ndim == 2 else scale))
-
-    def system(self) -> System:
-        raw, (n, h) = self.raw, self.raw["emission"].shape
-        offset, shift = raw["transition_offset"], raw["emission_offset"]
-        return System(
-            raw["initial_mean"], self.first @ self.first.T, raw["transition"], np.zeros(h) if offset is None else offset,
-            self.state @ self.state.T, raw["emission"], np.zeros(n) if shift is None else shift, self.seen @ self.seen.T,
-        )  # fmt: skip
-
-    def gradients(self, rows: WholeRows) -> dict[str, np.ndarray]:
-        """Of the likelihood, in the parameters."""
-        g, raw = whole.gradients(rows), self.raw
-        log_scale = 2 * g.covariance @ self.seen
-        diagonal = log_scale.diagonal() * self.seen.diagonal()
-        if raw["emission_scale"].ndim == 2:
-            log_scale = _below(log_scale, -1)
-            np.fill_diagonal(log_scale, diagonal)
-        else:
-            log_scale = diagonal
-        return {
-            "transition": g.matrix, "transition_offset": g.offset, "emission": g.loadings, "emission_offset": g.shift,
-            "initial_mean": g.first, "emission_scale": log_scale,
-            "state_scale": _of_triangle(g.noise, self.state, raw["state_scale"].ndim),
-            "initial_scale": _of_triangle(g.start, self.first, raw["initial_scale"].ndim),
-        }  # fmt: skip
-
-
-@functools.cache
-def _mask(size: int, diagonal: int) -> np.ndarray:
-    return np.tri(size, k=diagonal, dtype=np.bool_)
-
-
-def _below(matrix: np.ndarray, diagonal: int = 0) -> np.ndarray:
-    """numpy's ``tril``, which makes its mask anew every time."""
-    return np.where(_mask(len(matrix), diagonal), matrix, 0.0)
-
-
-def _triangle(scale: np.ndarray) -> np.ndarray:
-    return np.diag(scale) if scale.ndim == 1 else _below(scale)
-
-
-def _of_triangle(gradient: np.ndarray, factor: np.ndarray, dim: int) -> np.ndarray:
-    """The gradient in a factor F, or its diagonal, of that in F F', which is symmetric."""
-    found = _below(2 * gradient @ factor)
-    return found.diagonal() if dim == 1 else found
-
-
-def total_log_prob(x: Tensor, *parts: Tensor | None) -> Tensor | None:
-    """() log p(x) in nats, summed over rows (B, T, n) and differentiable in parameters: those of :data:`RAW`, in that order.
-
-    None where the loop is not for such data, or numbers are missing or not finite.
-    """
-    if x.requires_grad or twice.derivatives_wanted() or torch._C._get_tracing_state() is not None:
-        return None  # in other ways than backwards, or in observations
-    factors = SystemFactors(*parts)
-    wanted = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in parts])
-    rows = whole.whole_rows(factors.system(), double(x), tolerance(x.dtype), gradient=wanted)
-    if rows is None:
+def numbers_of(parts: list[Tensor | None]) -> Numbers | None:
+    """Parameters, those of :data:`RAW` in that order, as the loop takes them; None for shapes that are no system's."""
+    transition, offset, state, emission, shift, seen, first, start = parts
+    if transition is None or state is None or emission is None or seen is None or first is None or start is None:
         return None
-    if not wanted:
-        return x.new_tensor(rows.log_prob)
-    return _LogProb.apply(rows, factors, x, *parts)
+    n, h = emission.shape
+    square, full_state, full_seen = (h, h), state.dim() == 2, seen.dim() == 2
+    if transition.shape != square or start.shape != square or first.shape != (h,):
+        return None
+    if state.shape != (square if full_state else (h,)) or seen.shape != ((n, n) if full_seen else (n,)):
+        return None
+    if offset is not None and offset.shape != (h,) or shift is not None and shift.shape != (n,):
+        return None
+    flat = torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
+    if not flat.is_cpu:
+        return None
+    form = whole.FULL_NOISE * full_state + whole.FULL_COVARIANCE * full_seen
+    form += whole.OFFSET * (offset is not None) + whole.SHIFT * (shift is not None)
+    return Numbers(double(flat), h, n, form)
+
+
+class LastSystem:
+    """The last system whose whole rows were asked about."""
+
+    def __init__(self):
+        self.system: WholeSystem | None = None
+
+    def of(self, numbers: Numbers, num_steps: int, tol: float) -> WholeSystem:
+        """That of these parameters; of many numbers none is kept."""
+        last = self.system
+        if last is not None and last.is_of(numbers, num_steps, tol):
+            return last
+        self.system = None
+        return WholeSystem(numbers, num_steps, tol)
+
+    def __reduce__(self):
+        return LastSystem, ()  # a copy has yet to be asked
+
+
+class AtOnce(LDSQueries):
+    """A linear dynamical system that answers at once where it can."""
+
+    is_plain = False  # set by the class whose distributions these are, and not inherited
+
+    @property
+    def _is_as_it_is(self) -> bool:
+        """Whether nothing of it is its own: no subclass, no replaced method, no parameter that is constrained or drawn."""
+        own = vars(self)
+        if "is_plain" not in vars(type(self)) or self.initial != "learned" or self.num_inputs or not WAYS.isdisjoint(own):
+            return False
+        return self.is_one_chain and not (own["_modules"] or self._pyro_params or self._pyro_samples)
+
+    def _numbers(self, x: Tensor) -> Numbers | None:
+        """The parameters, where the loop answers questions about x."""
+        if not self._is_as_it_is or not fits(x, self.num_states):
+            return None
+        own = self._parameters
+        found = numbers_of([own[name] for name in RAW])
+        same = own["transition"].dtype == x.dtype and x.shape[2] == self.num_features
+        return found if same and found is not None and found.n == self.num_features and found.h == self.num_states else None
+
+    def _system(self, x: Tensor) -> WholeSystem | None:
+        """The system, of which covariances are kept from question to question."""
+        if x.dtype != torch.float64 or x.dim() != 3:  # float32 keeps the digits that all questions give it
+            return None
+        if not whole.is_worth_keeping(x.shape[1], self.num_states, x.shape[2]):
+            return None
+        numbers = self._numbers(x)
+        if numbers is None:
+            return None
+        return vars(self).setdefault("_last_system", LastSystem()).of(numbers, x.shape[1], tolerance(x.dtype))
+
+    def _keep(self, system: WholeSystem) -> None:
+        if system.is_small:
+            vars(self)["_last_system"].system = system
+
+    def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
+        """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
+        if type(x) is Tensor and lengths is None and not known and (system := self._system(x)) is not None:
+            self.check_fitted()
+            value = system.log_prob(double(x))
+            if value is not None:
+                self._keep(system)
+                return value / (x.shape[0] * x.shape[1] if per_token else 1)
+        with torch.no_grad():
+            return super().score(x, lengths, per_token=per_token, **known)
+
+    def decode(self, x, lengths=None, **known):
+        if type(x) is Tensor and lengths is None and not known and (system := self._system(x)) is not None:
+            self.check_fitted()
+            value = system.smoothed_means(double(x))
+            if value is not None:
+                self._keep(system)
+                return torch.from_numpy(value)
+        return super().decode(x, lengths, **known)
+
+    def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
+        value = self._log_prob_at_once(x) if type(x) is Tensor and lengths is None and not known else None
+        if value is None:
+            return super().log_joint(x, lengths, share=share, **known)
+        return value + share * self.log_prior() if self.has_priors else value
+
+    def _log_prob_at_once(self, x: Tensor) -> Tensor | None:
+        """() log p(x) of whole rows, differentiable in parameters."""
+        if x.requires_grad or twice.derivatives_wanted():
+            return None  # in other ways than backwards, or in observations
+        numbers = self._numbers(x)
+        if numbers is None:
+            return None
+        parts, system = [self._parameters[name] for name in RAW], WholeSystem(numbers, x.shape[1], tolerance(x.dtype))
+        if not torch.is_grad_enabled() or not any([part is not None and part.requires_grad for part in parts]):
+            value = system.log_prob(double(x))
+            return None if value is None else x.new_tensor(value)
+        found = system.gradients(double(x))
+        return None if found is None else _LogProb.apply(found, x, *parts)
+
+    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
+        """The E-step, see :func:`~pplseq.models.lds.fit.e_step`, and the log-likelihood; None where the loop is not for such
+        data."""
+        if not all(part is None for part in batch[1:]) or (numbers := self._numbers(batch.x)) is None:
+            return None
+        x = double(batch.x)
+        found = WholeSystem(numbers, x.shape[1], tolerance(batch.x.dtype)).moments(x)
+        return None if found is None else (_statistics(numbers.form, found[1], x, batch.x.dtype), found[0])
 
 
 def _twin(x: Tensor, *parts: Tensor | None) -> Tensor:
@@ -136,43 +187,28 @@ def _twin(x: Tensor, *parts: Tensor | None) -> Tensor:
 
 class _LogProb(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, rows: WholeRows, factors: SystemFactors, x: Tensor, *parts):
-        ctx.found = rows, factors
+    def forward(ctx, found: tuple[float, np.ndarray], x: Tensor, *parts):
+        ctx.gradients = found[1]
         ctx.save_for_backward(x, *parts)
-        return x.new_tensor(rows.log_prob)
+        return x.new_tensor(found[0])
 
     @staticmethod
     def backward(ctx, *grads):
         x, *parts = ctx.saved_tensors  # raises where they were changed in place, as every backward does
         if torch.is_grad_enabled():
             found = twice.gradients(lambda *values: _twin(x, *values), tuple(parts), grads[0])
-            return None, None, None, *found
-        (rows, factors), weight = ctx.found, float(grads[0])
-        gradients, dtype, given = factors.gradients(rows), grads[0].dtype, ctx.needs_input_grad[3:]
-        wanted = zip(RAW, given, strict=True)
-        found = [torch.from_numpy(gradients[name] * weight).to(dtype) if needed else None for name, needed in wanted]
-        return None, None, None, *found
+            return None, None, *found
+        all_of_them, at, result = torch.from_numpy(ctx.gradients).to(x.dtype) * grads[0], 0, []
+        for part, needed in zip(parts, ctx.needs_input_grad[2:], strict=True):
+            size = 0 if part is None else part.numel()
+            result.append(all_of_them[at : at + size].view(part.shape) if needed else None)
+            at += size
+        return None, None, *result
 
 
-def expectation(parameters: Parameters, batch: Batch) -> tuple[Statistics, float] | None:
-    """The E-step at parameters without gradients, see :func:`~pplseq.models.lds.fit.e_step`, and the log-likelihood; None where
-    the loop is not for such data."""
-    if parameters.initial_mean is None or parameters.initial_covariance is None:
-        return None
-    if not all(part is None for part in batch[1:]) or not fits(batch.x, len(parameters.transition)):
-        return None
-    offset, shift = parameters.transition_offset, parameters.emission_offset
-    noise, x, (n, h) = double(parameters.emission_noise), double(batch.x), parameters.emission.shape
-    system = System(
-        double(parameters.initial_mean), double(parameters.initial_covariance), double(parameters.transition),
-        np.zeros(h) if offset is None else double(offset), double(parameters.state_noise), double(parameters.emission),
-        np.zeros(n) if shift is None else double(shift), np.diag(noise) if noise.ndim == 1 else noise,
-    )  # fmt: skip
-    rows = whole.whole_rows(system, x, tolerance(batch.x.dtype), moments=True)
-    if rows is None:
-        return None
-    m, count, steps = whole.moments(rows), float(rows.num_rows), float(rows.num_rows * rows.num_steps)
-    moves, seen, flat = offset is not None, shift is not None, x.reshape(-1, n)
+def _statistics(form: int, m: whole.Moments, x: np.ndarray, dtype: torch.dtype) -> Statistics:
+    count, steps = float(len(x)), float(x.shape[0] * x.shape[1])
+    moves, seen, flat = form & whole.OFFSET, form & whole.SHIFT, x.reshape(-1, x.shape[2])
     ones = np.ones(len(flat))  # a product adds up faster than a sum along the longer axis
     found = {
         "transition_count": steps - count,
@@ -183,10 +219,9 @@ def expectation(parameters: Parameters, batch: Batch) -> tuple[Statistics, float
         "emission_cross": np.column_stack([m.error_state, m.error_sum]) if seen else m.error_state,
         "emission_scatter": m.error, "num_sequences": count, "first_mean": m.first_state, "first_second": m.first,
         "state_count": steps, "state_sum": m.state, "state_square": m.second.diagonal(),
-        "data_count": np.full(n, steps), "data_sum": ones @ flat, "data_square": ones @ (flat * flat),
+        "data_count": np.full(x.shape[2], steps), "data_sum": ones @ flat, "data_square": ones @ (flat * flat),
     }  # fmt: skip
-    dtype = batch.x.dtype
-    return {name: torch.tensor(value, dtype=dtype) for name, value in found.items()}, rows.log_prob
+    return {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in found.items()}
 
 
 def _bordered(second: np.ndarray, first: np.ndarray, count: float) -> np.ndarray:

@@ -228,10 +228,7 @@ def m_step(
             weights, noise, floored = regressions.regression_mode(*given, **about)
         new = new.with_weights(kind, weights)._replace(**{noise_name: noise})
         if floored:
-            notes.append(
-                f"{noise_name} met its floor of {_in_words(noise_name, options.noise_floor)} in some direction: fewer states "
-                "or diagonal noise, a prior, or a larger noise_floor may fit better"
-            )
+            notes.append(floor_note(noise_name, options.noise_floor))
     if parameters.initial_covariance is not None and not bool(parameters.initial_covariance.isinf().any()):
         count = statistics["num_sequences"]
         mean = parameters.initial_mean if "initial_mean" in options.held else statistics["first_mean"] / count
@@ -244,9 +241,14 @@ def m_step(
     return new, notes
 
 
-def _in_words(name: str, floor: float | None) -> str:
-    whose = "states" if name == "state_noise" else "data"
-    return f"{FLOOR:g} of the {whose}' variance".replace("data'", "data's") if floor is None else f"{floor:g}"
+def floor_note(name: str, floor: float | None) -> str:
+    """What a noise that met its floor says to the user."""
+    whose = "states'" if name == "state_noise" else "data's"
+    words = f"{FLOOR:g} of the {whose} variance" if floor is None else f"{floor:g}"
+    return (
+        f"{name} met its floor of {words} in some direction: fewer states or diagonal noise, a prior, or a larger noise_floor "
+        "may fit better"
+    )
 
 
 def above_floor(parameters: Parameters, held: Parameters, lowest: dict[str, float | Tensor]) -> Parameters:

@@ -171,10 +171,11 @@ def scale_of(name: str, covariance: Tensor, *, diagonal: bool = False) -> Tensor
         raise ValueError(f"{name} must be symmetric")
     if diagonal and np.count_nonzero(value) > np.count_nonzero(value.diagonal()):
         raise ValueError(f"{name} must be diagonal in this model; make it with {name}='full'")
-    return as_tensor(_scale_of(name, value, diagonal), covariance)
+    return as_tensor(factor_of(name, value, diagonal), covariance)
 
 
-def _scale_of(name: str, value: np.ndarray, diagonal: bool) -> np.ndarray:
+def factor_of(name: str, value: np.ndarray, diagonal: bool) -> np.ndarray:
+    """As :func:`scale_of`, of an array that is known to be symmetric, and diagonal where that is asked for."""
     if not diagonal:
         try:
             factor = np.linalg.cholesky(value)

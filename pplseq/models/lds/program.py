@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import pyro
 import torch
@@ -18,7 +18,7 @@ from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.forms import in_form
-from pplseq.models.lds import at_once
+from pplseq.models.lds import quick_em
 from pplseq.models.lds.arguments import (
     check_controls,
     check_inputs,
@@ -29,6 +29,7 @@ from pplseq.models.lds.arguments import (
     step_sizes,
     with_inputs,
 )
+from pplseq.models.lds.at_once import DISTRIBUTIONS, WAYS, AtOnce
 from pplseq.models.lds.fit import (
     EMOptions,
     above_floor,
@@ -42,19 +43,13 @@ from pplseq.models.lds.fit import (
     parameter_units,
     to_coordinates,
 )
-from pplseq.models.lds.parameters import SCALES
-from pplseq.models.lds.queries import LDSQueries
+from pplseq.models.lds.parameters import SCALES, Parameters
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_whole
 from pplseq.models.steps import padded_steps, step_matrices, with_steps
 
-# what a system is made of: EM knows these as they are here
-DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
-# what leads from parameters and observations to a chain; an LDS that has its own way of any of it takes the long way
-WAYS = frozenset((*DISTRIBUTIONS, "values", "direct_chain", "posterior", "_point"))
 
-
-class LDS(LDSQueries):
+class LDS(AtOnce):
     """A chain of h-dimensional Gaussian states, observed through a linear map with noise.
 
         z_1 ~ N(initial_mean, initial_covariance)
@@ -92,6 +87,7 @@ class LDS(LDSQueries):
     """
 
     name = "lds"
+    is_plain = True
     methods = ("em", "sgd", "lbfgs")
     starts = STARTS
     _pinned: frozenset[str] = frozenset()  # names of parameters of which something is known beforehand
@@ -165,34 +161,6 @@ class LDS(LDSQueries):
         emission = LinearEmission(values.emission, as_noise(values.emission_noise, self.num_features))
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
-
-    def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
-        value = self._log_prob_at_once(x) if lengths is None and not known else None
-        return super().log_joint(x, lengths, share=share, **known) if value is None else value + share * self.log_prior()
-
-    @torch.no_grad()
-    def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
-        """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
-        plain = type(x) is Tensor and lengths is None and not known
-        value = self._log_prob_at_once(x) if plain and at_once.beats_memory(x, self.num_states) else None
-        if value is None:
-            return super().score(x, lengths, per_token=per_token, **known)
-        self.check_fitted()
-        return float(value) / (x.shape[0] * x.shape[1] if per_token else 1)
-
-    def _log_prob_at_once(self, x: Tensor) -> Tensor | None:
-        """() log p(x) of whole rows under an LDS as it is; see :mod:`pplseq.models.lds.at_once`."""
-        if not self._is_as_it_is or not at_once.fits(x, self.num_states):
-            return None
-        own, of = self._parameters, (self.num_features, self.transition.dtype)
-        return at_once.total_log_prob(x, *[own[name] for name in at_once.RAW]) if (x.shape[2], x.dtype) == of else None
-
-    @property
-    def _is_as_it_is(self) -> bool:
-        """Whether nothing of it is its own: no subclass, no replaced method, no parameter that is constrained or drawn."""
-        if type(self) is not LDS or self.initial != "learned" or self.num_inputs or not WAYS.isdisjoint(vars(self)):
-            return False
-        return self.is_one_chain and not (self._modules or self._pyro_params or self._pyro_samples)
 
     @property
     def _is_finite(self) -> bool:
@@ -319,7 +287,7 @@ class LDS(LDSQueries):
                 f"method: {kind.__name__} has {what}, which the closed forms of EM are not for; use method='lbfgs' or 'sgd', "
                 "or give it chain_of, expected_statistics and maximize of its own"
             )
-        kept = [SCALES.get(name, name) for name in self.values._fields]
+        kept = [SCALES.get(name, name) for name in Parameters._fields]
         bound = [name for name in kept if getattr(self, name, None) is not None and name not in self._parameters]
         if bound:
             raise ValueError(
@@ -403,15 +371,15 @@ class LDS(LDSQueries):
             return self.posterior(batch.x, batch.lengths, **batch.known)
         return chain_of(self.values, batch)
 
-    @torch.no_grad()
-    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
-        return at_once.expectation(self.values, batch) if self._is_as_it_is else None
-
     def expected_statistics(self, chain: GaussianChain, batch: Batch) -> Statistics:
         return e_step(self.values, chain, batch)
 
     def maximize(self, statistics: Statistics) -> list[str]:
         options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self._diagonal, self.held)
+        if self._has_quick_em:
+            found, self._lowest, notes = quick_em.maximize(self._parameters, statistics, options)
+            self._set_arrays(found)
+            return notes
         self._lowest = floors(statistics, self.noise_floor)
         parameters, notes = m_step(self.values, statistics, options, self._lowest)
         self._put(parameters)
@@ -419,7 +387,17 @@ class LDS(LDSQueries):
 
     def em_coordinates(self) -> tuple[Tensor, Tensor]:
         """The parameters that a fit moves, as EM's acceleration wants them, and their units."""
-        return to_coordinates(self.values, self._free)
+        found = quick_em.coordinates(self._parameters, self._free) if self._has_quick_em else None
+        return to_coordinates(self.values, self._free) if found is None else found
+
+    @property
+    def _has_quick_em(self) -> bool:
+        return self.transition.dtype == torch.float64 and self.transition.is_cpu and self._is_as_it_is
+
+    @torch.no_grad()
+    def _set_arrays(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self._parameters[name].copy_(torch.from_numpy(value))
 
     def set_em_coordinates(self, coordinates: Tensor) -> None:
         here = self.values
@@ -435,6 +413,11 @@ class LDS(LDSQueries):
     @property
     def _free(self) -> list[str]:
         return [name for name in self._own if name not in self.held]
+
+    @property
+    def has_priors(self) -> bool:
+        """Whether :meth:`log_prior` is of some prior."""
+        return any(prior.count or prior.strength for prior in (self.state_prior, self.emission_prior))
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats, up to a constant; 0 without priors."""

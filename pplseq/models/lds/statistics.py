@@ -24,6 +24,7 @@ from pplseq.models.lds.parameters import RegressionPrior, as_array, as_tensor
 
 STATIONARY_ROUNDS = 5  # of coordinate ascent in an M-step whose first state depends on the dynamics
 HALVINGS = 30
+CLEARLY = 1e12  # numbers below which rounding is far less than one
 
 Floor = float | Tensor
 
@@ -131,21 +132,36 @@ def regression_mode(
     Returns:
         W (n, k), the covariance (n, n), and whether it met the floor.
     """
-    kept, parts = noise, [as_array(part) for part in statistics]
-    about: Any = Regression(*parts)
-    start, free = as_array(weights), as_array(free)
-    ridge = (prior.strength * as_array(shrunk)).astype(start.dtype)  # which directions are open depends on the type's digits
-    step = np.zeros_like(start)
+    found, covariance, floored = mode_of_arrays(
+        as_array(weights), as_array(noise), Regression(*[as_array(part) for part in statistics]), free=as_array(free),
+        shrunk=as_array(shrunk), prior=prior, floor=as_array(floor), diagonal=diagonal, hold_noise=hold_noise,
+    )  # fmt: skip
+    return as_tensor(found, weights), as_tensor(covariance, weights), floored
+
+
+def mode_of_arrays(
+    start: np.ndarray, noise: np.ndarray, about: Any, *, free: np.ndarray, shrunk: np.ndarray, prior: RegressionPrior,
+    floor: np.ndarray, diagonal: bool = False, hold_noise: bool = False,
+) -> tuple[np.ndarray, np.ndarray, bool]:  # fmt: skip
+    """:func:`regression_mode` of arrays."""
+    ridge = (prior.strength * shrunk).astype(start.dtype)  # which directions are open depends on the type's digits
+    found, step = start.copy(), None
     if free.any():
         # the smallest change that reaches the maximum: directions that the data leave open stay where they are
-        gradient = (about.cross - start * ridge)[:, free]
-        step[:, free] = _solved((about.moment + np.diag(ridge))[free][:, free], gradient.T).T
-    found = start + step
+        if free.all():
+            step = _solved(about.moment + np.diag(ridge), (about.cross - start * ridge).T).T
+        else:
+            step = np.zeros_like(start)
+            gradient = (about.cross - start * ridge)[:, free]
+            step[:, free] = _solved((about.moment + np.diag(ridge))[free][:, free], gradient.T).T
+        found = start + step
     if hold_noise or float(about.count + prior.count) == 0:
-        return as_tensor(found, weights), kept, False
-    total = residual_scatter(about, step) + (found * ridge) @ found.T + prior.count * prior.variance * np.eye(len(found))
-    covariance, floored = _floored(total / (about.count + prior.count), as_array(floor), diagonal, as_array(noise))
-    return as_tensor(found, weights), as_tensor(covariance, weights), floored
+        return found, noise, False
+    total = about.scatter if step is None else residual_scatter(about, step)
+    if prior.count or prior.strength:
+        total = total + (found * ridge) @ found.T + prior.count * prior.variance * np.eye(len(found))
+    covariance, floored = floored_array(total / (about.count + prior.count), floor, diagonal, noise)
+    return found, covariance, floored
 
 
 def residual_scatter(statistics: Regression, step: Any) -> Any:
@@ -162,23 +178,39 @@ def floored_covariance(covariance: Tensor, floor: Floor, diagonal: bool, before:
         before: (n, n) what it was; where that is below the floor, the floor is lowered to it: EM never leaves what it stands
             at for something less likely.
     """
-    value, floored = _floored(as_array(covariance), as_array(floor), diagonal, as_array(before))
+    value, floored = floored_array(as_array(covariance), as_array(floor), diagonal, as_array(before))
     return as_tensor(value, covariance), floored
 
 
-def _floored(covariance: np.ndarray, floor: np.ndarray, diagonal: bool, before: np.ndarray) -> tuple[np.ndarray, bool]:
-    variances = np.broadcast_to(floor, len(covariance))
+def floored_array(covariance: np.ndarray, floor: np.ndarray, diagonal: bool, before: np.ndarray) -> tuple[np.ndarray, bool]:
+    """:func:`floored_covariance` of arrays."""
+    variances = np.zeros(len(covariance)) + floor
     if diagonal:
         variances, values = np.minimum(variances, before.diagonal()), covariance.diagonal()
         return np.diag(np.maximum(values, variances)), bool((values < variances).any())
     unit = np.sqrt(variances)
     unit = np.outer(unit, unit)  # in these units the floor is 1
-    share = min(max(np.linalg.eigvalsh(before / unit)[0], 0.0), 1.0)
     value = symmetric(covariance / unit)
+    if is_above(value):
+        return value * unit, False
+    share = min(max(np.linalg.eigvalsh(before / unit)[0], 0.0), 1.0)
     values, vectors = np.linalg.eigh(value)
     if floored := bool((values < share).any()):  # as in floor_eigenvalues
         value = symmetric((vectors * np.maximum(values, share)) @ vectors.T)
     return value * unit, floored
+
+
+def is_above(covariance: np.ndarray) -> bool:
+    """Whether a covariance (n, n) is clearly above the floor in every direction, in units in which that is 1."""
+    if not abs(covariance).max() < CLEARLY:
+        return False
+    lowered = covariance.copy()
+    lowered.flat[:: len(lowered) + 1] -= 2.0
+    try:
+        np.linalg.cholesky(lowered)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:

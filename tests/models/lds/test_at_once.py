@@ -1,5 +1,7 @@
 """Whole rows by one compiled loop: the values, gradients and statistics of EM that the way over a chain gives."""
 
+import copy
+import warnings
 import zlib
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from pplseq.kernels import compiled
 from pplseq.kernels.gaussian import whole
 from pplseq.models import LDS
 from pplseq.models.estimator import Estimator
-from pplseq.models.lds import at_once
+from pplseq.models.lds import at_once, quick_em
 from pplseq.models.lds.fit import chain_of, e_step
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba here")
@@ -55,7 +57,7 @@ def check(model, x, close=1e-10):
     compare(own, value_and_gradients(lambda **options: Estimator.log_joint(model, x, **options), model), close)
     with torch.no_grad():
         values, batch = model.values, Batch(x)
-        found, log_prob = at_once.expectation(values, batch)
+        found, log_prob = model.expectation_at_once(batch)
         chain = chain_of(values, batch)
         assert log_prob == pytest.approx(float(chain.log_prob().sum(dtype=torch.float64)), rel=close)
         compare(found, e_step(values, chain, batch), close)
@@ -168,16 +170,86 @@ def test_rows_without_room_take_the_long_way(monkeypatch):
 
 
 def test_changes_of_shared_loops_are_noticed():
-    from pplseq.kernels.gaussian import mean_loops, whole_loops
+    from pplseq.kernels.gaussian import block_loops, kalman_loops, mean_loops, whole_loops
 
-    found = zlib.crc32(Path(mean_loops.__file__).read_bytes())
+    found = zlib.crc32(b"".join(Path(part.__file__).read_bytes() for part in (block_loops, kalman_loops, mean_loops)))
     assert found == whole_loops.SHARED, f"whole_loops: set SHARED to {found}, or old machine code stays in use"
 
 
-def test_a_score_is_that_of_the_chain():
-    for rows in (4, at_once.MANY_ROWS):
-        model, x = system(3, 2, rows, 7, {})
-        assert at_once.beats_memory(x, 3) == (rows != 4)
-        expected = float(model.posterior(x).log_prob().sum())
-        assert model.score(x) == pytest.approx(expected, rel=1e-12)
-        assert model.score(x, per_token=True) == pytest.approx(expected / (7 * rows), rel=1e-12)
+@pytest.mark.parametrize("case", CASES)
+def test_scores_and_smoothed_means_are_those_of_the_chain(case):
+    model, x = system(*CASES[case])
+    close = 1e-5 if case == "single" else 1e-11
+    for numbers in (x, x.flip(1), x):  # covariances that are kept serve other numbers
+        chain = model.posterior(numbers)
+        expected, (rows, steps) = float(chain.log_prob().sum(dtype=torch.float64)), x.shape[:2]
+        assert model.score(numbers) == pytest.approx(expected, rel=close)
+        assert model.score(numbers, per_token=True) == pytest.approx(expected / (rows * steps), rel=close)
+        means = chain.smoothed_states().means
+        torch.testing.assert_close(model.transform(numbers), means, rtol=close, atol=close * float(means.abs().max()))
+
+
+def test_covariances_are_kept_and_what_changes_is_noticed():
+    model, x = system(3, 2, 4, 9, {})
+
+    def expected():
+        return float(model.posterior(x).log_prob().sum())
+
+    assert model.score(x) == pytest.approx(expected(), rel=1e-12)
+    kept = vars(model)["_last_system"].system
+    assert model.transform(x).shape == (4, 9, 3) and vars(model)["_last_system"].system is kept
+    for name, parameter in model.named_parameters():
+        before = model.score(x)
+        parameter.data.mul_(1.01)
+        assert model.score(x) == pytest.approx(expected(), rel=1e-12), name
+        assert before != model.score(x)
+        assert vars(model)["_last_system"].system is not kept
+    assert model.score(x[:, :5]) == pytest.approx(float(model.posterior(x[:, :5]).log_prob().sum()), rel=1e-12)
+    assert vars(copy.deepcopy(model))["_last_system"].system is None
+
+
+def test_many_covariances_are_not_kept(monkeypatch):
+    monkeypatch.setattr(whole, "MOST_KEPT", 10)
+    model, x = system(3, 2, 4, 9, {})
+    assert model.score(x) == pytest.approx(float(model.posterior(x).log_prob().sum()), rel=1e-12)
+    assert "_last_system" not in vars(model)
+
+
+KINDS = {
+    "plain": {}, "no offsets": {"offsets": "none"}, "diagonal": {"state_noise": "diagonal", "emission_noise": "diagonal"},
+    "priors": {"state_prior": {"count": 3.0}, "emission_prior": {"strength": 2.0}}, "floor": {"noise_floor": 0.3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [(), ("transition", "emission_noise"), ("initial_mean", "emission_offset")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
+    def fitted(h, n):
+        torch.manual_seed(0)
+        model, x = LDS(h, n, **KINDS[kind]), torch.randn(4, 30, n, dtype=torch.float64).cumsum(1)
+        with torch.no_grad():
+            model.initial_scale.neg_()  # another factor of the same covariance
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a floor that is met
+            own = [name for name in held if kind != "no offsets" or "offset" not in name]
+            return model.fit(x, warm_start=True, max_iterations=6, tolerance=0.0, fixed=own), x
+
+    for size in ((1, 1), (3, 2), (2, 4)):
+        found, x = fitted(*size)
+        with monkeypatch.context() as patch:
+            patch.setattr(LDS, "_has_quick_em", False)
+            expected, _ = fitted(*size)
+            units = expected.em_coordinates()
+        assert found.history.notes == expected.history.notes
+        assert found.history.log_likelihoods == pytest.approx(expected.history.log_likelihoods, rel=1e-9)
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-7, atol=1e-7, msg=lambda text, n=name: n + text)
+        for one, other in zip(expected.em_coordinates(), units, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_coordinates_of_singular_covariances_take_the_long_way():
+    model, _ = system(3, 2, 1, 2, {})
+    model.set_parameters(state_noise=torch.diag(torch.tensor([1.0, 0.0, 2.0])))
+    assert quick_em.coordinates(model._parameters, model._free) is None
+    assert all(bool(part.isfinite().all()) for part in model.em_coordinates())
