@@ -114,15 +114,14 @@ class WholeSystem:
         self._is_walked |= status == loops.DONE
         return log_prob if status == loops.DONE else None
 
-    def _in_parts(self, values: np.ndarray, times: int) -> int:
-        """How many threads are worth their start; their covariances are then there."""
-        (num_rows, num_steps, n), h = values.shape, self.system.h
-        self._work = times * num_rows * num_steps * h * (2 * h + 4 * n)
-        return compiled.num_parts(num_rows, self._work)
+    def _work(self, values: np.ndarray) -> int:
+        """Multiplications of the filter, roughly."""
+        return len(values) * self.num_steps * self.system.h * (2 * self.system.h + 4 * self.system.n)
 
     def log_prob(self, values: np.ndarray) -> float | None:
         """Nats of all rows (R, T, n)."""
-        if self._in_parts(values, 1) == 1:
+        work = self._work(values)
+        if compiled.num_parts(len(values), work) == 1:
             return self._forward(values, FILTER)
         if self._forward(values, 0) is None:
             return None
@@ -131,7 +130,7 @@ class WholeSystem:
         def run(part: int, begin: int, end: int) -> None:
             found[part] = self._forward(values[begin:end], FILTER)
 
-        compiled.by_rows(run, len(values), self._work)
+        compiled.by_rows(run, len(values), work)
         return _sum(found.values())
 
     def _backward(self, values: np.ndarray, wanted: int, smoothed: np.ndarray) -> tuple[float | None, np.ndarray]:
@@ -145,8 +144,7 @@ class WholeSystem:
             own, out = smoothed[begin:end], np.zeros(size)
             found[part] = *loops.backward(values[begin:end], *about, wanted, own, out), out
 
-        self._in_parts(values, 4)
-        compiled.by_rows(run, len(values), self._work)
+        compiled.by_rows(run, len(values), 4 * self._work(values))
         log_prob = _sum([value if status == loops.DONE else None for status, value, _ in found.values()])
         out = found.pop(0)[2]
         for part in found.values():

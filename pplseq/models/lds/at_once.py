@@ -62,7 +62,7 @@ def numbers_of(parts: list[Tensor | None]) -> Numbers | None:
     if offset is not None and offset.shape != (h,) or shift is not None and shift.shape != (n,):
         return None
     flat = torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
-    if not flat.is_cpu:
+    if flat.device.type != "cpu":
         return None
     form = whole.FULL_NOISE * full_state + whole.FULL_COVARIANCE * full_seen
     form += whole.OFFSET * (offset is not None) + whole.SHIFT * (shift is not None)

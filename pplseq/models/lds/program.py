@@ -392,7 +392,8 @@ class LDS(AtOnce):
 
     @property
     def _has_quick_em(self) -> bool:
-        return self.transition.dtype == torch.float64 and self.transition.is_cpu and self._is_as_it_is
+        """Whether :mod:`pplseq.models.lds.quick_em` is for this system, where it is and in its type."""
+        return self.transition.dtype == torch.float64 and self.transition.device.type == "cpu" and self._is_as_it_is
 
     @torch.no_grad()
     def _set_arrays(self, values: dict[str, Any]) -> None:
