@@ -47,15 +47,19 @@ def machine() -> dict:
 
 
 def command_line(arguments: list[str]) -> str:
-    """What to type in the repository's folder for the same run; PATH stands for a folder beside the repository."""
+    """What to type in the repository's folder for the same run: runs are below ``runs``, wherever they were; PATH stands for a
+    folder beside the repository."""
     return shlex.join(["python", *map(_in_repository, arguments)])
 
 
 def _in_repository(argument: str) -> str:
-    if not os.path.isabs(argument):
+    beside = argument == os.pardir or argument.startswith(os.pardir + os.sep)
+    if not (os.path.isabs(argument) or beside):
         return argument
     path = Path(os.path.abspath(argument))
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else f"PATH/{path.name}"
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
+    return "/".join(path.parts[path.parts.index("runs") :]) if "runs" in path.parts else f"PATH/{path.name}"
 
 
 def record(name: str, results, *, folder: str = "bench", **more) -> Path:

@@ -16,6 +16,8 @@ def test_commands_can_be_typed(monkeypatch):
     system = "product members='[\"latent\", \"crf l2=0.1\"]'"
     line = record.command_line([str(ROOT / script), "--systems", system, "--runs", str(ROOT / "runs"), "--python", "/far/off"])
     assert shlex.split(line) == ["python", script, "--systems", system, "--runs", "runs", "--python", "PATH/off"]
+    line = record.command_line([str(ROOT / script), "--runs", "../runs/some", "--cache", "/far/runs/lds", "--data", "../corpora"])
+    assert shlex.split(line)[2:] == ["--runs", "runs/some", "--cache", "runs/lds", "--data", "PATH/corpora"]
     sys.modules.pop("record")
 
 
@@ -24,5 +26,6 @@ def test_commands_of_results_are_there():
         found = json.loads(path.read_text())
         if isinstance(found, dict) and "command" in found and "scripts/" in found["command"]:
             words = shlex.split(found["command"])
+            assert not any(word.startswith(("..", "/")) for word in words), f"{path.name}: a path that no reader has"
             script = next(word for word in words if "scripts/" in word)
             assert "__main__" in (ROOT / script).read_text() or script.endswith(".sh"), f"{path.name}: {script} does not run"
