@@ -16,8 +16,8 @@ def test_commands_can_be_typed(monkeypatch):
     system = "product members='[\"latent\", \"crf l2=0.1\"]'"
     line = record.command_line([str(ROOT / script), "--systems", system, "--runs", str(ROOT / "runs"), "--python", "/far/off"])
     assert shlex.split(line) == ["python", script, "--systems", system, "--runs", "runs", "--python", "PATH/off"]
-    line = record.command_line([str(ROOT / script), "--runs", "../runs/some", "--cache", "/far/runs/lds", "--data", "../corpora"])
-    assert shlex.split(line)[2:] == ["--runs", "runs/some", "--cache", "runs/lds", "--data", "PATH/corpora"]
+    line = record.command_line([str(ROOT / script), "--runs", "../runs/some", "--cache", "/far/runs/lds", "--data", "../texts"])
+    assert shlex.split(line)[2:] == ["--runs", "runs/some", "--cache", "runs/lds", "--data", "PATH/texts"]
     sys.modules.pop("record")
 
 

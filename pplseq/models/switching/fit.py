@@ -1,4 +1,8 @@
-"""The M-step of a switching regression: weighted regressions, of which some coefficients are shared."""
+"""The M-step of a switching regression: weighted regressions, of which some coefficients are shared.
+
+Where lags are of values it is solved, coefficients first and then variances; where they deviate from the means of their own
+regimes, means multiply lags, and it climbs.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ if TYPE_CHECKING:
     from pplseq.models.switching.parameters import SwitchingParameters
 
 STEPS = 8  # of L-BFGS an M-step, on sums alone: the data are not read again
+RARE = 1e-10  # the smallest probability of a move that a count gives: gradients still reach it
+ENOUGH = 1e-2  # nats that shares of counts have to gain: they are not the best moves where these say how a row begins
+LEVEL = 1e-12  # of the steepest direction: where the expected log-likelihood says nothing of coefficients, they stay
 FLOOR = 1e-6  # the smallest variance of a regime, of that of the data
 
 
@@ -46,20 +53,14 @@ def expected_log_likelihood(model: SwitchingParameters, statistics: Statistics) 
 
 
 def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
-    """Raises the expected log-likelihood by L-BFGS; exact in its values, so that EM never falls."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Raises the expected log-likelihood, so that EM never falls; says which regimes collapsed."""
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if model.lags_of == "values" and len(learned) == len([*model.parameters()]):  # none is held
+        solve_regressions(model, statistics)
+        solve_moves(model, statistics)
+    else:
+        climb(model, learned, statistics)
     size = statistics["weight"].sum().clamp_min(1.0)
-    optimizer = torch.optim.LBFGS(parameters, max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-12)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = -expected_log_likelihood(model, statistics) / size
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    optimizer.zero_grad()
     moments = statistics["moments"].sum(0)
     variance = moments[0, 0] / size - (moments[0, 1] / size).square()
     lowest = 0.5 * (FLOOR * variance.clamp_min(1e-300)).log()
@@ -69,3 +70,90 @@ def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
     with torch.no_grad():
         model.log_scale.clamp_(min=float(lowest))
     return [f"regimes {low.nonzero().flatten().tolist()} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"]
+
+
+def climb(model: SwitchingParameters, parameters: list[Tensor], statistics: Statistics, num_steps: int = STEPS) -> None:
+    """Some steps of L-BFGS up the expected log-likelihood; exact in its values, so that it never falls."""
+    size = statistics["weight"].sum().clamp_min(1.0)
+    optimizer = torch.optim.LBFGS(parameters, max_iter=num_steps, line_search_fn="strong_wolfe", tolerance_change=1e-12)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -expected_log_likelihood(model, statistics) / size
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@torch.no_grad()
+def solve_regressions(model: SwitchingParameters, statistics: Statistics) -> None:
+    """The best coefficients at the variances that are, by one weighted regression, then the best variances at those."""
+    moments, weight = statistics["moments"].double(), statistics["weight"].double()
+    before, scale = (value.double() for value in model.coefficients(raw=True))
+    weights = best_weights(moments, before, scale, model.places())
+    variance = left_variances(moments, weight, weights, shared=len(model.log_scale) == 1)
+    model.put(weights, torch.where(variance.isnan(), scale, variance.clamp_min(1e-300).sqrt()))
+
+
+def best_weights(moments: Tensor, before: Tensor, scale: Tensor, places: Tensor) -> Tensor:
+    """(*S, R, K) coefficients of the highest expected log-likelihood, at given scales; of S problems at once.
+
+    Args:
+        moments: (*S, R, 1 + K, 1 + K) of numbers and their regressors under each regime. before: (*S, R, K), which stay along
+            directions of which the moments say nothing. scale: (*S, R). places: (R, K), where a coefficient stands in one
+            vector; those that regimes share stand in one place.
+    """
+    size = int(places.max()) + 1
+    pairs = (places.unsqueeze(-1) * size + places.unsqueeze(1)).flatten()
+    precision = moments / scale.square()[..., None, None]
+    residual = precision[..., 1:, 0] - (precision[..., 1:, 1:] @ before.unsqueeze(-1)).squeeze(-1)
+    alike = before.shape[:-2]
+    normal = before.new_zeros(*alike, size * size).index_add_(-1, pairs, precision[..., 1:, 1:].flatten(-3))
+    right = before.new_zeros(*alike, size).index_add_(-1, places.flatten(), residual.flatten(-2))
+    normal = normal.unflatten(-1, (size, size))
+    unit = normal.diagonal(dim1=-2, dim2=-1).sqrt()
+    unit = torch.where(unit > 0, unit, 1.0)
+    inverse = torch.linalg.pinv(normal / unit.unsqueeze(-1) / unit.unsqueeze(-2), rtol=LEVEL, hermitian=True)
+    change = (inverse @ (right / unit).unsqueeze(-1)).squeeze(-1) / unit
+    return before + change[..., places]
+
+
+def left_variances(moments: Tensor, weight: Tensor, weights: Tensor, *, shared: bool) -> Tensor:
+    """(*S, R) mean squares that coefficients leave; NaN where there are no data.
+
+    Args:
+        moments, weights: as of :func:`best_weights`. weight: (*S, R) expected numbers of steps. shared: whether all regimes
+            have one variance.
+    """
+    contrast = torch.cat([torch.ones_like(weights[..., :1]), -weights], -1)
+    squares = torch.einsum("...ni,...nij,...nj->...n", contrast, moments, contrast).clamp_min(0.0)
+    if shared:
+        squares, weight = (value.sum(-1, keepdim=True).expand(weight.shape) for value in (squares, weight))
+    return torch.where(weight > RARE, squares / weight.clamp_min(RARE), torch.nan)
+
+
+def solve_moves(model: SwitchingParameters, statistics: Statistics) -> None:
+    """Moves in the shares of their counts; where rows begin in the long run, only as long as that gains, then by climbing."""
+    logits, counts = model.transition_logits, statistics["transition"]
+    with torch.no_grad():
+        before = float(expected_log_likelihood(model, statistics))
+        old = logits.detach().clone()
+        logits.copy_(torch.where(counts.sum(-1, keepdim=True) > RARE, shares(counts).to(old), old))
+        if model.start == "learned":
+            model.initial_logits.copy_(shares(statistics["initial"]))
+            return
+        gain = float(expected_log_likelihood(model, statistics)) - before
+        if gain > ENOUGH:
+            return
+        if not gain > 0:
+            logits.copy_(old)
+    climb(model, [logits], statistics)
+
+
+def shares(counts: Tensor) -> Tensor:
+    """Logarithms of the shares (..., R) of counts; none is impossible, so that gradients reach it."""
+    return (counts / counts.sum(-1, keepdim=True).clamp_min(RARE)).clamp_min(RARE).log()

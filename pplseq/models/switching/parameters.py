@@ -19,7 +19,7 @@ from pplseq.infer.fit.em import Batch
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import with_inputs
-from pplseq.models.switching.start import regressions_of_segments
+from pplseq.models.switching.start import num_drawn, race, regressions_of_segments
 
 PARTS = ("mean", "inputs", "lags", "variance")
 MAX_HISTORIES = 4096
@@ -253,6 +253,31 @@ class SwitchingParameters(Estimator):
                     parts.append(-lags[:, lag, None] * inputs[then])
         return torch.cat([constant.unsqueeze(-1), *parts], -1), scale
 
+    def places(self) -> Tensor:
+        """(R, K) where each regime's coefficient of the K regressors stands in one vector of all that are learned; those that
+        regimes share stand in one place. Of lags of values."""
+        columns, total = [], 0
+        for table, count in self._tables():
+            for _ in range(count):
+                columns.append(total + torch.arange(len(table), device=table.device).expand(self.num_regimes))
+                total += len(table)
+        return torch.stack(columns, -1)
+
+    @torch.no_grad()
+    def put(self, weights: Tensor, scale: Tensor) -> None:
+        """Sets coefficients (R, K), and scales (R,), of numbers ``in_units``; of lags of values."""
+        first = 0
+        for table, count in self._tables():
+            table.copy_(weights[: len(table), first : first + count].reshape(table.shape))
+            first += count
+        self.log_scale.copy_(scale[: len(self.log_scale)].log())
+
+    def _tables(self) -> list[tuple[Tensor, int]]:
+        """Tables of coefficients in the order of regressors, and how many regressors each is about."""
+        tables = [(self.raw_mean, 1)]
+        tables += [(self.lags_weights, self.order)] if self.order else []
+        return tables + ([(self.inputs_weights, self.num_inputs)] if self.num_inputs else [])
+
     def moves(self) -> tuple[Tensor, Tensor]:
         """log p (N,) of the first history and (N, N) of the next, [from, to]."""
         matrix, past = torch.log_softmax(self.transition_logits, -1), self.histories
@@ -282,17 +307,27 @@ class SwitchingParameters(Estimator):
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "residuals") -> None:
         """Regimes that last, and of "residuals" a regression of all the data, whose residuals are split among regimes; of
-        "segments" regressions of segments of the data, see :mod:`pplseq.models.switching.start`."""
+        "segments" regressions of segments of the data, see :mod:`pplseq.models.switching.start`. Where lags are of values, the
+        best of a few such starts after some EM."""
         x, seen = self._explained(batch)
         x, inputs = self.in_units(x[..., 0], batch.inputs)
         past = torch.cat([x.new_zeros(len(x), self.order), x], 1)
-        rows = self.regressors(past, inputs)[seen][:, : 1 + self.order + self.num_inputs]
-        target = x[seen]
-        if len(target) <= rows.shape[1]:
-            raise ValueError(f"x: {rows.shape[1]} coefficients need more than {len(target)} numbers")
-        (self._split_segments if how == "segments" else self._split_residuals)(rows, target)
-        stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
-        self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))
+        rows = self.regressors(past, inputs)[..., : 1 + self.order + self.num_inputs]
+        given, target = rows[seen], x[seen]
+        if len(target) <= rows.shape[-1]:
+            raise ValueError(f"x: {rows.shape[-1]} coefficients need more than {len(target)} numbers")
+        drawn = []
+        for _ in range(num_drawn(seen) if self.lags_of == "values" else 1):
+            (self._split_segments if how == "segments" else self._split_residuals)(given, target)
+            stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
+            self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))
+            if self.lags_of == "values":
+                drawn.append((*self.coefficients(raw=True), torch.log_softmax(self.transition_logits, -1)))
+        if len(drawn) > 1:
+            lengths = torch.full((len(x),), x.shape[1]).to(seen.device) if batch.lengths is None else batch.lengths
+            found = race(drawn, rows, x, seen, lengths, self.places(), shared=len(self.log_scale) == 1)
+            self.put(*found[:2])
+            self.transition_logits.copy_(found[2])
 
     def _split_residuals(self, rows: Tensor, target: Tensor) -> None:
         scale = rows.square().mean(0).sqrt().clamp_min(1e-12)
@@ -325,3 +360,7 @@ class SwitchingParameters(Estimator):
         least = 1e-6 * target.abs().mean() + 1e-12
         spread = squares if len(self.log_scale) > 1 else squares.mean(0, keepdim=True)
         self.log_scale.copy_(spread.sqrt().clamp_min(least).log())
+
+    def parameter_units(self) -> dict[str, Tensor]:
+        """How much a logit of a move may vary: the rarer the move, the more, as counts of it tell less."""
+        return {"transition_logits": self.transition.clamp_min(1e-6).rsqrt()}

@@ -13,7 +13,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Given, Sizes
+from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.lds.arguments import check_inputs
 from pplseq.models.switching.fit import m_step, moments_of
 from pplseq.models.switching.queries import SwitchingQueries
@@ -68,6 +68,7 @@ class SwitchingRegression(SwitchingQueries):
     ):
         super().__init__(num_regimes, order, num_inputs, lags_of, switching, initial, dtype)
 
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -99,6 +100,15 @@ class SwitchingRegression(SwitchingQueries):
                     with given.seen(t):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
+
+    def direct_chain(
+        self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Tensor | None = None, **known,
+    ) -> Chain | None:  # fmt: skip
+        if not self.is_one_chain:
+            return None
+        given = self.given(x, lengths, start, **known)
+        see = Regressors(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths))
+        return given.chain(*self.specs(), start, emission_inputs=see.values)
 
     def check_start(self, start, num_rows: int) -> None:
         super().check_start(start, num_rows)

@@ -83,10 +83,10 @@ def test_interest_rates_have_statas_likelihood(order, parameters, value):
 
 @pytest.mark.slow
 def test_three_regimes_end_where_statsmodels_ends():
-    """Its best of 20 starts is -180.806. Of 20 starts from segments 9 end there; of seeds 0 to 9, all but 4 (-182.27)."""
+    """Its best of 20 starts is -180.806. Seeds 0 to 9 and 100 to 118 all end there."""
     series = pytest.importorskip("statsmodels.tsa.regime_switching.tests.test_markov_regression")
     y, inputs = FEDERAL_FUNDS[4:], np.c_[FEDERAL_FUNDS[3:-1], series.ogap[4:], series.inf[4:]]
-    for seed in range(4):
+    for seed in (0, 4):
         model = SwitchingRegression(3, num_inputs=3, switching=("mean", "inputs"))
         model.fit(y, inputs=inputs, num_restarts=8, seed=seed)
         assert model.score(y, inputs=inputs) > -180.81
