@@ -140,7 +140,9 @@ DISCRETE = {
         lambda: ARHMM(2, 2, order=0, num_inputs=2), vectors, NUMBERS, EVERYTHING - AHEAD, frozenset(AHEAD), fit=EM
     ),
     "switching regression": Case(
-        lambda: SwitchingRegression(3, num_inputs=2), numbers, NUMBERS, EVERYTHING - AHEAD, frozenset(AHEAD), fit=EM
+        # one variance: with three, EM goes through the few numbers of a regime exactly
+        lambda: SwitchingRegression(3, num_inputs=2, switching=("mean", "inputs")), numbers, NUMBERS, EVERYTHING - AHEAD,
+        frozenset(AHEAD), fit=EM,
     ),
     "props": Case(
         lambda: PROPS(6, num_sources=2, num_perturbations=2), words, SOURCES, EVERYTHING - AHEAD
