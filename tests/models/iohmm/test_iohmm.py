@@ -1,5 +1,6 @@
 """The input-output HMM: its numbers are the paper's equations, in every option."""
 
+import numpy as np
 import pytest
 import torch
 from pyro import poutine
@@ -9,7 +10,7 @@ from torch import nn
 
 from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
-from pplseq.models import HMM
+from pplseq.models import HMM, IOHMM
 from pplseq.models.iohmm.networks import GaussianNoise
 
 close = torch.testing.assert_close
@@ -227,3 +228,11 @@ def test_an_hmm_is_one_without_inputs():
         close(got, expected)
     for got, expected in zip(model.predict_next(x)[:2], hmm.predict_next(x)[:2], strict=True):
         close(got, expected)
+
+
+def test_numbers_that_may_not_be_written_to_are_taken():
+    """Those of a frame of pandas 3, say."""
+    y = np.arange(6.0)
+    y.flags.writeable = False
+    batch = IOHMM(1, num_inputs=1, outputs="gaussian", num_outputs=1).as_batch(y, inputs=y)
+    assert batch.x.flatten().tolist() == y.tolist()
