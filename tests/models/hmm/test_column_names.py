@@ -1,0 +1,70 @@
+"""Names of a frame's columns: kept with the model, looked for at the next call, and told in summaries and forecasts."""
+
+import numpy as np
+import pytest
+
+import pplseq
+from pplseq import HMM, LDS
+
+pd = pytest.importorskip("pandas")
+
+
+@pytest.fixture(scope="module")
+def frame():
+    generator, state = np.random.default_rng(0), np.arange(60) // 15 % 2
+    return pd.DataFrame({name: generator.normal(size=60) + sign * state for name, sign in (("temp", 3), ("wind", -3))})
+
+
+@pytest.fixture(scope="module", params=["hmm", "lds"])
+def model(request, frame):
+    if request.param == "lds":
+        return LDS(1, num_features=2).fit(frame, max_iterations=2)
+    return HMM(2, num_features=2).fit(frame, max_iterations=3)
+
+
+def test_columns_are_found_by_name(model, frame, tmp_path):
+    assert model.column_names == ("temp", "wind")
+    turned = frame[["wind", "temp"]].assign(more=1.0)
+    for other in (turned, turned.to_numpy()[:, [1, 0]], [turned]):
+        assert model.score(other) == model.score(frame)
+    np.testing.assert_array_equal(model.forecast(turned, 2).means, model.forecast([frame], 2).means)
+    with pytest.raises(ValueError, match="x: no column 'wind', and the model was fitted to temp, wind; there are temp, speed"):
+        model.score(frame.rename(columns={"wind": "speed"}))
+    with pytest.raises(ValueError, match=r"x\[1\]: no column 'temp'"):
+        model.smooth([frame, frame[["wind"]]])
+    again = pplseq.load(model.save(tmp_path / "model"))
+    assert again.column_names == model.column_names and again.score(turned) == model.score(frame)
+
+
+def test_columns_of_another_library_are_found_by_name(model, frame):
+    polars = pytest.importorskip("polars")
+    turned = polars.DataFrame(frame[["wind", "temp"]].to_dict("list"))
+    assert model.score(turned) == model.score([turned]) == model.score(frame)
+
+
+def test_a_fit_learns_them_anew_and_an_error_keeps_them(frame):
+    model = HMM(2, num_features=2).fit(frame, max_iterations=1)
+    with pytest.raises(TypeError, match="column 'b' must hold numbers"):
+        model.fit(pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}))
+    assert model.column_names == ("temp", "wind")
+    turned = frame[["wind", "temp"]]
+    assert model.fit(turned, warm_start=True, max_iterations=1).column_names == ("temp", "wind")
+    assert model.fit(turned, max_iterations=1).column_names == ("wind", "temp")
+    assert model.fit(pd.DataFrame(frame.to_numpy()), max_iterations=1).column_names is None
+    assert model.fit(frame, max_iterations=1).set_params(num_states=2).column_names == ("temp", "wind")
+
+
+@pytest.mark.parametrize("covariance", ["diag", "spherical", "full", "tied"])
+def test_summaries_and_forecasts_name_them(frame, covariance):
+    model = HMM(2, num_features=2, covariance=covariance).fit(frame, method="lbfgs", num_steps=30)
+    names = model.summary(frame).names
+    assert {"transition[0][1]", "loc[1][temp]", "loc[0][wind]"} <= set(names)
+    expected = {"diag": "precision[0][wind]", "spherical": "precision[0][0]", "full": "precision[1][temp][wind]"}
+    assert expected.get(covariance, "precision[wind][temp]") in names
+    found = model.forecast(frame, 3)
+    table, (low, high) = found.frame(level=0.5), found.intervals(0.5)
+    assert list(table) == ["temp", "temp low", "temp high", "wind", "wind low", "wind high"] and len(table) == 3
+    np.testing.assert_array_equal(table.filter(like="wind"), np.stack([found.means, low, high], -1)[0, :, 1])
+    assert model.predict_next(frame).column_names == ("temp", "wind")
+    with pytest.raises(ValueError, match="one step no rows"):
+        model.predict_next(frame).frame()
