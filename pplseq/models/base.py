@@ -364,6 +364,10 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         """What :meth:`posterior` returns for a batch that was checked, by a shorter way; None where there is none."""
         return None
 
+    def chain_at_once(self, x: Any) -> Any:
+        """:meth:`short_chain` of data as they come, which are looked at here; None where anything is out of the ordinary."""
+        return None
+
     def specs_given(self, given: Given) -> tuple[Transition, Emission]:
         """:meth:`specs`, for a model in which they depend on what the program was called with."""
         return self.specs()

@@ -105,9 +105,7 @@ class Estimator(FittedState, SequenceModel):
 
     def results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""
-        if isinstance(x, (list, tuple, Text)):
-            x, _ = self.in_form(x)
-        return x
+        return self.in_form(x)[0] if isinstance(x, (list, tuple, Text)) else x
 
     # ---------------------------------------------------------------- fit
     def fit(
@@ -235,8 +233,10 @@ class Estimator(FittedState, SequenceModel):
         return super().posterior(x, lengths, start, **known)
 
     def _posterior(self, x, lengths, **known) -> tuple[Batch, Any]:
-        self.check_names(known)
         self.check_fitted()
+        if lengths is None and not known and (chain := self.chain_at_once(x)) is not None:
+            return Batch(x), chain
+        self.check_names(known)
         batch = self.as_batch(x, lengths, **known)
         chain = self.short_chain(batch)
         if chain is not None:
@@ -250,9 +250,7 @@ class Estimator(FittedState, SequenceModel):
 
     def check_names(self, known: dict[str, Any]) -> None:
         """Raises TypeError for arguments by names that this model does not know; says which it knows."""
-        if not known:
-            return
-        names = list(checks.signature(type(self).as_batch).parameters)[3:]
+        names = list(checks.signature(type(self).as_batch).parameters)[3:] if known else []
         for name in known:
             if name not in names:
                 takes = checks.nearest(name, ["x", "lengths", *names])
@@ -267,8 +265,9 @@ class Estimator(FittedState, SequenceModel):
         batch, chain = self._posterior(x, lengths, **known)
         if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
-        total = float(chain.log_prob().detach().sum(dtype=torch.float64))
-        return total / batch.num_tokens if per_token else total
+        total = getattr(chain, "total_log_prob", None)  # where a tensor would cost more than the number
+        value = float(chain.log_prob().detach().sum(dtype=torch.float64)) if total is None else total()
+        return value / batch.num_tokens if per_token else value
 
     @property
     def num_free_parameters(self) -> int:

@@ -7,9 +7,11 @@ parameter is noticed, through ``.data``, an optimiser, a state dict or another l
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -18,6 +20,90 @@ from pplseq.kernels import twice
 
 Value = TypeVar("Value")
 MOST_NUMBERS = 1 << 16  # in all parameters; of more, what follows is dear whether or not this is remembered
+
+
+class Parts(NamedTuple):
+    """Of what a module consisted when it was looked through.
+
+    whole: the module, which must not be kept alive by what it remembers. kind: its class. kinds: the modules in it and their
+    classes. sizes: their dictionaries, and how much was in them. places: what stood where in them. numbers: parameters and
+    buffers.
+    """
+
+    whole: weakref.ref[nn.Module]
+    kind: type
+    kinds: list[tuple[nn.Module, type]]
+    sizes: list[tuple[dict[str, Any], int]]
+    places: list[tuple[dict[str, Any], str, Any]]
+    numbers: list[Tensor]
+
+    @classmethod
+    def of(cls, module: nn.Module, numbers: list[Tensor]) -> Parts:
+        modules = list(module.modules())
+        names = ("_modules", "_parameters", "_buffers", "_pyro_samples", "_pyro_params")
+        held = [vars(part)[name] for part in modules for name in names if name in vars(part)]
+        places = [(holder, name, value) for holder in held for name, value in holder.items()]
+        kinds, sizes = [(part, type(part)) for part in modules[1:]], [(holder, len(holder)) for holder in held]
+        return cls(weakref.ref(module), type(module), kinds, sizes, places, numbers)
+
+    def stand(self) -> bool:
+        """Whether everything is where it was."""
+        if type(self.whole()) is not self.kind:
+            return False
+        for part, kind in self.kinds:
+            if type(part) is not kind:
+                return False
+        for holder, size in self.sizes:
+            if len(holder) != size:
+                return False
+        for holder, name, value in self.places:
+            if holder.get(name) is not value:
+                return False
+        return True
+
+
+class Numbers(NamedTuple):
+    """A tensor with a copy of its numbers. memory: where they stood, which is kept from being anything else's."""
+
+    tensor: Tensor
+    address: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    memory: np.ndarray
+    copy: bytes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Numbers | None:
+        """None of a tensor whose numbers do not lie one behind the other on the CPU."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+            return None
+        memory = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        return cls(tensor, tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, memory, memory.tobytes())
+
+    def are_same(self) -> bool:
+        tensor = self.tensor
+        stands = tensor.data_ptr() == self.address and tensor.shape == self.shape and tensor.dtype is self.dtype
+        return stands and tensor.is_contiguous() and self.memory.tobytes() == self.copy
+
+
+class Kept(NamedTuple):
+    """What follows from numbers of parts, and whether Pyro's checks were on when it was computed."""
+
+    checked: bool
+    parts: Parts
+    numbers: list[Numbers]
+    value: Any
+
+    def holds(self) -> bool:
+        """Whether it would be computed as it was, and come out the same."""
+        if self.checked != Distribution._validate_args or torch.is_inference_mode_enabled():
+            return False
+        if twice.derivatives_wanted() or torch.is_autocast_enabled("cpu") or not self.parts.stand():
+            return False
+        for numbers in self.numbers:
+            if not numbers.are_same():
+                return False
+        return True
 
 
 class Remembered(Generic[Value]):
@@ -33,36 +119,45 @@ class Remembered(Generic[Value]):
 
     def __init__(self, names: tuple[str, ...]):
         self._names = names
-        # what was checked, the parameters, and what follows: in one piece, as threads may ask at once
-        self._last: tuple[str, list[Tensor], Any] = ("nothing", [], None)
+        # each in one piece, as threads may ask at once
+        self._kept: Kept | None = None
+        self._parts: Parts | None = None
 
     def get(self, module: nn.Module, compute: Callable[[], Value]) -> Value:
         """``compute()``, or what it returned when the parameters were the same numbers."""
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or twice.derivatives_wanted():
             return compute()
-        numbers = self.plain(module)
+        kept = self._kept
+        if kept is not None and kept.holds():
+            return kept.value
+        numbers, checked = self.plain(module), Distribution._validate_args
         if numbers is None:
             return compute()
-        key = "checked" if Distribution._validate_args else "unchecked"
-        known, kept, value = self._last
-        if key == known and all(map(_same, numbers, kept)):
-            return value
-        value = compute()
-        if sum(part.numel() for part in numbers) <= MOST_NUMBERS and all(part.device.type == "cpu" for part in numbers):
-            self._last = key, [part.detach().clone() for part in numbers], value
+        value, parts = compute(), self._parts
+        if parts is not None and sum(part.numel() for part in numbers) <= MOST_NUMBERS:
+            found = [Numbers.of(part) for part in numbers]
+            copies = [part for part in found if part is not None]
+            self._kept = Kept(checked, parts, copies, value) if len(copies) == len(found) else None
         return value
+
+    def last(self) -> Value | None:
+        """What :meth:`get` returned last, which depends on no gradient mode; None where it may not be the same now."""
+        kept = self._kept
+        return kept.value if kept is not None and kept.holds() else None
 
     def plain(self, module: nn.Module) -> list[Tensor] | None:
         """The parameters and buffers, where they stand as they stood when the module was made and are computed with as such."""
+        if torch.is_autocast_enabled("cpu"):
+            return None
+        parts = self._parts
+        if parts is not None and parts.whole() is module and parts.stand():
+            return parts.numbers
         names, numbers = plain_parameters(module)
-        return None if names != self._names or torch.is_autocast_enabled("cpu") else numbers
+        self._parts = Parts.of(module, numbers) if names == self._names else None
+        return None if self._parts is None else numbers
 
     def __reduce__(self):
         return Remembered, (self._names,)  # a copy has yet to see its parameters
-
-
-def _same(new: Tensor, old: Tensor) -> bool:
-    return new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
 
 
 def plain_parameters(module: nn.Module) -> tuple[tuple[str, ...], list[Tensor]]:

@@ -36,16 +36,16 @@ class LongWordsChain(LongDenseChain):
 
     def log_prob(self) -> Tensor:
         found = tables.log_prob(self._chain, self._words_known, self._index)
-        return super().log_prob() if found is None else found
+        return super().log_prob() if found is None else torch.from_numpy(found)
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
         logs = self._words_known.logs
         if logs is None or self.num_steps * self.transition.num_states > MOST_POINTERS:
             return super().viterbi()
         paths, log_prob = tables.viterbi(self._chain, logs, self._index)
-        if bool(torch.isneginf(log_prob).any()):
+        if not log_prob.min() > -np.inf:
             self._possible()  # says where
-        return paths, log_prob
+        return torch.from_numpy(paths), torch.from_numpy(log_prob)
 
 
 class WholeRowsChain(DenseChain):
@@ -54,51 +54,76 @@ class WholeRowsChain(DenseChain):
     Args:
         transition, emission, obs: as for :class:`Chain`; every observation is there and was checked.
         chain: the transition as tables. words: the emission as tables; None for that of vectors.
+        index: (B, T) the words, where they are at hand as an array.
     """
 
     def __init__(
-        self, transition: DenseTransition, emission: Emission, obs: Tensor, chain: tables.Chain, words: tables.Emissions | None
-    ):
+        self, transition: DenseTransition, emission: Emission, obs: Tensor, chain: tables.Chain, words: tables.Emissions | None,
+        index: np.ndarray | None = None,
+    ):  # fmt: skip
         self._begin_whole(transition, emission, obs)
-        self._chain, self._words_known = chain, words
+        self._chain, self._words_known, self._rows = chain, words, index
+        self._found: tables.Smoothed | None = None
+        self._has_pairs = False  # what was found
+        self._likelihoods: np.ndarray | None = None
+        self._fails = False  # whether these loops do not do
 
     @cached_property
     def factors(self) -> Factors:
         emit = self.emission.log_likelihood(self.obs)
         return Factors(self.transition.initial, self.transition.matrix, emit, None, shared=True)
 
-    @cached_property
+    @property
     def _index(self) -> np.ndarray:
         """(B, T) the row of the emissions' tables that each step has."""
-        if self._words_known is not None:
-            return np.ascontiguousarray(self.obs.T.numpy())
-        return np.arange(self.num_steps * self.obs.shape[1]).reshape(self.num_steps, -1).T.copy()
+        if self._rows is None:
+            if self._words_known is not None:
+                self._rows = np.ascontiguousarray(self.obs.T.numpy())
+            else:
+                self._rows = np.arange(self.num_steps * self.obs.shape[1]).reshape(self.num_steps, -1).T.copy()
+        return self._rows
 
     @cached_property
+    def _densities(self) -> tables.Emissions | None:
+        return tables.emissions_of(self.factors.emit.flatten(0, 1))
+
+    @property
     def _emissions(self) -> tables.Emissions | None:
-        return tables.emissions_of(self.factors.emit.flatten(0, 1)) if self._words_known is None else self._words_known
+        return self._densities if self._words_known is None else self._words_known
 
-    @cached_property
-    def _log_prob(self) -> Tensor | None:
-        if self._emissions is None:
-            return None
-        if (smoothed := vars(self).get("_smoothed")) is not None:
-            return torch.from_numpy(smoothed.log_prob)
-        return tables.log_prob(self._chain, self._emissions, self._index)
+    def _log_prob(self) -> np.ndarray | None:
+        """(B,) log p(x); None where these loops do not do."""
+        if self._likelihoods is None and not self._fails:
+            emissions = self._emissions
+            self._likelihoods = None if emissions is None else tables.log_prob(self._chain, emissions, self._index)
+            self._fails = self._likelihoods is None
+        return self._likelihoods
 
-    @cached_property
-    def _smoothed(self) -> tables.Smoothed | None:
-        return None if self._emissions is None else tables.smooth(self._chain, self._emissions, self._index)
+    def _smoothed(self, pairs: bool) -> tables.Smoothed | None:
+        """Posteriors, with expected transitions or without; None where these loops do not do."""
+        if self._found is None or pairs and not self._has_pairs:
+            emissions = self._emissions
+            if emissions is None or self._fails:
+                return None
+            self._found = tables.smooth(self._chain, emissions, self._index, pairs=pairs)
+            self._has_pairs, self._fails = pairs, self._found is None
+            self._likelihoods = None if self._found is None else self._found.log_prob
+        return self._found
 
     def log_prob(self) -> Tensor:
-        return super().log_prob() if self._log_prob is None else self._log_prob
+        found = self._log_prob()
+        return super().log_prob() if found is None else torch.from_numpy(found)
+
+    def total_log_prob(self) -> float:
+        found = self._log_prob()
+        return float(super().log_prob().sum() if found is None else found.sum())
 
     def marginals(self) -> StateMarginals:
-        found = self._smoothed
+        found = self._smoothed(pairs=False)
         return super().marginals() if found is None else StateMarginals(None, torch.from_numpy(found.posterior))
 
     def expected_counts(self) -> ExpectedCounts:
-        found = self._smoothed
+        found = self._smoothed(pairs=True)
         if found is None:
             return super().expected_counts()
         starts, pairs, posterior = map(torch.from_numpy, (found.starts, found.pairs, found.posterior))
@@ -110,6 +135,6 @@ class WholeRowsChain(DenseChain):
         logs = self.factors.emit.flatten(0, 1).numpy() if self._words_known is None else self._words_known.logs
         assert logs is not None, "tables of words have them"
         paths, log_prob = tables.viterbi(self._chain, logs, self._index)
-        if bool(torch.isneginf(log_prob).any()):
+        if not log_prob.min() > -np.inf:
             self._possible()  # says where
-        return paths, log_prob
+        return torch.from_numpy(paths), torch.from_numpy(log_prob)

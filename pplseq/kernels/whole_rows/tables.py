@@ -81,7 +81,14 @@ def states_of(num_states: int) -> tuple[int, ...]:
     return (0,) * num_states if num_states <= FEW else (0,)
 
 
-def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> Tensor | None:
+def are_words(index: np.ndarray, num_words: int) -> bool:
+    """Whether all numbers (B, T) are words 0..V-1."""
+    from pplseq.kernels.whole_rows import table_loops
+
+    return table_loops.all_within(index, num_words)
+
+
+def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarray | None:
     """(B,) log p(x) of rows whose step t has the emission index (B, T)."""
     from pplseq.kernels.whole_rows import row_loops
 
@@ -91,7 +98,7 @@ def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> Tensor | 
     def run(part: int, begin: int, end: int) -> bool:
         return row_loops.likelihood(begin, end, *tables, index, found)
 
-    return torch.from_numpy(found) if _all_rows(run, index, emissions) else None
+    return found if _all_rows(run, index, emissions) else None
 
 
 def smooth(
@@ -118,7 +125,7 @@ def smooth(
     return Smoothed(found, posterior, starts.sum(0), moves.sum((0, 1)), counts.sum(0))
 
 
-def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
+def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The most probable paths (B, T) and log p(path, x) (B,), -inf of rows that are impossible, from logs (V, K)."""
     from pplseq.kernels.whole_rows import row_loops
 
@@ -132,7 +139,7 @@ def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[Tensor, 
         row_loops.viterbi(begin, end, *own, logs, np.empty(0), states, index, path, found)
 
     compiled.by_rows(run, len(index), work)
-    return torch.from_numpy(path), torch.from_numpy(found)
+    return path, found
 
 
 def _work(index: np.ndarray, emissions: Emissions) -> int:

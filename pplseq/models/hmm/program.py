@@ -38,27 +38,16 @@ from pplseq.models.hmm.known_noise import with_noise
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
-from pplseq.models.hmm.tables import DTYPES, StateTables
-from pplseq.models.hmm.whole_rows import (
-    PointSpecs,
-    chain_of_long_words,
-    chain_of_whole_rows,
-    expectation_of_whole_rows,
-    is_whole,
-    log_prob_of_whole_rows,
-    may_be_whole,
-)
+from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.hmm.short_ways import ShortWays
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
 
-# what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
-WAYS = frozenset(("specs", "specs_given", "given", "observed", "direct_chain", "posterior", "_point_specs", "_shared"))
 
-
-class HMM(Constrainable, StateLanguages, StateTables):
+class HMM(Constrainable, StateLanguages, ShortWays):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
     The emission is a table over ``num_words`` words, or over vectors of ``num_features`` numbers a Gaussian, a mixture of
@@ -98,6 +87,7 @@ class HMM(Constrainable, StateLanguages, StateTables):
 
     name = "hmm"
     methods = ("em", "sgd", "svi", "nuts", "lbfgs")
+    has_short_ways = True
 
     def __init__(
         self,
@@ -216,39 +206,6 @@ class HMM(Constrainable, StateLanguages, StateTables):
         # the allowed part of a Dirichlet's draw, normalised, is Dirichlet; the rest of it is of no consequence
         initial, matrix = restricted(safe_log(initial), self.start_states), restricted(safe_log(matrix), self.graph)
         return DenseTransition(initial, matrix), self._shared(self.emissions.drawn_spec(self.priors))
-
-    def _point_specs(self) -> PointSpecs:
-        initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-        return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()), self.parameters())
-
-    def _has_short_ways(self, batch: Batch, **sizes: float) -> bool:
-        """Whether a batch that was checked is whole, and the model as it is, with no way of its own to a chain."""
-        if type(self) is not HMM or vars(self).get("_remembered") is None or not WAYS.isdisjoint(vars(self)):
-            return False
-        return self.is_one_chain and is_whole(batch, self.num_states, **sizes)
-
-    @torch.no_grad()
-    def short_chain(self, batch: Batch) -> Chain | None:
-        small = self._has_short_ways(batch)
-        if not small and (self.num_words is None or not self._has_short_ways(batch, at_most=math.inf)):
-            return None
-        specs = vars(self)["_remembered"].get(self, self._point_specs)
-        return (chain_of_whole_rows if small else chain_of_long_words)(specs, batch.x)
-
-    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
-        ready = self.rows is None and self._has_short_ways(batch)
-        return expectation_of_whole_rows(self, vars(self)["_remembered"], batch.x) if ready else None
-
-    def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
-        found = None
-        if lengths is None and not known and self.rows is None and may_be_whole(x):
-            if not checks.TRUSTED.get():
-                self.check_observations(x)
-            if self._has_short_ways(Batch(x)):
-                found = log_prob_of_whole_rows(self, vars(self)["_remembered"], x)
-        if found is None:
-            return super().log_joint(x, lengths, share=share, **known)
-        return found if self.priors is None else found + share * self.log_prior()
 
     def _shared(self, emission: Emission) -> Emission:
         return emission if self.rows is None else SharedEmission(emission, self.rows)

@@ -130,6 +130,23 @@ def chain_of_long_words(specs: PointSpecs, x: Tensor) -> WholeRowsChain | LongWo
     return kind(specs.transition, specs.emission, x.transpose(0, 1), specs.chain, specs.word_tables)
 
 
+def chain_of_ready_words(specs: PointSpecs, x: Any) -> WholeRowsChain | None:
+    """The chain of words x as they come, if they are a tensor (B, T) of known words without gaps, few enough for
+    :func:`is_whole`; else None."""
+    known, chain = specs.word_tables, specs.chain
+    if known is None or chain is None or type(x) is not Tensor or x.dtype is not torch.int64 or x.dim() != 2:
+        return None
+    if not x.is_cpu or time_scan.ACTIVE.get() or not compiled.available():
+        return None
+    (num_rows, num_steps), (num_words, num_states) = x.shape, known.weights.shape
+    if num_rows == 0 or num_steps < 2 or num_rows * num_steps * num_states > MOST_NUMBERS:  # a column could be one sequence
+        return None
+    index = x.contiguous().numpy()
+    if not tables.are_words(index, num_words):
+        return None
+    return WholeRowsChain(specs.transition, specs.emission, x.transpose(0, 1), chain, known, index)
+
+
 def chain_of_whole_rows(specs: PointSpecs, x: Tensor) -> DenseChain:
     """The chain of x (B, T[, D]), of a batch that is whole."""
     obs, chain = x.transpose(0, 1), specs.chain

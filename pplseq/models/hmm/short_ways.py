@@ -1,0 +1,97 @@
+"""The short ways of an HMM from data to answers: without programs, masks and checks of what was checked before.
+
+Rows without gaps under a model that is an :class:`~pplseq.models.hmm.program.HMM` as it stands; for all else, and where anything
+is out of the ordinary, there are the ways that all models take, which are the readable twins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.state import Emission
+from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.models.hmm.tables import StateTables
+from pplseq.models.hmm.whole_rows import (
+    PointSpecs,
+    chain_of_long_words,
+    chain_of_ready_words,
+    chain_of_whole_rows,
+    expectation_of_whole_rows,
+    is_whole,
+    log_prob_of_whole_rows,
+    may_be_whole,
+)
+from pplseq.models.remembered import Remembered
+
+# what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
+WAYS = frozenset((
+    "specs", "specs_given", "given", "observed", "direct_chain", "posterior", "as_batch", "check_observations", "_point_specs",
+    "_shared",
+))  # fmt: skip
+
+
+class ShortWays(StateTables):
+    """What an HMM has beside its program.
+
+    Attributes:
+        has_short_ways: of a class, not of those that inherit from it, which may have changed anything.
+    """
+
+    has_short_ways: ClassVar[bool] = False
+    priors: Any
+    rows: Tensor | None
+
+    def _shared(self, emission: Emission) -> Emission:
+        """The emission of all states, from that of those that have one of their own."""
+        raise NotImplementedError
+
+    def _point_specs(self) -> PointSpecs:
+        initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
+        return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()), self.parameters())
+
+    def _has_short_ways(self, batch: Batch, **sizes: float) -> bool:
+        """Whether a batch that was checked is whole, and the model as it is, with no way of its own to a chain."""
+        return self._plain() is not None and is_whole(batch, self.num_states, **sizes)
+
+    def _plain(self) -> Remembered[PointSpecs] | None:
+        """What a model remembers that is as it is, with no way of its own to a chain; None of another."""
+        own = self.__dict__
+        if not vars(type(self)).get("has_short_ways") or not WAYS.isdisjoint(own) or not self.is_one_chain:
+            return None
+        return own.get("_remembered")  # a model that was pickled by an earlier version has none
+
+    def chain_at_once(self, x: Any) -> Chain | None:
+        remembered = self._plain()
+        specs = None if remembered is None else remembered.last()
+        return None if specs is None else chain_of_ready_words(specs, x)
+
+    @torch.no_grad()
+    def short_chain(self, batch: Batch) -> Chain | None:
+        small = self._has_short_ways(batch)
+        if not small and (self.num_words is None or not self._has_short_ways(batch, at_most=math.inf)):
+            return None
+        specs = vars(self)["_remembered"].get(self, self._point_specs)
+        return (chain_of_whole_rows if small else chain_of_long_words)(specs, batch.x)
+
+    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
+        ready = self.rows is None and self._has_short_ways(batch)
+        return expectation_of_whole_rows(self, vars(self)["_remembered"], batch.x) if ready else None
+
+    def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
+        found = None
+        if lengths is None and not known and self.rows is None and may_be_whole(x):
+            if not checks.TRUSTED.get():
+                self.check_observations(x)
+            if self._has_short_ways(Batch(x)):
+                found = log_prob_of_whole_rows(self, vars(self)["_remembered"], x)
+        if found is None:
+            return super().log_joint(x, lengths, share=share, **known)
+        return found if self.priors is None else found + share * self.log_prior()
+
