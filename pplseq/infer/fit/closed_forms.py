@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import floor_eigenvalues
+from pplseq.kernels.whole_rows import statistics
 
 
 def dirichlet_mode(counts: Tensor, concentration: Tensor | float | None, previous: Tensor) -> Tensor:
@@ -18,6 +19,8 @@ def dirichlet_mode(counts: Tensor, concentration: Tensor | float | None, previou
         previous: (..., N) logits of rows that nothing is known about, which keep them.
     """
     weight = counts if concentration is None else counts + (concentration - 1.0)
+    if (small := statistics.small_modes(weight, previous)) is not None:
+        return small
     total = weight.sum(-1, keepdim=True)
     known = total > 0
     found = (weight / total).log()

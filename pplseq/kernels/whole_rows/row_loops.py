@@ -27,6 +27,7 @@ LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of 
 SMALL = 1e-30  # messages whose sum is smaller are scaled
 FEW = 4  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which a likelihood keeps the messages
+OFTEN = 64  # steps after which scores of paths are moved back to 0: sums of thousands of logs would lose digits
 # checksums of loop_math.py and chain_loops.py: for machine code on disk, numba notices changes in this file alone
 MATH, CHAIN = 4034617263, 4119923258
 
@@ -59,6 +60,16 @@ def scaled(logs, shift, out):
             if not out[i, j] >= LOWEST:  # NaN is not
                 safe = safe and logs[i, j] == -np.inf
     return safe
+
+
+@jit(entry=True)
+def all_within(index, size):
+    """Whether all numbers (N, T) are in 0..size - 1."""
+    for n in range(index.shape[0]):
+        for k in range(index.shape[1]):
+            if not 0 <= index[n, k] < size:
+                return False
+    return True
 
 
 @jit
@@ -149,7 +160,7 @@ def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, st
 
 
 # What expected counts need of a row: probs (T + 1, K) messages, factors (T + 1, K) what a pair consists of besides messages
-# and matrix, rows (2, K) FUTURE and MOVED.
+# and matrix, or (1, K) of the last step where no pairs are asked for, rows (2, K) FUTURE and MOVED.
 Room = namedtuple("Room", "probs factors rows")
 FUTURE, MOVED = 0, 1
 
@@ -162,7 +173,7 @@ def backward_row(tables, index, n, room, posterior):
     """
     probs, factors, rows = room.probs, room.factors, room.rows
     matrix, transposed, weights = tables.matrix, tables.transposed, tables.weights
-    num_states, num_steps, mass = size_of(tables), index.shape[1], 0.0
+    num_states, num_steps, mass, kept = size_of(tables), index.shape[1], 0.0, len(factors) > 1
     for j in range(num_states):
         rows[FUTURE, j] = 1.0
         mass += probs[num_steps, j]
@@ -171,20 +182,20 @@ def backward_row(tables, index, n, room, posterior):
         posterior[n, num_steps - 1, j] = probs[num_steps, j] * mass
         factors[0, j] = 0.0
     for k in range(num_steps - 1, 0, -1):
-        word, both, total, least = index[n, k], 0.0, 0.0, np.inf
+        word, both, total, least, place = index[n, k], 0.0, 0.0, np.inf, k if kept else 0
         for j in range(num_states):
-            factors[k, j] = weights[word, j] * rows[FUTURE, j]
+            factors[place, j] = weights[word, j] * rows[FUTURE, j]
         if num_states <= FEW:
             for i in range(num_states):
                 value = 0.0
                 for j in range(num_states):
-                    value += factors[k, j] * matrix[i, j]
+                    value += factors[place, j] * matrix[i, j]
                 rows[MOVED, i] = value
                 both += probs[k, i] * value
                 total += value
                 least = min(least, value)
         else:
-            product(factors, k, transposed, rows, MOVED)
+            product(factors, place, transposed, rows, MOVED)
             for i in range(num_states):
                 both += probs[k, i] * rows[MOVED, i]
                 total += rows[MOVED, i]
@@ -201,7 +212,7 @@ def backward_row(tables, index, n, room, posterior):
         share, scale = 1.0 / both, 1.0 / total if total < SMALL else 1.0
         for i in range(num_states):
             posterior[n, k - 1, i] = probs[k, i] * rows[MOVED, i] * share
-            factors[k, i] *= share
+            factors[place, i] *= share
             rows[FUTURE, i] = rows[MOVED, i] * scale
     return True
 
@@ -231,7 +242,8 @@ def add_row(tables, index, n, room, log_prob, posterior, pairs):
 def add_rows(begin_row, end_row, tables, index, log_prob, posterior, starts, pairs, visits):
     """:func:`smooth`, of tables as one."""
     num_states, num_steps = size_of(tables), index.shape[1]
-    room = Room(np.empty((num_steps + 1, num_states)), np.empty((num_steps + 1, num_states)), np.empty((2, num_states)))
+    factors = np.empty((num_steps + 1 if len(pairs) else 1, num_states))
+    room = Room(np.empty((num_steps + 1, num_states)), factors, np.empty((2, num_states)))
     for n in range(begin_row, end_row):
         if not add_row(tables, index, n, room, log_prob, posterior, pairs):
             return False
@@ -287,7 +299,7 @@ def viterbi(begin_row, end_row, start, matrix, transposed, weights, shift, state
     for n in range(begin_row, end_row):
         total = 0.0
         for k in range(num_steps):
-            word, top = index[n, k], -np.inf
+            word = index[n, k]
             for j in range(num_states):
                 if k == 0:
                     best, source = start[j], 0
@@ -295,11 +307,16 @@ def viterbi(begin_row, end_row, start, matrix, transposed, weights, shift, state
                     best, source = best_from(tables, score, j)
                 new[j] = best + weights[word, j]
                 pointers[k, j] = source
-                top = max(top, new[j])
-            total += top
-            less = top if top > -np.inf else 0.0
-            for j in range(num_states):  # sums of thousands of logs would lose digits
-                score[j] = new[j] - less
+            for j in range(num_states):
+                score[j] = new[j]
+            if k % OFTEN == OFTEN - 1 or k == num_steps - 1:
+                top = -np.inf
+                for j in range(num_states):
+                    top = max(top, new[j])
+                total += top
+                less = top if top > -np.inf else 0.0
+                for j in range(num_states):
+                    score[j] -= less
         position = 0
         for j in range(1, num_states):
             position = j if score[j] > score[position] else position

@@ -12,9 +12,9 @@ import math
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.whole_rows.row_loops import LOWEST, scaled
+from pplseq.kernels.whole_rows.row_loops import LOWEST, Tables, add_rows, all_within, scaled
 
-ROWS = 1736246938  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
+ROWS = 2834599578  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
 
 
 @jit
@@ -113,3 +113,61 @@ def moments(x, probs, loc, log_scale, gradients, first, second, visits):
                 two += probs[r, i] * unit * unit
             first[i, d] += one * scale
             second[i, d if second.shape[1] > 1 else 0] += two - visits[i] if gradients else two
+
+
+@jit(entry=True)
+def words_at_once(initial, transition, emission, index, states, gradients, starts, moves, visits):
+    """log p(x) of rows of words (N, T), from logits (1, K), (K, K) and (K, V); NaN where digits may be lost, a row is impossible,
+    or a number is no word.
+
+    Args:
+        states: as for the loops over rows. starts (1, K), moves (K, K) and visits (K, V): out, expected counts of all rows, or
+            the gradients in the logits.
+    """
+    (num_states, num_words), num_rows = emission.shape, index.shape[0]
+    start, matrix, transposed = np.empty((1, num_states)), np.empty(transition.shape), np.empty(transition.shape)
+    probs, weights, shift = np.empty(emission.shape), np.empty((num_words, num_states)), np.empty(num_words)
+    if not all_within(index, num_words) or not chain_tables(initial, transition, start, matrix, transposed):
+        return np.nan
+    if not word_tables(emission, probs, weights, shift):
+        return np.nan
+    log_prob, posterior = np.empty(num_rows), np.empty((num_rows, index.shape[1], num_states))
+    sums, pairs, counts = np.zeros(num_states), np.zeros((1, num_states, num_states)), np.zeros(weights.shape)
+    tables = Tables(start[0], matrix, transposed, weights, shift, states)
+    if not add_rows(0, num_rows, tables, index, log_prob, posterior, sums, pairs, counts):
+        return np.nan
+    total = 0.0
+    for n in range(num_rows):
+        total += log_prob[n]
+    if gradients:
+        to_gradients(sums.reshape(-1, 1), start, starts)
+        to_gradients(pairs[0].T.copy(), matrix, moves)
+        to_gradients(counts, probs, visits)
+        return total
+    for i in range(num_states):
+        starts[0, i] = sums[i]
+        for j in range(num_states):
+            moves[i, j] = pairs[0, i, j]
+        for v in range(num_words):
+            visits[i, v] = counts[v, i]
+    return total
+
+
+@jit(entry=True)
+def modes(counts, previous, out):
+    """out (N, M): logarithms of each row of counts over its sum; of rows without counts, of the softmax of previous."""
+    for i in range(len(counts)):
+        total = 0.0
+        for j in range(counts.shape[1]):
+            total += counts[i, j]
+        if total > 0.0:
+            for j in range(counts.shape[1]):
+                out[i, j] = math.log(counts[i, j] / total) if counts[i, j] != 0.0 else -np.inf
+            continue
+        most = -np.inf
+        for j in range(counts.shape[1]):
+            most = max(most, previous[i, j])
+        for j in range(counts.shape[1]):
+            total += math.exp(previous[i, j] - most)
+        for j in range(counts.shape[1]):
+            out[i, j] = previous[i, j] - most - math.log(total)

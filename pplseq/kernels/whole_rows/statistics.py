@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels import scan, twice
+from pplseq.kernels import compiled, scan, twice
 from pplseq.kernels.compiled import array
 from pplseq.kernels.whole_rows import tables
+
+
+FEW_NUMBERS = 1 << 11  # of which tensor operations cost more than a loop
 
 
 class Words(NamedTuple):
@@ -43,12 +46,12 @@ def applies(parameters: Words | Vectors, x: Tensor) -> bool:
 
 
 def expected_statistics(parameters: Words | Vectors, x: Tensor) -> tuple[dict[str, Tensor], float] | None:
-    """Expected sufficient statistics of rows x without gaps, and log p(x) of all of them.
+    """Expected sufficient statistics of rows x without gaps (of words this is looked at here), and log p(x) of all of them.
 
     "initial" (K,), "transition" (K, K), and "emission" (K, V), or "weight" (K,), "first" and "second" (K, D).
 
     Returns:
-        None where digits may be lost, or a row is impossible.
+        None where digits may be lost, a row is impossible, or a number is no word.
     """
     found = _run(parameters, x, False)
     if found is None:
@@ -71,6 +74,28 @@ def log_prob(parameters: Words | Vectors, x: Tensor) -> Tensor | None:
 
 def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:
     """What the loops leave, and log p(x)."""
+    if isinstance(parameters, Vectors):
+        return _in_steps(parameters, x, gradients)
+    if compiled.num_parts(len(x), 4 * x.numel() * len(parameters.initial) ** 2) == 1:
+        return _words_at_once(parameters, x, gradients)
+    return _in_steps(parameters, x, gradients) if tables.are_words(array(x), parameters.emission.shape[1]) else None
+
+
+def _words_at_once(parameters: Words, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:
+    """:func:`_in_steps` of words in one call, on one thread."""
+    from pplseq.kernels.whole_rows import statistic_loops as loops
+
+    initial, transition, emission = [array(part) for part in parameters]
+    starts, moves, visits = np.empty(initial.shape), np.empty(transition.shape), np.empty(emission.shape)
+    value = loops.words_at_once(
+        initial.reshape(1, -1), transition, emission, array(x), tables.states_of(len(initial)), gradients,
+        starts.reshape(1, -1), moves, visits,
+    )  # fmt: skip
+    return ([starts, moves, visits], value) if math.isfinite(value) else None
+
+
+def _in_steps(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:
+    """:func:`_run`, loop by loop."""
     from pplseq.kernels.whole_rows import statistic_loops as loops
 
     (initial, transition, *given), data = [array(part) for part in parameters], array(x)
@@ -103,6 +128,21 @@ def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[
     return [starts, pairs, *rest], value
 
 
+def small_modes(counts: Tensor, previous: Tensor) -> Tensor | None:
+    """Logarithms of rows of counts (..., N) over their sums, or of the softmax of previous (..., N) where there are none; None
+    of numbers that are many, or need not lie in the CPU's memory as float64: tensor operations are for those."""
+    if counts.numel() > FEW_NUMBERS or counts.shape != previous.shape or counts.numel() == 0:
+        return None
+    if twice.derivatives_wanted(counts, previous) or not tables.applies(1, counts, previous):
+        return None
+    from pplseq.kernels.whole_rows import statistic_loops as loops
+
+    given, before = array(counts), array(previous)
+    found, rows = np.empty(given.shape), (-1, given.shape[-1])
+    loops.modes(given.reshape(rows), before.reshape(rows), found.reshape(rows))
+    return torch.from_numpy(found)
+
+
 class KnownGradient(torch.autograd.Function):
     """A number whose gradient in some tensors was computed beside it; ``twin(*parameters, x)`` is the same number."""
 
@@ -112,7 +152,7 @@ class KnownGradient(torch.autograd.Function):
     ):
         ctx.save_for_backward(x, *parameters)
         ctx.gradients, ctx.twin = gradients, twin
-        return parameters[0].new_tensor(value)
+        return torch.from_numpy(np.array(value))
 
     @staticmethod
     def backward(ctx, *grads):
@@ -120,8 +160,10 @@ class KnownGradient(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = twice.gradients(lambda *args: ctx.twin(*args, x), tuple(parameters), grads[0])
             return None, None, None, None, *found
-        wanted = ctx.needs_input_grad[4:]
-        return None, None, None, None, *(g * grads[0] if w else None for g, w in zip(ctx.gradients, wanted, strict=True))
+        found, (grad,), wanted = ctx.gradients, grads, ctx.needs_input_grad[4:]
+        if not twice.transformed() and grad.item() == 1.0:  # as of most calls
+            return None, None, None, None, *(g.clone() if w else None for g, w in zip(found, wanted, strict=True))
+        return None, None, None, None, *(g * grad if w else None for g, w in zip(found, wanted, strict=True))
 
 
 def words_twin(initial: Tensor, transition: Tensor, emission: Tensor, x: Tensor) -> Tensor:

@@ -83,9 +83,9 @@ def states_of(num_states: int) -> tuple[int, ...]:
 
 def are_words(index: np.ndarray, num_words: int) -> bool:
     """Whether all numbers (B, T) are words 0..V-1."""
-    from pplseq.kernels.whole_rows import table_loops
+    from pplseq.kernels.whole_rows import row_loops
 
-    return table_loops.all_within(index, num_words)
+    return row_loops.all_within(index, num_words)
 
 
 def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarray | None:
@@ -121,7 +121,7 @@ def smooth(
     if not _all_rows(run, index, emissions):
         return None
     if parts == 1:
-        return Smoothed(found, posterior, starts[0], moves[0].sum(0), counts[0])
+        return Smoothed(found, posterior, starts[0], moves[0, 0] if pairs else np.zeros((1, 1)), counts[0])
     return Smoothed(found, posterior, starts.sum(0), moves.sum((0, 1)), counts.sum(0))
 
 

@@ -20,6 +20,7 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.models.hmm.tables import StateTables
 from pplseq.models.hmm.whole_rows import (
     PointSpecs,
+    are_few_words,
     chain_of_long_words,
     chain_of_ready_words,
     chain_of_whole_rows,
@@ -80,18 +81,22 @@ class ShortWays(StateTables):
         specs = vars(self)["_remembered"].get(self, self._point_specs)
         return (chain_of_whole_rows if small else chain_of_long_words)(specs, batch.x)
 
+    def _counts(self, x: Tensor) -> Remembered[PointSpecs] | None:
+        """What a model remembers that the loops from parameters to counts are for, and data that were checked."""
+        remembered = None if self._buffers.get("rows") is not None else self._plain()
+        return remembered if are_few_words(x, self.num_states) or is_whole(Batch(x), self.num_states) else None
+
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
-        ready = self.rows is None and self._has_short_ways(batch)
-        return expectation_of_whole_rows(self, vars(self)["_remembered"], batch.x) if ready else None
+        remembered = self._counts(batch.x) if all(part is None for part in batch[1:]) else None
+        return None if remembered is None else expectation_of_whole_rows(self, remembered, batch.x)
 
     def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
         found = None
-        if lengths is None and not known and self.rows is None and may_be_whole(x):
-            if not checks.TRUSTED.get():
+        if lengths is None and not known and may_be_whole(x):
+            if not (checks.TRUSTED.get() or are_few_words(x, self.num_states)):  # which the loops look at
                 self.check_observations(x)
-            if self._has_short_ways(Batch(x)):
-                found = log_prob_of_whole_rows(self, vars(self)["_remembered"], x)
+            remembered = self._counts(x)
+            found = None if remembered is None else log_prob_of_whole_rows(self, remembered, x)
         if found is None:
             return super().log_joint(x, lengths, share=share, **known)
         return found if self.priors is None else found + share * self.log_prior()
-

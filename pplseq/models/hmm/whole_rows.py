@@ -79,6 +79,13 @@ def is_whole(batch: Batch, num_states: int, at_most: float = MOST_NUMBERS) -> bo
     return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
 
 
+def are_few_words(x: Any, num_states: int) -> bool:
+    """Whether x is a tensor as of (B, T) words on the CPU, few enough for :func:`is_whole`; they may be no words, or gaps."""
+    if type(x) is not Tensor or x.dtype is not torch.int64 or x.dim() != 2 or not x.is_cpu:
+        return False
+    return 0 < x.numel() * num_states <= MOST_NUMBERS
+
+
 def parameters_of_loops(
     model: nn.Module, remembered: Remembered, x: Tensor
 ) -> statistics.Words | statistics.Vectors | None:
@@ -101,7 +108,8 @@ def parameters_of_loops(
 
 
 def expectation_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> tuple[Statistics, float] | None:
-    """Expected statistics of rows x that are whole, and log p(x) of all of them; None where the loops do not do."""
+    """Expected statistics of rows x that are whole, or :func:`are_few_words`, and log p(x) of all of them; None where the loops
+    do not do."""
     parameters = parameters_of_loops(model, remembered, x)
     return None if parameters is None else statistics.expected_statistics(parameters, x)
 
@@ -115,7 +123,7 @@ def may_be_whole(x: Any) -> bool:
 
 
 def log_prob_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> Tensor | None:
-    """() log p(x) of rows that are whole, differentiable in the parameters; None where the loops do not do."""
+    """() log p(x) of such rows, differentiable in the parameters; None where the loops do not do."""
     parameters = parameters_of_loops(model, remembered, x)
     return None if parameters is None else statistics.log_prob(parameters, x)
 
@@ -134,12 +142,10 @@ def chain_of_ready_words(specs: PointSpecs, x: Any) -> WholeRowsChain | None:
     """The chain of words x as they come, if they are a tensor (B, T) of known words without gaps, few enough for
     :func:`is_whole`; else None."""
     known, chain = specs.word_tables, specs.chain
-    if known is None or chain is None or type(x) is not Tensor or x.dtype is not torch.int64 or x.dim() != 2:
+    if known is None or chain is None or time_scan.ACTIVE.get() or not compiled.available():
         return None
-    if not x.is_cpu or time_scan.ACTIVE.get() or not compiled.available():
-        return None
-    (num_rows, num_steps), (num_words, num_states) = x.shape, known.weights.shape
-    if num_rows == 0 or num_steps < 2 or num_rows * num_steps * num_states > MOST_NUMBERS:  # a column could be one sequence
+    num_words, num_states = known.weights.shape
+    if not are_few_words(x, num_states) or x.shape[1] < 2:  # a column could be one sequence
         return None
     index = x.contiguous().numpy()
     if not tables.are_words(index, num_words):
