@@ -174,6 +174,12 @@ def one_chain(program):
     return program
 
 
+def first_parameter(module: nn.Module) -> Tensor | None:
+    """The first of a module's parameters, if any; reading one by name would tell Pyro that it is used."""
+    own = next(iter(module._parameters.values()), None)  # a walk through all modules costs more than a small answer
+    return next(module.parameters(), None) if own is None else own
+
+
 def in_training(module: nn.Module) -> list[nn.Module]:
     """The module and its parts, as far as they are in training."""
     return [part for part in module.modules() if part.training]

@@ -167,9 +167,10 @@ def as_given(value: Tensor, x):
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """A block whose random numbers a seed fixes, and which leaves torch's generator as it was; nothing for None."""
-    if seed is not None:
-        checks.count("seed", seed, 0)
-    with torch.random.fork_rng(enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    if seed is None:
+        yield
+        return
+    checks.count("seed", seed, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
         yield

@@ -20,7 +20,7 @@ from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.models.base import SequenceModel, in_training
+from pplseq.models.base import SequenceModel, first_parameter, in_training
 from pplseq.models.batch import (
     as_given,
     in_ids,
@@ -83,7 +83,8 @@ class Estimator(FittedState, SequenceModel):
     @property
     def reference(self) -> Tensor:
         """An empty tensor of the model's type and device; reading a parameter by name would tell Pyro that it is used."""
-        return next(self.parameters(), torch.empty(0)).detach().new_empty(0)
+        own = first_parameter(self)
+        return (torch.empty(0) if own is None else own).detach().new_empty(0)
 
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         """x, its lengths and observed states as tensors of the model's type and device.
@@ -91,7 +92,7 @@ class Estimator(FittedState, SequenceModel):
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
-        if lengths is states is None and is_batch(x, self.num_features is None, next(self.parameters(), None)):
+        if lengths is states is None and is_batch(x, self.num_features is None, first_parameter(self)):
             self.check_observations(x)
             return Batch(x)
         x, lengths = self.in_form(x, lengths)
@@ -193,9 +194,9 @@ class Estimator(FittedState, SequenceModel):
             else:
                 history = run_fit(self, batches, method, options, folder=folder, resume=resume, max_time=max_time)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
-        self.is_fitted = True
+        vars(self)["is_fitted"] = True
         # as a loaded model is; queries need not change it and change it back
-        return self.eval() if in_training(self) else self
+        return self.eval() if method != "em" or self.training else self
 
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""

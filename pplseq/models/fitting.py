@@ -49,6 +49,8 @@ def check_options(
     Args:
         fitter: what carries the method out, by default that of this file. own: its arguments that are not the user's.
     """
+    if not options:
+        return
     parameters = checks.signature(fitter or FITTERS[method]).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return

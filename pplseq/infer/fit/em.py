@@ -265,7 +265,9 @@ class Acceleration:
 def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
     """The acceleration of a model's EM, where it has one."""
     depth = checks.count("acceleration", depth, 0)
-    return Acceleration(model, depth) if depth and hasattr(model, "em_coordinates") else None
+    # a module that is asked for what it has not looks everywhere
+    has_any = hasattr(type(model), "em_coordinates") or "em_coordinates" in vars(model)
+    return Acceleration(model, depth) if depth and has_any else None
 
 
 def total_expectation(model: ExpectationModel, batches: Iterable[Batch | Part]) -> tuple[Statistics, float]:

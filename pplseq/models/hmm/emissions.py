@@ -16,6 +16,7 @@ from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
+from pplseq.models.base import first_parameter
 from pplseq.models.hmm import partly_seen
 from pplseq.models.hmm.known_noise import noisy_moments
 from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
@@ -32,7 +33,9 @@ def safe_log(probs: Tensor) -> Tensor:
 
 def like(module: nn.Module) -> Tensor:
     """An empty tensor of the module's type and device; reading a parameter by name would tell Pyro that it is used."""
-    return next(module.parameters()).detach().new_empty(0)
+    own = first_parameter(module)
+    assert own is not None, "such modules have some"
+    return own.detach().new_empty(0)
 
 
 def inside_simplex(probs: Tensor) -> Tensor:

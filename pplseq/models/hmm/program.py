@@ -396,6 +396,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:
+        if self.maximize_at_once(statistics):
+            return []
         tables = {"initial": None, "transition": None}
         if self.priors is not None:
             tables = self.priors.concentrations(self.num_states, None, statistics["initial"])

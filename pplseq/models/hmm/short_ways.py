@@ -27,6 +27,7 @@ from pplseq.models.hmm.whole_rows import (
     expectation_of_whole_rows,
     is_whole,
     log_prob_of_whole_rows,
+    maximize_words,
     may_be_whole,
 )
 from pplseq.models.remembered import Remembered
@@ -89,6 +90,13 @@ class ShortWays(StateTables):
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
         remembered = self._counts(batch.x) if all(part is None for part in batch[1:]) else None
         return None if remembered is None else expectation_of_whole_rows(self, remembered, batch.x)
+
+    def maximize_at_once(self, statistics: Statistics) -> bool:
+        """The M-step of a model that is small and as it is, without gradients; False where it is left to :meth:`maximize`."""
+        if self.priors is not None or self._buffers.get("rows") is not None:
+            return False
+        remembered = self._plain()
+        return remembered is not None and maximize_words(self, remembered, statistics)
 
     def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
         found = None

@@ -86,10 +86,8 @@ def are_few_words(x: Any, num_states: int) -> bool:
     return 0 < x.numel() * num_states <= MOST_NUMBERS
 
 
-def parameters_of_loops(
-    model: nn.Module, remembered: Remembered, x: Tensor
-) -> statistics.Words | statistics.Vectors | None:
-    """Parameters of an HMM without ties, if there is a loop for them and rows x (B, T[, D])."""
+def parameters_of_loops(model: nn.Module, remembered: Remembered) -> statistics.Words | statistics.Vectors | None:
+    """Parameters of an HMM without ties, if there may be loops for them."""
     if time_scan.ACTIVE.get() or twice.derivatives_wanted() or remembered.plain(model) is None:
         return None
     # not by name, which would tell Pyro that they are used
@@ -97,21 +95,34 @@ def parameters_of_loops(
     emissions = model._modules["emissions"]
     of_emissions: Any = None if emissions is None else emissions._parameters
     if isinstance(emissions, CategoricalTable):
-        found: Any = statistics.Words(own["initial_logits"], own["transition_logits"], of_emissions["logits"])
-    elif isinstance(emissions, GaussianTable) and "log_scale" in of_emissions:
-        found = statistics.Vectors(
+        return statistics.Words(own["initial_logits"], own["transition_logits"], of_emissions["logits"])
+    if isinstance(emissions, GaussianTable) and "log_scale" in of_emissions:
+        return statistics.Vectors(
             own["initial_logits"], own["transition_logits"], of_emissions["loc"], of_emissions["log_scale"]
         )
-    else:
-        return None
-    return found if statistics.applies(found, x) else None
+    return None
 
 
 def expectation_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> tuple[Statistics, float] | None:
     """Expected statistics of rows x that are whole, or :func:`are_few_words`, and log p(x) of all of them; None where the loops
     do not do."""
-    parameters = parameters_of_loops(model, remembered, x)
-    return None if parameters is None else statistics.expected_statistics(parameters, x)
+    parameters = parameters_of_loops(model, remembered)
+    if parameters is None or not statistics.applies(parameters, x):
+        return None
+    return statistics.expected_statistics(parameters, x)
+
+
+def maximize_words(model: nn.Module, remembered: Remembered, counts: Statistics) -> bool:
+    """The M-step of small tables without priors; False where that of all models is for them."""
+    parameters = parameters_of_loops(model, remembered)
+    if not isinstance(parameters, statistics.Words):
+        return False
+    tables_ = [(logits, statistics.small_modes(counts[name], logits)) for name, logits in parameters._asdict().items()]
+    if any(found is None for _, found in tables_):
+        return False
+    for logits, found in tables_:
+        logits.copy_(found)
+    return True
 
 
 def may_be_whole(x: Any) -> bool:
@@ -124,8 +135,8 @@ def may_be_whole(x: Any) -> bool:
 
 def log_prob_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> Tensor | None:
     """() log p(x) of such rows, differentiable in the parameters; None where the loops do not do."""
-    parameters = parameters_of_loops(model, remembered, x)
-    return None if parameters is None else statistics.log_prob(parameters, x)
+    parameters = parameters_of_loops(model, remembered)
+    return statistics.log_prob(parameters, x) if parameters is not None and statistics.applies(parameters, x) else None
 
 
 def chain_of_long_words(specs: PointSpecs, x: Tensor) -> WholeRowsChain | LongWordsChain | None:
