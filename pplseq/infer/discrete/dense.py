@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import DenseTransition, StepTransition
-from pplseq.distributions.state import Emission, broadcast_shapes
+from pplseq.distributions.state import Belief, Emission, broadcast_shapes
 from pplseq.infer.discrete.chain import Chain, query
 from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels import scan
@@ -52,7 +52,7 @@ class DenseChain(Chain):
         position, log_prob = time_scan.viterbi_pass(f.init, f.pair, f.emit, f.valid, f.shared)
         return self._paths(position), log_prob
 
-    def _begin_whole(self, transition: DenseTransition, emission: Emission, obs: Tensor) -> None:
+    def _begin_whole(self, transition: DenseTransition | StepTransition, emission: Emission, obs: Tensor) -> None:
         """Attributes of a chain of rows that are full and have no gaps, from observations (T, B[, D]) that were checked."""
         self.transition, self.emission, self.obs, self.check = transition, emission, obs, True
         self.valid = self.seen = self.states = self.start = self.inputs = self.emission_inputs = None
@@ -69,6 +69,17 @@ class DenseChain(Chain):
         chain = cls.__new__(cls)
         chain._begin_whole(transition, emission, obs)
         chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
+        return chain
+
+    @classmethod
+    def of_moving_rows(
+        cls, transition: StepTransition, emission: Emission, obs: Tensor, inputs: Tensor, factors: Factors,
+        start: Belief | None = None,
+    ) -> DenseChain:  # fmt: skip
+        """The same of a matrix a step, from its factors too; inputs: (T, B[, U]) of the transition."""
+        chain = cls.__new__(cls)
+        chain._begin_whole(transition, emission, obs)
+        chain.inputs, chain.start, chain.factors = inputs, start, factors
         return chain
 
     def _aligned(self, value: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of 
 SMALL = 1e-30  # messages whose sum is smaller are scaled
 FEW = 4  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which a likelihood keeps the messages
-OFTEN = 64  # steps after which scores of paths are moved back to 0: sums of thousands of logs would lose digits
 # checksums of loop_math.py and chain_loops.py: for machine code on disk, numba notices changes in this file alone
 MATH, CHAIN = 4034617263, 4119923258
 
@@ -299,7 +298,7 @@ def viterbi(begin_row, end_row, start, matrix, transposed, weights, shift, state
     for n in range(begin_row, end_row):
         total = 0.0
         for k in range(num_steps):
-            word = index[n, k]
+            word, top = index[n, k], -np.inf
             for j in range(num_states):
                 if k == 0:
                     best, source = start[j], 0
@@ -307,16 +306,11 @@ def viterbi(begin_row, end_row, start, matrix, transposed, weights, shift, state
                     best, source = best_from(tables, score, j)
                 new[j] = best + weights[word, j]
                 pointers[k, j] = source
-            for j in range(num_states):
-                score[j] = new[j]
-            if k % OFTEN == OFTEN - 1 or k == num_steps - 1:
-                top = -np.inf
-                for j in range(num_states):
-                    top = max(top, new[j])
-                total += top
-                less = top if top > -np.inf else 0.0
-                for j in range(num_states):
-                    score[j] -= less
+                top = max(top, new[j])
+            total += top
+            less = top if top > -np.inf else 0.0
+            for j in range(num_states):  # sums of thousands of logs would lose digits
+                score[j] = new[j] - less
         position = 0
         for j in range(1, num_states):
             position = j if score[j] > score[position] else position

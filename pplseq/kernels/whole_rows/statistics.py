@@ -160,10 +160,8 @@ class KnownGradient(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = twice.gradients(lambda *args: ctx.twin(*args, x), tuple(parameters), grads[0])
             return None, None, None, None, *found
-        found, (grad,), wanted = ctx.gradients, grads, ctx.needs_input_grad[4:]
-        if not twice.transformed() and grad.item() == 1.0:  # as of most calls
-            return None, None, None, None, *(g.clone() if w else None for g, w in zip(found, wanted, strict=True))
-        return None, None, None, None, *(g * grad if w else None for g, w in zip(found, wanted, strict=True))
+        wanted = ctx.needs_input_grad[4:]
+        return None, None, None, None, *(g * grads[0] if w else None for g, w in zip(ctx.gradients, wanted, strict=True))
 
 
 def words_twin(initial: Tensor, transition: Tensor, emission: Tensor, x: Tensor) -> Tensor:

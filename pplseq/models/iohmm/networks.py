@@ -51,6 +51,9 @@ class Network(nn.Module):
 
     def prepare(self, weights: Weights, transform: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
         """The function inputs -> transform(value) under weights given by name."""
+        own = dict(self.named_parameters())
+        if own.keys() == weights.keys() and all(own[name] is value for name, value in weights.items()):
+            return lambda inputs: transform(self(inputs))  # replacing weights by themselves takes as long as a small product
         return lambda inputs: transform(functional_call(self, dict(weights), (inputs,)))
 
     def num_free(self, allowed: Tensor) -> int:

@@ -101,6 +101,7 @@ class IOHMM(IOHMMQueries):
 
     name = "iohmm"
     methods = METHODS
+    has_short_ways = True  # not of classes that inherit from it, which may have changed anything
     num_words = None
 
     def __init__(

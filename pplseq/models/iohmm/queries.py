@@ -29,6 +29,7 @@ from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.responses import ResponseEmission
+from pplseq.models.iohmm.whole_rows import chain_of_whole_rows, is_short
 from pplseq.models.state_languages import StateLanguages
 
 
@@ -68,6 +69,10 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         return self.format.batch(x, lengths, states=states, inputs=inputs)
+
+    def short_chain(self, batch: Batch) -> Chain | None:
+        plain = vars(type(self)).get("has_short_ways", False)
+        return chain_of_whole_rows(self, batch) if plain and is_short(self, batch) else None
 
     def results_like(self, x, *, inputs=None, **known):
         if self.formulas is not None and self.formulas.sequence_id is not None:

@@ -75,7 +75,7 @@ def test_second_derivatives(kind):
 def test_questions(kind, num_states, rows, steps):
     model, x = model_and_rows(kind, num_states, rows, steps)
     short = model.short_chain(Batch(x))
-    assert (short._log_prob if rows > 1 else short._smoothed) is not None, "the loops do"
+    assert (short._log_prob() if rows > 1 else short._smoothed(pairs=False)) is not None, "the loops do"
     with compiled.twins_only():
         chain = model.posterior(x)
         torch.testing.assert_close(short.log_prob(), chain.log_prob(), rtol=1e-12, atol=1e-12)
@@ -113,7 +113,7 @@ def test_states_far_apart_are_left_to_the_scans():
     x = 60.0 * torch.tensor([[0, 1, 2, 2, 0]]).unsqueeze(-1).expand(1, 5, 2).double() + 0.1
     assert loops(model, x) is None and model.expectation_at_once(Batch(x)) is None
     short = model.short_chain(Batch(x))
-    assert short._log_prob is None and short._smoothed is None
+    assert short._log_prob() is None and short._smoothed(pairs=True) is None
     torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
     torch.testing.assert_close(short.marginals().probs, model.posterior(x).marginals().probs)
 
