@@ -117,8 +117,8 @@ def moments(x, probs, loc, log_scale, gradients, first, second, visits):
 
 @jit(entry=True)
 def words_at_once(initial, transition, emission, index, states, gradients, starts, moves, visits):
-    """log p(x) of rows of words (N, T), from logits (1, K), (K, K) and (K, V); NaN where digits may be lost, a row is impossible,
-    or a number is no word.
+    """log p(x) of rows of words (N, T), from logits (1, K), (K, K) and (K, V); NaN where digits may be lost, a row is
+    impossible, or a number is no word.
 
     Args:
         states: as for the loops over rows. starts (1, K), moves (K, K) and visits (K, V): out, expected counts of all rows, or

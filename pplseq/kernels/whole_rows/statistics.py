@@ -18,7 +18,6 @@ from pplseq.kernels import compiled, scan, twice
 from pplseq.kernels.compiled import array
 from pplseq.kernels.whole_rows import tables
 
-
 FEW_NUMBERS = 1 << 11  # of which tensor operations cost more than a loop
 
 

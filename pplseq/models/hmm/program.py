@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -38,8 +37,8 @@ from pplseq.models.hmm.known_noise import with_noise
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
-from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.hmm.short_ways import ShortWays
+from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps

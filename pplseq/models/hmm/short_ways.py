@@ -1,7 +1,7 @@
 """The short ways of an HMM from data to answers: without programs, masks and checks of what was checked before.
 
-Rows without gaps under a model that is an :class:`~pplseq.models.hmm.program.HMM` as it stands; for all else, and where anything
-is out of the ordinary, there are the ways that all models take, which are the readable twins.
+Rows without gaps under a model that is an :class:`~pplseq.models.hmm.program.HMM` as it stands; for all else, and where
+anything is out of the ordinary, there are the ways that all models take, which are the readable twins.
 """
 
 from __future__ import annotations

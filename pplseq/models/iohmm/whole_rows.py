@@ -1,7 +1,7 @@
 """A short way from an input-output HMM and a batch to its chain: of rows without gaps, whose transitions alone see inputs.
 
-What :meth:`~pplseq.models.base.SequenceModel.posterior` does for every program costs more than the answer where rows are few and
-short. The chain is the same; the readable twin is that method.
+What :meth:`~pplseq.models.base.SequenceModel.posterior` does for every program costs more than the answer where rows are few
+and short. The chain is the same; the readable twin is that method.
 """
 
 from __future__ import annotations
