@@ -68,12 +68,14 @@ def jit(
         return functools.partial(jit, entry=entry, fastmath=fastmath, inline=inline)
     from numba import njit
 
+    # what only loops call needs no way in from Python or C: a tenth of the time that compiling takes
+    options: dict[str, Any] = {
+        "fastmath": fastmath, "inline": inline, "nogil": True, "error_model": "numpy",
+        "no_cpython_wrapper": not entry, "no_cfunc_wrapper": True,
+    }  # fmt: skip
+
     def compile_it(cache: bool):
-        # what only loops call needs no way in from Python or C: a tenth of the time that compiling takes
-        return njit(
-            cache=cache, fastmath=fastmath, inline=inline, nogil=True, error_model="numpy",
-            no_cpython_wrapper=not entry, no_cfunc_wrapper=True,
-        )(function)  # fmt: skip
+        return njit(cache=cache, **options)(function)
 
     try:
         return compile_it(entry)

@@ -133,11 +133,13 @@ class Remembered(Generic[Value]):
         numbers, checked = self.plain(module), Distribution._validate_args
         if numbers is None:
             return compute()
-        value, parts = compute(), self._parts
-        if parts is not None and sum(part.numel() for part in numbers) <= MOST_NUMBERS:
-            found = [Numbers.of(part) for part in numbers]
-            copies = [part for part in found if part is not None]
-            self._kept = Kept(checked, parts, copies, value) if len(copies) == len(found) else None
+        parts, copies = self._parts, []
+        if sum(part.numel() for part in numbers) <= MOST_NUMBERS:
+            copies = [found for part in numbers if (found := Numbers.of(part)) is not None]
+        value = compute()
+        if parts is not None and copies and len(copies) == len(numbers):
+            kept = Kept(checked, parts, copies, value)
+            self._kept = kept if kept.holds() else None  # not what another thread changed meanwhile
         return value
 
     def last(self) -> Value | None:

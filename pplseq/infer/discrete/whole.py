@@ -70,8 +70,9 @@ class WholeRowsChain(DenseChain):
 
     @cached_property
     def factors(self) -> Factors:
-        emit = self.emission.log_likelihood(self.obs)
-        return Factors(self.transition.initial, self.transition.matrix, emit, None, shared=True)
+        transition = self.transition
+        assert isinstance(transition, DenseTransition), "what it was made with"
+        return Factors(transition.initial, transition.matrix, self.emission.log_likelihood(self.obs), None, shared=True)
 
     @property
     def _index(self) -> np.ndarray:

@@ -161,10 +161,11 @@ def modes(counts, previous, out):
         for j in range(counts.shape[1]):
             total += counts[i, j]
         if total > 0.0:
+            log_total = math.log(total)  # a share of counts of 1e-310 is no quotient: its divisor's inverse is infinite
             for j in range(counts.shape[1]):
-                out[i, j] = math.log(counts[i, j] / total) if counts[i, j] != 0.0 else -np.inf
+                out[i, j] = math.log(counts[i, j]) - log_total if counts[i, j] != 0.0 else -np.inf
             continue
-        most = -np.inf
+        most, total = -np.inf, 0.0
         for j in range(counts.shape[1]):
             most = max(most, previous[i, j])
         for j in range(counts.shape[1]):

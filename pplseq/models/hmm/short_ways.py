@@ -35,7 +35,7 @@ from pplseq.models.remembered import Remembered
 # what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
 WAYS = frozenset((
     "specs", "specs_given", "given", "observed", "direct_chain", "posterior", "as_batch", "check_observations", "_point_specs",
-    "_shared",
+    "_shared", "spec",
 ))  # fmt: skip
 
 
@@ -66,6 +66,8 @@ class ShortWays(StateTables):
         """What a model remembers that is as it is, with no way of its own to a chain; None of another."""
         own = self.__dict__
         if not vars(type(self)).get("has_short_ways") or not WAYS.isdisjoint(own) or not self.is_one_chain:
+            return None
+        if not WAYS.isdisjoint(vars(own["_modules"]["emissions"])):
             return None
         return own.get("_remembered")  # a model that was pickled by an earlier version has none
 

@@ -74,7 +74,7 @@ def is_whole(batch: Batch, num_states: int, at_most: float = MOST_NUMBERS) -> bo
     x = batch.x
     if x.device.type != "cpu" or not all(value is None for value in batch[1:]):
         return False
-    if x.shape[0] * x.shape[1] * num_states > at_most:
+    if not 0 < x.shape[0] * x.shape[1] * num_states <= at_most:
         return False
     return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
 

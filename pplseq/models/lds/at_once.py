@@ -104,10 +104,11 @@ class AtOnce(LDSQueries):
         """The parameters, where the loop answers questions about x."""
         if not self._is_as_it_is or not fits(x, self.num_states):
             return None
-        own = self._parameters
-        found = numbers_of([own[name] for name in RAW])
-        same = own["transition"].dtype == x.dtype and x.shape[2] == self.num_features
-        return found if same and found is not None and found.n == self.num_features and found.h == self.num_states else None
+        parts = [self._parameters[name] for name in RAW]
+        found = numbers_of(parts)
+        if found is None or parts[0] is None or parts[0].dtype != x.dtype:
+            return None
+        return found if found.n == x.shape[2] == self.num_features and found.h == self.num_states else None
 
     def _system(self, x: Tensor) -> WholeSystem | None:
         """The system, of which covariances are kept from question to question."""
@@ -201,7 +202,7 @@ class _LogProb(torch.autograd.Function):
         all_of_them, at, result = torch.from_numpy(ctx.gradients).to(x.dtype) * grads[0], 0, []
         for part, needed in zip(parts, ctx.needs_input_grad[2:], strict=True):
             size = 0 if part is None else part.numel()
-            result.append(all_of_them[at : at + size].view(part.shape) if needed else None)
+            result.append(None if part is None or not needed else all_of_them[at : at + size].view(part.shape))
             at += size
         return None, None, *result
 

@@ -398,7 +398,9 @@ class LDS(AtOnce):
     @torch.no_grad()
     def _set_arrays(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            self._parameters[name].copy_(torch.from_numpy(value))
+            parameter = self._parameters[name]
+            assert parameter is not None, name
+            parameter.copy_(torch.from_numpy(value))
 
     def set_em_coordinates(self, coordinates: Tensor) -> None:
         here = self.values

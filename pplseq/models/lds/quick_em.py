@@ -90,7 +90,7 @@ def floors(statistics: dict[str, np.ndarray], floor: float | None) -> dict[str, 
 
 def maximize(own: dict[str, Any], statistics: Statistics, options: EMOptions) -> tuple[dict[str, np.ndarray], dict, list[str]]:
     """New values of what holds the parameters, by name; the floors; and which noises met theirs, in words."""
-    told = {name: value.numpy() for name, value in statistics.items()}
+    told: dict[str, Any] = {name: value.numpy() for name, value in statistics.items()}
     lowest, known, new, notes = floors(told, options.noise_floor), factors(own), {}, []
     covariances = {name: np.diag(f * f) if f.ndim == 1 else f @ f.T for name, f in known.items()}
     for kind, noise_name, prior in REGRESSIONS:

@@ -54,7 +54,7 @@ def expected_log_likelihood(model: SwitchingParameters, statistics: Statistics) 
 
 def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
     """Raises the expected log-likelihood, so that EM never falls; says which regimes collapsed."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    learned: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.lags_of == "values" and len(learned) == len([*model.parameters()]):  # none is held
         solve_regressions(model, statistics)
         solve_moves(model, statistics)

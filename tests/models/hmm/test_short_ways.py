@@ -204,3 +204,56 @@ def test_a_fit_moves_versions_and_leaves_no_training():
     model.train()
     model.fit(x, warm_start=True, max_iterations=1)
     assert model.transition_logits._version > before and not model.training and not model.emissions.training
+
+
+def test_counts_below_the_normal_numbers_have_shares():
+    """Their sum's inverse is infinite: rows of such counts are as those of any others."""
+    previous = torch.zeros(3, 3).double()
+    counts = torch.tensor([[1e-320, 1e-320, 0.0], [0.0, 0.0, 0.0], [5e-324, 0.0, 0.0]]).double()
+    with compiled.twins_only():
+        expected = closed_forms.dirichlet_mode(counts, None, previous)
+    torch.testing.assert_close(closed_forms.dirichlet_mode(counts, None, previous), expected)
+    for concentration in (0.5, 0.9):  # less than nothing is not known
+        with compiled.twins_only():
+            expected = closed_forms.dirichlet_mode(counts[1:2], concentration, previous[:1])
+        torch.testing.assert_close(closed_forms.dirichlet_mode(counts[1:2], concentration, previous[:1]), expected)
+    torch.manual_seed(11)
+    fitted = HMM(8, num_words=5).fit(torch.randint(5, (2, 2)), max_iterations=400, tolerance=0.0, seed=11)
+    assert all(parameter.isfinite().all() or parameter.isneginf().any() for parameter in fitted.parameters())
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 2), (0, 3, 2)])
+def test_no_steps_or_rows_are_left_to_the_long_way(shape):
+    model = HMM(3, num_features=2)
+    assert not whole_rows.is_whole(Batch(torch.zeros(shape).double()), 3)
+    with pytest.raises((ValueError, RuntimeError)):
+        model.log_joint(torch.zeros(shape).double())
+
+
+def test_what_is_changed_while_tables_are_computed_is_not_remembered():
+    """As another thread might: the answer is of the old numbers, the next one of the new."""
+    model, x = model_and_words()
+    remembered, compute = model._remembered, model._point_specs
+    with torch.no_grad():
+        model.transition_logits.add_(torch.eye(3).double())
+
+        def changed_meanwhile():
+            found = compute()
+            model.transition_logits.add_(torch.eye(3).double())
+            return found
+
+        remembered.get(model, changed_meanwhile)
+    assert remembered.last() is None
+    with compiled.twins_only():
+        expected = float(model.posterior(x).log_prob().sum())
+    assert model.score(x) == pytest.approx(expected, rel=1e-13)
+
+
+def test_emissions_with_a_way_of_their_own():
+    model, x = model_and_words()
+    other = HMM(3, 7)
+    other.is_fitted = True
+    model.emissions.spec = other.emissions.spec
+    with compiled.twins_only():
+        expected = float(model.posterior(x, torch.full((len(x),), x.shape[1])).log_prob().sum())
+    assert model.chain_at_once(x) is None and model.score(x) == pytest.approx(expected, rel=1e-12)
