@@ -24,6 +24,26 @@ def text(tmp_path):
     return text
 
 
+def test_a_size_without_time_hands_on_to_the_next(tmp_path, text, monkeypatch):
+    """Where reading and clustering take all the time of the first size, the second begins by itself."""
+    from pplseq.recipes.text import training
+    from pplseq.runs.signals import TimeOver
+
+    train = training.train
+
+    def slow_at_first(name, job):
+        if job.settings.num_states == 4:
+            raise TimeOver
+        return train(name, job)
+
+    monkeypatch.setattr(training, "train", slow_at_first)
+    watched = dict(max_time=30, folder=tmp_path / "run", grow=(4, 8, 16), **SIZES)
+    assert pplseq.train("vlhmm", text, **watched)["steps"] > 0
+    grown = tmp_path / "run" / "grown"
+    assert not (grown / "4" / "last").exists() and (grown / "8" / "last").is_dir()
+    assert (tmp_path / "run" / "clusters.paths").read_bytes() == (grown / "8" / "clusters.paths").read_bytes()
+
+
 def test_a_run_goes_on_with_more_states(tmp_path, text):
     small, large = tmp_path / "small", tmp_path / "large"
     pplseq.train("vlhmm", text, folder=small, num_states=16, **SIZES | {"epochs": 3, "lr": 0.02})

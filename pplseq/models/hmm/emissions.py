@@ -213,10 +213,13 @@ class GaussianTable(PyroModule):
     @torch.no_grad()
     def set_values(self, loc: Tensor, precision: Tensor | None = None, covariance: Tensor | None = None) -> None:
         """Parameters from means and either precisions or covariances, (Z, D), (Z, 1), (Z, D, D) or (D, D)."""
-        self.loc.copy_(loc)
         given = precision if covariance is None else covariance
         if given is None:
             raise TypeError("covariance, precision: give one of the two")
+        if self.covariance in ("diag", "spherical") and not bool((given > 0).all()):
+            name = "precision" if covariance is None else "covariance"
+            raise ValueError(f"{name}: expected numbers above 0, got {float(given.min()):.6g}; a state without spread has none")
+        self.loc.copy_(loc)
         if self.covariance in ("diag", "spherical"):
             self.log_scale.copy_((-given.log() if covariance is None else given.log()) / 2)
             return

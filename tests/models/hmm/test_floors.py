@@ -53,3 +53,13 @@ def test_a_column_of_one_value_is_fitted(covariance):
     with collapsed, named:
         model = HMM(2, num_features=3, covariance=covariance).fit([x], seed=0, max_iterations=5)
     assert np.isfinite(model.score([x])) and bool((model.covariances.diagonal(dim1=-2, dim2=-1) > 0).all())
+
+
+@pytest.mark.parametrize("covariance", ["diag", "spherical"])
+def test_spread_that_is_none_is_refused(covariance):
+    model = HMM(2, num_features=1, covariance=covariance)
+    before = model.loc.clone()
+    for name, values in (("covariance", [[-1.0], [1.0]]), ("precision", [[0.0], [1.0]]), ("covariance", [[torch.nan], [1.0]])):
+        with pytest.raises(ValueError, match=f"{name}: expected numbers above 0"):
+            model.set_parameters(loc=[[1.0], [2.0]], **{name: values})
+        assert torch.equal(model.loc, before)
