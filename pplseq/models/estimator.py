@@ -168,7 +168,7 @@ class Estimator(FittedState, SequenceModel):
         if num_restarts > 1 and (warm_start or "em" not in self.methods):
             why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
-        with self.naming(x, warm_start or resume):
+        with self.naming(x, warm_start or resume, known.get("inputs")):
             batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
         if batch is not None:
             self.check_data(batch)
@@ -421,7 +421,7 @@ class Estimator(FittedState, SequenceModel):
         if same:
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
-        built.vocabulary, built.clusters, built.column_names = self.vocabulary, self.clusters, self.column_names
+        built.take_names(self)
         built.train(self.training)
         vars(self).clear()
         vars(self).update(vars(built))

@@ -18,21 +18,37 @@ class FittedState(SequenceModel):
     is_fitted: bool = False
     num_features: int | None = None
     column_names: tuple[str, ...] | None = None  # of the frame it was fitted to, in the order of its numbers
+    input_column_names: tuple[str, ...] | None = None  # of the frame of inputs
 
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
         return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
 
+    def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int) -> Any:
+        """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names."""
+        return in_form(self.inputs_by_name(inputs), lengths, num_features=size, name="inputs")[0]
+
+    def inputs_by_name(self, inputs: Any, name: str = "inputs") -> Any:
+        """Inputs as they come, the columns of a frame in the order of the fit."""
+        return by_names(inputs, self.input_column_names, name)
+
+    def take_names(self, other: FittedState) -> None:
+        """Words, their clusters and the names of columns of another model."""
+        for name in ("vocabulary", "clusters", "column_names", "input_column_names"):
+            setattr(self, name, getattr(other, name))
+
     @contextlib.contextmanager
-    def naming(self, x: Any, keep: bool) -> Iterator[None]:
-        """Takes the names of a frame's columns for the fit; an error inside leaves those of the fit before."""
-        before = self.column_names
-        if not keep or before is None:
+    def naming(self, x: Any, keep: bool, inputs: Any = None) -> Iterator[None]:
+        """Takes the names of frames' columns for the fit; an error inside leaves those of the fit before."""
+        before = self.column_names, self.input_column_names
+        if not keep or before[0] is None:
             self.column_names = None if self.num_features is None else column_names(x)
+        if not keep or before[1] is None:
+            self.input_column_names = column_names(inputs, "inputs")
         try:
             yield
         except BaseException:
-            self.column_names = before
+            self.column_names, self.input_column_names = before
             raise
 
     def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:

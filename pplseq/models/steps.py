@@ -91,4 +91,7 @@ def steps_to_come(
 
 
 def as_tensor(values) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    return torch.as_tensor(array if array.flags.writeable else array.copy())  # a frame's may not be written to

@@ -39,8 +39,9 @@ def save_model(model, folder) -> Path:
     if clusters is not None and vocabulary is None:
         raise ValueError("clusters: they are written by word, so set model.vocabulary too")
     header = {"model": model.name, "config": model.config}
-    if getattr(model, "column_names", None) is not None:
-        header["column_names"] = list(model.column_names)
+    for name in ("column_names", "input_column_names"):
+        if getattr(model, name, None) is not None:
+            header[name] = list(getattr(model, name))
     if vocabulary is not None:
         header["special_words"] = vocabulary.special_words
     return MODEL.write(folder, header, tensors=model.state_dict(), more=more)
@@ -95,7 +96,8 @@ def read_model(folder, device: str | torch.device = "cpu"):
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):
         raise FolderError(f"{folder}: vocab.txt has {len(vocabulary)} words, but the model has {num_words}")
     model.vocabulary, model.clusters = vocabulary, clusters
-    if header.get("column_names") is not None:
-        model.column_names = tuple(header["column_names"])
+    for name in ("column_names", "input_column_names"):
+        if header.get(name) is not None:
+            setattr(model, name, tuple(header[name]))
     model.is_fitted = True
     return model.to(checks.device(device)).eval()

@@ -12,7 +12,6 @@ from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.infer.fit.em import Batch
 from pplseq.models.estimator import Estimator
-from pplseq.models.forms import in_form
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import with_inputs
 from pplseq.models.lds.parameters import scale_of
@@ -132,7 +131,7 @@ class ARHMMParameters(Estimator):
         batch = super().as_batch(x, lengths, states=states)
         if inputs is not None:
             x, _ = self.in_form(x, lengths)
-            inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
+            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs)
         return with_inputs(batch, inputs, x, self.num_inputs)
 
     def check_observations(self, x: Tensor) -> None:

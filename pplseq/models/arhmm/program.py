@@ -144,6 +144,7 @@ class ARHMM(ARHMMParameters):
         checks.count("num_steps", num_steps)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order, size = len(batch.x), self.order, self.num_features
+        future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
         ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths.cpu()
         if bool((ends < order).any()):

@@ -393,7 +393,8 @@ class IOHMM(IOHMMQueries):
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
-        batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
+        with self.naming(x, bool(warm_start or resume), inputs):
+            batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
         held_out = None
         if validation is not None:
             if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):

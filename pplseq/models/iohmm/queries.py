@@ -68,7 +68,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
-        return self.format.batch(x, lengths, states=states, inputs=inputs)
+        return self.format.batch(x, lengths, states=states, inputs=self.inputs_by_name(inputs))
 
     def short_chain(self, batch: Batch) -> Chain | None:
         plain = vars(type(self)).get("has_short_ways", False)
@@ -221,6 +221,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if self.formulas is not None and is_table(inputs):
             ahead = self.formulas.ahead(inputs, past if is_table(past) else None)
             inputs = {part: value[..., 0, :] if one_step else value for part, value in ahead.items()} or None
+        inputs = self.inputs_by_name(inputs, name)
         try:
             if inputs is None and num_steps is not None:
                 return self.format.check_inputs(None, (rows, num_steps), None)

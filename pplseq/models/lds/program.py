@@ -17,7 +17,6 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.forms import in_form
 from pplseq.models.lds import quick_em
 from pplseq.models.lds.arguments import (
     check_controls,
@@ -254,7 +253,7 @@ class LDS(AtOnce):
         )  # fmt: skip
         if inputs is not None:
             x, _ = self.in_form(x, lengths)
-            inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
+            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs)
         batch = with_inputs(batch, inputs, x, self.num_inputs)
         for name, value in controls.items():  # B_t u_t is an offset of its step
             if value is not None:

@@ -17,7 +17,6 @@ from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
-from pplseq.models.forms import in_form
 from pplseq.models.lds.arguments import check_controls, control_sizes, controlled, for_empty_rows, step_sizes, to_come
 from pplseq.models.lds.parameters import LDSTensors, Parameters
 from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
@@ -196,7 +195,8 @@ class LDSQueries(LDSTensors):
         ahead = {name: known.pop(name) for name in list(known) if name.startswith("future_")}
         x, lengths, given = *self.in_form(x, lengths), lengths
         if inputs is not None:
-            inputs, _ = in_form(inputs, given, num_features=self.num_inputs, name="inputs")
+            inputs = self.inputs_in_form(inputs, given, size=self.num_inputs)
+        future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)

@@ -152,10 +152,8 @@ class SwitchingParameters(Estimator):
         """x, its lengths and inputs as tensors; see the class of all estimators."""
         batch = super().as_batch(x, lengths)
         if inputs is not None:
-            from pplseq.models.forms import in_form
-
             x, _ = self.in_form(x, lengths)
-            inputs, _ = in_form(inputs, lengths, num_features=self.num_inputs, name="inputs")
+            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs)
         return with_inputs(batch, inputs, x, self.num_inputs)
 
     def check_observations(self, x: Tensor) -> None:

@@ -61,6 +61,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         checks.count("num_steps", num_steps)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order = len(batch.x), self.order
+        future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
         ends = batch.x.new_full((rows,), batch.x.shape[1], dtype=torch.long) if batch.lengths is None else batch.lengths
         if bool((ends < order).any()):

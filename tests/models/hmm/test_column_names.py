@@ -68,3 +68,29 @@ def test_summaries_and_forecasts_name_them(frame, covariance):
     assert model.predict_next(frame).column_names == ("temp", "wind")
     with pytest.raises(ValueError, match="one step no rows"):
         model.predict_next(frame).frame()
+
+
+@pytest.mark.parametrize("kind", ["lds", "arhmm", "switching", "iohmm"])
+def test_inputs_are_found_by_name(kind, tmp_path):
+    """Two inputs of which the first alone matters: turned round, one renamed, one more, of steps to come, after loading."""
+    generator = np.random.default_rng(0)
+    given = pd.DataFrame(generator.normal(size=(40, 2)), columns=["slope", "wind"])
+    y = (3 * given["slope"] + 0.1 * generator.normal(size=40)).to_numpy()
+    model = {
+        "lds": lambda: LDS(1, 1, num_inputs=2), "arhmm": lambda: pplseq.ARHMM(1, 1, num_inputs=2),
+        "switching": lambda: pplseq.SwitchingRegression(1, num_inputs=2),
+        "iohmm": lambda: pplseq.IOHMM(2, num_inputs=2, outputs="gaussian", num_outputs=1, mealy=True),
+    }[kind]()  # fmt: skip
+    model.fit(y, inputs=given, **({"max_iterations": 3} if kind != "switching" else {}))
+    assert model.input_column_names == ("slope", "wind")
+    turned = given[["wind", "slope"]].assign(more=1.0)
+    assert model.score(y, inputs=turned) == model.score(y, inputs=given)
+    with pytest.raises(ValueError, match="inputs: no column 'wind', and the model was fitted to slope, wind"):
+        model.score(y, inputs=given.rename(columns={"wind": "w"}))
+    ahead = [model.forecast(y, 3, inputs=given, future_inputs=future[:3]).means for future in (given, turned)]
+    np.testing.assert_allclose(*ahead)
+    with pytest.raises(ValueError, match="future_inputs: no column 'slope'"):
+        model.forecast(y, 3, inputs=given, future_inputs=given[["wind"]][:3])
+    again = pplseq.load(model.save(tmp_path / "model"))
+    assert again.input_column_names == model.input_column_names
+    assert again.score(y, inputs=turned) == pytest.approx(model.score(y, inputs=given))
