@@ -132,8 +132,9 @@ def regression_mode(
     Returns:
         W (n, k), the covariance (n, n), and whether it met the floor.
     """
+    numbers: list[Any] = [as_array(part) for part in statistics]
     found, covariance, floored = mode_of_arrays(
-        as_array(weights), as_array(noise), Regression(*[as_array(part) for part in statistics]), free=as_array(free),
+        as_array(weights), as_array(noise), Regression(*numbers), free=as_array(free),
         shrunk=as_array(shrunk), prior=prior, floor=as_array(floor), diagonal=diagonal, hold_noise=hold_noise,
     )  # fmt: skip
     return as_tensor(found, weights), as_tensor(covariance, weights), floored
