@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from pplseq.kernels import twice
+
 DOUBLE = torch.float64
 ROUNDING = 1e4 * torch.finfo(DOUBLE).eps  # changes below this that stopped falling are rounding errors
 NEGLIGIBLE = 1e-24  # variances in this share of the largest one are none
@@ -136,16 +138,20 @@ def advance(
     Returns:
         What observations make of each step's covariance, A Sigma (k, h, h), and the covariance behind it (k, h, h).
     """
-    updates, moved, later = [], [], [predicted.unsqueeze(0)]
-    steps = [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise)]
-    for a, q in zip(*steps, strict=True):
-        new = observe(later[-1])
+    updates, steps = [], [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise)]
+    # without gradients matrices are made where they are to stand: putting large ones together costs as much as a product
+    is_plain = not torch.is_grad_enabled() and type(predicted) is Tensor and not twice.transformed()
+    rooms = [predicted.new_empty(num_steps, *predicted.shape) for _ in range(2)] if is_plain else []
+    moved, later = [list(room.split(1)) for room in rooms] or [[None] * num_steps for _ in range(2)]
+    here = predicted.unsqueeze(0)
+    for k, (a, q) in enumerate(zip(*steps, strict=True)):
+        new = observe(here)
         updates.append(new)
-        moved.append(a @ new.filtered)
-        spread = moved[-1] @ a.mT
-        later.append((spread + spread.mT) / 2 + q)
+        moved[k] = torch.matmul(a, new.filtered, out=moved[k])
+        spread = moved[k] @ a.mT
+        here = later[k] = torch.add((spread + spread.mT) / 2, q, out=later[k])
     parts = map(torch.cat, zip(*updates, strict=True))
-    return type(updates[0])(*parts), torch.cat(moved), torch.cat(later[1:])
+    return type(updates[0])(*parts), *(rooms or map(torch.cat, (moved, later)))
 
 
 def adjoint(information: Tensor, closed_loop: Tensor, later: Tensor) -> Tensor:
@@ -217,8 +223,10 @@ def scaled_size(change: Tensor, covariance: Tensor) -> Tensor:
     """(...) the largest entry of changes (..., h, h) of covariances, in units of their coordinates' standard deviations."""
     change, variances = change.detach(), covariance.detach().diagonal(dim1=-2, dim2=-1)
     least = variances.amax(-1, keepdim=True) * NEGLIGIBLE
-    scale = torch.maximum(variances, least).rsqrt()
-    return (change.abs() * scale.unsqueeze(-1) * scale.unsqueeze(-2)).nan_to_num(0.0, torch.inf).flatten(-2).amax(-1)
+    # finite, so that no change of no variance is none
+    scale = torch.maximum(variances, least).rsqrt().clamp_max(torch.finfo(change.dtype).max ** 0.5)
+    scaled = change.abs().mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+    return scaled.flatten(-2).amax(-1).nan_to_num(0.0, torch.inf)
 
 
 class Record(NamedTuple):

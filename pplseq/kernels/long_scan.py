@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import compiled_chain, twice
-from pplseq.kernels.compiled_chain import Kept
+from pplseq.kernels.compiled_chain import Kept, Links
 from pplseq.kernels.log_semiring import log_matmul
 from pplseq.kernels.path_scan import max_forward
 from pplseq.kernels.scan import forward_twin
 
-SEGMENT = 1 << 19  # numbers in the emissions of a segment: 4 MB, several times that where densities are computed
+SEGMENT = 1 << 18  # numbers in the emissions of a segment: 2 MB, several times that where densities are computed
 
 Emissions = Callable[[Sequence[Tensor], int, int], Tensor]
 
@@ -59,46 +59,52 @@ class LongChain(NamedTuple):
 class Filtered:
     """What the pass forward leaves, in float64.
 
-    All of it is allocated before the first segment: small things that stay, between large ones that go, would leave holes in
-    the memory that no large one fits in.
+    All of it is allocated before the first segment: small things that stay, between large ones that go, leave holes in the
+    memory that no large one fits in (three times the peak of a million steps).
 
     Attributes:
         steps: (T, N) log p(x_t | x_<t). starts, ends: (S, N, K) the log belief before each segment's first step, and at its
             last one, of rows that ended before at their own last step.
-        kept: of each segment, what the loops need on the way back, without its emissions.
+        dtype: that of emissions.
     """
 
-    def __init__(self, chain: LongChain, shape: torch.Size):
-        num_segments, num_rows = len(chain.segments), shape[0]
+    def __init__(self, chain: LongChain, links: Links, init: Tensor, shape: torch.Size):
+        num_segments, num_rows = len(chain.segments), len(init)
         self.steps = torch.empty(chain.num_steps, num_rows, dtype=torch.float64)
-        self.starts, self.ends = (torch.empty(num_segments, *shape, dtype=torch.float64) for _ in range(2))
+        self.starts, self.ends = (torch.empty(num_segments, *init.shape, dtype=torch.float64) for _ in range(2))
         begin, end = chain.segments[0]
-        self.num_pieces = compiled_chain.num_pieces(end - begin, shape[1])
-        self.carry = np.empty((num_segments, self.num_pieces + 1, *shape))
-        self.in_logs = np.empty((num_segments, self.num_pieces, num_rows), np.bool_)
-        self.kept: list[Kept] = []
+        most = compiled_chain.num_pieces(end - begin, chain.num_states)
+        self._carry = np.empty((num_segments, most + 1, *init.shape))
+        self._in_logs = np.empty((num_segments, most, num_rows), np.bool_)
+        self._chain, self._links, self._shape = chain, links, shape
+        self.dtype = init.dtype
 
-    def keep(self, kept: Kept) -> None:
-        number, pieces = len(self.kept), len(kept.in_logs)
-        carry, in_logs = self.carry[number, : pieces + 1], self.in_logs[number, :pieces]
-        carry[:], in_logs[:] = kept.carry, kept.in_logs
-        self.kept.append(kept._replace(emit=kept.emit.new_empty(0), carry=carry, in_logs=in_logs))
+    def keep(self, number: int, kept: Kept) -> None:
+        """All that the loops need on the way back through a segment, but for its emissions."""
+        pieces = len(kept.in_logs)
+        self._carry[number, : pieces + 1], self._in_logs[number, :pieces] = kept.carry, kept.in_logs
+        self.dtype = kept.emit.dtype
+
+    def with_emissions(self, number: int, emit: Tensor) -> Kept:
+        """The same of a segment whose emissions were made again."""
+        lengths, pieces = self._chain.lengths_in(*self._chain.segments[number]), compiled_chain.num_pieces(*emit.shape[::2])
+        carry, in_logs = self._carry[number, : pieces + 1], self._in_logs[number, :pieces]
+        return Kept(self._links, emit, lengths, carry, in_logs, self._shape)
 
 
 def forward_pass(chain: LongChain, init: Tensor, log: Tensor, tensors: Sequence[Tensor]) -> Filtered:
     """Filtering. Cost: T K^2 a row, memory of one segment and of a belief in hundreds of steps."""
     log, message = log.double(), init.double()
     links = compiled_chain.links_of(log, True, torch.Size([len(init)]))
-    found = Filtered(chain, init.shape)
+    found = Filtered(chain, links, init, log.shape)
     for number, (begin, end) in enumerate(chain.segments):
         start = message if begin == 0 else log_matmul(message, log)
         emit, lengths = chain.emit(tensors, begin, end), chain.lengths_in(begin, end)
-        steps, kept = compiled_chain.forward_along(start, links, emit, lengths, log.shape)
-        found.steps[begin:end] = steps
+        found.steps[begin:end], kept = compiled_chain.forward_along(start, links, emit, lengths, log.shape)
         goes_on = torch.from_numpy(lengths > 0).unsqueeze(-1)
         message = torch.where(goes_on, compiled_chain.carried(kept), message)
         found.starts[number], found.ends[number] = start, message
-        found.keep(kept)
+        found.keep(number, kept)
     return found
 
 
@@ -131,7 +137,7 @@ def backward_pass(
         if ahead is not None:  # p(x after the segment | its last state), of rows that go on
             last = torch.where(chain.rows_beyond(end).unsqueeze(-1), emit[-1] + ahead, emit[-1])
             emit = torch.cat([emit[:-1], last.to(emit.dtype).unsqueeze(0)])
-        kept = found.kept[number]._replace(emit=emit)
+        kept = found.with_emissions(number, emit)
         states, inside = compiled_chain.smooth(kept, weight, scaled_states=False, pairs=pairs)
         if begin > 0:
             before = found.ends[number - 1]
@@ -163,10 +169,9 @@ class LongLogProb(torch.autograd.Function):
         found = forward_pass(chain, init, log, tensors)
         ctx.chain, ctx.found = chain, found
         ctx.save_for_backward(init, log, *tensors)
-        dtype = found.kept[0].emit.dtype
-        steps = found.steps.to(dtype)
+        steps = found.steps.to(found.dtype)
         ctx.mark_non_differentiable(steps)
-        return found.steps.sum(0).to(dtype), found, steps
+        return found.steps.sum(0).to(found.dtype), found, steps
 
     @staticmethod
     def backward(ctx, *grads):

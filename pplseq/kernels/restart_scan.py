@@ -21,6 +21,7 @@ HMM architecture, eqs. 10-12 (their beta contains f(x_t); here it does not).
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import NamedTuple
 
@@ -71,11 +72,15 @@ class Lattice:
         self.pair_index = None if pair_index is None else self.pack(pair_index)
         self.emit_index = None if emit_index is None else self.pack(emit_index)
         starts = sizes.cumsum(0) - sizes
-        self.slices = [slice(s, s + n) for s, n in zip(starts.tolist(), self.sizes, strict=True)]
-        self.num_packed = self.slices[-1].stop
+        self.num_packed = sum(self.sizes)
         self.starts = torch.cat([starts, starts.new_tensor([self.num_packed])])  # (T + 1,)
         step, self.row = self.mask.nonzero(as_tuple=True)  # of each packed position
         self.before = (starts[step - 1] + self.row)[self.sizes[0] :]  # the position one step earlier, from step 2 on
+
+    @functools.cached_property
+    def slices(self) -> list[slice]:
+        """Of each step, its packed positions."""
+        return [slice(s, s + n) for s, n in zip(self.starts.tolist(), self.sizes, strict=False)]
 
     def pack(self, padded: Tensor) -> Tensor:
         """(B, T, ...) -> (N, ...): the steps of all rows, step by step."""

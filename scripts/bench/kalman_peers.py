@@ -55,7 +55,11 @@ def pplseq_runs(size: tuple[int, int], variant: str, shape: tuple[int, int]) -> 
         each.set_parameters(
             transition=A, state_noise=Q, emission=C, emission_noise=D, initial_mean=np.zeros(size[0]), initial_covariance=P1
         )
-    start = {name: value.clone() for name, value in learner.state_dict().items()}
+    start = [(parameter.data, parameter.detach().clone()) for parameter in learner.parameters()]
+
+    def begin():  # the other libraries' parameters are arguments, which EM leaves as they are
+        for parameter, first in start:
+            parameter.copy_(first)
 
     def gradient():
         model.zero_grad()
@@ -63,14 +67,14 @@ def pplseq_runs(size: tuple[int, int], variant: str, shape: tuple[int, int]) -> 
         return model.transition.grad.numpy(), model.emission.grad.numpy()
 
     def em():
-        learner.load_state_dict(start)
+        begin()
         learner.fit(x, warm_start=True, max_iterations=1, tolerance=0.0)
         return learner.transition.detach().numpy(), learner.emission.detach().numpy()
 
     needed = []
 
     def fit_for(iterations: int, **options):
-        learner.load_state_dict(start)
+        begin()
         return learner.fit(x, warm_start=True, max_iterations=iterations, tolerance=0.0, **options).history.log_likelihoods
 
     def fit():

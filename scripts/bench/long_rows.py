@@ -2,9 +2,9 @@
 
     python scripts/bench/long_rows.py [--steps 1000000] [--states 16]
 
-The peak is that of the process's resident size (torch's own memory is seen by no tracer of Python) less what was resident when
-the call began, data included; results count as taken. "factors" are calls of the kernels, on a chain whose emissions are given.
-Times are the processor's, one thread. Writes ``results/bench/long_rows.json``.
+The peak is that of the process's resident size during the call (Linux; torch's own memory is seen by no tracer of Python) less
+what was resident when it began, data included; results count as taken. "factors" are calls of the kernels, on a chain whose
+emissions are given. Times are the processor's, one thread. Writes ``results/bench/long_rows.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from record import peak_gigabytes, record
+from record import record
 from turns import ONE_THREAD
 
 KINDS = ("words", "gaussian", "factors")
@@ -74,24 +74,36 @@ def factor_calls(num_states: int) -> tuple[Callable, dict[str, Callable]]:
     return data, {"score": forward, "gradient": gradient, "posterior": posterior, "viterbi": viterbi}
 
 
+def resident(what: str = "VmRSS") -> float:
+    """Megabytes that the process has in memory, or VmHWM, the most since its start or :func:`resident_since_now`."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(what)) * 1024 / 1e6
+
+
+def resident_since_now() -> float:
+    """What is resident; the most so far is forgotten, which compiling loops may have needed more than they will."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return resident()
+
+
 def measure(kind: str, question: str, num_steps: int, num_states: int) -> dict:
     """In this process: peak and time of one call, after a small one that compiles the loops."""
     data, calls = factor_calls(num_states) if kind == "factors" else model_calls(kind, num_states)
     ask, x = calls[question], data(num_steps)
     ask(data(200))
-    with open("/proc/self/statm") as file:
-        before = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+    before = resident_since_now()
     start = time.process_time()
     result = ask(x)
     seconds = time.process_time() - start
-    peak = peak_gigabytes() - before
+    peak = resident("VmHWM") - before
     del result
     again = []
     for _ in range(2):  # pages are there now
         start = time.process_time()
         ask(x)
         again.append(time.process_time() - start)
-    return {"peak MB": round(1e3 * peak, 1), "us a step": round(1e6 * min(seconds, *again) / num_steps, 3)}
+    return {"peak MB": round(peak, 1), "us a step": round(1e6 * min(seconds, *again) / num_steps, 3)}
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ MOST_POINTERS = 1 << 26  # bytes that a best path may take on the way
 
 
 class LongWordsChain(LongDenseChain):
-    """A :class:`LongDenseChain` of words without gradients and gaps, whose likelihood and best path come straight from tables.
+    """A :class:`LongDenseChain` of words without gradients and gaps, whose likelihood, posteriors and best path come straight
+    from tables.
 
     Args: as for :class:`WholeRowsChain`, of at most ``tables.MOST_OF_PATHS`` states.
     """
@@ -37,6 +38,10 @@ class LongWordsChain(LongDenseChain):
     def log_prob(self) -> Tensor:
         found = tables.log_prob(self._chain, self._words_known, self._index)
         return super().log_prob() if found is None else torch.from_numpy(found)
+
+    def marginals(self) -> StateMarginals:
+        found = tables.smooth(self._chain, self._words_known, self._index, pairs=False)
+        return super().marginals() if found is None else StateMarginals(None, torch.from_numpy(found.posterior))
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
         logs = self._words_known.logs

@@ -26,7 +26,7 @@ from pplseq.kernels.loop_math import exponentials, product
 LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
 SMALL = 1e-30  # messages whose sum is smaller are scaled
 FEW = 4  # states up to which a product goes entry by entry
-PIECE = 256  # steps of which a likelihood keeps the messages
+PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 # checksums of loop_math.py and chain_loops.py: for machine code on disk, numba notices changes in this file alone
 MATH, CHAIN = 4034617263, 4119923258
 
@@ -158,30 +158,26 @@ def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, st
     return True
 
 
-# What expected counts need of a row: probs (T + 1, K) messages, factors (T + 1, K) what a pair consists of besides messages
-# and matrix, or (1, K) of the last step where no pairs are asked for, rows (2, K) FUTURE and MOVED.
-Room = namedtuple("Room", "probs factors rows")
+# What expected counts need of a piece of P steps: probs (P + 1, K) messages, factors (P + 1, K) what a pair consists of besides
+# messages and matrix, or (1, K) of the last step where no pairs are asked for, rows (2, K) FUTURE and MOVED; and carry, the
+# message before each piece.
+Room = namedtuple("Room", "probs factors rows carry")
 FUTURE, MOVED = 0, 1
+AT_ONCE = 1 << 15  # numbers in a row's messages up to which a row is one piece: those of more would leave a core's cache
 
 
 @jit
-def backward_row(tables, index, n, room, posterior):
-    """Posteriors of a row behind its messages: posterior[n] and, as factors of pairs, the room's.
+def backward_piece(tables, index, n, begin, end, room, posterior, row, offset):
+    """Posteriors of the steps begin - 1..end - 2 behind the messages of a piece and, as factors of pairs, the room's.
 
-    False: digits may be lost. posterior: (N, T, K) out.
+    False: digits may be lost. posterior: out, of the step begin + k - 1 at [row, k + offset]. rows[FUTURE]: evidence behind the
+    piece before, for its first step after.
     """
     probs, factors, rows = room.probs, room.factors, room.rows
     matrix, transposed, weights = tables.matrix, tables.transposed, tables.weights
-    num_states, num_steps, mass, kept = size_of(tables), index.shape[1], 0.0, len(factors) > 1
-    for j in range(num_states):
-        rows[FUTURE, j] = 1.0
-        mass += probs[num_steps, j]
-    mass = 1.0 / mass
-    for j in range(num_states):
-        posterior[n, num_steps - 1, j] = probs[num_steps, j] * mass
-        factors[0, j] = 0.0
-    for k in range(num_steps - 1, 0, -1):
-        word, both, total, least, place = index[n, k], 0.0, 0.0, np.inf, k if kept else 0
+    num_states, kept = size_of(tables), len(factors) > 1
+    for k in range(end - begin - 1, -1 if begin > 0 else 0, -1):
+        word, both, total, least, place = index[n, begin + k], 0.0, 0.0, np.inf, k if kept else 0
         for j in range(num_states):
             factors[place, j] = weights[word, j] * rows[FUTURE, j]
         if num_states <= FEW:
@@ -210,48 +206,79 @@ def backward_row(tables, index, n, room, posterior):
                         return False
         share, scale = 1.0 / both, 1.0 / total if total < SMALL else 1.0
         for i in range(num_states):
-            posterior[n, k - 1, i] = probs[k, i] * rows[MOVED, i] * share
+            posterior[row, k + offset, i] = probs[k, i] * rows[MOVED, i] * share
             factors[place, i] *= share
             rows[FUTURE, i] = rows[MOVED, i] * scale
     return True
 
 
 @jit
-def add_row(tables, index, n, room, log_prob, posterior, pairs):
-    """Likelihood, posteriors and pairs of a row. False: digits may be lost, or it is impossible.
+def add_row(tables, index, n, room, log_prob, posterior, shown, starts, pairs, visits):
+    """Likelihood, posteriors and expected counts of a row. False: digits may be lost, or it is impossible.
+
+    Messages of one piece are there at a time, made once more on the way back from those before each piece.
 
     Args:
-        pairs: (1, K, K), to which is added what the matrix makes expected transitions; or (0, 1, 1), for none.
+        posterior: (N, T, K) out, or where not shown, (1, P + 1, K) room. pairs: (1, K, K), to which is added what the matrix
+            makes expected transitions; or (0, 1, 1), for none.
     """
-    num_steps, num_states, mass = index.shape[1], size_of(tables), 0.0
-    total = forward_piece(tables, index, n, 0, num_steps, room.probs)
+    num_steps, num_states, size = index.shape[1], size_of(tables), len(room.probs) - 1
+    last, total, mass = (num_steps - 1) // size, 0.0, 0.0
+    for number in range(last + 1):
+        begin = number * size
+        if number > 0:
+            for j in range(num_states):
+                room.probs[0, j] = room.probs[size, j]
+                room.carry[number, j] = room.probs[size, j]
+        total += forward_piece(tables, index, n, begin, min(begin + size, num_steps), room.probs)
     for j in range(num_states):
-        mass += room.probs[num_steps, j]
+        mass += room.probs[num_steps - last * size, j]
     log_prob[n] = total + math.log(mass)
-    if not log_prob[n] == log_prob[n] or not backward_row(tables, index, n, room, posterior):
+    if not log_prob[n] == log_prob[n]:
         return False
-    if len(pairs):
-        for j in range(num_states):
-            room.probs[0, j] = 0.0
-        add_pairs(num_steps, room, num_states, pairs, 0)
+    row, mass = n if shown else 0, 1.0 / mass
+    for number in range(last, -1, -1):
+        begin = number * size
+        end = min(begin + size, num_steps)
+        offset, first, beyond = begin - 1 if shown else 0, 0 if number > 0 else 1, end - begin
+        if number < last:
+            for j in range(num_states):
+                room.probs[0, j] = room.carry[number, j]
+            forward_piece(tables, index, n, begin, end, room.probs)
+        else:
+            for j in range(num_states):
+                room.rows[FUTURE, j] = 1.0
+                posterior[row, beyond + offset, j] = room.probs[beyond, j] * mass
+            beyond += 1
+        if not backward_piece(tables, index, n, begin, end, room, posterior, row, offset):
+            return False
+        if len(visits):
+            for k in range(first, beyond):
+                for j in range(num_states):
+                    visits[index[n, begin + k - 1], j] += posterior[row, k + offset, j]
+        if len(pairs):
+            if number == 0:
+                for j in range(num_states):
+                    room.probs[0, j], room.factors[0, j] = 0.0, 0.0
+            add_pairs(end - begin, room, num_states, pairs, 0)
+    for j in range(num_states):
+        starts[j] += posterior[row, 0 if shown else 1, j]
     return True
 
 
 @jit
 def add_rows(begin_row, end_row, tables, index, log_prob, posterior, starts, pairs, visits):
     """:func:`smooth`, of tables as one."""
-    num_states, num_steps = size_of(tables), index.shape[1]
-    factors = np.empty((num_steps + 1 if len(pairs) else 1, num_states))
-    room = Room(np.empty((num_steps + 1, num_states)), factors, np.empty((2, num_states)))
+    num_states, num_steps, shown = size_of(tables), index.shape[1], len(posterior) > 0
+    size = num_steps if num_steps * num_states <= AT_ONCE else PIECE
+    room = Room(
+        np.empty((size + 1, num_states)), np.empty((size + 1 if len(pairs) else 1, num_states)), np.empty((2, num_states)),
+        np.empty(((num_steps - 1) // size + 1, num_states)),
+    )  # fmt: skip
+    out = posterior if shown else np.empty((1, size + 1, num_states))
     for n in range(begin_row, end_row):
-        if not add_row(tables, index, n, room, log_prob, posterior, pairs):
+        if not add_row(tables, index, n, room, log_prob, out, shown, starts, pairs, visits):
             return False
-        for j in range(num_states):
-            starts[j] += posterior[n, 0, j]
-        if len(visits):
-            for k in range(num_steps):
-                for j in range(num_states):
-                    visits[index[n, k], j] += posterior[n, k, j]
     for i in range(num_states if len(pairs) else 0):
         for j in range(num_states):
             pairs[0, i, j] *= tables.matrix[i, j]
@@ -265,9 +292,9 @@ def smooth(
     """Posteriors and expected counts of some rows. False: digits may be lost, or a row is impossible.
 
     Args:
-        log_prob: (N,) out. posterior: (N, T, K) out. starts: (K,) and pairs: (1, K, K), zero before: expected starts and
-            transitions, which are left out where pairs is (0, 1, 1). visits: (V, K), zero before: expected visits of a state
-            with each row of weights; or of length 0.
+        log_prob: (N,) out. posterior: (N, T, K) out, or (0, 0, 0) where it is not asked for. starts: (K,) and pairs:
+            (1, K, K), zero before: expected starts and transitions, which are left out where pairs is (0, 1, 1). visits:
+            (V, K), zero before: expected visits of a state with each row of weights; or of length 0.
     """
     tables = Tables(start, matrix, transposed, weights, shift, states)
     return add_rows(begin_row, end_row, tables, index, log_prob, posterior, starts, pairs, visits)

@@ -111,7 +111,7 @@ def _in_steps(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[
         index, data = np.arange(len(rows)).reshape(data.shape[:2]), rows
         safe = loops.density_tables(data, *given, *emissions[:2]) and safe
     chain, words = tables.Chain((start[0], matrix, transposed)), isinstance(parameters, Words)
-    found = tables.smooth(chain, emissions, index, visits=words) if safe else None
+    found = tables.smooth(chain, emissions, index, visits=words, posterior=not words) if safe else None
     if found is None or not math.isfinite(value := float(found.log_prob.sum())):
         return None
     starts, pairs, rest = found.starts, found.pairs, [found.visits.T]

@@ -102,27 +102,28 @@ def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarra
 
 
 def smooth(
-    chain: Chain, emissions: Emissions, index: np.ndarray, visits: bool = False, pairs: bool = True
+    chain: Chain, emissions: Emissions, index: np.ndarray, visits: bool = False, pairs: bool = True, posterior: bool = True
 ) -> Smoothed | None:
-    """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1)."""
+    """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1), and without
+    ``posterior`` there are none (0, 0, 0) of steps, nor memory for them."""
     from pplseq.kernels.whole_rows import row_loops
 
     num_states = emissions.weights.shape[1]
     parts = compiled.num_parts(len(index), _work(index, emissions))
-    found, posterior = np.empty(len(index)), np.empty((*index.shape, num_states))
+    found, states = np.empty(len(index)), np.empty((*index.shape, num_states) if posterior else (0, 0, 0))
     starts = np.zeros((parts, num_states))
     moves = np.zeros((parts, 1, num_states, num_states)) if pairs else np.zeros((parts, 0, 1, 1))
     counts = np.zeros((parts, *emissions.weights.shape)) if visits else np.zeros((parts, 0, 1))
     tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states)
 
     def run(part: int, begin: int, end: int) -> bool:
-        return row_loops.smooth(begin, end, *tables, index, found, posterior, starts[part], moves[part], counts[part])
+        return row_loops.smooth(begin, end, *tables, index, found, states, starts[part], moves[part], counts[part])
 
     if not _all_rows(run, index, emissions):
         return None
     if parts == 1:
-        return Smoothed(found, posterior, starts[0], moves[0, 0] if pairs else np.zeros((1, 1)), counts[0])
-    return Smoothed(found, posterior, starts.sum(0), moves.sum((0, 1)), counts.sum(0))
+        return Smoothed(found, states, starts[0], moves[0, 0] if pairs else np.zeros((1, 1)), counts[0])
+    return Smoothed(found, states, starts.sum(0), moves.sum((0, 1)), counts.sum(0))
 
 
 def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,6 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.models.hmm.tables import StateTables
 from pplseq.models.hmm.whole_rows import (
     PointSpecs,
-    are_few_words,
     chain_of_long_words,
     chain_of_ready_words,
     chain_of_whole_rows,
@@ -29,6 +28,7 @@ from pplseq.models.hmm.whole_rows import (
     log_prob_of_whole_rows,
     maximize_words,
     may_be_whole,
+    may_be_words,
 )
 from pplseq.models.remembered import Remembered
 
@@ -87,7 +87,7 @@ class ShortWays(StateTables):
     def _counts(self, x: Tensor) -> Remembered[PointSpecs] | None:
         """What a model remembers that the loops from parameters to counts are for, and data that were checked."""
         remembered = None if self._buffers.get("rows") is not None else self._plain()
-        return remembered if are_few_words(x, self.num_states) or is_whole(Batch(x), self.num_states) else None
+        return remembered if may_be_words(x) or is_whole(Batch(x), self.num_states) else None
 
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
         remembered = self._counts(batch.x) if all(part is None for part in batch[1:]) else None
@@ -103,7 +103,7 @@ class ShortWays(StateTables):
     def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
         found = None
         if lengths is None and not known and may_be_whole(x):
-            if not (checks.TRUSTED.get() or are_few_words(x, self.num_states)):  # which the loops look at
+            if not (checks.TRUSTED.get() or may_be_words(x)):  # which the loops look at
                 self.check_observations(x)
             remembered = self._counts(x)
             found = None if remembered is None else log_prob_of_whole_rows(self, remembered, x)

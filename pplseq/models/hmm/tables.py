@@ -142,7 +142,7 @@ class StateTables(Estimator):
         if self.num_words is not None:
             return super().observations_of(states, emission)
         moments = mixture_moments(states.exp(), *self.emissions.moments())
-        return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()), self.column_names)
+        return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()))
 
     def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         if self.column_names is None or name in ("initial", "transition"):

@@ -79,11 +79,14 @@ def is_whole(batch: Batch, num_states: int, at_most: float = MOST_NUMBERS) -> bo
     return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
 
 
+def may_be_words(x: Any) -> bool:
+    """Whether x is a tensor as of (B, T) words on the CPU; they may be no words, or gaps."""
+    return type(x) is Tensor and x.dtype is torch.int64 and x.dim() == 2 and x.is_cpu and x.numel() > 0
+
+
 def are_few_words(x: Any, num_states: int) -> bool:
-    """Whether x is a tensor as of (B, T) words on the CPU, few enough for :func:`is_whole`; they may be no words, or gaps."""
-    if type(x) is not Tensor or x.dtype is not torch.int64 or x.dim() != 2 or not x.is_cpu:
-        return False
-    return 0 < x.numel() * num_states <= MOST_NUMBERS
+    """:func:`may_be_words`, few enough for :func:`is_whole`."""
+    return may_be_words(x) and x.numel() * num_states <= MOST_NUMBERS
 
 
 def parameters_of_loops(model: nn.Module, remembered: Remembered) -> statistics.Words | statistics.Vectors | None:
@@ -104,7 +107,7 @@ def parameters_of_loops(model: nn.Module, remembered: Remembered) -> statistics.
 
 
 def expectation_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> tuple[Statistics, float] | None:
-    """Expected statistics of rows x that are whole, or :func:`are_few_words`, and log p(x) of all of them; None where the loops
+    """Expected statistics of rows x that are whole, or :func:`may_be_words`, and log p(x) of all of them; None where the loops
     do not do."""
     parameters = parameters_of_loops(model, remembered)
     if parameters is None or not statistics.applies(parameters, x):

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pplseq.distributions.state import MISSING
+from pplseq.infer.discrete.long import LongDenseChain
 from pplseq.infer.fit.em import Batch
 from pplseq.kernels import compiled
-from pplseq.kernels.whole_rows import tables
+from pplseq.kernels.whole_rows import row_loops, tables
 from pplseq.models import HMM
 from pplseq.models.hmm.whole_rows import log_prob_of_whole_rows
 
@@ -48,13 +49,63 @@ def loops(model, x):
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES)
 def test_values_and_gradients(kind, num_states, rows, steps):
-    model, x = model_and_rows(kind, num_states, rows, steps)
+    check_log_prob(*model_and_rows(kind, num_states, rows, steps))
+
+
+def check_log_prob(model, x):
     value, expected = loops(model, x), plain(model, x)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     for found, wanted in zip(gradients(model, value), gradients(model, expected), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
     again = model.log_joint(x)
     assert torch.equal(again, value) and type(again.grad_fn).__name__ == "KnownGradientBackward"
+
+
+@pytest.mark.parametrize(("num_states", "rows", "steps"), [(64, 2, 513), (64, 1, 768), (17, 2, 2055)])
+def test_long_rows_go_piece_by_piece(num_states, rows, steps):
+    """Messages of one piece are kept, others made again: values, gradients, posteriors and counts, with states that follow
+    none."""
+    assert row_loops.AT_ONCE < steps * num_states and steps > 2 * row_loops.PIECE
+    model, x = model_and_rows("words", num_states, rows, steps)
+    with torch.no_grad():
+        model.transition_logits.masked_fill_(torch.eye(num_states).roll(1, 0).bool(), -math.inf)
+    check_log_prob(model, x)
+    short = model.short_chain(Batch(x))
+    with compiled.twins_only():
+        chain = model.posterior(x)
+        torch.testing.assert_close(short.marginals().probs, chain.marginals().probs, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            short.expected_counts().transition, chain.expected_counts().transition, rtol=1e-10, atol=1e-12
+        )
+
+
+def test_many_words_of_few_states():
+    """As many as no chain keeps emissions of; the loops over steps are the twin, which is that of torch's."""
+    model, x = model_and_rows("words", 3, 1, 400_001)
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    statistics, value = model.expectation_at_once(Batch(x))
+    chain = LongDenseChain(*model.specs(), x.T)
+    assert float(chain.log_prob().detach().sum()) == pytest.approx(value, rel=1e-13)
+    counts = chain.expected_counts()
+    torch.testing.assert_close(statistics["transition"], counts.transition.detach(), rtol=1e-9, atol=1e-9)
+    found = gradients(model, model.log_joint(x))
+    for part, wanted in zip(found, gradients(model, chain.log_prob().sum()), strict=True):
+        torch.testing.assert_close(part, wanted, rtol=1e-8, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(kept, model.parameters(), strict=True))
+
+
+def test_a_long_row_that_is_impossible_or_no_words():
+    model, x = model_and_rows("words", 64, 2, 700)
+    with torch.no_grad():
+        model.emissions.logits[:, 6] = -math.inf
+    x[x == 6] = 0
+    x[1, 600] = 6
+    assert model.expectation_at_once(Batch(x)) is None
+    with pytest.raises(ValueError, match="row 1, step 600: observation 6 is impossible"):
+        model.log_joint(x)
+    x[1, 600] = 7
+    with pytest.raises(ValueError, match="7"):
+        model.log_joint(x)
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
