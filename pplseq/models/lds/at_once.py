@@ -7,7 +7,7 @@ and answers. The readable twin is the way of all other data, over the chain: :fu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from pplseq.kernels import twice
 from pplseq.kernels.gaussian import whole
 from pplseq.kernels.gaussian.whole import Numbers, WholeSystem, double
 from pplseq.kernels.parallel import time_scan
+from pplseq.models.lds import vector_em
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
 from pplseq.models.lds.queries import LDSQueries
@@ -26,16 +27,20 @@ RAW = (
     "transition", "transition_offset", "state_scale", "emission", "emission_offset", "emission_scale", "initial_mean",
     "initial_scale",
 )  # fmt: skip
+REALS = (torch.float32, torch.float64)
+NOTHING = torch.Size([0])
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 # what leads from parameters and observations to answers; an LDS that has its own way of any of it takes the long way
 DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
 WAYS = frozenset(
-    (*DISTRIBUTIONS, "values", "direct_chain", "posterior", "_posterior", "_point", "as_batch", "check_observations")
-) | {"log_prior"}
+    DISTRIBUTIONS
+    + ("values", "direct_chain", "posterior", "_posterior", "_point", "as_batch", "check_observations", "log_prior")
+)
 
 
 def fits(x: Tensor, h: int) -> bool:
     """Whether the loop is there for observations (B, T, n); numbers that are missing it finds itself."""
-    if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+    if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in REALS:
         return False
     if twice.transformed() or torch._C._get_tracing_state() is not None:
         return False
@@ -48,8 +53,9 @@ def tolerance(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps
 
 
-def numbers_of(parts: list[Tensor | None]) -> Numbers | None:
-    """Parameters, those of :data:`RAW` in that order, as the loop takes them; None for shapes that are no system's."""
+def form_of(parts: list[Tensor | None]) -> tuple[int, int, int] | None:
+    """h, n and the form of :class:`Numbers` of parameters, those of :data:`RAW` in that order; None for shapes that are no
+    system's, and numbers that are not on the CPU."""
     transition, offset, state, emission, shift, seen, first, start = parts
     if transition is None or state is None or emission is None or seen is None or first is None or start is None:
         return None
@@ -61,19 +67,57 @@ def numbers_of(parts: list[Tensor | None]) -> Numbers | None:
         return None
     if offset is not None and offset.shape != (h,) or shift is not None and shift.shape != (n,):
         return None
-    flat = torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
-    if flat.device.type != "cpu":
+    if not all([part is None or part.is_cpu and part.dtype in REALS for part in parts]):
         return None
     form = whole.FULL_NOISE * full_state + whole.FULL_COVARIANCE * full_seen
-    form += whole.OFFSET * (offset is not None) + whole.SHIFT * (shift is not None)
-    return Numbers(double(flat), h, n, form)
+    return h, n, form + whole.OFFSET * (offset is not None) + whole.SHIFT * (shift is not None)
+
+
+class View(NamedTuple):
+    """A parameter's numbers where they stand. Every tensor operation costs as much as ten of arrays."""
+
+    part: Tensor
+    address: int
+    shape: torch.Size
+    numbers: np.ndarray
+
+    @classmethod
+    def of(cls, part: Tensor) -> View:
+        return cls(part, part.data_ptr(), part.shape, part.detach().numpy().ravel())
+
+    def shows(self, part: Tensor | None) -> bool:
+        """Whether this is a view, and still the one, of a parameter."""
+        if part is not self.part or part.data_ptr() != self.address or part.shape != self.shape or not part.is_contiguous():
+            return False
+        return self.numbers.dtype is (DOUBLE if part.dtype is torch.float64 else SINGLE)
 
 
 class LastSystem:
-    """The last system whose whole rows were asked about."""
+    """The last system whose whole rows were asked about, and where its parameters stand."""
 
     def __init__(self):
         self.system: WholeSystem | None = None
+        # in one piece, as threads may ask at once
+        self._seen: tuple[list[View | None], tuple[int, int, int]] | None = None
+
+    def numbers_of(self, parts: list[Tensor | None]) -> Numbers | None:
+        """Parameters, those of :data:`RAW` in that order, as the loop takes them; None as of :func:`form_of`."""
+        seen = self._seen
+        if seen is not None:
+            pairs = zip(parts, seen[0], strict=True)
+            if not all([part is None if view is None else view.shows(part) for part, view in pairs]):
+                seen = None
+        if seen is None:
+            sizes = form_of(parts)
+            if sizes is None:
+                return None
+            views = [None if part is None else View.of(part) for part in parts]
+            # a copy, of parts that have gaps, does not follow them
+            is_view = all([part is None or part.is_contiguous() for part in parts])
+            seen = views, sizes
+            self._seen = seen if is_view else None
+        flat = np.concatenate([view.numbers for view in seen[0] if view is not None])
+        return Numbers(flat.astype(np.float64, copy=False), *seen[1])
 
     def of(self, numbers: Numbers, num_steps: int, tol: float) -> WholeSystem:
         """That of these parameters; of many numbers none is kept."""
@@ -100,12 +144,17 @@ class AtOnce(LDSQueries):
             return False
         return self.is_one_chain and not (own["_modules"] or self._pyro_params or self._pyro_samples)
 
+    @property
+    def _last(self) -> LastSystem:
+        own = vars(self)
+        return own["_last_system"] if "_last_system" in own else own.setdefault("_last_system", LastSystem())
+
     def _numbers(self, x: Tensor) -> Numbers | None:
         """The parameters, where the loop answers questions about x."""
         if not self._is_as_it_is or not fits(x, self.num_states):
             return None
         parts = [self._parameters[name] for name in RAW]
-        found = numbers_of(parts)
+        found = self._last.numbers_of(parts)
         if found is None or parts[0] is None or parts[0].dtype != x.dtype:
             return None
         return found if found.n == x.shape[2] == self.num_features and found.h == self.num_states else None
@@ -119,11 +168,11 @@ class AtOnce(LDSQueries):
         numbers = self._numbers(x)
         if numbers is None:
             return None
-        return vars(self).setdefault("_last_system", LastSystem()).of(numbers, x.shape[1], tolerance(x.dtype))
+        return self._last.of(numbers, x.shape[1], tolerance(x.dtype))
 
     def _keep(self, system: WholeSystem) -> None:
         if system.is_small:
-            vars(self)["_last_system"].system = system
+            self._last.system = system
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
@@ -165,6 +214,28 @@ class AtOnce(LDSQueries):
         found = system.gradients(double(x))
         return None if found is None else _LogProb.apply(found, x, *parts)
 
+    def fit_at_once(self, x: Tensor, options: dict[str, Any]) -> bool:
+        """EM from the parameters as they are, on whole rows; False where it is left to the fit that all models have."""
+        own, numbers = vars(self), None
+        if options.keys() <= vector_em.OPTIONS and vector_em.WAYS.isdisjoint(own) and x.dtype == torch.float64:
+            numbers = None if self.has_priors else self._numbers(x)
+        if numbers is None:
+            return False
+        found = vector_em.fit_plainly(numbers, double(x), tolerance(x.dtype), self.noise_floor, options)
+        if found is None:
+            return False
+        own["history"], own["is_fitted"] = found[0], True
+        at = 0
+        with torch.no_grad():
+            for part in [part for name in RAW if (part := self._parameters[name]) is not None]:
+                shape = part.shape
+                size = shape.numel()
+                part.copy_(torch.from_numpy(found[1][at : at + size].reshape(shape)))
+                at += size
+        if own["training"]:
+            self.eval()
+        return True
+
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
         """The E-step, see :func:`~pplseq.models.lds.fit.e_step`, and the log-likelihood; None where the loop is not for such
         data."""
@@ -199,10 +270,14 @@ class _LogProb(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = twice.gradients(lambda *values: _twin(x, *values), tuple(parts), grads[0])
             return None, None, *found
-        all_of_them, at, result = torch.from_numpy(ctx.gradients).to(x.dtype) * grads[0], 0, []
+        at, result, by = 0, [], grads[0]
+        is_plain = type(by) is Tensor and by.dtype == torch.float64 and not twice.transformed()
+        scaled = ctx.gradients * float(by) if is_plain else torch.from_numpy(ctx.gradients).to(x.dtype) * by
         for part, needed in zip(parts, ctx.needs_input_grad[2:], strict=True):
-            size = 0 if part is None else part.numel()
-            result.append(None if part is None or not needed else all_of_them[at : at + size].view(part.shape))
+            shape = NOTHING if part is None else part.shape
+            size = shape.numel()
+            own = scaled[at : at + size].reshape(shape) if needed else None
+            result.append(torch.from_numpy(own) if is_plain and own is not None else own)
             at += size
         return None, None, *result
 

@@ -161,6 +161,9 @@ class ConstrainedLDS(LDS):
         value = getattr(values, name)
         return torch.diag(value) if name in SCALES and value.dim() == 1 else value
 
+    def unidentified(self) -> tuple[frozenset[str], str]:
+        return frozenset(), ""
+
     def estimates(self) -> dict[str, Tensor]:
         """The free numbers, "PARAMETER NAME" each, differentiable."""
         found, written = {}, self._written()

@@ -378,7 +378,7 @@ class LDSTensors(GaussianEstimator):
         return Parameters(**plain)
 
     @property
-    def _diagonal(self) -> frozenset[str]:
+    def diagonal_noises(self) -> frozenset[str]:
         own = self._own
         return frozenset([name for name in ("state_noise", "emission_noise") if own[name].dim() == 1])
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import LOST, NOTHING, Statistics
+from pplseq.kernels.gaussian.whole import lower
 from pplseq.models.lds.fit import FLOOR, EMOptions, floor_note
 from pplseq.models.lds.parameters import CLEAR, SCALES, factor_of
 from pplseq.models.lds.statistics import Regression, floored_array, mode_of_arrays
@@ -26,18 +27,13 @@ def _below(size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.tril_indices(size, -1)
 
 
-@functools.cache
-def _lower(size: int) -> np.ndarray:
-    return np.tri(size, dtype=np.bool_)
-
-
 def factors(own: dict[str, Any]) -> dict[str, np.ndarray]:
     """Lower triangles of the covariances of these names, or their diagonals, from the parameters that hold them."""
     found = {}
     for name, at in SCALES.items():
         value = own[at].detach().numpy()
         if value.ndim == 2:
-            value = np.where(_lower(len(value)), value, 0.0)
+            value = np.where(lower(len(value)), value, 0.0)
         if name == "emission_noise":
             if value.ndim == 1:
                 value = np.exp(value)

@@ -170,10 +170,15 @@ def test_rows_without_room_take_the_long_way(monkeypatch):
 
 
 def test_changes_of_shared_loops_are_noticed():
-    from pplseq.kernels.gaussian import block_loops, kalman_loops, mean_loops, whole_loops
+    from pplseq.kernels.gaussian import block_loops, em_loops, kalman_loops, mean_loops, whole_loops
 
-    found = zlib.crc32(b"".join(Path(part.__file__).read_bytes() for part in (block_loops, kalman_loops, mean_loops)))
+    def checksum(*parts):
+        return zlib.crc32(b"".join(Path(part.__file__).read_bytes() for part in parts))
+
+    found = checksum(block_loops, kalman_loops, mean_loops)
     assert found == whole_loops.SHARED, f"whole_loops: set SHARED to {found}, or old machine code stays in use"
+    found = checksum(whole_loops)
+    assert found == em_loops.WHOLE, f"em_loops: set WHOLE to {found}, or old machine code stays in use"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -204,6 +209,14 @@ def test_covariances_are_kept_and_what_changes_is_noticed():
         assert model.score(x) == pytest.approx(expected(), rel=1e-12), name
         assert before != model.score(x)
         assert vars(model)["_last_system"].system is not kept
+    for name in ("transition", "emission", "initial_scale"):  # other memory, other strides, the same memory for less
+        parameter = getattr(model, name)
+        parameter.data = 1.01 * parameter.data
+        assert model.score(x) == pytest.approx(expected(), rel=1e-12), name
+        parameter.data = parameter.data.T.contiguous().T
+        assert model.score(x) == pytest.approx(expected(), rel=1e-12), name
+        parameter.data.mul_(0.99)
+        assert model.score(x) == pytest.approx(expected(), rel=1e-12), name
     assert model.score(x[:, :5]) == pytest.approx(float(model.posterior(x[:, :5]).log_prob().sum()), rel=1e-12)
     assert vars(copy.deepcopy(model))["_last_system"].system is None
 
@@ -253,3 +266,13 @@ def test_coordinates_of_singular_covariances_take_the_long_way():
     model.set_parameters(state_noise=torch.diag(torch.tensor([1.0, 0.0, 2.0])))
     assert quick_em.coordinates(model._parameters, model._free) is None
     assert all(bool(part.isfinite().all()) for part in model.em_coordinates())
+
+
+def test_what_is_asked_for_is_what_the_loops_take_it_for():
+    """Numbers that stand on both sides: the callers import no numba."""
+    from pplseq.kernels.gaussian import block_loops, whole_loops
+
+    for name in ("OFFSET", "FULL_NOISE", "SHIFT", "FULL_COVARIANCE"):
+        assert getattr(whole, name) == getattr(whole_loops, name), name
+    for name in ("FILTER", "MEANS", "SUMS", "MOMENTS"):
+        assert getattr(whole, name) == getattr(block_loops, name), name
