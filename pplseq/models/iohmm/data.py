@@ -107,6 +107,18 @@ class IOFormat(NamedTuple):
         return self.reference.new_full((num_sequences, num_steps, self.num_outputs), torch.nan)
 
     # ---------------------------------------------------------------- inputs
+    def steps_ahead(self, num_steps: int | None) -> int:
+        """Of a forecast without inputs.
+
+        Raises:
+            ValueError: where nothing says how many.
+        """
+        if num_steps is not None:
+            return num_steps
+        if any(source is not None and source[1] for source in self.sources.values()):
+            raise ValueError("must be given, (B, K, U), or (K, U) for all rows: this model has inputs; got None")
+        raise ValueError("this model has no inputs that tell how many steps; say num_steps: forecast(x, 12)")
+
     def check_inputs(self, inputs: Inputs, shape: Sequence[int] | None, lengths: Tensor | None) -> dict[str, Tensor]:
         """Inputs of each part that sees some, (B, T[, U]), finite also behind the ends of rows.
 
@@ -402,7 +414,7 @@ def _padded(value, name: str, event_dims: int, dtype, fill: float = 0) -> tuple[
     if isinstance(value, (list, tuple)):
         return pad_sequences(value, event_dims=event_dims, dtype=dtype, fill=fill, name=name)
     if not isinstance(value, (np.ndarray, Tensor)):
-        raise TypeError(f"{name} must be a list of sequences, an array or a tensor, got {type(value).__name__}")
+        raise checks.no_sequences(name, value)
     if isinstance(value, np.ndarray) and value.dtype == object:
         value = of_objects(value, event_dims or None, name)
     value = torch.as_tensor(for_torch(value))

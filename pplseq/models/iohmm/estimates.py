@@ -66,12 +66,15 @@ def input_names(model: IOParameters, part: str) -> list[str]:
     """Of what a part's regression is on, the constant last."""
     source, named = model.format.source(part), model.input_names.get(part, [])
     size = 0 if source is None else source[1]  # past outputs behind the inputs
+    if not named and source is not None and source[0] == "vectors":
+        named = list((model.input_column_names or ())[:size])
     return [*named, *(f"u{number}" for number in range(len(named), size)), CONSTANT]
 
 
 def output_name(model: IOParameters, number: int) -> str:
     """Of a column of outputs."""
-    return f"x{number}" if model.output_names is None else model.output_names[number]
+    names = model.output_names or model.column_names
+    return f"x{number}" if names is None else names[number]
 
 
 def _softmax(model: IOParameters, part: str, allowed: Tensor | None) -> dict[str, Tensor]:

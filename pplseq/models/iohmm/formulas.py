@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from numbers import Real
@@ -58,6 +59,10 @@ class Formulas:
     def __init__(
         self, outputs: str, *, transition: str | None = None, initial: str | None = None, sequence_id: str | None = None
     ):  # fmt: skip
+        for name, text in (("outputs", outputs), ("transition", transition), ("initial", initial)):
+            if not isinstance(text, str) and (text is not None or name == "outputs"):
+                example = "'power ~ speed + slope'" if name == "outputs" else "'~ load'"
+                raise TypeError(f"{name} must be a formula in a string, such as {example}; got {type(text).__name__}")
         names, tilde, terms = outputs.partition("~")
         self.output_names = [name.strip() for name in names.split("+")]
         if not tilde or not all(self.output_names):
@@ -77,6 +82,11 @@ class Formulas:
         """Formulas, also from what :meth:`as_config` made of them; None of None."""
         if formulas is None or isinstance(formulas, cls):
             return formulas
+        if not isinstance(formulas, Mapping) or "states" not in formulas:
+            raise TypeError(
+                "formulas must be Formulas('power ~ speed + slope') that have read a frame; give their options: "
+                f"IOHMM(2, **formulas.options); got {formulas!r}"
+            )
         known = {name: formulas[name] for name in ("outputs", "transition", "initial", "sequence_id")}
         built = cls(**known)
         built.levels = {name: list(levels) for name, levels in formulas["levels"].items()}
@@ -150,6 +160,12 @@ class Formulas:
     def data_of(self, x: Any, inputs: Any, lengths: Any = None) -> tuple[Any, Any, Any]:
         """x, inputs and lengths, where x without inputs, or inputs without x, are a frame: what the formulas read there."""
         if not (is_table(x) and inputs is None or x is None and is_table(inputs)):
+            if inputs is None and self.terms:
+                read = ", ".join([*self.output_names, *self.terms.values()])
+                raise TypeError(
+                    f"x: this model reads data frames by its formulas ({read}), got {type(x).__name__}; give a frame, or "
+                    "arrays of outputs and, as inputs=, of the terms"
+                )
             return x, inputs, lengths
         data = self.read(inputs if x is None else x, outputs=x is not None)
         if lengths is not None and self.sequence_id is not None:
@@ -234,7 +250,7 @@ class Formulas:
                 formula: Any = self._spec(part) or Formula(text)  # pyright: ignore[reportAbstractUsage]
                 matrix = formula.get_model_matrix(frame, na_action="ignore", output="pandas")
         except (FormulaicError, DataMismatchWarning, SyntaxError, KeyError, TypeError) as error:
-            raise ValueError(f"formulas: {part} {text!r}: {error}") from None
+            raise ValueError(f"formulas: {part} {text!r}: {_reason(error, frame)}") from None
         if not hasattr(matrix, "columns"):
             raise ValueError(f"formulas: {part} {text!r} must be terms alone, without another '~' or '|'")
         names = list(matrix.columns)
@@ -269,6 +285,15 @@ class Formulas:
                 name: (Factor.Kind(kind), _restored(value)) for name, (kind, value) in state["encoder_state"].items()
             },
         )  # fmt: skip
+
+
+def _reason(error: Exception, frame: Any) -> str:
+    """What formulaic says, in one line without colours; of a name that is no column, which columns there are."""
+    said = re.sub(r"\x1b?\[[0-9;]*m|[\u29da\u29db]", "", str(error))
+    said = " ".join(said.split())
+    if unknown := re.search(r"`(\w+)` is not present in the dataset", said):
+        return f"the frame has no column {unknown[1]!r}.{nearest(unknown[1], [str(column) for column in frame.columns])}"
+    return said
 
 
 def _of_pandas(frame: Any) -> Any:

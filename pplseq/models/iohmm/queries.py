@@ -22,7 +22,7 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
-from pplseq.models.forms import is_table
+from pplseq.models.forms import by_names, is_table
 from pplseq.models.iohmm.data import Inputs, Source
 from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.formulas import Formulas
@@ -64,10 +64,15 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """Transition and emission; ``first``: (B[, U]) inputs of the start distribution, where it sees some."""
         raise NotImplementedError
 
+    @property
+    def has_columns(self) -> bool:
+        return not self.format.discrete and self.formulas is None  # formulas find theirs by name anyway
+
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
+        x = by_names(x, self.column_names)
         return self.format.batch(x, lengths, states=states, inputs=self.inputs_by_name(inputs))
 
     def short_chain(self, batch: Batch) -> Chain | None:
@@ -168,7 +173,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
         chain = self.posterior(seen, here[1] + 1, inputs=known)
         found = self._expected(predicted(chain), seen, known, here[1] + 1)
         means = emission_means(self._emission_at(seen, known, here[1] + 1)).expand(*found.states.shape, -1)[here]
-        return self._with_quantiles(self._as_next(found.each(lambda value: value[here])), means)
+        found = self._with_quantiles(self._as_next(found.each(lambda value: value[here])), means)
+        return self.labelled(found, x, lengths, 1, self.output_names)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -193,12 +199,14 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if self.feedback:
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
-            return self._as_next(self._simulate(inputs, belief, previous, num_samples))
+            found = self._as_next(self._simulate(inputs, belief, previous, num_samples))
+            return self.labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names)
         num_steps = next(iter(self.format.check_inputs(inputs, None, None).values())).shape[1]
         unseen = self.format.missing(rows, num_steps)
         states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
         found = self._as_next(self._expected(states, unseen, inputs))
-        return self._with_quantiles(found, emission_means(self._emission_at(unseen, inputs)).expand(*states.shape, -1))
+        found = self._with_quantiles(found, emission_means(self._emission_at(unseen, inputs)).expand(*states.shape, -1))
+        return self.labelled(found, x, lengths, num_steps, self.output_names)
 
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
@@ -223,15 +231,15 @@ class IOHMMQueries(StateLanguages, IOParameters):
             inputs = {part: value[..., 0, :] if one_step else value for part, value in ahead.items()} or None
         inputs = self.inputs_by_name(inputs, name)
         try:
-            if inputs is None and num_steps is not None:
-                return self.format.check_inputs(None, (rows, num_steps), None)
+            if inputs is None:
+                return self.format.check_inputs(None, (rows, self.format.steps_ahead(num_steps)), None)
             batch = self.format.batch(None, inputs=self._for_all(inputs, rows, one_step), rows=True)
             if len(batch.x) != rows:
                 raise ValueError(f"must have one row for each of the {rows} sequences, got {len(batch.x)}")
             if num_steps is not None and batch.x.shape[1] != num_steps:
                 raise ValueError(f"must be of num_steps = {num_steps} steps, got {batch.x.shape[1]}")
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{name}: {error}") from None
+            raise type(error)(f"{name}: {str(error).removeprefix('inputs: ')}") from None
         return batch.inputs
 
     def _for_all(self, inputs, rows: int, one_step: bool, part: str | None = None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import torch
 
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import existing_path, listing
+from pplseq.data.tables import MissingColumn
 from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
 from pplseq.recipes.forecasts import rows_ahead
+from pplseq.recipes.iohmm.formula_tables import expected_names, read_formulas, saved_model
 from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
-from pplseq.recipes.iohmm.tables import Columns, Run, read_run
+from pplseq.recipes.iohmm.tables import Columns, Run, is_run, read_run
 from pplseq.runs.progress import Watch
 
 
@@ -153,6 +155,9 @@ def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
 # ---------------------------------------------------------------- questions
 def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterator[dict[str, Any]]:
     """A dictionary for each sequence."""
+    if not is_run(folder):
+        yield from _formula_answers(saved_model(folder), question, str(data), options)
+        return
     run = read_run(folder)
     strings = run.record["kind"] == "strings"
     if question == "automaton":
@@ -280,7 +285,10 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
     torch.manual_seed(options.seed)  # where outputs are fed back, answers are averages of draws
     # what the inputs alone say needs no outputs
     asked = columns._replace(outputs=[]) if question in ("produce", "classify") else columns
-    table = asked.read(data, leave_out=True)
+    try:
+        table = asked.read(data, leave_out=True)
+    except MissingColumn as error:
+        raise ValueError(_about_columns(str(error), question, asked)) from None
     future: dict[str, Any] | None = None  # without one, and without inputs, all look ahead as far
     if question == "forecast" and (options.future is not None or columns.inputs):
         if options.future is None:
@@ -292,34 +300,86 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
     x, inputs = columns.data(table)
 
     def ask(n: int) -> dict[str, Any]:
-        one, given = [x[n]], None if inputs is None else [inputs[n]]
-        if question in ("filter", "smooth"):
-            return {"states": getattr(model, question)(one, inputs=given).probs[0].tolist()}
-        if question == "decode":
-            return {"path": model.decode(one, inputs=given)[0].tolist()}
-        if question == "sample":
-            paths = model.sample_states(one, options.num_samples, inputs=given, seed=options.seed + n)
-            return {"paths": [torch.as_tensor(path).reshape(-1).tolist() for path in paths]}
-        if question == "score":
-            return {"log_prob": float(model.score(one, inputs=given))}
-        if question == "classify":
-            return {"output": _outputs(columns, model.classify(given)[0])}
-        if question == "forecast":
+        given = None if inputs is None else [inputs[n]]
+
+        def forecast() -> Any:
             steps, ahead = rows_ahead(options, future, table.ids[n])
-            found = model.forecast(one, steps, inputs=given, future_inputs=None if inputs is None else ahead)
-            outputs = found.word_log_probs.exp() if found.means is None else found.means
-        else:
-            found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
-            outputs = found.outputs
-        answer = {"outputs": [_outputs(columns, row) for row in outputs[0]]}
-        if found.covariances is not None:
-            answer["deviations"] = [_outputs(columns, row.diagonal().sqrt()) for row in found.covariances[0]]
-        return answer
+            return model.forecast([x[n]], steps, inputs=given, future_inputs=None if inputs is None else ahead)
+
+        return _answer(model, columns.expected_names, question, [x[n]], given, forecast, options, n)
 
     yield from answer_sequences(table, ask)
 
 
-def _outputs(columns: Columns, row: torch.Tensor) -> dict[str, float | None]:
+def _about_columns(error: str, question: str, columns: Columns) -> str:
+    """An error about a column that a table lacks, and what the question reads."""
+    reads = [f"outputs {', '.join(columns.outputs)}"] * bool(columns.outputs)
+    reads += [f"inputs {', '.join(columns.inputs)}"] * bool(columns.inputs)
+    hint = "; of inputs alone, ask produce" if columns.outputs and columns.inputs else ""
+    empty = "; an output that is not known may be empty" if columns.outputs else ""
+    return f"{error}. {question} reads the columns of the training: {' and '.join(reads)}{empty}{hint}"
+
+
+def _formula_answers(model: IOHMM, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
+    """Of a model that was saved from Python: its formulas read the table."""
+    formulas = model.formulas
+    assert formulas is not None, "as saved_model says"
+    if question in ("automaton", "effects"):
+        raise ValueError(f"{question} is about runs of `pplseq train iohmm`; of a saved model ask effect_curves in Python")
+    if question in ("produce", "classify") and not formulas.terms:
+        raise ValueError(f"this model has no inputs, so {question} has no answer; ask predict")
+    torch.manual_seed(options.seed)
+    table = read_formulas(formulas, data, outputs=question not in ("produce", "classify"))
+    future = {}
+    if question == "forecast" and formulas.terms:
+        if options.future is None:
+            raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
+        ahead = read_formulas(formulas, options.future, outputs=False)
+        future = dict(zip(ahead.ids, ahead.inputs, strict=True))
+
+    def ask(n: int) -> dict[str, Any]:
+        x, own = [torch.as_tensor(table.outputs[n])], table.inputs[n]
+        given = None if own is None else {part: [rows] for part, rows in own.items()}
+
+        def forecast() -> Any:
+            known = {name: range(len(next(iter(parts.values())))) for name, parts in future.items() if parts}
+            steps, _ = rows_ahead(options, known if formulas.terms else None, table.ids[n])
+            parts = future.get(table.ids[n]) or {}
+            return model.forecast(x, steps, inputs=given, future_inputs={p: rows[:steps] for p, rows in parts.items()} or None)
+
+        return _answer(model, expected_names(formulas), question, x, given, forecast, options, n)
+
+    yield from answer_sequences(table, ask)
+
+
+def _answer(
+    model: IOHMM, names: Sequence[str], question: str, one: Any, given: Any, forecast: Callable[[], Any], options: Any, n: int
+) -> dict[str, Any]:
+    """About the n-th sequence, with its inputs. names: of the numbers that the model expects."""
+    if question in ("filter", "smooth"):
+        return {"states": getattr(model, question)(one, inputs=given).probs[0].tolist()}
+    if question == "decode":
+        return {"path": model.decode(one, inputs=given)[0].tolist()}
+    if question == "sample":
+        paths = model.sample_states(one, options.num_samples, inputs=given, seed=options.seed + n)
+        return {"paths": [torch.as_tensor(path).reshape(-1).tolist() for path in paths]}
+    if question == "score":
+        return {"log_prob": float(model.score(one, inputs=given))}
+    if question == "classify":
+        return {"output": _outputs(names, model.classify(given)[0])}
+    if question == "forecast":
+        found = forecast()
+        outputs = found.word_log_probs.exp() if found.means is None else found.means
+    else:
+        found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
+        outputs = found.outputs
+    answer = {"outputs": [_outputs(names, row) for row in outputs[0]]}
+    if found.covariances is not None:
+        answer["deviations"] = [_outputs(names, row.diagonal().sqrt()) for row in found.covariances[0]]
+    return answer
+
+
+def _outputs(names: Sequence[str], row: torch.Tensor) -> dict[str, float | None]:
     """Expected outputs by name: of classes their probabilities."""
     values = [value if math.isfinite(value) else None for value in row.tolist()]
-    return dict(zip(columns.expected_names, values, strict=True))
+    return dict(zip(names, values, strict=True))

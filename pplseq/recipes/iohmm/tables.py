@@ -18,6 +18,7 @@ from pplseq.data.tables import SequenceTable, expanded_names, read_table
 from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
 from pplseq.models.iohmm.responses import RESPONSES
+from pplseq.models.storage import MODEL
 from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
 from pplseq.recipes.recipe import Job
 from pplseq.runs.checkpoint import TRAINING
@@ -64,8 +65,18 @@ def read_record(folder: Path) -> dict[str, Any]:
     return RUN.read_header(folder / BEST)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, and not of a model that was saved from Python."""
+    return RUN.is_at(folder / BEST) or not MODEL.is_at(folder)
+
+
 def read_run(folder: Path) -> Run:
-    """Raises FileNotFoundError or FolderError where there is no whole run."""
+    """Raises FileNotFoundError or FolderError where there is no whole run, ValueError for a model saved from Python."""
+    if not is_run(folder):
+        raise ValueError(
+            f"{folder}: a saved model, whose folder does not say how tables are read; ask it in Python, "
+            f"pplseq.load({str(folder)!r}), or train by `pplseq train iohmm`, whose runs know their columns"
+        )
     record, *_, model = RUN.read(folder / BEST, more=lambda place, header: IOHMM.load(place))
     return Run(record, model, folder)
 

@@ -214,3 +214,27 @@ def test_outputs_stay_numbers_or_words():
     assert first.options["num_outputs"] == [1]
     with pytest.raises(ValueError, match="'power' is missing everywhere in the first frame"):
         Formulas("power ~ 1").read(table.assign(power=None))
+
+
+def test_errors_of_formulas_name_what_came():
+    pytest.importorskip("formulaic")
+    table = frame().rename(columns={}).assign(extra=1.0)
+    for build, message in (
+        (lambda: Formulas(None), "outputs must be a formula in a string, such as 'power ~ speed.*'; got NoneType"),
+        (lambda: Formulas("power ~ speed", transition=["load"]), "transition must be a formula in a string.*; got list"),
+        (lambda: IOHMM(1, num_inputs=0, outputs="states", formulas="power ~ speed"), "formulas must be Formulas"),
+        (lambda: IOHMM(1, num_inputs=0, outputs="states", formulas={"outputs": "y ~ x"}), "formulas must be Formulas"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            build()
+    name = next(column for column in table.columns if table[column].dtype.kind == "f")
+    with pytest.raises(ValueError, match="formulas: emission 'sped': the frame has no column 'sped'.*"):
+        Formulas(f"{name} ~ sped").read(table)
+    with pytest.raises(ValueError, match=r"^formulas: emission 'extra \+': [^\x1b\n⧛]*$"):  # in one line, without colours
+        Formulas(f"{name} ~ extra +").read(table)
+    formulas = Formulas(f"{name} ~ extra")
+    formulas.read(table.assign(extra=range(len(table))))
+    model = IOHMM(1, outputs=["normal"], **formulas.options)
+    for x in (None, table[[name]].to_numpy()):
+        with pytest.raises(TypeError, match=f"x: this model reads data frames by its formulas .{name}, extra., "):
+            model.fit(x)

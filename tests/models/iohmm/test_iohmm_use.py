@@ -339,7 +339,7 @@ def test_bad_data():
             ValueError,
             "future_inputs: must be of num_steps = 2 steps, got 5",
         ),
-        (lambda: symbols.predict_next(ids, inputs=v), ValueError, "next_inputs: inputs: this model needs inputs"),
+        (lambda: symbols.predict_next(ids, inputs=v), ValueError, "next_inputs: this model needs inputs"),
         (lambda: symbols.set_parameters(nothing=torch.zeros(1)), ValueError, "nothing must be one of"),
     ):
         with pytest.raises(error, match=message):

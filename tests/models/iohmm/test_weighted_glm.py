@@ -6,6 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
 from pplseq.kernels import compiled
+from pplseq.models.iohmm.restarts.networks import distinct
 from pplseq.models.iohmm.restarts.regressions import (
     bernoulli_regression,
     linear_regression,
@@ -160,3 +161,16 @@ def test_loops_are_as_tensors(ridge, rows, classes):
     assert_close(found.objective, softmax_objective(features, counts, found.weights, forbidden, ridge))
     assert bool((found.objective >= softmax_objective(features, counts, start, forbidden, ridge)).all())
     assert bool(found.converged.all()) and bool(slow.converged.all())
+
+
+@pytest.mark.parametrize("shape", [(7, 1), (200, 2), (1, 1), (5, 0)])
+def test_distinct_rows_are_counted_before_they_are_looked_for(shape):
+    torch.manual_seed(0)
+    for values in (torch.randn(shape, dtype=torch.float64), torch.randint(0, 2, shape).double(), torch.zeros(shape)):
+        values[: shape[0] // 4] = torch.nan
+        for given in (values, values.T.contiguous().T):  # columns one behind the other
+            rows, index = distinct(given)
+            if index is None:
+                assert rows is given and 2 * len(torch.unique(given, dim=0)) > len(given)
+            else:
+                torch.testing.assert_close(rows[index], given, equal_nan=True, rtol=0, atol=0)

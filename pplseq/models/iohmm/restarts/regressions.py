@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pplseq.infer.fit.em import floor_eigenvalues
 from pplseq.kernels import compiled
+from pplseq.kernels.compiled import array
 
 NEWTON_SIZE = 320  # unknowns of a problem up to which the Hessian is formed
 BOUND_STEPS = 4  # steps with a bound of the Hessian that replace one with the Hessian
@@ -143,43 +144,17 @@ def _pays_compiled(features: Tensor, num_classes: int) -> bool:
 
 
 def _by_loops(features, counts, total, weights, allowed, ridge, max_iterations, tolerance) -> Solution:
-    """:func:`softmax_regression` by Newton's method, problem after problem, each pass over the rows a compiled loop."""
-    from pplseq.models.iohmm.restarts.regression_loops import pass_over
+    """:func:`softmax_regression` by Newton's method, problem after problem, each a compiled loop."""
+    from pplseq.models.iohmm.restarts.regression_loops import climb
 
-    rows, unpenalised = features.detach().T.contiguous().numpy(), not bool(ridge.any())
-    size = weights[0].numel()
+    rows, pull = array(features.T), array(ridge.squeeze(-1))
     found, values, rest, most = [], [], [], 0
     for own, mass, weight, fair in zip(counts, total, weights, allowed, strict=True):
-        data = rows, own.T.contiguous().numpy(), mass.contiguous().numpy()
-        gradient, hessian = torch.empty_like(weight), weight.new_empty(size, size)
-
-        def value_at(weight: Tensor, derivatives: bool, data=data, fair=fair, to=(gradient, hessian)) -> float:
-            value = pass_over(*data, weight.contiguous().numpy(), fair.numpy(), derivatives, to[0].numpy(), to[1].numpy())
-            return value - float((ridge * weight**2).sum()) / 2
-
-        value, done, least = value_at(weight, True), False, tolerance * max(float(mass.sum()), 1.0)
-        for iteration in range(1, max_iterations + 1):
-            most = max(most, iteration)
-            slope = gradient - ridge * weight
-            curve = hessian + torch.diag(ridge.expand_as(weight).flatten())
-            step = torch.cholesky_solve(slope.reshape(-1, 1), factor(curve)).view_as(weight)
-            if unpenalised:
-                step = (step - (step * fair).sum(-1, keepdim=True) / fair.sum()) * fair
-            done, share = not float((slope * step).sum()) / 2 > least, 1.0
-            while not done:
-                trial = weight + share * step
-                reached = value_at(trial, share == 1.0)
-                if reached >= value:
-                    break
-                share /= 2
-                done = share < 0.5 ** (HALVINGS - 1)
-            if done:
-                break
-            weight, value = trial, reached
-            if share < 1.0:
-                value_at(weight, True)
-        for kept, result in zip((found, values, rest), (weight, value, done), strict=True):
-            kept.append(result)
+        result, data = weight.detach().clone(memory_format=torch.contiguous_format), (array(own.T), array(mass))
+        value, taken, done = climb(rows, *data, result.numpy(), array(fair), pull, max_iterations, HALVINGS, tolerance)
+        most = max(most, taken)
+        for kept, one in zip((found, values, rest), (result, value, done), strict=True):
+            kept.append(one)
     return Solution(torch.stack(found), weights.new_tensor(values), most, torch.tensor(rest))
 
 

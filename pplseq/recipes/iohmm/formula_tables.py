@@ -1,0 +1,84 @@
+"""Questions to an IOHMM that was saved from Python with formulas: they say how its tables are read."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pplseq.data.sources import existing_path
+from pplseq.folder import FolderError
+from pplseq.models import IOHMM
+from pplseq.models.iohmm.formulas import Formulas
+
+# names of columns, sums and products of them: other terms are Python, which a folder from elsewhere must not run
+PLAIN = re.compile(r"[\w\s+:*-]*")
+
+
+class FormulaTable(NamedTuple):
+    """What formulas read of a table: ids of its sequences, their outputs, and of each the inputs by part, or None."""
+
+    ids: tuple[str, ...]
+    outputs: list[np.ndarray]
+    inputs: list[dict[str, torch.Tensor] | None]
+    errors: Mapping[str, str] = {}  # noqa: RUF012  # a frame is read as a whole, or refused
+
+    @property
+    def all_ids(self) -> tuple[str, ...]:
+        return self.ids
+
+
+def saved_model(folder: Path) -> IOHMM:
+    """A model that says by plain formulas how a table is read.
+
+    Raises:
+        ValueError: for one that does not, or whose formulas are more than names of columns.
+    """
+    try:
+        model = IOHMM.load(folder)
+    except (FileNotFoundError, FolderError) as error:
+        raise type(error)(f"{folder}: neither a run of `pplseq train iohmm` nor a saved model ({error})") from None
+    ask = f"ask it in Python, pplseq.load({str(folder)!r}), or train by `pplseq train iohmm`, whose runs know their columns"
+    if model.formulas is None:
+        raise ValueError(f"{folder}: a saved model without formulas does not say which columns it reads; {ask}")
+    if unfit := [text for text in model.formulas.terms.values() if not PLAIN.fullmatch(text)]:
+        raise ValueError(
+            f"{folder}: the terms {unfit[0]!r} are Python code, which this command does not run; it reads names of columns, "
+            f"+, : and *; {ask}"
+        )
+    return model
+
+
+def read_formulas(formulas: Formulas, data: str, *, outputs: bool = True) -> FormulaTable:
+    """A table (.csv, .tsv, .parquet, - for CSV on stdin) as formulas read it.
+
+    Raises:
+        ValueError: as of ``formulas.read``, with the table's name. ImportError: without pandas.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError('formulas read tables by pandas: pip install "pplseq[formulas]"') from error
+    if data == "-":
+        frame = pandas.read_csv(sys.stdin.buffer)
+    elif ".parquet" in Path(data).suffixes:
+        frame = pandas.read_parquet(existing_path(data))
+    else:
+        frame = pandas.read_csv(existing_path(data), sep="\t" if ".tsv" in Path(data).suffixes else ",")
+    try:
+        found = formulas.read(frame, outputs=outputs)
+    except ValueError as error:
+        raise ValueError(f"{data}: {error}") from None
+    inputs = [{part: torch.as_tensor(rows[n]) for part, rows in found.inputs.items()} or None for n in range(len(found.x))]
+    return FormulaTable(tuple(map(str, found.ids)), found.x, inputs)
+
+
+def expected_names(formulas: Formulas) -> list[str]:
+    """Of the numbers that the model expects of outputs: of classes the probability of each."""
+    named = [(name, formulas.levels.get(name) or ()) for name in formulas.output_names]
+    return [part for name, levels in named for part in ([f"{name}={level}" for level in levels] or [name])]
