@@ -326,7 +326,7 @@ class WordTagFormat(TagFormat):
                 if self.separator in tag:
                     raise ValueError(
                         f"tag {tag!r} holds the separator {self.separator!r}, so it could not be read back; choose another "
-                        "separator or format"
+                        "separator (--separator /) or format (--to columns)"
                     )
                 parts.append(_written(tag, " \t"))
                 if probabilities is not None:

@@ -33,10 +33,15 @@ def place_of(codes, begin, end, code):
 
 
 @jit(entry=True)
-def places(codes, starts, wanted, out):
-    """out (F,): the number of the code wanted (F,) of each template; may be the same array."""
-    for f in range(len(wanted)):
-        out[f] = place_of(codes, starts[f], starts[f + 1], wanted[f])
+def add_features(values, attributes, alone, codes, starts, records):
+    """records (N, A + F): values (N, A) of words' attributes, and their features of templates that look at one attribute."""
+    num_words, num_values = values.shape
+    for n in range(num_words):
+        for a in range(num_values):
+            records[n, a] = values[n, a]
+        for f in range(len(alone)):
+            code = values[n, attributes[f, 0]] if alone[f] else ABSENT
+            records[n, num_values + f] = place_of(codes, starts[f], starts[f + 1], code)
 
 
 @jit(entry=True)

@@ -30,6 +30,7 @@ from pplseq.sources.stream_state import INNER, START_ANEW, check_free, has_state
 from pplseq.sources.words import Encoder, Line, rounded
 
 SETTINGS: dict[str, Any] = asdict(StreamSettings())  # where nothing else is chosen
+BESIDE = ("online-ngram", "cache")  # a single source; chosen on tweets and four genres of web text
 HANDED = ""  # under which the record counts the lines that `PersonalStream.read` was given
 
 
@@ -147,6 +148,7 @@ class PersonalStream:
         sources: str | Sequence[str],
         state: str | Path | None = None,
         *,
+        alone: bool = False,
         learn: bool = True,
         save_every: int = 100,
         say: Callable[[str], None] | None = None,
@@ -156,7 +158,9 @@ class PersonalStream:
 
         Args:
             sources: specs, the first of which brings the words: a folder (a run or a saved model), ngram:TEXT, unigram:TEXT,
-                hf:NAME, words:TEXT (no source at all: a streaming HMM), and behind it also cache, online-ngram, uniform.
+                hf:NAME, words:TEXT (no source at all: a streaming HMM), and behind it also cache, online-ngram, uniform. A
+                single source has counts and a cache of the stream beside it (:data:`BESIDE`).
+            alone: leave a single source without those.
             state: folder for the state; None keeps nothing.
             learn: False opens a state only to score with it: there has to be one, and it may be read with other options.
             say: told of each source before it is opened.
@@ -176,7 +180,14 @@ class PersonalStream:
         settings = {name: value for name, value in chosen.items() if name in SETTINGS}
         settings = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
         reading = resumed_options(folder, options, learning=learn)
-        opened = open_all([sources] if isinstance(sources, str) else sources, reading, say=say)
+        specs = [sources] if isinstance(sources, str) else list(sources)
+        if alone and len(specs) > 1:
+            raise ValueError(f"alone: expected a single source, got {len(specs)} ({', '.join(specs)}); leave it out")
+        if not alone and lacks_others(specs, folder):
+            specs += BESIDE
+            if say is not None:
+                say(f"{specs[0]} with {' and '.join(BESIDE)} beside it; --alone is without")
+        opened = open_all(specs, reading, say=say)
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(only_one_run(folder))
@@ -391,6 +402,13 @@ class PersonalStream:
             say(f"stopped behind line {reader.place.num_lines}; {kept}")
         signals.reraise()
         return failed
+
+
+def lacks_others(specs: Sequence[str], folder: Path | None) -> bool:
+    """Whether there is a single source, and no state that goes on with that one alone."""
+    if len(specs) != 1 or specs[0].startswith("words:"):
+        return False
+    return folder is None or not has_state(folder) or len(load_state(folder)[0]["sources"]) > 1
 
 
 def resumed_options(folder: Path | None, given: Mapping[str, Any], *, learning: bool = True) -> StreamOptions:

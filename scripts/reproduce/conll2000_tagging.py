@@ -5,6 +5,7 @@ gain from token embeddings of an LDS, or from the posteriors of a VL-HMM?
     python scripts/reproduce/conll2000_tagging.py --systems crf crf+vlhmm --vlhmm runs/ptb/best
     python scripts/reproduce/conll2000_tagging.py --held-out --column-scale 0.3          # a tenth of train in place of test
     python scripts/reproduce/conll2000_tagging.py --systems "latent-product clusters=FILE" "crfsuite c1=0 c2=0.05"
+    python scripts/reproduce/conll2000_tagging.py --systems "crf l2=null"            # as `pplseq train tagger` has it
 
 The LDS and the vectors are those that scripts/reproduce/lds_pos.py leaves in its --cache, the VL-HMM one that `pplseq train`
 (or scripts/reproduce/vlhmm.py) leaves. Trained on CoNLL-2000 train (sections 15-18 of the treebank), tested on its test

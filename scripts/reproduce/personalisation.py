@@ -5,6 +5,7 @@
     pplseq train lstm runs/wiki --max-vocabulary 13711 --epochs 5 --out runs/lstm_wiki
     python scripts/reproduce/personalisation.py --network runs/lstm_wiki   # an LSTM source beside it
     python scripts/reproduce/personalisation.py --held-out --seeds 2       # streams that no default was chosen on
+    python scripts/reproduce/personalisation.py --development --seeds 2    # the same figures of streams for choosing
 
 The source is trained on WikiText-2. Targets are the tweets of one person in the order of time, from 15 July 2014 on (his own
 words: no quoted tweets), and four genres of the English Web Treebank. As in the paper, URLs, hashtags and punctuation are
@@ -25,7 +26,8 @@ standard deviation over random starts alone, not the error from having 2,000 wor
 Writes results/personalisation.json and .png; --held-out, which chooses nothing and counts all words from the first on, writes
 results/personalisation_held_out.json: books, tweets of later years, a fifth genre, other documents of the four, and text of the
 source's own kind, where nothing is to be gained. Its rival is the learned mixture of the same sources, and of the source and a
-cache beside PROPS of the source alone. Corpora are found through PPLSEQ_DATA.
+cache beside PROPS of the source alone. --development writes the same figures of the five targets and the tweets before them
+into results/personalisation_development.json, to choose defaults by. Corpora are found through PPLSEQ_DATA.
 
 Source: Wojnowicz and Zhao, PROPS: probabilistic personalization of black-box sequence models (2018), section VII.
 """
@@ -108,6 +110,12 @@ def held_out_streams() -> dict[str, list[list[str]]]:
     streams = {f"book {author.rstrip('.').split()[-1].title()}": book(author) for author in BOOKS}
     streams |= {f"tweets from {month}": tweets(month)[1] for month in LATER} | {"weblog": genre("weblog")}
     return streams | {f"{name}, others": genre(name, "dev", "test") for name in GENRES} | {"wiki": wiki_lines("valid")}
+
+
+def development_streams() -> dict[str, list[list[str]]]:
+    """Streams that defaults may be chosen on: the targets of the paper's experiment, and the tweets before those."""
+    early, late = tweets()
+    return {"tweets": late, "tweets before": early} | {name: genre(name) for name in GENRES}
 
 
 def first_words(lines: list[list[str]], vocabulary) -> list:
@@ -334,12 +342,18 @@ def held_out(source, lines, num_words: int, seeds: int) -> dict:
     from pplseq.sources import OnlineNGram, UnigramCache
 
     own = log_probs(source, lines)
-    three = [own, *(log_probs(lambda kind=kind: kind(num_words), lines) for kind in (OnlineNGram, UnigramCache))]
+    online, cache = (log_probs(lambda kind=kind: kind(num_words), lines) for kind in (OnlineNGram, UnigramCache))
     rows = {}
-    for name, streams, num_perturbations in (("PROPS of source", [own], 2), ("PROPS of source, online, cache", three, 1)):
+    for name, streams, num_perturbations in (
+        ("PROPS of source", [own], 2),
+        ("PROPS of source, cache", [own, cache], 2),
+        ("PROPS of source, cache; 1 perturbation", [own, cache], 1),
+        ("PROPS of source, online, cache", [own, online, cache], 1),
+        ("PROPS of source, online, cache; 2 perturbations", [own, online, cache], 2),
+    ):
         common = dict(num_perturbations=num_perturbations, num_words=num_words)
         values = np.stack([props(streams, lines, seed=seed, **common) for seed in range(seeds)])
-        rival = mixture(three if streams is three else [own, three[2]])
+        rival = mixture(streams if len(streams) > 1 else [own, cache])
         gains = figures(values, own)
         rows[name] = {
             "words": len(own),
@@ -350,7 +364,7 @@ def held_out(source, lines, num_words: int, seeds: int) -> dict:
             "gain over learned mixture": round(float((values - rival).sum(1).mean()), 1),
             "worst window of mixture": figures(rival, own)["worst_window"],
         } | {name: gains[name] for name in ("gain_of_first_20", "worst_window", "windows_lost")}
-        print(f"{'':4}{name:32}" + "  ".join(f"{key} {value:,}" for key, value in rows[name].items()), flush=True)
+        print(f"{'':4}{name:48}" + "  ".join(f"{key} {value:,}" for key, value in rows[name].items()), flush=True)
     return rows
 
 
@@ -390,6 +404,7 @@ def main() -> None:
     parser.add_argument("--network-note", help="how the network was trained, for the record")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--held-out", action="store_true", help="streams that no default was chosen on, and all their words")
+    parser.add_argument("--development", action="store_true", help="the same of streams that defaults may be chosen on")
     parser.add_argument("--write-text", type=Path, help="only write train.txt and valid.txt of the source into this folder")
     options = parser.parse_args()
 
@@ -414,12 +429,13 @@ def main() -> None:
         vocabulary = Vocabulary.build(train, max_size=options.words)
     ngram = KneserNey(options.order).fit(Text.from_lines(train, vocabulary))
     sources[f"{options.order}-gram"] = lambda: NGramSource(ngram)
-    if options.held_out:
+    if options.held_out or options.development:
         results, (source,) = {}, sources.values()
-        for name, lines in held_out_streams().items():
+        part = "held_out" if options.held_out else "development"
+        for name, lines in (held_out_streams() if options.held_out else development_streams()).items():
             print(name)
             results[name] = held_out(source, first_words(lines, vocabulary), len(vocabulary), options.seeds)
-        record("personalisation_held_out", results, folder=".", facts={"seeds": options.seeds, "window": WINDOW})
+        record(f"personalisation_{part}", results, folder=".", facts={"seeds": options.seeds, "window": WINDOW})
         return
     early, late = tweets()
     targets = {"tweets": late} | {name: genre(name) for name in GENRES}

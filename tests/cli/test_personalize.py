@@ -91,6 +91,15 @@ def test_the_same_source_twice(pplseq, general):
     assert list(line["sources"]) == ["5-gram, general.txt", "cache", "cache #2", "cache #3"]
 
 
+def test_a_single_source_is_alone_where_it_is_to_be(pplseq, general):
+    (line,) = lines_of(pplseq("personalize", general, input="the cat\n"))
+    assert list(line["sources"]) == ["5-gram, general.txt", "online-ngram", "cache"]
+    result = pplseq("personalize", general, "--alone", input="the cat\n")
+    (line,) = lines_of(result)
+    assert list(line["sources"]) == ["5-gram, general.txt"] and "beside" not in result.stderr
+    assert "alone" in pplseq("personalize", general, "--alone", "--source", "cache", input="a\n", code=2).stderr
+
+
 def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
     """Probabilities of every source and learned state, kept with the state."""
     state = ["--state", tmp_path / "state"]

@@ -276,7 +276,7 @@ def test_refused_to_be_written(write, tmp_path):
         ([TaggedSentence(("x",), ())], {}, "expected a tag a word, got 1 words and 0 tags in number 0"),
         (source, {"probabilities": [[1.0, 1.0]]}, "probabilities: expected 2 sentences, got 1"),
         (source, {"probabilities": [[1.0], [1.0]]}, "probabilities: expected 2 numbers in sentence 0, got 1"),
-        ([TaggedSentence(("x",), ("A_B",))], {"format": "word_tag"}, "tag 'A_B' holds the separator '_'"),
+        ([TaggedSentence(("x",), ("A_B",))], {"format": "word_tag"}, "tag 'A_B' holds the separator '_'.*--to columns"),
     ):
         with pytest.raises(ValueError, match=message):
             write_tagged(out, sentences, **options)

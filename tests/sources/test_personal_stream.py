@@ -79,3 +79,33 @@ def test_a_failure_leaves_the_state_before(general, tmp_path):
             raise RuntimeError("mine")
     with PersonalStream.open(general, state=tmp_path / "state") as stream:
         assert stream.num_lines == 1
+
+
+def test_a_single_source_has_counts_and_cache_beside_it(general, tmp_path):
+    single = general[0]
+    with PersonalStream.open([single, "online-ngram", "cache"]) as stream:
+        expected = read(stream, MINE)
+    said = []
+    for sources in (single, [single]):
+        with PersonalStream.open(sources, say=said.append) as stream:
+            assert read(stream, MINE) == expected
+    assert any("--alone" in line for line in said)
+    with PersonalStream.open(single, state=tmp_path / "three") as stream:
+        first = read(stream, MINE[:7])
+    with PersonalStream.open(single, state=tmp_path / "three") as stream:
+        assert first + read(stream, MINE[7:]) == expected
+
+
+def test_a_source_alone(general, tmp_path):
+    single = general[0]
+    with PersonalStream.open(single, alone=True) as stream:
+        assert len(stream.sources) == 1
+        whole = read(stream, MINE)
+    with PersonalStream.open(single, state=tmp_path / "state", alone=True) as stream:
+        first = read(stream, MINE[:7])
+    with PersonalStream.open(single, state=tmp_path / "state") as stream:  # a state goes on as it was begun
+        assert first + read(stream, MINE[7:]) == whole
+    with PersonalStream.open(single.replace("ngram:", "words:")) as stream:  # a streaming HMM is asked for
+        assert not stream.sources
+    with pytest.raises(ValueError, match="alone: expected a single source, got 2"):
+        PersonalStream.open(general, alone=True)

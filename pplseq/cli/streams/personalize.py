@@ -21,8 +21,10 @@ from pplseq.sources.settings import StreamOptions, StreamSettings
     "further",
     multiple=True,
     metavar="SOURCE",
-    help="A further source, with a state of its own: as SOURCE, or cache, online-ngram, uniform; may be repeated.",
+    help="A further source, with a state of its own: as SOURCE, or cache, online-ngram, uniform; may be repeated.  [default: "
+    "online-ngram and cache]",
 )
+@click.option("--alone", is_flag=True, help="No further source at all.")
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
@@ -53,7 +55,8 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
     """Adapt SOURCE to a stream of text as it comes: one line in, one line of JSON out (PROPS).
 
     SOURCE and every --source predict the next word from one hidden state each and stay as they are; the perturbation states
-    and the moves between all states are learned, word by word, after each word was predicted.
+    and the moves between all states are learned, word by word, after each word was predicted. SOURCE by itself has what the
+    stream's own words tell beside it (online-ngram, cache), unless it is to be --alone.
 
     \b
     SOURCE is  FOLDER         a run of `pplseq train` (vlhmm, hmm, lstm, ...) or a saved model
@@ -87,6 +90,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
     with PersonalStream.open(
         [source, *options["further"]],
         options["state"],
+        alone=options["alone"],
         learn=learn,
         save_every=options["save_every"],
         say=say,

@@ -205,7 +205,7 @@ class PROPS(StateTables):
             source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=even)
         return batch._replace(source_log_probs=torch.as_tensor(source_log_probs).to(self.reference))
 
-    def forecast(self, x, num_steps: int, lengths=None) -> NextDistribution:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forecast(self, x, num_steps: int | None = None, lengths=None) -> NextDistribution:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.num_sources:
             raise NotImplementedError(
                 "forecast, predict_next: what comes depends on what the sources will say; a PROPSLearner asks them"

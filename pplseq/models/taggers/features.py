@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain as chained
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,18 @@ FEW_WORDS = 256  # up to which words go one by one: the time for a sentence alon
 KEPT_WORDS = 50_000  # whose own features are remembered
 PART = re.compile(r"([a-z_]+?)([0-9]+)?\[([+-]?[0-9]+)\]")
 
+ASCII_SHAPES = str.maketrans(
+    {chr(c): "d" if c < 58 else "X" if c < 91 else "x" for c in (*range(48, 58), *range(65, 91), *range(97, 123))}
+)
+
 Sentences = Sequence[Sequence[str]]
 
 
 # ------------------------------------------------------------------------------------------------ attributes of one word
 def word_shape(word: str) -> str:
     """Upper-case letters as X, lower-case ones as x, digits as d, the rest as it is: `McDonald's-4` is `XxXxxxxx'x-d`."""
+    if word.isascii():
+        return word.translate(ASCII_SHAPES)
     return "".join("d" if c.isdigit() else "X" if c.isupper() else "x" if c.isalpha() else c for c in word)
 
 
@@ -38,7 +44,7 @@ def short_shape(word: str) -> str:
 
 def capitals(word: str) -> str | None:
     """ "all" of the letters are capitals (two or more), the "first" is one, or "some" further one is; None without any."""
-    if not any(c.isupper() for c in word):
+    if word.islower() or not any(c.isupper() for c in word):
         return None
     if len(word) > 1 and word.isupper():
         return "all"
@@ -47,7 +53,7 @@ def capitals(word: str) -> str | None:
 
 def digits(word: str) -> str | None:
     """ "all" or "some" of the signs are digits; None without any."""
-    count = sum(c.isdigit() for c in word)
+    count = 0 if word.isalpha() else sum(c.isdigit() for c in word)
     return None if count == 0 else "all" if count == len(word) else "some"
 
 
@@ -64,6 +70,11 @@ def prefix(word: str, size: int) -> str | None:
 def suffix(word: str, size: int) -> str | None:
     """The last letters, in lower case; None for shorter words."""
     return word[-size:].lower() if len(word) >= size else None
+
+
+def cluster(clusters: Mapping[str, str], size: int, word: str) -> str | None:
+    """The first bits of a word's cluster; a path that is shorter is a cluster of its own."""
+    return (clusters.get(word) or clusters.get(word.lower(), ""))[:size] or None
 
 
 ATTRIBUTES: dict[str, Callable[[str], str | None]] = {
@@ -134,13 +145,13 @@ class _Plan(NamedTuple):
     starts: np.ndarray
     edges: np.ndarray
 
-    def found(self, values: np.ndarray) -> np.ndarray:
-        """(F,) features of templates of one attribute, where attributes have these values (A,)."""
+    def records(self, values: np.ndarray) -> np.ndarray:
+        """(N, A + F) the values of attributes (N, A), and what they are as features of templates of one attribute."""
         from pplseq.kernels import feature_loops
 
-        numbers = np.where(self.alone, values[self.attributes[:, 0]], ABSENT)
-        feature_loops.places(self.codes, self.starts, numbers, numbers)
-        return numbers
+        records = np.empty((len(values), values.shape[1] + len(self.alone)), np.int64)
+        feature_loops.add_features(values, self.attributes, self.alone, self.codes, self.starts, records)
+        return records
 
 
 class TagFeatures:
@@ -189,12 +200,18 @@ class TagFeatures:
     def fit(self, x: Sentences) -> TagFeatures:
         """Takes in the features of training sentences."""
         self._values = {name: {} for name in self._values}
-        self._codes, self._of_word = [], {}
-        vars(self).pop("_plan", None)
+        self._codes = []
+        self._forget()
         for codes in self._each_code(x, grow=True):
             known, counts = np.unique(codes[codes != ABSENT], return_counts=True)
             self._codes.append(known[counts >= self.min_count])
         return self
+
+    def _forget(self) -> None:
+        """Drops what follows from values and codes."""
+        self._of_word = {}
+        for name in ("_plan", "_lookups"):
+            vars(self).pop(name, None)
 
     def encode(self, sentences: Sentences) -> np.ndarray:
         """(N, F) int64 feature numbers of all words, one column a template; -1 where there is no known feature."""
@@ -218,8 +235,8 @@ class TagFeatures:
         from pplseq.kernels import feature_loops  # which imports numba
 
         words, plan = list(chained.from_iterable(sentences)), self._plan
-        known = [self._of_word.get(word) or self._remember(word) for word in words]
-        records = np.frombuffer(bytearray().join(known), np.int64).reshape(len(words), len(self._values) + len(self._templates))
+        records = np.frombuffer(bytearray().join(self._records(words)), np.int64)
+        records = records.reshape(len(words), len(self._values) + len(self._templates))
         for column, name in enumerate(self._values):
             if _of_token(name):
                 records[:, column] = self._numbers(name, self._of_tokens(name, sentences), False)
@@ -239,23 +256,31 @@ class TagFeatures:
         of_token = np.array([_of_token(name) for name in self._values])
         alone = ((attributes >= 0).sum(1) == 1) & ~of_token[attributes[:, 0]]
         starts = np.cumsum([0, *map(len, self._codes)])
-        plan = _Plan(attributes, offsets, alone, np.concatenate(self._codes), starts, np.empty((2, count), np.int64))
-        for edge in (BEGIN, END):
-            plan.edges[edge] = plan.found(np.full(len(numbers), edge))
-        return plan
+        plan = _Plan(attributes, offsets, alone, np.concatenate(self._codes), starts, np.empty((0, count), np.int64))
+        ends = np.repeat([[BEGIN], [END]], len(numbers), 1)
+        return plan._replace(edges=np.ascontiguousarray(plan.records(ends)[:, len(numbers) :]))
 
-    def _remember(self, word: str) -> bytes:
-        """A word's record as :mod:`pplseq.kernels.feature_loops` has it: the numbers of all attributes' values, and of the
-        features of templates that look at one attribute."""
-        if len(self._of_word) >= KEPT_WORDS:
-            self._of_word.clear()
-        values = np.full(len(self._values), ABSENT)
-        for i, (name, numbers) in enumerate(self._values.items()):
-            if not _of_token(name):
-                value = self._attribute(name)(word)
-                values[i] = ABSENT if value is None else numbers.get(value, ABSENT)
-        found = self._of_word[word] = values.tobytes() + self._plan.found(values).tobytes()
-        return found
+    @cached_property
+    def _lookups(self) -> list[tuple[Callable[[str], str | None], Callable[[Any, int], int]]]:
+        """For each attribute what gives its value of a word, and what gives the number of a value."""
+        none = dict[str, int]().get  # of attributes of tokens, which are no word's own
+        return [
+            (str, none) if _of_token(name) else (self._attribute(name), numbers.get)
+            for name, numbers in self._values.items()
+        ]
+
+    def _records(self, words: Sequence[str]) -> list[bytes]:
+        """What is remembered of each word, a record as :mod:`pplseq.kernels.feature_loops` has it: the numbers of all
+        attributes' values, and of the features of templates that look at one attribute."""
+        known = self._of_word
+        new = [word for word in dict.fromkeys(words) if word not in known]
+        if new and len(known) >= KEPT_WORDS:
+            known = self._of_word = {}  # not emptied, as other threads may read it
+            new = list(dict.fromkeys(words))
+        if new:
+            values = np.array([[number(value(word), ABSENT) for value, number in self._lookups] for word in new])
+            known.update(zip(new, map(bytes, self._plan.records(values)), strict=True))
+        return [known[word] for word in words]
 
     def _each_code(self, sentences: Sentences, grow: bool = False):
         """For every template in turn, (N,) codes of its value at each word; -1 where it has none.
@@ -293,8 +318,7 @@ class TagFeatures:
         stem = name.rstrip("0123456789")
         size = int(name[len(stem) :])
         if stem == CLUSTER:
-            # a path that is shorter than a prefix is a cluster of its own
-            return lambda word: (self.clusters.get(word) or self.clusters.get(word.lower(), ""))[:size] or None
+            return partial(cluster, self.clusters, size)
         return partial(AFFIXES[stem], size=size)
 
     def _of_tokens(self, name: str, sentences: Sentences) -> Iterable[str | None]:
@@ -357,4 +381,5 @@ class TagFeatures:
         for name in self._values:
             self._values[name] = {value: i for i, value in enumerate(header["values"][name], FIRST_VALUE)}
         self._codes = [np.asarray(arrays[f"codes_{i}"]) for i in range(len(self.templates))]
+        self._forget()
         return self

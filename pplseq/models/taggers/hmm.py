@@ -134,7 +134,10 @@ class HMMTagger(SentenceTagger):
         """
         if isinstance(x, (str, Path)):
             if cluster is None:
-                raise ValueError(f"x: files are read by the workers of a cluster; give cluster, or sentences; got {str(x)!r}")
+                raise ValueError(
+                    f"x: expected tagged sentences, got the path {str(x)!r}; read it, fit(pplseq.data.read_tagged(path)), or "
+                    "give cluster, whose workers read files"
+                )
         else:
             check_sentences(x)
             if cluster is None:

@@ -276,9 +276,11 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
         forms = FormModel.from_state(config["forms"], own, tagger.settings.clusters)
         log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
-        counts = SubstateCounts(
-            log_prob, tensors["transition_counts"], tensors["emission_counts"], tensors["tag_pairs"]
-        )
+        transition, pairs = tensors["transition_counts"], tensors.get("tag_pairs")
+        if pairs is None:  # saved before only the pairs that occur were kept: (M, M, K, K)
+            seen = transition.sum((2, 3)) > 0
+            transition, pairs = transition[seen], seen.nonzero()
+        counts = SubstateCounts(log_prob, transition, tensors["emission_counts"], pairs)
         return tagger.set_counts(config["tags"], config["words"], tensors["symbols"], counts, tensors["sizes"], forms)
 
 

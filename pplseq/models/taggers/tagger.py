@@ -158,7 +158,10 @@ def load_tagger(folder: str | Path) -> Tagger:
     try:
         return TAGGERS[header["tagger"]].from_state(header["config"], tensors)
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise ValueError(f"{folder}: config.json does not describe a {header['tagger']} ({error!r})") from error
+        raise ValueError(
+            f"{folder}: config.json does not describe a {header['tagger']} of this version ({error!r}); it was saved by "
+            "another one, or the folder is damaged: train again, as by `pplseq train tagger`"
+        ) from error
 
 
 def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = True) -> None:
@@ -167,8 +170,12 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
     Raises:
         ValueError: no words, not as many tags as words, or (if they are needed) a word without a tag; by the sentence's number.
     """
-    if not isinstance(sentences, str) and not all(hasattr(sentence, "words") for sentence in sentences):
-        raise TypeError("x: expected tagged sentences, TaggedSentence(words, tags) or what read_tagged reads")
+    named = hasattr(sentences, "__iter__") and all(hasattr(sentence, "words") for sentence in sentences)
+    if not isinstance(sentences, str) and not named:
+        raise TypeError(
+            "x: expected tagged sentences, a list of TaggedSentence(words, tags) or what read_tagged reads, got "
+            f"{type(sentences).__name__}"
+        )
     if isinstance(sentences, str) or not any(len(sentence.words) for sentence in sentences):
         raise ValueError("x: expected tagged sentences with at least one word among them, got none")
     for i, (words, tags) in enumerate(sentences):

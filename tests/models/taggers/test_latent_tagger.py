@@ -130,3 +130,25 @@ def test_the_first_word_may_begin_with_a_capital(tagger):
     (probs,) = tagger.smooth([("walked", "the", "walked")])
     assert abs(probs[2] - lower[2]).max() > 1e-3  # further on a capital says something
     assert tagger.tag([("The",), ()]) == [("DET",), ()]
+
+
+def test_taggers_saved_with_all_pairs_of_tags_load(tagger, tmp_path):
+    """As before only the pairs that occur were kept."""
+    config, tensors = tagger.state()
+    pairs, counts = tensors.pop("tag_pairs"), tensors["transition_counts"]
+    tensors["transition_counts"] = counts.new_zeros(len(tagger.tags) + 1, len(tagger.tags) + 1, *counts.shape[1:])
+    tensors["transition_counts"][pairs[:, 0], pairs[:, 1]] = counts
+    again = LatentTagger.from_state(config, tensors)
+    torch.testing.assert_close(again.transition.matrix, tagger.transition.matrix, atol=0, rtol=0)
+    np.testing.assert_array_equal(again.log_prob(WORDS), tagger.log_prob(WORDS))
+    again.save(tmp_path / "again")
+    np.testing.assert_array_equal(load_tagger(tmp_path / "again").log_prob(WORDS), tagger.log_prob(WORDS))
+
+
+def test_taggers_of_another_version_say_what_to_do(tagger, tmp_path, monkeypatch):
+    config, tensors = tagger.state()
+    del config["forms"]
+    monkeypatch.setattr(tagger, "state", lambda: (config, tensors))
+    tagger.save(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"'forms'.*saved by another one.*train again"):
+        load_tagger(tmp_path / "other")

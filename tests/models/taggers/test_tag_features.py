@@ -1,6 +1,8 @@
 """Numbers of features against a loop over words, written to be read."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -148,5 +150,27 @@ def test_words_are_remembered_up_to_a_number(monkeypatch):
 
     monkeypatch.setattr(module, "KEPT_WORDS", 3)
     features = TagFeatures().fit(SENTENCES)
-    np.testing.assert_array_equal(features._encode_few(SENTENCES), features._encode_many(SENTENCES))
-    assert len(features._of_word) <= 3
+    for sentence in [*SENTENCES, ["The", "cat"], ["The", "dog"]]:
+        np.testing.assert_array_equal(features._encode_few([sentence]), features._encode_many([sentence]))
+        assert len(features._of_word) < 3 + max(map(len, SENTENCES))
+
+
+def test_short_ways_to_attributes_are_the_definitions():
+    signs = [c for c in map(chr, range(0x110000)) if c < "\u2200" or c.isdigit() or c.isupper() or c.istitle()]
+    for word in (*signs, *(f"a{c}" for c in signs), "", "AB", "Ab1", "ab12", "é1"):
+        shape = "".join("d" if c.isdigit() else "X" if c.isupper() else "x" if c.isalpha() else c for c in word)
+        assert word_shape(word) == shape
+        assert (capitals(word) is None) == (not any(c.isupper() for c in word))
+        count = sum(c.isdigit() for c in word)
+        assert digits(word) == (None if not count else "all" if count == len(word) else "some")
+
+
+def test_features_with_clusters_are_pickled_and_copied_after_use():
+    features = TagFeatures(["cluster2[0]", "lower[0]"], clusters={"the": "0110", "dog": "1"}).fit(SENTENCES)
+    expected = features.encode(NEW)
+    for again in (pickle.loads(pickle.dumps(features)), copy.deepcopy(features)):
+        again._of_word = {}
+        np.testing.assert_array_equal(again.encode(NEW), expected)
+        again.fit(NEW)
+        np.testing.assert_array_equal(again.encode(NEW), again._encode_many(NEW))
+    assert expected.max() >= 0
