@@ -92,6 +92,28 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def steps_ahead(x: Any, num_steps: Any) -> int:
+    """How far a forecast of x goes: a count, which stands behind the data."""
+    if num_steps is None:
+        got = f"got {x} as the data, and no number" if isinstance(x, Integral) else "got None"
+        raise TypeError(f"num_steps must be given, behind the data that it goes on from: forecast(x, 12); {got}")
+    return count("num_steps", num_steps)
+
+
+def no_sequences(name: str, value: Any) -> TypeError:
+    """The error about what is no data; says what to do with a path, or with one sentence."""
+    if value is None:
+        got = "None; give the data"
+    elif isinstance(value, (str, os.PathLike)):
+        got = (
+            f"the {'text' if isinstance(value, str) else 'path'} {str(value)[:60]!r}; read a file first, a table by "
+            f"pandas.read_csv(path)[columns], text by pplseq.load_corpus(path); of one sentence write [{name}]"
+        )
+    else:
+        got = type(value).__name__
+    return TypeError(f"{name} must be a list of sequences, an array, a tensor or a frame, got {got}")
+
+
 def number(name: str, value: Any) -> float:
     """The value, a number that is not NaN."""
     if not isinstance(value, Real) or isinstance(value, bool):

@@ -190,41 +190,76 @@ def transitions(matrix: Any, *, ax: Any = None, labels: Sequence[str] | None = N
 
 
 def forecast(
-    past: Any, means: Any, covariances: Any, *, level: float = 0.9, column: int = 0, index: Any = None, ax: Any = None
+    past: Any, means: Any, covariances: Any = None, *, level: float = 0.9, column: int = 0, sequence: int = 0,
+    index: Any = None, ax: Any = None,
 ) -> Any:  # fmt: skip
     """A series, what is expected to follow, and the interval in which it is expected to lie.
 
     Args:
-        past: (T,) or (T, D) observations. means: (K, D), covariances: (K, D, D): one row of ``model.forecast``.
-        level: probability of the interval (normal). column: which of the D. index: (T + K,) times. ax: as above.
+        past: (T,) or (T, D) observations.
+        means: what ``model.forecast`` told, whose own intervals are drawn: those of an HMM or a switching regression are exact
+            quantiles of mixtures, and need not lie evenly about the mean. Or (K, D) means of normals.
+        covariances: (K, D, D) of normals, whose means are given.
+        level: probability of the interval. column: which of the D. sequence: which row of the forecast. index: (T + K,) times,
+            by default those of a past and a forecast that have them. ax: as above.
 
     Returns:
         The axes.
 
     Raises:
-        ImportError: without matplotlib. ValueError: for shapes that do not fit.
+        ImportError: without matplotlib. ValueError: for shapes that do not fit, and a forecast that has no intervals.
     """
     checks.share("level", level, "(0, 1)")
-    past = _array("past", past, (1, 2), "(T,) or (T, D)")
+    came, past = past, _array("past", past, (1, 2), "(T,) or (T, D)")
     past = past.reshape(len(past), -1)
-    means = _array("means", means, (2,), "(K, D)")
-    covariances = _array("covariances", covariances, (3,), "(K, D, D)")
-    if covariances.shape != (*means.shape, means.shape[1]) or past.shape[1] != means.shape[1]:
-        raise ValueError(
-            f"past, means, covariances must be (T, D), (K, D), (K, D, D), got {past.shape}, {means.shape}, {covariances.shape}"
-        )
+    if covariances is None:
+        found = means
+        means, low, high = _told(found, level, sequence)
+        index = _times_of(came, found, sequence) if index is None else index
+    else:
+        means = _array("means", means, (2,), "(K, D)")
+        covariances = _array("covariances", covariances, (3,), "(K, D, D)")
+        if covariances.shape != (*means.shape, means.shape[1]):
+            raise ValueError(f"means, covariances must be (K, D), (K, D, D), got {means.shape}, {covariances.shape}")
+        half = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2)) * statistics.NormalDist().inv_cdf((1 + level) / 2)
+        low, high = means - half, means + half
+    if past.shape[1] != means.shape[1]:
+        raise ValueError(f"past must have the {means.shape[1]} columns of the forecast, got {past.shape[1]}")
     if not 0 <= column < means.shape[1] or not len(past):
         raise ValueError(f"column must lie in 0..{means.shape[1] - 1} of a past of at least one step, got {column}")
     times = _times(index, len(past) + len(means))
     ax = series(past[:, column], index=times[: len(past)], ax=ax)
-    middle, spread = means[:, column], np.sqrt(covariances[:, column, column])
-    spread = spread * statistics.NormalDist().inv_cdf((1 + level) / 2)
     future = times[len(past) :]
-    ax.plot(future, middle, color=ACCENT, linewidth=1.4, label="forecast")
-    ax.fill_between(future, middle - spread, middle + spread, color=ACCENT, alpha=0.2, linewidth=0, label=f"{level:.0%}")
+    ax.plot(future, means[:, column], color=ACCENT, linewidth=1.4, label="forecast")
+    ax.fill_between(future, low[:, column], high[:, column], color=ACCENT, alpha=0.2, linewidth=0, label=f"{level:.0%}")
     ax.axvline(times[len(past) - 1], color=MUTED, linewidth=0.6, linestyle=":")
     ax.legend(fontsize=8, frameon=False, loc="upper left")
     return ax
+
+
+def _told(found: Any, level: float, sequence: int) -> list[np.ndarray]:
+    """Means and the ends of intervals, (K, D) each, of one row of a forecast."""
+    if not hasattr(found, "intervals"):
+        raise ValueError(
+            f"covariances must be given with means, got None; or give what model.forecast told in the place of means, which "
+            f"was a {type(found).__name__}"
+        )
+    if found.means is None:
+        raise ValueError("means: this forecast is of words, which have probabilities and no intervals")
+    shape = ((2,), "(B, K)") if hasattr(found, "variances") else ((3,), "(B, K, D)")  # those of single numbers
+    parts = [_array("means", part, *shape) for part in (found.means, *found.intervals(level))]
+    if not -len(parts[0]) <= sequence < len(parts[0]):
+        raise ValueError(f"sequence must lie in 0..{len(parts[0]) - 1}, the rows of the forecast; got {sequence}")
+    return [part[sequence].reshape(part.shape[1], -1) for part in parts]
+
+
+def _times_of(past: Any, found: Any, sequence: int) -> Any:
+    """Of the steps of a frame or series of pandas, and those that a forecast says to come; None where one has none."""
+    ahead = getattr(found, "index", None)
+    if not isinstance(ahead, tuple) or not hasattr(past, "index") or not hasattr(past, "to_numpy"):
+        return None
+    parts = [past.index, ahead[sequence]]
+    return np.concatenate([np.asarray(part.to_timestamp() if hasattr(part, "to_timestamp") else part) for part in parts])
 
 
 def effects(curves: Any, values: Any, feature: str = "input", *, state: int = 0, ax: Any = None) -> Any:

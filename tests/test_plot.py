@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import plot
+from pplseq import HMM, LDS, SwitchingRegression, plot
 from pplseq.models.automata.automaton import Automaton
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -68,6 +68,53 @@ def test_the_interval_of_a_forecast(ax):
     plot.forecast([0.0, 1.0], [[2.0], [3.0]], [[[1.0]], [[4.0]]], level=0.95, ax=ax)
     band = ax.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx(3 + 1.96 * 2, abs=1e-3) and band[:, 0].min() == 2
+
+
+def test_the_interval_of_a_forecast_is_the_models_own(ax):
+    """Of a mixture, exact quantiles, which are not even about the mean; of a normal, those of its covariances."""
+
+    def edges(axes):
+        return axes.collections[0].get_paths()[0].vertices[:, 1]
+
+    model = HMM(2, num_features=1).set_parameters(
+        initial=[0.95, 0.05], transition=[[0.95, 0.05], [0.3, 0.7]], loc=[[0.0], [9.0]], covariance=[[1.0], [1.0]]
+    )
+    past = np.array([0.1, -0.2])
+    found = model.forecast([past, past[:1]], 1)
+    plot.forecast(past, found, level=0.95, ax=ax)
+    low, high = (float(end[0, 0, 0]) for end in found.intervals(0.95))
+    assert sorted({round(y, 6) for y in edges(ax)}) == [round(low, 6), round(high, 6)]
+    mean = float(found.means[0, 0, 0])
+    assert high - mean > 2 * (mean - low)  # the other state is far above
+    normal = LDS(1, 1).set_parameters(transition=[[0.9]], emission=[[1.0]], state_noise=[1.0], emission_noise=[1.0])
+    told = normal.forecast([past], 2)
+    both = [pyplot.subplots()[1] for _ in range(2)]
+    plot.forecast(past, told, level=0.8, ax=both[0])
+    plot.forecast(past, told.means[0], told.covariances[0], level=0.8, ax=both[1])
+    np.testing.assert_allclose(edges(both[0]), edges(both[1]))
+
+
+def test_a_forecast_of_a_series_has_its_times():
+    pandas = pytest.importorskip("pandas")
+    y = pandas.Series([1.0, 3.0, 2.0, 4.0, 3.0, 5.0], index=pandas.period_range("2024-01", periods=6, freq="M"), name="sales")
+    model = SwitchingRegression(1, order=1).fit(y)
+    found = model.forecast(y, 2)
+    axes = plot.forecast(y, found)
+    assert [str(time)[:10] for time in axes.lines[1].get_xdata()] == ["2024-07-01", "2024-08-01"]
+    assert axes.lines[1].get_ydata() == pytest.approx(found.means[0].numpy())
+    assert list(plot.forecast(y.to_numpy(), found).lines[1].get_xdata()) == [6, 7]
+    for wrong, message in (
+        ((y, model.predict_next(y)), r"means must have shape \(B, K\), got \(1,\)"),
+        ((y, LDS(1, 1).set_parameters(transition=[[0.5]]).predict_next([y])), r"must have shape \(B, K, D\), got \(1, 1\)"),
+        ((y, found.means[0]), "covariances must be given with means, got None; or give what model.forecast told"),
+        ((y, HMM(2, num_words=3).set_parameters(initial=[0.5, 0.5]).forecast([[1, 2]], 1)), "of words, which have"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot.forecast(*wrong)
+    with pytest.raises(ValueError, match="sequence must lie in 0..0, the rows of the forecast; got 1"):
+        plot.forecast(y, found, sequence=1)
+    with pytest.raises(ValueError, match="past must have the 1 columns of the forecast, got 2"):
+        plot.forecast(np.zeros((3, 2)), found)
 
 
 def test_effects_and_automata(ax):

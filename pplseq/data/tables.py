@@ -21,6 +21,10 @@ LARGEST = 1e100  # of numbers, whose squares are added up
 EMPTY_NUMBERS = EMPTY | {"null", "none"}  # which may well be the name of a symbol
 
 
+class MissingColumn(ValueError):
+    """A table lacks a column that was asked for."""
+
+
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
     """Sequences of steps, each with inputs and outputs.
@@ -233,7 +237,7 @@ class _Reader:
             raise ValueError(f"{self.name}: two columns are named {name!r}")
         close = difflib.get_close_matches(name, map(str, header), n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {listing([str(column) for column in header])}"
-        raise ValueError(f"{self.name}: no column {name!r}; {hint}")
+        raise MissingColumn(f"{self.name}: no column {name!r}; {hint}")
 
     def _levels(self, names, parts, given) -> tuple[str, ...] | None:
         """The symbols of a side that holds some."""

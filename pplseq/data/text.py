@@ -128,6 +128,19 @@ def read_text(
     return Text._from_coded(coded, vocabulary, name or Path(coded.source).name)
 
 
+def check_no_table(source: str | Path) -> None:
+    """Raises ValueError for a table of columns, which would be read as lines of words; says what reads it."""
+    name = Path(source).name
+    kind = Path(name.lower().removesuffix(".gz").removesuffix(".xz")).suffix
+    if kind in (".csv", ".tsv", ".parquet"):
+        read = f"pandas.read_{'parquet' if kind == '.parquet' else 'csv'}({name!r}{', sep=chr(9)' if kind == '.tsv' else ''})"
+        raise ValueError(
+            f"{name} is a table, expected text, a sentence a line. States behind numbers of its columns: HMM(2, "
+            f"num_features=...).fit({read}[columns]), or pplseq train iohmm {name} --outputs COLUMN --num-states 2; forecasts: "
+            "LDS, or pplseq train lds; of a column of sentences give the column to fit, or write it to a file of lines"
+        )
+
+
 def load_corpus(
     source: str | Path,
     *,
@@ -165,8 +178,8 @@ def load_corpus(
     Raises:
         FileNotFoundError: no such path.
         ImportError: "hf:" without the package `datasets`.
-        ValueError: nothing to train on, binary file, folder without a training file, or an unknown word where the
-            vocabulary has no `<unk>`.
+        ValueError: nothing to train on, a table (.csv, .tsv, .parquet), binary file, folder without a training file, or an
+            unknown word where the vocabulary has no `<unk>`.
     """
     name, parts, whole = str(source), {}, None
     if name == "builtin:python":
@@ -187,9 +200,12 @@ def load_corpus(
     elif name != "-" and existing_path(source).is_dir():
         folder = existing_path(source)
         splits = find_splits(folder)
+        for path in splits.values():
+            check_no_table(path)
         parts = {split: CodedLines(read_lines(path, lower=lower), str(path)) for split, path in splits.items()}
         name = folder.resolve().name
     else:
+        check_no_table(source)
         whole = CodedLines(read_lines(source, lower=lower), "<stdin>" if name == "-" else name)
         name = Path(whole.source).name
     if whole is not None:

@@ -43,7 +43,7 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
         x = torch.as_tensor(for_torch(x))
         lengths = None if lengths is None else torch.as_tensor(lengths)
     else:
-        raise TypeError(f"x must be a list of sequences, an array or a tensor, got {type(x).__name__}")
+        raise checks.no_sequences("x", x)
     if x.shape[0] == 0 or x.dim() > 1 and x.shape[1] == 0:
         raise ValueError(f"x must hold at least one step of one sequence, got shape {tuple(x.shape)}")
     if x.is_complex():

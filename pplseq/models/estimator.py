@@ -339,7 +339,7 @@ class Estimator(FittedState, SequenceModel):
         return step_of(self.forecast(x, 1, lengths, **known), 0)
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int, lengths=None, **known) -> NextDistribution:
+    def forecast(self, x, num_steps: int | None = None, lengths=None, **known) -> NextDistribution:
         """What comes in the next K = num_steps steps, exactly: p(z_{T+k} | x) and p(x_{T+k} | x), k = 1..K.
 
         Args:
@@ -349,8 +349,8 @@ class Estimator(FittedState, SequenceModel):
             As :meth:`predict_next`, with an axis of steps: (B, K, Z), (B, K, V), for vectors means (B, K, D), covariances
             (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
-        checks.count("num_steps", num_steps)
-        x, lengths = self.in_form(x, lengths)
+        num_steps = checks.steps_ahead(x, num_steps)
+        x, lengths = self.in_form(*(given := (x, lengths)))
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
         chain = self._posterior(x, lengths, **known)[1]
         belief = chain.filtered()
@@ -361,7 +361,7 @@ class Estimator(FittedState, SequenceModel):
         unseen = None if belief.last_observation is None else torch.full_like(belief.last_observation, MISSING)
         for _ in range(num_steps - 1):
             states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)
-        return self.observations_of(torch.stack(states, 1), chain.emission)
+        return self.labelled(self.observations_of(torch.stack(states, 1), chain.emission), *given, num_steps)
 
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         """What is observed of states distributed as given, (..., Z) nats."""

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, by_names, column_names, in_form
+from pplseq.models.forms import Form, by_names, column_names, in_form, index_ahead
 
 
 class FittedState(SequenceModel):
@@ -20,17 +20,32 @@ class FittedState(SequenceModel):
     column_names: tuple[str, ...] | None = None  # of the frame it was fitted to, in the order of its numbers
     input_column_names: tuple[str, ...] | None = None  # of the frame of inputs
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether a step of its observations is a vector, whose columns a frame names."""
+        return self.num_features is not None
+
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
         return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
 
     def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int) -> Any:
         """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names."""
+        if not size:
+            raise ValueError("inputs: this model takes none; make it with num_inputs=..., or leave them out")
         return in_form(self.inputs_by_name(inputs), lengths, num_features=size, name="inputs")[0]
 
     def inputs_by_name(self, inputs: Any, name: str = "inputs") -> Any:
         """Inputs as they come, the columns of a frame in the order of the fit."""
         return by_names(inputs, self.input_column_names, name)
+
+    def labelled(self, found: Any, x: Any, lengths: Any, num_steps: int, names: Sequence[str] | None = None) -> Any:
+        """A forecast of the steps behind x with the names of the columns (or others), and the times of these steps where the
+        frames of x say them."""
+        index = None if lengths is not None else index_ahead(x, num_steps)
+        if index is not None and len(index) != len(found[0]):  # one frame of several sequences
+            index = None
+        return found._replace(column_names=self.column_names if names is None else tuple(names), index=index)
 
     def take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model."""
@@ -42,7 +57,7 @@ class FittedState(SequenceModel):
         """Takes the names of frames' columns for the fit; an error inside leaves those of the fit before."""
         before = self.column_names, self.input_column_names
         if not keep or before[0] is None:
-            self.column_names = None if self.num_features is None else column_names(x)
+            self.column_names = column_names(x) if self.has_columns else None
         if not keep or before[1] is None:
             self.input_column_names = column_names(inputs, "inputs")
         try:
@@ -54,6 +69,10 @@ class FittedState(SequenceModel):
     def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         """What one number of a parameter is called in a summary."""
         return name + "".join(f"[{k}]" for k in place)
+
+    def unidentified(self) -> tuple[frozenset[str], str]:
+        """Parameters of the summary that other values of others make up for, whatever the data, and what to say of them."""
+        return frozenset(), ""
 
     def drawn(self) -> None:
         """Called by constructors that draw parameters at random: until these change the model has nothing to say."""

@@ -16,7 +16,7 @@ shows both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,36 +122,110 @@ def as_frame(x: Any, name: str = "x") -> Any:
     return pandas.api.interchange.from_dataframe(x)
 
 
+class Sequences(list):
+    """The sequences of a table, as :func:`sequences_by` finds them: a list that knows their names.
+
+    Attributes:
+        ids: what the column of each sequence said. column_names: of the columns of their vectors; None of words.
+    """
+
+    def __init__(self, rows: Iterable[Any], ids: Sequence[Any], column_names: tuple[str, ...] | None):
+        super().__init__(rows)
+        self.ids, self.column_names = list(ids), column_names
+
+    def __getitem__(self, place: Any) -> Any:
+        """One of them, or, of a slice, some of them with their names."""
+        found = super().__getitem__(place)
+        return Sequences(found, self.ids[place], self.column_names) if isinstance(place, slice) else found
+
+    def __reduce__(self) -> Any:
+        return Sequences, (list(self), self.ids, self.column_names)
+
+
 def column_names(x: Any, name: str = "x") -> tuple[str, ...] | None:
-    """Names of the columns of a frame, or of the first of several; None where there are none, or numbers instead of names."""
+    """Names of the columns of a frame, or of the first of several, or of what :func:`sequences_by` made of one; of a series
+    its own. None where there are none, or numbers instead of names."""
+    if isinstance(x, Sequences):
+        return x.column_names
     first = x[0] if isinstance(x, (list, tuple)) and len(x) and is_table(x[0]) else x
     if not is_table(first):
         return None
-    names = tuple(getattr(as_frame(first, name), "columns", ()))
-    return names if names and all(isinstance(each, str) for each in names) else None
+    frame = as_frame(first, name)
+    names = tuple(frame.columns) if hasattr(frame, "columns") else (getattr(frame, "name", None),)
+    return names if names and all(isinstance(each, str) and each for each in names) else None
 
 
 def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
     """A frame's, or several frames', columns of these names in this order; what has no names, or for None, is as it is.
+
+    A series is one column, whatever its name.
 
     Raises:
         ValueError: for a frame that lacks one.
     """
     if names is None:
         return x
+    if isinstance(x, Sequences):
+        if x.column_names in (None, names):
+            return x
+        _check_there(names, there := x.column_names, name, f"{name} = [numpy.asarray(row) for row in {name}]")
+        places = [there.index(each) for each in names]
+        return Sequences([row.reshape(len(row), -1)[:, places] for row in x], x.ids, names)
     if isinstance(x, (list, tuple)):
         return [by_names(row, names, f"{name}[{place}]") for place, row in enumerate(x)] if any(map(is_table, x)) else x
     there = column_names(x, name)
-    if there is None or there == names:
+    if there is None or there == names or not hasattr(frame := as_frame(x, name), "columns"):
         return x
+    _check_there(names, there, name, f"{name}.to_numpy()")
+    if len(set(there)) < len(there):
+        return x  # who reads it says so
+    return frame[list(names)]
+
+
+def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, without: str) -> None:
     if missing := [each for each in names if each not in there]:
         raise ValueError(
             f"{name}: no column {missing[0]!r}, and the model was fitted to {', '.join(names)}; there are {', '.join(there)}. "
-            f"Rename them, or give numbers without names: {name}.to_numpy()"
+            f"Rename them, or give numbers without names: {without}"
         )
-    if len(set(there)) < len(there):
-        return x  # who reads it says so
-    return as_frame(x, name)[list(names)]
+
+
+def index_ahead(x: Any, num_steps: int) -> tuple[Any, ...] | None:
+    """Of each frame or series the index of the steps behind it, where one of pandas says how it goes on: by one size of step,
+    or a frequency. None for what has no index, or where one of them does not say.
+
+    Args:
+        x: a frame or series, or a list of them.
+    """
+    found = tuple(_ahead(row, num_steps) for row in (x if isinstance(x, (list, tuple)) else [x]))
+    return found if found and all(index is not None for index in found) else None
+
+
+def _ahead(row: Any, num_steps: int) -> Any:
+    index = getattr(row, "index", None)
+    if not is_frame(row) or index is None or not len(index):
+        return None
+    import pandas
+
+    if isinstance(index, pandas.PeriodIndex):
+        step: Any = index.freq
+        regular = len(index) == 1 or bool((index[1:] == index[:-1] + 1).all())
+        return pandas.period_range(index[-1] + 1, periods=num_steps, freq=step, name=index.name) if regular else None
+    if isinstance(index, pandas.DatetimeIndex):
+        step = index.freq or (pandas.DatetimeIndex(index, freq="infer").freq if len(index) > 2 else None)
+        if step is None:
+            return None
+        return pandas.date_range(index[-1], periods=num_steps + 1, freq=step, name=index.name)[1:]
+    if isinstance(index, pandas.RangeIndex):
+        step = index.step
+    elif index.dtype.kind in "iu" and len(index) > 1:
+        step = int(index[1]) - int(index[0])
+        if step == 0 or not bool((np.diff(index.to_numpy()) == step).all()):
+            return None
+    else:
+        return None
+    first = int(index[-1]) + step
+    return pandas.RangeIndex(first, first + num_steps * step, step, name=index.name)
 
 
 def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
@@ -195,7 +269,7 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
 
 
-def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
+def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
     """The sequences of a table in which one column says to which each row belongs, in the order of their first rows.
 
     Args:
@@ -203,8 +277,9 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
             several; None for all others.
 
     Returns:
-        (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers, all
-        there, integers; of a column of texts, lists of these, missing ones None.
+        A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
+        all there, integers; of a column of texts, lists of these, missing ones None. Its ``ids`` say which sequence each is,
+        and its ``column_names`` stay with a model that is fitted to it.
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
@@ -232,11 +307,13 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> list[Any]:
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
         words = [None if _missing(value) else value for value in chosen]
-        return [[words[row] for row in rows] for rows in places.values()]
+        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None)
     numbers = numbers_of(chosen, num_features=0)
     if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
         numbers = _whole(numbers)  # may be words
-    return [numbers[rows] for rows in places.values()]
+    told = (names,) if isinstance(names, str) else tuple(names)
+    known = told if all(isinstance(each, str) and each for each in told) else None
+    return Sequences([numbers[rows] for rows in places.values()], list(places), known)
 
 
 def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:

@@ -38,6 +38,8 @@ class Summary(NamedTuple):
     num_tokens: int
     title: str
     bounds: dict[str, float] = {}  # noqa: RUF012  # of those that stand at a bound of what they may be: which
+    unidentified: tuple[str, ...] = ()  # names of those that other values of others make up for
+    note: str = ""  # why
 
     def intervals(self, level: float = 0.95) -> Tensor:
         """(P, 2) Wald intervals."""
@@ -56,12 +58,13 @@ class Summary(NamedTuple):
                 lines.append(f"{name:{width}} {value:12.5g}   at its bound {self.bounds[name]:g}: no standard error")
                 continue
             if math.isnan(error):
-                lines.append(f"{name:{width}} {value:12.5g}   no standard error")
+                why = "not identified, see below" if name in self.unidentified else "the information is not positive"
+                lines.append(f"{name:{width}} {value:12.5g}   no standard error: {why}")
                 continue
             z = value / error if error > 0 else math.nan
             p = math.erfc(abs(z) / math.sqrt(2))
             lines.append(f"{name:{width}} {value:12.5g} {error:12.4g} {z:9.3f} {p:7.3f} {low:9.4g} {high:9.4g}")
-        return "\n".join(lines)
+        return "\n".join(lines + [self.note] * bool(self.unidentified))
 
 
 def summarize(model: Estimator, batch: Batch) -> Summary:
@@ -85,10 +88,12 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     rows = [_flat(torch.autograd.grad(slope, raw, retain_graph=True, allow_unused=True), raw) for slope in gradient]
     information = -torch.stack(rows)[used][:, used].detach()
     information = (information + information.T) / 2
-    names, flat = [], []
+    names, flat, hidden = [], [], []
+    free, note = model.unidentified()
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
         names += [model.entry_name(name, place, value.shape) for place in places]
+        hidden += [name.partition("[")[0] in free] * value.numel()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [
@@ -114,8 +119,9 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     # a direction in which nothing is known, and which the estimate depends on
     flat_ways = ~known & ~wrong
     lost = lost | (jacobian[:, flat_ways].square().sum(-1) > 1e-6 * scale)
-    lost = lost & (jacobian.square().sum(-1) > 0)
-    errors = torch.where(lost | held, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
+    unknown = torch.tensor(hidden, device=lost.device)
+    lost = lost & (jacobian.square().sum(-1) > 0) & ~unknown
+    errors = torch.where(lost | held | unknown, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
     if bool(lost.any()):
         which = ", ".join(name for name, gone in zip(names, lost.tolist(), strict=True) if gone)
         warnings.warn(
@@ -133,7 +139,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     tokens, count = observed_tokens(model, batch), model.num_free_parameters
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * total, count * math.log(tokens) - 2 * total,
-        tokens, repr(model), bounds,
+        tokens, repr(model), bounds, tuple(name for name, out in zip(names, hidden, strict=True) if out), note,
     )  # fmt: skip
 
 

@@ -210,7 +210,10 @@ class Recipe:
     def evaluate(self, folder: Path, data: str | None, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         """A record for each figure of merit; `data` is None where none was given."""
         if data is None and self.scored_on:
-            raise ValueError(f"give DATA: {self.scored_on}")
+            raise ValueError(
+                f"give DATA: {self.scored_on}; without, a run is evaluated on the held-out data that it was given, and this "
+                "one has none"
+            )
         return self.using().evaluate(folder, data, settings, watch)
 
     def query(self, folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[dict[str, Any]]:

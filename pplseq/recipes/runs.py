@@ -15,7 +15,7 @@ from typing import Any
 
 from pplseq.checks import nearest
 from pplseq.recipes.recipe import RECIPES, Job, Lines, Recipe, recipe_named
-from pplseq.recipes.run_folder import RECORD, Record, check_folder, differs, held, read_record, write_record
+from pplseq.recipes.run_folder import RECORD, Record, check_folder, differs, held, read_record, record_of, write_record
 from pplseq.recipes.settings import fill, options_of, read_sealed_toml
 from pplseq.recipes.streams import PERSONALIZED
 from pplseq.runs import processes
@@ -245,12 +245,28 @@ def evaluate(
         watch = each = None
     _note_unfinished(run, watch)
     chosen = _using(recipe, recipe.evaluation, settings)
+    if data is None and recipe.scored_on:
+        data = _held_out(Path(run), watch)
     with processes.started():
         for record in recipe.evaluate(Path(run), None if data is None else str(data), chosen, watch or Watch()):
             found.append(record)
             if each is not None:
                 each(record)
     return found
+
+
+def _held_out(run: Path, watch: Watch | None) -> str | None:
+    """The data by which a training chose, where it was given some that are still there."""
+    record = record_of(run)
+    if record is None:
+        return None
+    for option in ("validation", "dev"):
+        path = getattr(record.settings, option, None)
+        if path is not None and Path(path).is_file():
+            if watch is not None:
+                watch.say(f"on {Path(path).name}, the held-out data by which the training chose; DATA names others")
+            return str(path)
+    return None
 
 
 def _check_shared(recipe: Recipe, data: str | Path | None) -> None:

@@ -175,3 +175,32 @@ def test_impossible_numbers_are_null(run, folder, monkeypatch):
     found = call("query", run, "score", folder / "test.csv").stdout
     assert [json.loads(line)["log_prob"] for line in found.splitlines()] == [None] * 3 and "Infinity" not in found
     assert '"log_likelihood": null' in call("evaluate", run, folder / "test.csv").stdout
+
+
+def test_names_of_columns_stay(run, folder):
+    """With the model, whose numbers are in its own units; and in the error about a table that lacks one."""
+    with pytest.warns(UserWarning, match="standardized columns"):
+        model = pplseq.load(run)
+    assert model.column_names == ("heat", "flow") and model.input_column_names == ("u",)
+    rows = [(name, u, flow) for name, u, _, flow in rows_of(1, 1)]
+    bare = write(folder / "bare.csv", rows, ("name", "u", "flow"))
+    for command in (("query", run, "predict", bare), ("query", run, "smooth", bare)):
+        said = call(*command, code=2).output
+        assert "no column 'heat'" in said and f"{command[2]} reads the columns of the training: outputs heat, flow" in said
+        assert "and inputs u; an output that is not known may be empty" in said
+
+
+def test_without_data_a_run_is_evaluated_on_what_was_held_out(run, folder):
+    said = call("evaluate", run, code=2).output
+    assert "give DATA: a table with the columns of the training table" in said and "this one has none" in said
+    held = folder / "held"
+    options = ("--max-iterations", 2, "--validation", folder / "test.csv")
+    call("train", "lds", folder / "train.csv", *TABLE, *options, "--out", held)
+    result = call("evaluate", held)
+    assert "on test.csv, the held-out data by which the training chose" in result.stderr
+    assert json.loads(result.stdout) == json.loads(call("evaluate", held, folder / "test.csv").stdout)
+    (folder / "test.csv").rename(folder / "gone.csv")
+    try:
+        assert "give DATA" in call("evaluate", held, code=2).output
+    finally:
+        (folder / "gone.csv").rename(folder / "test.csv")

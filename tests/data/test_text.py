@@ -80,6 +80,17 @@ def test_a_string_is_not_a_line():
         Text.from_lines(["a b c"])
 
 
+@pytest.mark.parametrize("name", ["returns.csv", "RETURNS.TSV.gz", "returns.parquet"])
+def test_a_table_is_no_corpus(tmp_path, name):
+    for place in (tmp_path / name, tmp_path / "folder" / f"train-{name}"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("a,b\n1,2\n3,4\n")
+        with pytest.raises(ValueError, match=rf"{name} is a table, expected text.*pandas.read_.*pplseq train iohmm"):
+            load_corpus(place if place.parent == tmp_path else place.parent)
+    (tmp_path / "returns.csv.txt").write_text("the cat\n" * 30)
+    assert "cat" in load_corpus(tmp_path / "returns.csv.txt").vocabulary.words
+
+
 def test_folder(tmp_path):
     write_folder(tmp_path, train="a b <unk>\nb\n", valid="b zebra\n", test="a\n\n")
     corpus = load_corpus(tmp_path)

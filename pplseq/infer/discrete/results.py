@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pplseq.infer.discrete.mixtures import Quantiles, intervals_of
+from pplseq.infer.frames import forecast_frame
 
 
 class Factors(NamedTuple):
@@ -68,7 +69,8 @@ class NextDistribution(NamedTuple):
     """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats.
 
     Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included, and in
-    ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one.
+    ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one; index: of
+    each row the times of the steps, where the observations came as frames that say how theirs go on.
     """
 
     state_log_probs: Tensor
@@ -77,6 +79,7 @@ class NextDistribution(NamedTuple):
     covariances: Tensor | None = None
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
+    index: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (*B, D) of intervals that hold each number with this probability (of counts, at least): exact
@@ -91,20 +94,9 @@ class NextDistribution(NamedTuple):
         """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
 
         Raises:
-            ValueError: for words, and a single step (of ``predict_next``): ask forecast.
+            ValueError: for words, and a single step (of ``predict_next``): ask forecast. ImportError: where pandas is missing.
         """
-        import pandas
-
-        if self.means is None or self.means.dim() != 3:
-            raise ValueError("frame: is of forecasts of vectors, (B, K, D); words have probabilities, and one step no rows")
-        low, high = (end[row].tolist() for end in self.intervals(level))
-        means = self.means[row].tolist()
-        names = self.column_names or [f"x{k}" for k in range(self.means.shape[-1])]
-        values = {}
-        for k, name in enumerate(names):
-            for what, part in (("", means), (" low", low), (" high", high)):
-                values[f"{name}{what}"] = [step[k] for step in part]
-        return pandas.DataFrame(values)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
 
 
 class MissingWords(NamedTuple):

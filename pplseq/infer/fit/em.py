@@ -197,7 +197,10 @@ def expectation_maximization(
     history = FitHistory("em", sum(batch.num_tokens for batch in batches))
     if cluster is not None and step_size is not None:
         raise ValueError("cluster: stepwise EM goes from batch to batch in one process; leave step_size or cluster out")
-    plain = batch_iteration(model, batches, acceleration=accelerated(model, acceleration), cluster=cluster)
+    ahead = accelerated(model, acceleration)
+    if max_iterations == 1:
+        ahead = None  # which has nothing to extrapolate from
+    plain = batch_iteration(model, batches, acceleration=ahead, cluster=cluster)
     iterate = plain if step_size is None else _stepwise_iteration(model, batches, step_size)
     for _ in range(max_iterations):
         if iterate(history, tolerance):
@@ -243,8 +246,8 @@ class Acceleration:
         image, units = self.model.em_coordinates()
         pairs: dict[str, Tensor] = {"iterates": iterate, "images": image}
         for name, value in pairs.items():
-            known = self.memory.get(name, value.new_zeros(0, len(value)))
-            self.memory[name] = torch.cat([known, value.unsqueeze(0)])[-self.depth - 1 :]
+            known, last = self.memory.get(name), value.unsqueeze(0)
+            self.memory[name] = last if known is None else torch.cat([known, last])[-self.depth - 1 :]
         if self.is_ahead:
             images = self.memory["images"]
             changes = (images - self.memory["iterates"]) / units

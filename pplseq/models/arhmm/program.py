@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import pyro
 import torch
@@ -13,6 +13,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
 from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.frames import forecast_frame
 from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
@@ -24,12 +25,15 @@ class VectorForecast(NamedTuple):
     """What comes after the vectors: p(x_{T+k} | x_1..x_T), k = 1..K, a mixture over paths of states, by its moments.
 
     means: (B, K, D). covariances: (B, K, D, D). states: (B, K, Z) probabilities. quantiles: what :meth:`intervals` asks.
+    column_names: of a frame's columns. index: of each row the times of the steps, of frames that say how theirs go on.
     """
 
     means: Tensor
     covariances: Tensor
     states: Tensor
     quantiles: Quantiles | None = None
+    column_names: tuple[str, ...] | None = None
+    index: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, D) of intervals that hold each number with this probability: exact quantiles of the
@@ -39,6 +43,14 @@ class VectorForecast(NamedTuple):
             ValueError: for more steps than paths can be gone through; for a level outside of (0, 1).
         """
         return intervals_of(self.quantiles, level)
+
+    def frame(self, row: int = 0, level: float = 0.95) -> Any:
+        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Raises:
+            ValueError: for a single step (of ``predict_next``): ask forecast.
+        """
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
 
 
 class ARHMM(ARHMMParameters):
@@ -132,7 +144,7 @@ class ARHMM(ARHMMParameters):
         return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further), 0)
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None) -> VectorForecast:  # pyright: ignore
+    def forecast(self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None) -> VectorForecast:  # pyright: ignore
         """Means and covariances of the next K = num_steps vectors, exactly: moments of the lags travel with every state.
 
         Args:
@@ -141,7 +153,7 @@ class ARHMM(ARHMMParameters):
         Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
         Cost: Z (p D)^3 a step and row.
         """
-        checks.count("num_steps", num_steps)
+        num_steps = checks.steps_ahead(x, num_steps)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order, size = len(batch.x), self.order, self.num_features
         future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
@@ -178,7 +190,7 @@ class ARHMM(ARHMMParameters):
             second = second[..., :last, :last]
         paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
         means, covariances, states = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
-        return VectorForecast(means, covariances, states, paths)
+        return self.labelled(VectorForecast(means, covariances, states, paths), x, lengths, num_steps)
 
 
 class Lags:

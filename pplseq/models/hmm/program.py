@@ -271,7 +271,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, num_steps: int, lengths=None, *, emission_noises=None, future_emission_noises=None
+        self, x, num_steps: int | None = None, lengths=None, *, emission_noises=None, future_emission_noises=None
     ) -> NextDistribution:
         """What comes in the next K steps, exactly; see :meth:`~pplseq.models.estimator.Estimator.forecast`, and beside it:
 
@@ -279,6 +279,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             emission_noises: of the past. future_emission_noises: (B, K, D, D), or (K, D, D) for all rows: of the steps to come;
                 must be given with those of the past, zeros for none.
         """
+        num_steps = checks.steps_ahead(x, num_steps)
         known = {} if emission_noises is None else {"emission_noises": emission_noises}
         found = super().forecast(x, num_steps, lengths, **known)
         if emission_noises is None and future_emission_noises is None:

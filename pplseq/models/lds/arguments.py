@@ -27,24 +27,26 @@ def check_observations(x: Tensor, num_features: int) -> None:
         raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
 
 
-def check_inputs(inputs: Tensor | None, shape: tuple[int, int], num_inputs: int, lengths: Tensor | None) -> Tensor | None:
-    """The inputs, zero at padded steps; raises unless they are (B, T, U) and finite elsewhere."""
+def check_inputs(
+    inputs: Tensor | None, shape: tuple[int, int], num_inputs: int, lengths: Tensor | None, name: str = "inputs"
+) -> Tensor | None:  # fmt: skip
+    """The inputs, zero at padded steps; raises unless they are (B, T, U) and finite elsewhere. ``name``: of the argument."""
     if not num_inputs:
         if inputs is not None:
-            raise ValueError("inputs: this model takes none; make it with num_inputs=...")
+            raise ValueError(f"{name}: this model takes none; make it with num_inputs=..., or leave them out")
         return None
-    expected = f"(B, T, U) = {(*shape, num_inputs)}"
+    expected = f"({'B, T, U' if name == 'inputs' else 'B, K, U'}) = {(*shape, num_inputs)}"
     if inputs is None:
-        raise ValueError(f"inputs must be given, {expected}: the model has num_inputs={num_inputs}")
+        raise ValueError(f"{name} must be given, {expected}: the model has num_inputs={num_inputs}")
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         what = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise TypeError(f"inputs must be a floating-point tensor {expected}, got {what}")
+        raise TypeError(f"{name} must be a floating-point tensor {expected}, got {what}")
     if inputs.shape != (*shape, num_inputs):
-        raise ValueError(f"inputs must have shape {expected}, got {tuple(inputs.shape)}")
+        raise ValueError(f"{name} must have shape {expected}, got {tuple(inputs.shape)}")
     if lengths is not None:
         inputs = inputs.where((torch.arange(shape[1], device=inputs.device) < lengths.unsqueeze(-1)).unsqueeze(-1), 0.0)
     if not bool(inputs.isfinite().all()):
-        raise ValueError("inputs must be finite: fill missing ones (only observations may be NaN)")
+        raise ValueError(f"{name} must be finite: fill missing ones (only observations may be NaN)")
     return inputs
 
 
@@ -62,14 +64,12 @@ def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
 
 
 def to_come(inputs, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
-    """(B, K, U) inputs of the steps to come, given so or as (K, U) for all rows."""
+    """(B, K, U) inputs of the steps to come, given so, as (K, U) for all rows, or as (K,) where U is 1."""
     if inputs is not None:
         inputs = as_tensor(inputs).to(reference)
+        inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 and num_inputs == 1 else inputs
         inputs = inputs.expand(rows, *inputs.shape) if inputs.dim() == 2 else inputs
-    try:
-        return check_inputs(inputs, (rows, num_steps), num_inputs, None)
-    except ValueError as error:
-        raise ValueError(f"future_inputs: {error}") from None
+    return check_inputs(inputs, (rows, num_steps), num_inputs, None, "future_inputs")
 
 
 def for_empty_rows(inputs, x, num_inputs: int):

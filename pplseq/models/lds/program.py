@@ -319,6 +319,9 @@ class LDS(AtOnce):
             ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than
                 features): the likelihood then depends on the scale of the states, and has no maximum.
         """
+        plain = warm_start and lengths is None and not fixed and initialization is None and num_restarts == 1
+        if plain and type(x) is Tensor and self.fit_at_once(x, options):
+            return self
         names = list(self._own)
         held = {fixed} if isinstance(fixed, str) else set(fixed)
         held |= {name for name in ("transition", "emission") if options.get(f"{name}s") is not None}
@@ -361,7 +364,7 @@ class LDS(AtOnce):
 
     def initialize(self, batch: Batch, how: str = "subspace") -> None:
         """Parameters guessed from the data: where a fit starts."""
-        self._put(first_parameters(self.values, batch, how, self._diagonal))
+        self._put(first_parameters(self.values, batch, how, self.diagonal_noises))
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     @torch.no_grad()
@@ -374,7 +377,7 @@ class LDS(AtOnce):
         return e_step(self.values, chain, batch)
 
     def maximize(self, statistics: Statistics) -> list[str]:
-        options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self._diagonal, self.held)
+        options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self.diagonal_noises, self.held)
         if self._has_quick_em:
             found, self._lowest, notes = quick_em.maximize(self._parameters, statistics, options)
             self._set_arrays(found)

@@ -14,10 +14,12 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.frames import forecast_frame
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
 from pplseq.models.lds.arguments import check_controls, control_sizes, controlled, for_empty_rows, step_sizes, to_come
+from pplseq.models.lds.estimates import NOTE, coordinate_names, written_estimates
 from pplseq.models.lds.parameters import LDSTensors, Parameters
 from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
 
@@ -26,12 +28,16 @@ class Forecast(NamedTuple):
     """What comes after the observations: p(x_{T+k} | x_1..x_T), k = 1..K; without K for the next step alone.
 
     means: (B, K, n). covariances: (B, K, n, n). state_means: (B, K, h). state_covariances: (B, K, h, h).
+    column_names: of a frame's columns, where the model was fitted to one. index: of each row the times of the steps, where the
+    observations came as frames that say how theirs go on.
     """
 
     means: Tensor
     covariances: Tensor
     state_means: Tensor
     state_covariances: Tensor
+    column_names: tuple[str, ...] | None = None
+    index: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, n) of intervals that hold each number with this probability."""
@@ -39,6 +45,14 @@ class Forecast(NamedTuple):
         half = self.covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
         return self.means - half, self.means + half
+
+    def frame(self, row: int = 0, level: float = 0.95) -> Any:
+        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Raises:
+            ValueError: for a single step (of ``predict_next``): ask forecast.
+        """
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
 
 
 class Diagnostics(NamedTuple):
@@ -116,6 +130,12 @@ def next_states(
 class LDSQueries(LDSTensors):
     """What a linear dynamical system tells of observations. ``known``: inputs, and what is known of single steps."""
 
+    def estimates(self) -> dict[str, Tensor]:
+        return written_estimates(self)
+
+    def unidentified(self) -> tuple[frozenset[str], str]:
+        return coordinate_names(self), NOTE
+
     def transform(self, x, lengths=None, **known):
         """(B, T, h) E[z_t | x]: smoothed means, as features for other models; the same as :meth:`decode`."""
         return self.decode(x, lengths, **known)
@@ -149,7 +169,11 @@ class LDSQueries(LDSTensors):
 
     @torch.no_grad()
     def reconstruct(self, x, lengths=None, **known) -> StateMoments:
-        """Means (B, T, n) and covariances (B, T, n, n) of emission z_t + offsets given all of x: its signal without noise."""
+        """Means (B, T, n) and covariances (B, T, n, n) of emission z_t + offsets given all of x: its signal without noise.
+
+        The covariances are of the signal alone. Where a value was missing, that of the value itself is larger by the noise of
+        observation: add ``model.emission_noise`` (and a step's ``emission_noises``, where they are given).
+        """
         batch, chain = self._posterior(x, lengths, **known)
         return self._observed(chain.smoothed_states(), batch, self.results_like(x, **known), noisy=False)
 
@@ -174,7 +198,7 @@ class LDSQueries(LDSTensors):
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None, **known
+        self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, **known
     ) -> Forecast:
         """p(x_{T+1}), ..., p(x_{T+K}) given x.
 
@@ -191,9 +215,10 @@ class LDSQueries(LDSTensors):
         Raises:
             ValueError: for future inputs, or what is known of the steps to come, that are missing or of another shape.
         """
-        checks.count("num_steps", num_steps)
+        num_steps = checks.steps_ahead(x, num_steps)
         ahead = {name: known.pop(name) for name in list(known) if name.startswith("future_")}
-        x, lengths, given = *self.in_form(x, lengths), lengths
+        asked, given = x, lengths
+        x, lengths = self.in_form(x, lengths)
         if inputs is not None:
             inputs = self.inputs_in_form(inputs, given, size=self.num_inputs)
         future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
@@ -212,8 +237,8 @@ class LDSQueries(LDSTensors):
             steps.get("transitions", now.transition), noise, moves, chain.filtered(), num_steps, (empty, self.initial_belief)
         )
         means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
-        return Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
-
+        found = Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
+        return self.labelled(found, asked, given, num_steps)
 
     def _controls_ahead(self, ahead: dict[str, Any], known: Mapping[str, Any], inputs, rows: int, num_steps: int) -> None:
         """Puts offsets of the steps to come, with what their inputs add, in the place of control matrices."""

@@ -140,6 +140,9 @@ class StructuralModel(LDS):
     def num_free_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def unidentified(self) -> tuple[frozenset[str], str]:
+        return frozenset(), ""
+
     def estimates(self) -> dict[str, Tensor]:
         """Variances by name, and the weights of inputs."""
         scales = (2 * self.log_scales).exp()

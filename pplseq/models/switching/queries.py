@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq import checks
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
+from pplseq.infer.frames import forecast_frame
 from pplseq.models.lds.arguments import to_come
 from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
@@ -17,13 +18,17 @@ from pplseq.models.switching.parameters import SwitchingParameters
 class SwitchingForecast(NamedTuple):
     """What comes after the numbers: p(x_{T+k} | x_1..x_T), k = 1..K.
 
-    means, variances: (B, K). regimes: (B, K, R) probabilities. quantiles: what :meth:`intervals` asks.
+    means, variances: (B, K). regimes: (B, K, R) probabilities. quantiles: what :meth:`intervals` asks. column_names: of the
+    series or column the model was fitted to. index: of each row the times of the steps, where the numbers came as series that
+    say how theirs go on.
     """
 
     means: Tensor
     variances: Tensor
     regimes: Tensor
     quantiles: Quantiles | None = None
+    column_names: tuple[str, ...] | None = None
+    index: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K) of intervals that hold each number with this probability: exact quantiles of the mixture
@@ -34,6 +39,16 @@ class SwitchingForecast(NamedTuple):
         """
         low, high = intervals_of(self.quantiles, level)
         return low.squeeze(-1), high.squeeze(-1)
+
+    def frame(self, row: int = 0, level: float = 0.95) -> Any:
+        """One row's forecast of K steps as a frame of pandas: the mean, and the ends of its interval beside it.
+
+        Raises:
+            ValueError: for a single step (of ``predict_next``), and where :meth:`intervals` raises it.
+        """
+        return forecast_frame(
+            self.means.unsqueeze(-1), lambda: intervals_of(self.quantiles, level), row, self.column_names, self.index
+        )
 
 
 class SwitchingQueries(RegimeQueries, SwitchingParameters):
@@ -48,7 +63,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, num_steps: int, lengths=None, *, inputs=None, future_inputs=None
+        self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None
     ) -> SwitchingForecast:
         """Means and variances of the next K = num_steps numbers, exactly: moments of the lags travel with every regime.
 
@@ -58,7 +73,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
         Cost: N (p + 1)^3 a step for N histories.
         """
-        checks.count("num_steps", num_steps)
+        num_steps = checks.steps_ahead(x, num_steps)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order = len(batch.x), self.order
         future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
@@ -101,4 +116,5 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             regimes.append(self.regimes(states))
             second = joint[..., : 1 + order, : 1 + order]
         paths = PathMixture(last, matrix, vector, travelled, scale.square().reshape(-1, 1, 1), about.unsqueeze(-1))
-        return SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1), paths)
+        found = SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1), paths)
+        return self.labelled(found, x, lengths, num_steps)

@@ -49,9 +49,8 @@ def race(
             :func:`~pplseq.models.switching.fit.best_weights`.
     """
     some = lengths > 0
-    lattice = Lattice(lengths[some])
+    lattice = Lattice(lengths[some], pair_index=torch.zeros_like(seen[some], dtype=torch.long))
     joint, seen = (lattice.pack(part[some]) for part in (torch.cat([target.unsqueeze(-1), rows], -1).double(), seen))
-    lattice.pair_index = torch.zeros(lattice.num_packed, dtype=torch.long, device=seen.device)
     outer = (joint.unsqueeze(-1) * joint.unsqueeze(-2)).flatten(1) * seen.unsqueeze(-1)
     weights, scale, moves = (torch.stack(parts).double() for parts in zip(*drawn, strict=True))
     size = joint.shape[-1]

@@ -15,6 +15,7 @@ from pplseq import checks
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf, intervals_of, step_of
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.frames import forecast_frame
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes
@@ -45,17 +46,27 @@ class RegimeMoments(NamedTuple):
 
 class RegimeForecast(NamedTuple):
     """What comes after the observations, approximately: means (B, K, n), covariances (B, K, n, n), regimes (B, K, R)
-    probabilities; quantiles: what :meth:`intervals` asks."""
+    probabilities; quantiles: what :meth:`intervals` asks; column_names and index: of frames, see :meth:`frame`."""
 
     means: Tensor
     covariances: Tensor
     regimes: Tensor
     quantiles: Quantiles | None = None
+    column_names: tuple[str, ...] | None = None
+    index: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, n) of intervals that hold each number with about this probability: quantiles of a mixture
         of one Gaussian for each regime, which stands for those of all paths."""
         return intervals_of(self.quantiles, level)
+
+    def frame(self, row: int = 0, level: float = 0.95) -> Any:
+        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Raises:
+            ValueError: for a single step (of ``predict_next``): ask forecast.
+        """
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
 
 
 class ApproximateSwitchingLDS(Estimator):
@@ -317,7 +328,7 @@ class ApproximateSwitchingLDS(Estimator):
         return StateMoments(*(as_given(part, like) for part in _mixed(probs, means, covariances)))
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forecast(self, x, num_steps: int | None = None, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Approximate p(x_{T+1}), ..., p(x_{T+K}) given x; exact in means and covariances for rows of at most two steps.
 
         Args:
@@ -326,13 +337,13 @@ class ApproximateSwitchingLDS(Estimator):
         Warns:
             UserWarning: where it is approximate.
         """
-        checks.count("num_steps", num_steps)
+        num_steps = checks.steps_ahead(x, num_steps)
         found = self._posterior(x, lengths)[1].forecast(num_steps)
         probs, means, covariances = self._made(found, noisy=True)
         mean, spread = _mixed(probs, means, covariances)
         each = gaussian_cdf(means, covariances.diagonal(dim1=-2, dim2=-1).sqrt())
         quantiles = StateMixture(probs, each, mean, spread.diagonal(dim1=-2, dim2=-1))
-        return RegimeForecast(mean, spread, probs, quantiles)
+        return self.labelled(RegimeForecast(mean, spread, probs, quantiles), x, lengths, num_steps)
 
     def predict_next(self, x, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
         """:meth:`forecast` of one step, without its axis."""

@@ -10,6 +10,7 @@ Source: D. Belanger and S. Kakade (2015), A Linear Dynamical System Model for Te
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -286,6 +287,8 @@ def as_lines(x: Any, lengths: Any = None, model: TextLDS | None = None) -> tuple
     x, lengths = in_form(x, lengths, num_features=None)
     if model is not None:
         x = in_ids(rewritten(x, model.forms), model.vocabulary)
+    if x is None or isinstance(x, (str, PathLike)):
+        raise checks.no_sequences("x", x)
     if isinstance(x, Sequence):
         rows = [np.asarray(row) for row in x]
         if any(row.ndim != 1 or row.size and not np.issubdtype(row.dtype, np.integer) for row in rows):

@@ -51,7 +51,7 @@ class TextLDS(GaussianEstimator):
     and ``noise_weight`` are A and Q in the basis of the state where P = I, up to a common factor; ``basis`` leads back.)
 
     Args:
-        num_words: V.
+        num_words: V, which comes first, unlike in other models.
         num_states: h, at most V - 1.
         probs: (V,) mu, positive; None: all words equally probable.
         initial: prior of the first state. "stationary": exact from the first word on. "steady": the covariance that the
@@ -88,7 +88,8 @@ class TextLDS(GaussianEstimator):
         checks.count("num_words", num_words, 2)
         if not checks.count("num_states", num_states) < num_words:
             raise ValueError(
-                f"num_states must be in 1..num_words - 1 (words have V - 1 dimensions), got {num_states} with {num_words} words"
+                f"num_states must be in 1..num_words - 1 (words have V - 1 dimensions), got {num_states} with {num_words} "
+                "words; the number of words comes first: TextLDS(num_words, num_states)"
             )
         checks.choice("initial", initial, INITIAL)
         checks.choice("measure", measure, MEASURES)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.tables import SequenceTable, read_table
+from pplseq.data.tables import MissingColumn, SequenceTable, read_table
 from pplseq.files import new_file, write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models import LDS
@@ -68,6 +68,11 @@ class Columns:
     def save(self, folder: Path) -> None:
         """Beside the checkpoints, whole or not at all."""
         write_text(folder / COLUMNS, sealed(asdict(self)))
+
+    def name(self, model: LDS) -> LDS:
+        """The model, which takes the columns of a frame by these names."""
+        model.column_names, model.input_column_names = tuple(self.outputs), tuple(self.inputs) or None
+        return model
 
     def read(self, data: str, *, inputs_only: bool = False, leave_out: bool = False) -> SequenceTable:
         """A table with these columns; `leave_out`: without sequences that cannot be read."""
@@ -141,6 +146,7 @@ def train(job: Job) -> dict[str, Any]:
         x, inputs = columns.rows(table)
         held_out = None if settings.validation is None else columns.rows(columns.read(settings.validation))
     model = _model(columns, settings).to(checks.device(settings.device))
+    columns.name(model)
     batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
     batches = split_rows(batch, settings.batch_size)
     job.watch.say(
@@ -188,7 +194,7 @@ def read_run(folder: Path, settings: Any) -> tuple[Columns, LDS]:
     checkpoint = folder / settings.checkpoint
     if not checkpoint.exists():
         checkpoint = folder / "last"  # without a validation there is no best
-    return columns, LDS.load(checkpoint)
+    return columns, columns.name(LDS.load(checkpoint))
 
 
 def load(folder: Path, settings: Any) -> LDS:
@@ -233,7 +239,13 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
 def query(folder: Path, question: str, data: str | Path, settings: Any) -> Iterator[dict[str, Any]]:
     """An answer for each sequence; with `csv` also as a table, without those that have none."""
     columns, model = read_run(folder, settings)
-    table = columns.read(str(data), leave_out=True)
+    try:
+        table = columns.read(str(data), leave_out=True)
+    except MissingColumn as error:
+        reads = f"outputs {', '.join(columns.outputs)}" + f" and inputs {', '.join(columns.inputs)}" * bool(columns.inputs)
+        raise ValueError(
+            f"{error}. {question} reads the columns of the training: {reads}; an output that is not known may be empty"
+        ) from None
     x, inputs = columns.rows(table)
     future = _future(columns, settings) if question == "forecast" else {}
 

@@ -17,7 +17,7 @@ from pplseq import checks
 from pplseq.baselines import NETWORKS
 from pplseq.baselines.loading import load_text_model
 from pplseq.data.batches import SentenceBatches
-from pplseq.data.text import Corpus, Text, describe_corpus, load_corpus
+from pplseq.data.text import Corpus, Text, check_no_table, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
@@ -35,20 +35,10 @@ from pplseq.runs.training import model_device
 from pplseq.runs.training import train as descend
 
 
-def check_text(name: str, data: str) -> None:
-    """Raise ValueError for a table of columns, which would be read as lines of words."""
-    if data.lower().endswith((".csv", ".tsv", ".parquet")):
-        raise ValueError(
-            f"{Path(data).name} is a table, and {name} is trained on text. For states behind its numbers: pplseq train iohmm "
-            f"{Path(data).name} --outputs COLUMN --num-states 2; for forecasts: pplseq train lds; a column of text goes into a "
-            "file of lines"
-        )
-
-
 # ---------------------------------------------------------------- the training
 def train(name: str, job: Job) -> dict[str, Any]:
     """Train a vlhmm, an hmm or a network in a run's folder; the summary."""
-    check_text(name, job.data)
+    check_no_table(job.data)
     if getattr(job.settings, "grow", ()):
         grow(job, partial(train, name))
     settings, folder = job.settings, job.folder
@@ -233,7 +223,7 @@ def info(name: str, data: str, settings: Any) -> dict[str, Any]:
     num_blocks = 1 if name != "vlhmm" or settings.blocks == "none" else settings.num_blocks
     if name == "vlhmm":
         check_divisible(settings.num_states, num_blocks)
-    check_text(name, data)
+    check_no_table(data)
     if is_drawn(data):
         raise ValueError(f"{data}: samples are drawn where a run is trained; give a text of about that size")
     corpus = load_corpus(data, **reading(settings))

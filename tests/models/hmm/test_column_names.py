@@ -94,3 +94,25 @@ def test_inputs_are_found_by_name(kind, tmp_path):
     again = pplseq.load(model.save(tmp_path / "model"))
     assert again.input_column_names == model.input_column_names
     assert again.score(y, inputs=turned) == pytest.approx(model.score(y, inputs=given))
+
+
+@pytest.mark.filterwarnings("ignore:no standard errors")
+def test_outputs_that_see_inputs_are_found_by_name(tmp_path):
+    """Two outputs of an input-output HMM, turned round; its summary tells both frames' names."""
+    generator = np.random.default_rng(1)
+    given = pd.DataFrame({"slope": generator.normal(size=50)})
+    seen = pd.DataFrame(generator.normal(size=(50, 2)) + 2 * given.to_numpy(), columns=["power", "heat"])
+    model = pplseq.IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=2, mealy=True)
+    model.fit(seen, inputs=given, max_iterations=3)
+    assert model.column_names == ("power", "heat") and model.input_column_names == ("slope",)
+    turned = seen[["heat", "power"]].assign(more=1.0)
+    assert model.score(turned, inputs=given) == model.score(seen, inputs=given)
+    with pytest.raises(ValueError, match="x: no column 'heat', and the model was fitted to power, heat"):
+        model.score(seen.rename(columns={"heat": "h"}), inputs=given)
+    names = model.summary(seen, inputs=given).names
+    assert any("power" in name for name in names) and any("slope" in name for name in names)
+    again = pplseq.load(model.save(tmp_path / "model"))
+    assert again.score(turned, inputs=given) == pytest.approx(model.score(seen, inputs=given))
+    words = pplseq.IOHMM(2, num_inputs=1, num_outputs=2, mealy=True)  # of words there are no columns
+    words.fit(pd.DataFrame({"word": [0, 1] * 10}), inputs=given[:20], max_iterations=2)
+    assert words.column_names is None

@@ -219,7 +219,7 @@ def test_the_next_step_behind_rows_that_may_be_empty():
     driven = [row[:length] for row, length in zip(inputs, lengths.tolist(), strict=True)]
     again = model.predict_next(ragged, inputs=driven, next_inputs=further)
     close(again.means, found.means)
-    with pytest.raises(ValueError, match="future_inputs: inputs must be given"):
+    with pytest.raises(ValueError, match="future_inputs must be given"):
         model.predict_next(x, lengths, inputs=inputs)
 
 
